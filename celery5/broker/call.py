@@ -1,0 +1,67 @@
+"""Call: one trip to Redis as a value: what is sent, how the answer is read, whether it may be sent twice.
+
+Floor: broker. Reads: the Lua files beside it. Writes: nothing.
+
+A driver performs calls and is the only thing with a colour (blocking, asyncio, Trio). Decoding stays here, pure.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+Word = str | bytes | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script: `name` of its file, its `body`, and the `sha` under which Redis knows it."""
+
+    name: str
+    body: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: str) -> "Script":
+        """Read `lua/<name>.lua` from the package."""
+        body = files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
+        return cls(name, body, sha1(body.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One command, described but not made.
+
+    `words` is the command as sent. `reply` turns the raw answer (bytes, int, None, lists of them) into a value.
+    `repeatable` says that it may be sent again when nobody knows whether it ran. `blocks` is how many seconds the
+    server may hold the answer back.
+    """
+
+    words: tuple[Word, ...]
+    reply: Callable[[Any], T]
+    script: Script | None = None
+    repeatable: bool = False
+    blocks: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        script: Script,
+        keys: tuple[str, ...],
+        args: tuple[Word, ...],
+        reply: Callable[[Any], T],
+        *,
+        repeatable: bool = False,
+    ) -> "Call[T]":
+        """A call of `script`, by its hash."""
+        return cls(("EVALSHA", script.sha, len(keys), *keys, *args), reply, script, repeatable)
+
+    @property
+    def in_full(self) -> tuple[Word, ...]:
+        """The same call with the script's text, for a server that does not know the script (it runs and caches it)."""
+        if self.script is None:
+            return self.words
+        return ("EVAL", self.script.body, *self.words[2:])

@@ -1,0 +1,58 @@
+"""Keys: every key and channel of celery5 is made here, and nowhere else.
+
+Floor: broker. Reads: nothing. Writes: nothing.
+
+All keys of a queue share one hash tag, so that each script touches one slot of a Redis Cluster. The table of types,
+owners and lifetimes is `docs/reference/keys.md`.
+"""
+
+from dataclasses import dataclass
+
+GROUP = "workers"
+"""The one consumer group of every queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one queue. Made once for a queue and kept: string work costs time on the hot path."""
+
+    queue: str
+    stream: str
+    jobs: str
+    due: str
+    waiting: str
+    dead: str
+    leases: str
+    wake: str
+    result_prefix: str
+
+    def result(self, job_id: str) -> str:
+        """STRING  the job's document, with a time to live; the channel of the same name announces it."""
+        return self.result_prefix + job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one application."""
+
+    app: str
+
+    @property
+    def queues(self) -> str:
+        """SET     the names of the application's queues."""
+        return f"celery5:{{{self.app}}}:queues"
+
+    def of(self, queue: str) -> QueueKeys:
+        """The keys of one queue."""
+        tag = f"celery5:{{{self.app}.{queue}}}"
+        return QueueKeys(
+            queue=queue,
+            stream=f"{tag}:stream",  # STREAM  jobs that may run now
+            jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
+            due=f"{tag}:due",  # ZSET    scheduled jobs and retries, by their time in ms
+            waiting=f"{tag}:waiting",  # HASH    their envelopes
+            dead=f"{tag}:dead",  # STREAM  dead-letter queue
+            leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
+            wake=f"{tag}:wake",  # channel: a job became due earlier than all others
+            result_prefix=f"{tag}:result:",
+        )

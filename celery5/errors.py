@@ -1,0 +1,155 @@
+"""Errors: everything celery5 raises at its users, on one page.
+
+Floor: protocol (imports nothing). Reads: nothing. Writes: nothing.
+
+Named for the condition, with no prefix and no suffix. A message says what is wrong, then what to do, in one line.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CeleryError(Exception):
+    """Whatever celery5 raises on purpose. Catch it to catch them all."""
+
+
+# Declaring and calling tasks
+
+
+class Misconfigured(CeleryError):
+    """A setting, an option or a declaration makes no sense. The message names it and its origin."""
+
+
+class DuplicateTask(Misconfigured):
+    """Two functions were declared under one task name in one application."""
+
+
+class UnknownTask(CeleryError, LookupError):
+    """No task of that name is declared here. `name` is the name that was asked for."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        self.name = name
+        names = sorted(known)
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"declared: {', '.join(names[:10]) or 'none'}"
+        super().__init__(f"no task {name!r} here; {hint}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class BadArguments(CeleryError, TypeError):
+    """Arguments do not fit the task: the message names the task, the parameter and both types."""
+
+
+class MessageTooLarge(CeleryError, ValueError):
+    """A message or a result is larger than the limit (setting `message_limit`, in bytes)."""
+
+
+class BlockingInEventLoop(CeleryError):
+    """A blocking call was made inside a running event loop. The message names the call to await instead."""
+
+
+class Corrupt(CeleryError, ValueError):
+    """Bytes on a stream are no envelope of ours."""
+
+
+# Waiting for results
+
+
+class TaskFailed(CeleryError):
+    """The job is in the dead-letter queue: what `get()` raises for it.
+
+    Attributes: `job_id`; `task`; `type`, the name of the error's class; `message`; `error_args`, the error's arguments as text;
+    `traceback`, as text; `attempt`, counted from 1; `worker`; `reason` why it was buried (`exhausted`, `unknown-task`, ...).
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        task: str,
+        type: str,  # noqa: A002  the name users know from the error itself
+        message: str,
+        error_args: tuple[str, ...] = (),
+        traceback: str = "",
+        attempt: int = 1,
+        worker: str = "",
+        reason: str = "",
+    ) -> None:
+        self.job_id = job_id
+        self.task = task
+        self.type = type
+        self.message = message
+        self.error_args = error_args
+        self.traceback = traceback
+        self.attempt = attempt
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"{task}[{job_id}] failed at attempt {attempt} ({reason}): {type}: {message}")
+
+
+class ResultTimeout(CeleryError, TimeoutError):
+    """`get`, `gather` or `wait` ran out of time. The job itself goes on."""
+
+
+class ResultsDisabled(CeleryError):
+    """The job was sent with `ignore_result`: there is nothing to wait for."""
+
+
+# The broker
+
+
+class BrokerError(CeleryError):
+    """Trouble with Redis."""
+
+
+class BadBrokerURL(BrokerError, ValueError):
+    """The broker's URL cannot be understood."""
+
+
+class BrokerUnavailable(BrokerError):
+    """Redis cannot be reached, was cut off, or did not answer in time.
+
+    `maybe_done` is true when the command was sent and nobody knows whether it ran.
+    """
+
+    def __init__(self, message: str, *, maybe_done: bool = False) -> None:
+        self.maybe_done = maybe_done
+        super().__init__(message)
+
+
+class CircuitOpen(BrokerUnavailable):
+    """The connection's circuit breaker is open: nothing was sent."""
+
+
+class BrokerLoading(BrokerUnavailable):
+    """Redis answers, but is still loading its data: the command did not run."""
+
+
+class BrokerReadOnly(BrokerUnavailable):
+    """Redis is a read-only replica: the command did not run."""
+
+
+class BrokerDenied(BrokerError):
+    """Redis refuses this user, password or permission. Trying again does not help."""
+
+
+class BrokerTooOld(BrokerError):
+    """The server is older than the oldest that celery5 supports."""
+
+
+class BrokerReplied(BrokerError):
+    """Redis answered with an error of another kind. `code` is its first word, such as `NOGROUP`."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class ServerNotFound(CeleryError):
+    """No Redis or Valkey server binary was found for the embedded server."""
+
+
+class LeaseLost(CeleryError):
+    """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""
