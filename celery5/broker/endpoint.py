@@ -1,0 +1,141 @@
+"""Endpoint: where the broker is and how to be let in, as one frozen value.
+
+Floor: broker. Reads: the certificate files a `rediss://` URL names. Writes: nothing.
+
+All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one. redis-py does the
+parsing; what it lets through in silence (a database that is no number, a misspelt option) is refused here.
+"""
+
+import re
+import ssl
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from redis.connection import parse_url
+
+from celery5.errors import BadBrokerURL
+
+Kind = Literal["tcp", "tls", "unix"]
+
+EXPECTED = (
+    "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
+)
+
+_CERTIFICATE_CHECKS = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_OPTIONS = {"username", "password", "host", "port", "path", "db", *_TLS_OPTIONS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One server, one database, one user.
+
+    `kind` says which of `host` and `port` or `path` matters. The `ssl_*` fields have the names and the meaning that
+    redis-py gives them. Neither `repr` nor `masked` ever shows the password.
+    """
+
+    kind: Kind = "tcp"
+    host: str = "localhost"
+    port: int = 6379
+    path: str = ""
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+    ssl_ca_certs: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_cert_reqs: str = "required"
+    ssl_check_hostname: bool = True
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> "Endpoint":
+        """Read a broker URL; `options` have the names of the fields and win over the URL.
+
+        Raises `BadBrokerURL` with one line that says what is wrong and what is expected, password masked.
+        """
+        try:
+            found = cast("dict[str, Any]", parse_url(url))  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, AttributeError):
+            # The text of the error is dropped: with a badly quoted password it can contain a part of it.
+            raise _bad(url, "it cannot be understood") from None
+        scheme = url.partition("://")[0]
+        found.pop("connection_class", None)
+        found.update(options)
+        _refuse_unknown(url, found)
+        kind: Kind = "unix" if scheme == "unix" else "tls" if scheme == "rediss" else "tcp"
+        if kind == "unix" and not found.get("path"):
+            raise _bad(url, "it names no socket")
+        _check_database(url, scheme, found)
+        if str(found.get("ssl_cert_reqs", "required")) not in _CERTIFICATE_CHECKS:
+            raise _bad(url, f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
+        return cls(kind=kind, **found)
+
+    @property
+    def masked(self) -> str:
+        """The URL for people to read: where, which database, which user, but not the password."""
+        user = self.username or ""
+        secret = ":***" if self.password else ""
+        login = f"{user}{secret}@" if user or secret else ""
+        if self.kind == "unix":
+            return f"unix://{login}{self.path}?db={self.db}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.kind == 'tls' else 'redis'}://{login}{host}:{self.port}/{self.db}"
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS settings of a `rediss://` endpoint, `None` for the other kinds.
+
+        Raises `BadBrokerURL` when a certificate or key file cannot be read.
+        """
+        if self.kind != "tls":
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ssl_ca_certs)
+            if self.ssl_certfile:
+                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or getattr(error, "reason", None) or str(error)
+            raise BadBrokerURL(
+                f"the TLS files of broker {self.masked} cannot be used: {reason}; "
+                "check ssl_ca_certs, ssl_certfile and ssl_keyfile"
+            ) from error
+        checked = _CERTIFICATE_CHECKS[self.ssl_cert_reqs]
+        # The order matters to the ssl module: CERT_NONE is refused while host names are checked.
+        context.check_hostname = self.ssl_check_hostname and checked is not ssl.CERT_NONE
+        context.verify_mode = checked
+        return context
+
+    def client_options(self) -> dict[str, Any]:
+        """The keyword arguments that make `redis.Redis` or `redis.asyncio.Redis` connect to this endpoint."""
+        options: dict[str, Any] = {"db": self.db, "username": self.username, "password": self.password}
+        if self.kind == "unix":
+            return options | {"unix_socket_path": self.path}
+        options |= {"host": self.host, "port": self.port}
+        if self.kind == "tls":
+            options |= {"ssl": True} | {name: getattr(self, name) for name in _TLS_OPTIONS}
+            # redis-py refuses to check the name of a certificate that it does not check.
+            options["ssl_check_hostname"] = self.ssl_check_hostname and self.ssl_cert_reqs != "none"
+        return options
+
+
+def _bad(url: object, why: str) -> BadBrokerURL:
+    shown = re.sub(r"//.*@", "//***@", str(url))
+    shown = re.sub(r"(password=)[^&]*", r"\1***", shown)
+    return BadBrokerURL(f"broker URL {shown!r}: {why}; expected {EXPECTED}")
+
+
+def _refuse_unknown(url: str, found: dict[str, Any]) -> None:
+    unknown = sorted(set(found) - _OPTIONS)
+    if unknown:
+        raise _bad(url, f"unknown option {', '.join(unknown)} (known: {', '.join(sorted(_OPTIONS))})")
+
+
+def _check_database(url: str, scheme: str, found: dict[str, Any]) -> None:
+    path = re.sub(r"^[^:]+://[^/?#]*", "", url).partition("?")[0].strip("/")
+    if scheme != "unix" and path and "db" not in found:
+        raise _bad(url, "the database after the slash must be a number")
+    if not isinstance(found.get("db", 0), int) or found.get("db", 0) < 0:
+        raise _bad(url, "the database must be a number from 0 on")

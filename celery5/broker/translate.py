@@ -1,0 +1,103 @@
+"""Translate: the one door through which foreign errors become errors of celery5.
+
+Floor: broker. Reads: nothing. Writes: nothing.
+
+redis-py, hiredis, the operating system and Trio each have their own words for "the broker is gone". All drivers pass what
+they catch through `translated`, so that nobody above this room needs to know any of them.
+"""
+
+import re
+
+import hiredis
+import redis.exceptions
+
+from celery5.errors import (
+    BrokerDenied,
+    BrokerError,
+    BrokerLoading,
+    BrokerReadOnly,
+    BrokerReplied,
+    BrokerUnavailable,
+)
+
+# Redis 6.2 wraps what a command inside a script answered; later servers pass it on as it is.
+_INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
+
+# "ERR" says nothing, so for these the text decides.
+_DENIED_TEXTS = (
+    "invalid password",
+    "AUTH <password> called without",
+    "Client sent AUTH",
+    "problem with LDAP",
+)
+
+_NOT_NOW = {
+    "BUSY": "is busy running a script",
+    "TRYAGAIN": "asks to try again",
+    "CLUSTERDOWN": "says that its cluster is down",
+    "MASTERDOWN": "has lost its master",
+}
+_DENIED = {
+    "NOAUTH": "wants a password: put user and password into the broker URL",
+    "WRONGPASS": "refuses this user or password: check both in the broker URL",
+    "NOPERM": "does not permit this to the user: extend the user's ACL",
+    "DENIED": "is in protected mode: set a password, or bind it to an address",
+}
+
+
+def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
+    """The error of celery5 for `error`; the caller raises it `from` the original.
+
+    `maybe_done`: the command had left us when the error came. It only counts when the connection failed: a server that
+    answers with an error has not run the command. `where` names the server, for people (`Endpoint.masked`).
+    """
+    match error:
+        case BrokerError():
+            return error
+        case hiredis.ReplyError():
+            return replied(str(error), where=where)
+        case redis.exceptions.ResponseError() | redis.exceptions.BusyLoadingError():
+            return replied(_full_text(error), where=where)
+        case redis.exceptions.ConnectionError() if _full_text(error).startswith("ERR "):
+            return replied(_full_text(error), where=where)
+        case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
+            return replied(_full_text(error), where=where)
+        case redis.exceptions.DataError():
+            return BrokerReplied(f"broker {where}: this cannot be sent: {error}", code="DATA")
+        case redis.exceptions.TimeoutError() | TimeoutError():
+            return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
+        case OSError():
+            reason = error.strerror or str(error) or type(error).__name__
+            return BrokerUnavailable(f"broker {where} cannot be reached: {reason}", maybe_done=maybe_done)
+        case _:
+            # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection is over.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return BrokerUnavailable(f"broker {where} was cut off: {reason}", maybe_done=maybe_done)
+
+
+def replied(text: str, *, where: str) -> BrokerError:
+    """The error for an error reply, whose first word decides (`-LOADING Redis is loading ...`)."""
+    inside = _INSIDE_SCRIPT.match(text)
+    if inside:
+        text = inside.group(1)
+    text = " ".join(text.split())
+    code, _, rest = text.partition(" ")
+    if code == "LOADING":
+        return BrokerLoading(f"broker {where} is still loading its data; try again soon")
+    if code == "READONLY":
+        return BrokerReadOnly(f"broker {where} is a read-only replica; the broker URL must name the master")
+    if code in _NOT_NOW:
+        return BrokerUnavailable(f"broker {where} {_NOT_NOW[code]}; try again soon")
+    if code in _DENIED:
+        return BrokerDenied(f"broker {where} {_DENIED[code]} ({rest})")
+    if code == "ERR" and any(rest.startswith(denied) for denied in _DENIED_TEXTS):
+        return BrokerDenied(f"broker {where} refuses the login: {rest}")
+    if code == "ERR" and rest.startswith("max number of clients"):
+        return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
+    return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def _full_text(error: Exception) -> str:
+    """An error reply as the server sent it: redis-py cuts the first word off and keeps it in `status_code`."""
+    code = getattr(error, "status_code", None)
+    return f"{code} {error}" if code else str(error)
