@@ -1,0 +1,54 @@
+"""Fixtures: a real server, and names that no two tests share.
+
+Floor: tests. Reads: CELERY5_TEST_SERVER (the server binary to test with). Writes: whatever the tests write.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+import redis
+
+from celery5.broker.embedded import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def server_binary() -> str | None:
+    """The binary that the tests run on: CELERY5_TEST_SERVER, or whatever celery5 itself would choose."""
+    return os.environ.get("CELERY5_TEST_SERVER") or None
+
+
+@pytest.fixture(scope="session")
+def server(server_binary: str | None) -> Iterator[EmbeddedServer]:
+    """The one server that all tests share. Do not stop it, flush it or change its configuration."""
+    with EmbeddedServer.start(server_binary) as one:
+        yield one
+
+
+@pytest.fixture
+def own_server(server_binary: str | None) -> Iterator[EmbeddedServer]:
+    """A server of the test's own, to kill, revive and configure as it likes."""
+    with EmbeddedServer.start(server_binary, save=True) as one:
+        yield one
+
+
+@pytest.fixture
+def url(server: EmbeddedServer) -> str:
+    """The shared server's URL."""
+    return server.url
+
+
+@pytest.fixture
+def app_name(request: pytest.FixtureRequest) -> str:
+    """A name for the test's application: every key carries it, so tests share a server and no key."""
+    node: str = request.node.name
+    return f"{re.sub(r'[^a-z0-9]+', '-', node.lower())[:40].strip('-')}-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def redis_client(url: str) -> Iterator["redis.Redis"]:
+    """A blocking redis-py client of the shared server, to look at what celery5 has written."""
+    with redis.Redis.from_url(url) as client:
+        yield client
