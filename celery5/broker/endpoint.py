@@ -2,8 +2,9 @@
 
 Floor: broker. Reads: the certificate files a `rediss://` URL names. Writes: nothing.
 
-All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one. redis-py does the
-parsing; what it lets through in silence (a database that is no number, a misspelt option) is refused here.
+All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one.
+redis-py does the parsing; what it lets through in silence (a database that is no number, a misspelt option)
+is refused here.
 """
 
 import re
@@ -34,8 +35,8 @@ _OPTIONS = {"username", "password", "host", "port", "path", "db", *_TLS_OPTIONS}
 class Endpoint:
     """One server, one database, one user.
 
-    `kind` says which of `host` and `port` or `path` matters. The `ssl_*` fields have the names and the meaning that
-    redis-py gives them. Neither `repr` nor `masked` ever shows the password.
+    `kind` says which of `host` and `port` or `path` matters. The `ssl_*` fields have the names and the
+    meaning that redis-py gives them. Neither `repr` nor `masked` ever shows the password.
     """
 
     kind: Kind = "tcp"

@@ -2,8 +2,8 @@
 
 Floor: broker. Reads: nothing. Writes: nothing.
 
-redis-py, hiredis, the operating system and Trio each have their own words for "the broker is gone". All drivers pass what
-they catch through `translated`, so that nobody above this room needs to know any of them.
+redis-py, hiredis, the operating system and Trio each have their own words for "the broker is gone". All
+drivers pass what they catch through `translated`, so that nobody above this room needs to know any of them.
 """
 
 import re
@@ -48,8 +48,9 @@ _DENIED = {
 def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
     """The error of celery5 for `error`; the caller raises it `from` the original.
 
-    `maybe_done`: the command had left us when the error came. It only counts when the connection failed: a server that
-    answers with an error has not run the command. `where` names the server, for people (`Endpoint.masked`).
+    `maybe_done`: the command had left us when the error came. It only counts when the connection failed: a
+    server that answers with an error has not run the command. `where` names the server, for people
+    (`Endpoint.masked`).
     """
     match error:
         case BrokerError():
@@ -70,7 +71,8 @@ def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError
             reason = error.strerror or str(error) or type(error).__name__
             return BrokerUnavailable(f"broker {where} cannot be reached: {reason}", maybe_done=maybe_done)
         case _:
-            # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection is over.
+            # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection
+            # is over.
             reason = " ".join(str(error).split()) or type(error).__name__
             return BrokerUnavailable(f"broker {where} was cut off: {reason}", maybe_done=maybe_done)
 

@@ -1,0 +1,105 @@
+"""Handshake: the first words on a new connection, and what the server says of itself.
+
+Floor: broker. Reads: nothing. Writes: nothing.
+
+`HELLO` does it in one trip: protocol, user, password and name; `SELECT` follows in the same write. Command
+links speak RESP2 so that every driver, Trio or not, sees the same shapes (a map would be a dict here and a
+list there); a push link speaks RESP3, where pushed frames cannot be taken for replies.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import trio
+
+from celery5.broker.call import Word
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.translate import replied
+from celery5.broker.transport import Transport
+from celery5.broker.wire import NOT_YET, PushNotification, Replies, ReplyError, pack_all
+from celery5.errors import BrokerReplied, BrokerTooOld
+
+Resp = Literal[2, 3]
+
+OLDEST = (6, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the server answered: `server` (redis, valkey), its `version`, and its handle for this connection."""
+
+    server: str
+    version: str
+    client_id: int
+
+
+def greet(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]]:
+    """The commands of the handshake."""
+    login: tuple[Word, ...] = ()
+    if endpoint.password is not None or endpoint.username is not None:
+        login = ("AUTH", endpoint.username or "default", endpoint.password or "")
+    commands: list[tuple[Word, ...]] = [("HELLO", resp, *login, "SETNAME", _client_name(name))]
+    if endpoint.db:
+        # Only then: a user's ACL may well forbid it.
+        commands.append(("SELECT", endpoint.db))
+    return commands
+
+
+def read_greeting(answers: Sequence[Any], *, where: str) -> Greeting:
+    """Read the answers to `greet`. Raises the translated error of a refusal, and `BrokerTooOld`."""
+    hello = answers[0]
+    if isinstance(hello, ReplyError) and "unknown command" in str(hello):
+        raise BrokerTooOld(
+            f"broker {where} does not know HELLO, so it is older than {_dotted(OLDEST)}; upgrade it"
+        )
+    for answer in answers:
+        if isinstance(answer, ReplyError):
+            raise replied(str(answer), where=where)
+    facts = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    greeting = Greeting(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
+    if greeting.server == "redis" and _numbers(greeting.version) < OLDEST:
+        raise BrokerTooOld(
+            f"broker {where}: server {greeting.version} is older than {_dotted(OLDEST)}; upgrade it to {_dotted(OLDEST)} or newer"
+        )
+    return greeting
+
+
+async def shake_hands(
+    transport: Transport, replies: Replies, endpoint: Endpoint, *, resp: Resp, name: str
+) -> Greeting:
+    """Greet over a new transport and read the answers.
+
+    Raises what the transport raises, and what `read_greeting` does.
+    """
+    commands = greet(endpoint, resp=resp, name=name)
+    await transport.send(pack_all(commands))
+    answers: list[Any] = []
+    while len(answers) < len(commands):
+        answer = replies.next()
+        if answer is NOT_YET:
+            received = await transport.receive()
+            if not received:
+                raise trio.BrokenResourceError("closed during the handshake")
+            replies.feed(received)
+        elif type(answer) is not PushNotification:
+            answers.append(answer)
+    try:
+        return read_greeting(answers, where=endpoint.masked)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BrokerReplied(
+            f"broker {endpoint.masked} gave no sensible answer to HELLO", code="HELLO"
+        ) from error
+
+
+def _client_name(name: str) -> str:
+    return re.sub(r"[^!-~]", "-", name)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,77 @@
+"""Link events: what happens to a connection, as values that others may log or count.
+
+Floor: broker. Reads: nothing. Writes: nothing.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The handshake succeeded. `client_id` is the server's handle for this connection."""
+
+    link: str
+    where: str
+    server: str
+    version: str
+    client_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectFailed:
+    """An attempt to connect failed; the next one comes after `pause` seconds."""
+
+    link: str
+    where: str
+    reason: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A working connection ended.
+
+    `failed` calls may or may not have run, `kept` calls wait for the next connection.
+    """
+
+    link: str
+    where: str
+    reason: str
+    failed: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerOpened:
+    """Too many failures in a row: calls are refused at once. A probe goes out after `period` seconds."""
+
+    link: str
+    where: str
+    reason: str
+    period: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed:
+    """The probe succeeded: calls flow again."""
+
+    link: str
+    where: str
+
+
+LinkEvent = Connected | ConnectFailed | Lost | BreakerOpened | BreakerClosed
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """Counters of one link: commands sent, writes they took, handshakes that succeeded, and what is under way now."""
+
+    commands: int
+    batches: int
+    connects: int
+    unsent: int
+    inflight: int
+
+
+def ignore(_event: LinkEvent) -> None:
+    """Watch nothing."""

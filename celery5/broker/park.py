@@ -1,0 +1,170 @@
+"""Park: a connection for blocking reads, on which one read at a time waits at the server.
+
+Floor: broker. Reads: streams, by blocking reads. Writes: nothing of its own (CLIENT UNBLOCK on the control
+connection).
+
+A blocking read that is abandoned can take messages with it: the server has delivered them to a connection
+that nobody listens to. So a read that was sent is never abandoned. Cancellation asks the server, over another
+connection, to end the wait (CLIENT UNBLOCK), and then waits for the reply. If messages had come first, the
+caller gets them and decides.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import trio
+from trio.lowlevel import Abort, checkpoint_if_cancelled, current_task, wait_task_rescheduled
+
+from celery5.broker.call import Call
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.link import Link
+from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
+from celery5.broker.ticket import Ticket
+from celery5.broker.timing import Timing
+from celery5.broker.translate import replied
+from celery5.broker.transport import Connect, connect
+from celery5.broker.trio_redis import TrioRedis
+from celery5.broker.wire import ReplyError, pack
+from celery5.errors import BrokerError, BrokerReadOnly
+from celery5.protocol.breaker import BreakerState
+
+T = TypeVar("T")
+
+# Seconds between two requests to unblock: the first can come before the server has begun to block.
+ASK_AGAIN = 0.005
+# Seconds that one such request may take.
+ASK_FOR = 1.0
+
+
+class ParkedRedis:
+    """One connection for blocking reads (XREADGROUP BLOCK and its like), one at a time.
+
+    `control` is the connection that carries CLIENT UNBLOCK. `on_connected` is called after each handshake,
+    before any read: what was delivered into a connection that died is in this consumer's pending list. The
+    rest is as in `TrioRedis`.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        control: TrioRedis,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+        name: str = "celery5-park",
+        watch: Callable[[LinkEvent], None] = ignore,
+        on_connected: Callable[[], None] = lambda: None,
+        connect: Connect = connect,
+    ) -> None:
+        self._link = Link(
+            endpoint=endpoint, timing=timing, name=name, watch=watch, on_up=on_connected, connect=connect
+        )
+        self._where = endpoint.masked
+        self._control = control
+        self._turn = trio.Lock()
+        self._leaving: Ticket | None = None
+        self._asked = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; as `TrioRedis.run`."""
+        failure: BrokerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._release)
+            try:
+                await self._link.run(task_status=task_status)
+            except BrokerError as error:
+                # Raised outside, so that it does not arrive wrapped in a group.
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make one call, blocking or not, and give its decoded reply; others wait for their turn.
+
+        The reply is due `call.blocks` seconds plus `timing.reply` after sending. When cancelled before
+        sending, it never runs. When cancelled afterwards the server is asked to end the wait: a reply that
+        carries something is returned all the same, and the cancellation is raised at the caller's next
+        checkpoint; an empty one raises it here.
+        """
+        await checkpoint_if_cancelled()
+        async with self._turn:
+            ticket = await self._read(call, pack(call.words))
+            if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
+                ticket = await self._read(call, pack(call.in_full))
+        if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
+            await checkpoint_if_cancelled()
+        if ticket.error is not None:
+            raise ticket.error
+        if type(ticket.reply) is ReplyError:
+            error = replied(str(ticket.reply), where=self._where)
+            if isinstance(error, BrokerReadOnly):
+                self._link.drop("it has become a read-only replica")
+            raise error
+        return call.reply(ticket.reply)
+
+    async def _read(self, call: Call[Any], data: bytes) -> Ticket:
+        link = self._link
+        if not link.flowing:
+            await link.admit()
+        ticket = Ticket(data, link.deadline(call.blocks), call.repeatable)
+
+        def leave(_raise_cancel: object) -> Abort:
+            if not ticket.sent:
+                ticket.task = None
+                link.pipeline.withdraw(ticket)
+                return Abort.SUCCEEDED
+            ticket.repeatable = False
+            if call.blocks:
+                self._leaving = ticket
+                self._asked.set()
+            return Abort.FAILED
+
+        link.pipeline.submit(ticket)
+        ticket.task = current_task()
+        await wait_task_rescheduled(leave)
+        return ticket
+
+    async def _release(self) -> None:
+        """Ask the server to end the wait of a read whose caller was cancelled, until it is over."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            ticket = self._leaving
+            while ticket is not None and ticket.task is not None and self._link.greeting is not None:
+                unblock: Call[int] = Call(
+                    ("CLIENT", "UNBLOCK", self._link.greeting.client_id), int, repeatable=True
+                )
+                # Without the control connection the read ends by itself, when its own time at the server is
+                # over.
+                with suppress(BrokerError), trio.move_on_after(ASK_FOR):
+                    await self._control.perform(unblock)
+                await trio.sleep(ASK_AGAIN)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def up_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.up_since
+
+    @property
+    def client_id(self) -> int | None:
+        """The server's handle for this connection, from the last handshake."""
+        return self._link.greeting.client_id if self._link.greeting else None
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Counters of this connection, now."""
+        return self._link.statistics()
+
+
+def _is_empty(raw: object) -> bool:
+    return raw is None or raw == [] or raw == {}

@@ -1,0 +1,290 @@
+"""Pipeline: many callers, one connection: their commands leave together and each gets its own reply.
+
+Floor: broker. Reads: replies. Writes: commands.
+
+Two queues. `unsent` waits for the writer, which sends all of it in one go: calls made in the same turn of the
+scheduler share one write without knowing of each other. `inflight` waits for replies, which come in the order
+of the commands.
+
+The speed comes from what is left out. A task parks itself and is rescheduled once; its reply lies in the
+ticket. There is no event, no future, no channel and no task per call. When nothing else is under way and the
+last write carried one command, a call is sent at once by the caller itself: a lone caller saves the trip
+through the writer. Without the second condition the first of a hundred callers would travel alone each time
+and split every batch.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from trio.lowlevel import Abort, current_task, reschedule, wait_task_rescheduled
+
+from celery5.broker.ticket import Ticket
+from celery5.broker.transport import Transport
+from celery5.broker.wire import NOT_YET, PushNotification, Replies
+from celery5.errors import BrokerError, BrokerUnavailable
+
+# One write: more than this waits for the next one, so that replies can begin to come back.
+MOST_BYTES = 256 * 1024
+
+
+class Pipeline:
+    """The two queues of one link, and the writer and the reader that move tickets through them.
+
+    It outlives connections: `write` and `read` run once for each, `cut` says what a lost connection means for
+    what was under way.
+    """
+
+    __slots__ = (
+        "_parked",
+        "_push",
+        "_rest",
+        "_transport",
+        "_withdrawn",
+        "batches",
+        "commands",
+        "heard",
+        "inflight",
+        "last_batch",
+        "max_unsent_bytes",
+        "unsent",
+        "unsent_bytes",
+        "where",
+    )
+
+    def __init__(self, *, where: str, max_unsent_bytes: int, push: Callable[[list[Any]], None]) -> None:
+        self.where = where
+        self.max_unsent_bytes = max_unsent_bytes
+        self.unsent: deque[Ticket] = deque()
+        self.inflight: deque[Ticket] = deque()
+        self.unsent_bytes = 0
+        self.commands = 0
+        self.batches = 0
+        self.last_batch = 1
+        self.heard = 0.0
+        self._push = push
+        self._transport: Transport | None = None
+        # The writer while it has nothing to do.
+        self._parked: trio.lowlevel.Task | None = None
+        self._withdrawn = 0
+        self._rest = b""
+
+    @property
+    def eager(self) -> bool:
+        """Whether the next ticket would be sent at once by its caller."""
+        return self._parked is not None and self.last_batch == 1 and not self.inflight
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket, or send it when it would be alone.
+
+        Raises BrokerUnavailable when too much waits already.
+        """
+        parked = self._parked
+        if parked is not None and self.last_batch == 1 and not self.inflight and self._send_alone(ticket):
+            return
+        size = len(ticket.data)
+        if self.unsent_bytes + size > self.max_unsent_bytes and self.unsent:
+            raise BrokerUnavailable(
+                f"broker {self.where}: {self.unsent_bytes} bytes wait to be sent already; nothing was sent"
+            )
+        self.unsent_bytes += size
+        self.unsent.append(ticket)
+        if parked is not None:
+            self._wake_writer()
+
+    def _send_alone(self, ticket: Ticket) -> bool:
+        transport = self._transport
+        if transport is None or not transport.immediate:
+            return False
+        data = ticket.data
+        try:
+            sent = transport.send_now(data)
+        except OSError:
+            return False  # nothing was sent: the writer will meet the same error and report it
+        if not sent:
+            return False
+        self._begin(ticket)
+        if sent != len(data):
+            # The socket's buffer is full after a part: the writer sends the rest before anything else.
+            self._rest = data[sent:]
+            self._wake_writer()
+        return True
+
+    def _begin(self, ticket: Ticket) -> None:
+        ticket.sent = True
+        self.inflight.append(ticket)
+        self.commands += ticket.count
+        self.batches += 1
+        self.last_batch = ticket.count
+
+    def _wake_writer(self) -> None:
+        parked, self._parked = self._parked, None
+        if parked is not None:
+            reschedule(parked)
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Park the calling task until its ticket is done.
+
+        Cancellation withdraws it or leaves its replies to be dropped.
+        """
+
+        def abandon(_raise_cancel: object) -> Abort:
+            ticket.task = None
+            if not ticket.sent:
+                self.withdraw(ticket)
+            return Abort.SUCCEEDED
+
+        ticket.task = current_task()
+        await wait_task_rescheduled(abandon)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Take back a ticket that waits in `unsent`: it will not be sent."""
+        self.unsent_bytes -= len(ticket.data)
+        ticket.data = b""
+        ticket.withdrawn = True
+        self._withdrawn += 1
+
+    async def write(self, transport: Transport) -> None:
+        """Send what is queued, all of it together, until cancelled. Raises what the transport raises."""
+        self._transport = transport
+        self._rest = b""
+        try:
+            while True:
+                if self._rest:
+                    rest, self._rest = self._rest, b""
+                    await transport.send(rest)
+                    continue
+                if not self.unsent:
+                    await self._park()
+                    continue
+                batch = self._next_batch()
+                if not batch:
+                    continue
+                data = b"".join([ticket.data for ticket in batch])
+                try:
+                    sent = transport.send_now(data)
+                except BaseException:
+                    # Not one byte has left, so these may wait for the next connection.
+                    self._put_back(batch)
+                    raise
+                self._sent(batch)
+                if sent < len(data):
+                    await transport.send(memoryview(data)[sent:])
+        finally:
+            self._transport = None
+            self._parked = None
+
+    async def _park(self) -> None:
+        def leave(_raise_cancel: object) -> Abort:
+            self._parked = None
+            return Abort.SUCCEEDED
+
+        self._parked = current_task()
+        await wait_task_rescheduled(leave)
+
+    def _next_batch(self) -> list[Ticket]:
+        unsent = self.unsent
+        if self.unsent_bytes <= MOST_BYTES:
+            batch = list(unsent)
+            unsent.clear()
+            self.unsent_bytes = 0
+            if self._withdrawn:
+                self._withdrawn = 0
+                return [ticket for ticket in batch if not ticket.withdrawn]
+            return batch
+        batch = []
+        size = 0
+        while unsent and size < MOST_BYTES:
+            ticket = unsent.popleft()
+            if ticket.withdrawn:
+                self._withdrawn -= 1
+                continue
+            batch.append(ticket)
+            size += len(ticket.data)
+        self.unsent_bytes -= size
+        return batch
+
+    def _put_back(self, batch: list[Ticket]) -> None:
+        self.unsent.extendleft(reversed(batch))
+        self.unsent_bytes += sum(len(ticket.data) for ticket in batch)
+
+    def _sent(self, batch: list[Ticket]) -> None:
+        count = 0
+        for ticket in batch:
+            ticket.sent = True
+            count += ticket.count
+        self.inflight.extend(batch)
+        self.commands += count
+        self.batches += 1
+        self.last_batch = count
+
+    async def read(self, transport: Transport, replies: Replies) -> None:
+        """Give each reply to its ticket, until cancelled.
+
+        Raises what the transport raises, and ProtocolError.
+        """
+        inflight = self.inflight
+        receive, feed, following = transport.receive, replies.feed, replies.next
+        while True:
+            while True:
+                reply = following()
+                if reply is NOT_YET:
+                    break
+                if type(reply) is PushNotification:
+                    self._push(reply)
+                    continue
+                if not inflight:
+                    raise trio.BrokenResourceError("a reply that nobody asked for")
+                ticket = inflight[0]
+                if ticket.replies is None:
+                    inflight.popleft()
+                    ticket.reply = reply
+                    task = ticket.task
+                    if task is not None:
+                        ticket.task = None
+                        reschedule(task)
+                elif ticket.take(reply):
+                    inflight.popleft()
+                    ticket.wake()
+            data = await receive()
+            if not data:
+                raise trio.BrokenResourceError("closed by the server")
+            self.heard = trio.current_time()
+            feed(data)
+
+    def cut(self, reason: str) -> tuple[int, int]:
+        """The connection is over. Sort what was in flight: failed, or kept to be sent again where the call
+        allows it.
+
+        Says how many failed and how many are kept, those that were not sent yet included.
+        """
+        again: list[Ticket] = []
+        failed = 0
+        for ticket in self.inflight:
+            if ticket.task is None:
+                continue  # nobody waits for it any more
+            if ticket.repeatable:
+                ticket.reset()
+                again.append(ticket)
+            else:
+                failed += 1
+                ticket.fail(BrokerUnavailable(f"broker {self.where} was cut off: {reason}", maybe_done=True))
+        self.inflight.clear()
+        self._put_back(again)
+        self.last_batch = 1
+        return failed, len(self.unsent) - self._withdrawn
+
+    def fail_unsent(self, error: Callable[[bool], BrokerError], *, until: float = float("inf")) -> None:
+        """Fail what waits to be sent and has its deadline at `until` or before.
+
+        `error` is told whether it was sent before.
+        """
+        unsent = self.unsent
+        while unsent and (unsent[0].withdrawn or unsent[0].deadline <= until):
+            ticket = unsent.popleft()
+            if ticket.withdrawn:
+                self._withdrawn -= 1
+                continue
+            self.unsent_bytes -= len(ticket.data)
+            ticket.fail(error(ticket.was_sent))

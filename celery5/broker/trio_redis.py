@@ -1,0 +1,176 @@
+"""Trio Redis: one connection to the broker, shared by every task of a Trio program.
+
+Floor: broker. Reads: whatever is performed. Writes: whatever is performed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.link import Link
+from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
+from celery5.broker.ticket import Ticket
+from celery5.broker.timing import Timing
+from celery5.broker.translate import replied
+from celery5.broker.transport import Connect, connect
+from celery5.broker.wire import ReplyError, pack, pack_all
+from celery5.errors import BrokerError, BrokerReadOnly
+from celery5.protocol.breaker import BreakerState
+
+T = TypeVar("T")
+
+# These would hold up, or change the state of, a connection that others use too.
+_REFUSED: Final = {
+    *(
+        "BLPOP",
+        "BRPOP",
+        "BLMOVE",
+        "BRPOPLPUSH",
+        "BLMPOP",
+        "BZPOPMIN",
+        "BZPOPMAX",
+        "BZMPOP",
+        "WAIT",
+        "WAITAOF",
+    ),
+    *("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "MONITOR", "SYNC", "PSYNC"),
+    *("WATCH", "QUIT", "RESET", "HELLO", "AUTH", "SELECT"),
+}
+_REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
+
+
+class TrioRedis:
+    """One connection on which all tasks of a process perform their calls at the same time.
+
+    `endpoint`: where. `timing`: every limit. `name`: how the server lists this connection. `watch` is called
+    with each `LinkEvent`. `connect` opens the transport (tests pass memory streams). It works while `run`
+    runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+        name: str = "celery5",
+        watch: Callable[[LinkEvent], None] = ignore,
+        connect: Connect = connect,
+    ) -> None:
+        self._link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
+        self._where = endpoint.masked
+        self._reply_within = timing.reply
+        # Words that were looked at and found harmless; a set look-up is all that most calls cost.
+        self._allowed: set[Any] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; `started()` after the first handshake.
+
+        Raises BrokerUnavailable when there is no first connection within `timing.first_connect` seconds, and
+        BrokerDenied or BrokerTooOld when the server refuses us. After the first success it reconnects for
+        ever.
+        """
+        await self._link.run(task_status=task_status)
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make one call and give its decoded reply.
+
+        Cancelled before it was sent, it never runs; cancelled later, it may have run and its reply is
+        dropped. Raises BrokerUnavailable (`maybe_done` when the connection was lost after sending),
+        CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
+        """
+        words = call.words
+        if words[0] not in self._allowed or call.blocks:
+            self._check(call)
+        ticket = Ticket(pack(words), trio.current_time() + self._reply_within, call.repeatable)
+        await self._link.trip(ticket)
+        reply = ticket.reply
+        if type(reply) is ReplyError:
+            reply = await self._second_answer(call, reply)
+        return call.reply(reply)
+
+    async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Make several calls in one write, adjacent on the wire, and give their decoded replies in order.
+
+        All of them run even if one fails; the first error is raised when all replies are in. They are sent
+        again after a lost connection only if every one of them is repeatable.
+        """
+        if not calls:
+            return []
+        for call in calls:
+            if call.words[0] not in self._allowed or call.blocks:
+                self._check(call, alone=False)
+        repeatable = all(call.repeatable for call in calls)
+        data = pack_all([call.words for call in calls])
+        ticket = Ticket(data, self._link.deadline(), repeatable, len(calls))
+        await self._link.trip(ticket)
+        replies = [ticket.reply] if ticket.replies is None else ticket.replies
+        failure: BrokerError | None = None
+        for index, reply in enumerate(replies):
+            if type(reply) is ReplyError:
+                try:
+                    replies[index] = await self._second_answer(calls[index], reply)
+                except BrokerError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return [call.reply(reply) for call, reply in zip(calls, replies, strict=True)]
+
+    async def _second_answer(self, call: Call[Any], first: ReplyError) -> Any:
+        """An error reply: send a script in full that the server did not know, or raise what the error means."""
+        answer: Any = first
+        if call.script is not None and str(first).startswith("NOSCRIPT"):
+            # It did not run, so sending it again is no repetition.
+            ticket = Ticket(pack(call.in_full), self._link.deadline(), call.repeatable)
+            await self._link.trip(ticket)
+            answer = ticket.reply
+            if type(answer) is not ReplyError:
+                return answer
+        error = replied(str(answer), where=self._where)
+        if isinstance(error, BrokerReadOnly):
+            self._link.drop("it has become a read-only replica")
+        raise error
+
+    def _check(self, call: Call[Any], *, alone: bool = True) -> None:
+        word = call.words[0]
+        command = (word.decode() if isinstance(word, bytes) else str(word)).upper()
+        if command in _REFUSED or call.blocks or (command in {"MULTI", "EXEC"} and alone):
+            raise ValueError(
+                f"{command} cannot share a connection: perform it on a ParkedRedis or, for MULTI, with perform_all"
+            )
+        if command == "CLIENT":
+            if str(call.words[1]).upper() in _REFUSED_SUBCOMMANDS:
+                raise ValueError(f"CLIENT {call.words[1]!r} would change the connection for everybody")
+        elif command not in {"MULTI", "EXEC"}:
+            self._allowed.add(word)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def up_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.up_since
+
+    @property
+    def client_id(self) -> int | None:
+        """The server's handle for this connection, from the last handshake."""
+        return self._link.greeting.client_id if self._link.greeting else None
+
+    @property
+    def server_version(self) -> str | None:
+        """The version the server gave in the last handshake."""
+        return self._link.greeting.version if self._link.greeting else None
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Counters of this connection, now."""
+        return self._link.statistics()

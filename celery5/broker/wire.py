@@ -1,0 +1,53 @@
+"""Wire: commands to bytes and bytes to replies, without any input or output (sans-IO, over hiredis).
+
+Floor: broker. Reads: nothing. Writes: nothing.
+
+Replies are raw: bytes, int, None and lists of them. Errors are values of type `ReplyError`, also inside
+lists. Frames that the server pushes unasked (RESP3) are of type `PushNotification`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from hiredis import ProtocolError, PushNotification, Reader, ReplyError, pack_command
+
+from celery5.broker.call import Word
+
+__all__ = ["NOT_YET", "ProtocolError", "PushNotification", "Replies", "ReplyError", "pack", "pack_all"]
+
+
+class _NotYet:
+    def __repr__(self) -> str:
+        return "NOT_YET"
+
+
+NOT_YET: Final = _NotYet()
+
+# hiredis declares a tuple of one element.
+_pack_command = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)
+
+
+def pack(words: tuple[Word, ...]) -> bytes:
+    """One command as the bytes to send. Raises TypeError for a word that is not str, bytes, int or float."""
+    return _pack_command(words)
+
+
+def pack_all(commands: Sequence[tuple[Word, ...]]) -> bytes:
+    """Several commands as the bytes to send in one go."""
+    return b"".join(map(_pack_command, commands))
+
+
+class Replies:
+    """The replies in what one connection has received: `feed` bytes, then call `next` until it gives
+    `NOT_YET`.
+
+    `next` raises `ProtocolError` when the bytes are no RESP; the connection cannot be used after that.
+    """
+
+    __slots__ = ("feed", "next")
+
+    def __init__(self) -> None:
+        reader = Reader(notEnoughData=NOT_YET, replyError=ReplyError, protocolError=ProtocolError)
+        # Bound once: these two are called for every chunk and every reply.
+        self.feed = reader.feed
+        self.next: Any = reader.gets
