@@ -40,7 +40,11 @@ read -r farewell && exit 0
 if [ -n "$server" ]; then
   kill -TERM "$server" 2>/dev/null
   tries=0
-  while kill -0 "$server" 2>/dev/null && [ "$tries" -lt 20 ]; do sleep 0.1; tries=$((tries + 1)); done
+  # The server unlinks its socket last. In a container nobody may reap it: then kill -0 goes on saying that it is there.
+  while [ -S "$1/redis.sock" ] && kill -0 "$server" 2>/dev/null && [ "$tries" -lt 20 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+  done
   kill -KILL "$server" 2>/dev/null
 fi
 rm -rf "$1"

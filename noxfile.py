@@ -1,0 +1,128 @@
+"""Nox: every check of this house, as one command each; a bare `nox` runs all of them but the benchmarks.
+
+Floor: none. Reads: pyproject.toml. Writes: .nox/ (environments), site/ (the documentation).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "floors", "tests", "package", "docs"]
+
+HERE = Path(__file__).parent
+GROUPS = nox.project.load_toml(HERE / "pyproject.toml")
+SUPPORTED = ("3.11", "3.12", "3.13")
+
+# Interpreters are looked for, never fetched, by nox and by uv alike.
+os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+
+
+def _says_its_version(python: str | Path, version: str) -> bool:
+    """Whether `python` runs and is of that version: a pyenv shim exists for every version and works for one."""
+    try:
+        said = subprocess.run([python, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return said.returncode == 0 and said.stdout.startswith(f"Python {version}.")
+
+
+def _found() -> list[str]:
+    """The versions to test: the running one, and each supported one with a working interpreter, which is put on PATH.
+
+    Looked for beside the running Python, on PATH, and among pyenv's.
+    """
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found: list[str] = []
+    for version in dict.fromkeys([*SUPPORTED, running]):
+        name = f"python{version}"
+        candidates = [Path(sys.executable).with_name(name), *map(Path, filter(None, [shutil.which(name)]))]
+        for python in [*candidates, *sorted(pyenv.glob(f"{version}.*/bin/{name}"))]:
+            if _says_its_version(python, version):
+                os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+                found.append(version)
+                break
+        else:
+            if version == running:
+                found.append(sys.executable)
+    return found
+
+
+PYTHONS = _found()
+
+
+def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
+    """Install dependency groups and, when asked, the project itself, editable, with its embedded server."""
+    wanted = nox.project.dependency_groups(GROUPS, *groups)
+    session.install(*(["-e", ".[demo]"] if project else []), *wanted)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format and lint."""
+    _install(session, "lint")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Both type checkers, strict, and the completeness of the public types."""
+    _install(session, "types", project=True)
+    session.run("mypy")
+    session.run("basedpyright")
+    session.run("basedpyright", "--verifytypes", "celery5", "--ignoreexternal")
+
+
+@nox.session
+def floors(session: nox.Session) -> None:
+    """Who may import whom."""
+    _install(session, "floors", project=True)
+    session.run("lint-imports")
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The tests, on a real server of their own. Further arguments go to pytest: `nox -s tests-3.11 -- -k story`."""
+    _install(session, "test", project=True)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """sdist, the wheel made from it, a fresh environment, and a job in it, away from the checkout."""
+    room = Path(session.create_tmp()).resolve()
+    source = room / "source"
+    shutil.rmtree(room)
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "site", "*.egg-info", "__pycache__")
+    shutil.copytree(HERE, source, symlinks=True, ignore=ignored)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(room), str(source), silent=True)
+    (wheel,) = room.glob("*.whl")
+    session.install(f"celery5[demo] @ {wheel.as_uri()}")
+    shutil.copy(HERE / "tests" / "house" / "installed.py", room / "installed.py")
+    session.chdir(room)
+    session.run("python", "installed.py", str(source))
+    session.run("celery5", "--version")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation, with every warning an error."""
+    _install(session, "docs")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """The measurements behind every number in the README; peers get environments of their own."""
+    _install(session, project=True)
+    session.run("python", "benchmarks/run.py", *session.posargs)
