@@ -1,4 +1,73 @@
 """celery5: a Trio-native distributed task runtime on Redis Streams.
 
 Floor: the top of `celery5/`. Reads: nothing. Writes: nothing.
+
+General layout, from the ground up:
+
+protocol/   values and decisions, pure: envelope, arguments, states, verdict, retry, prefetch, breaker
+broker/     the one room that knows Redis: keys, calls, Lua, connections of three colours, the embedded server
+runners/    where user code runs: Trio, asyncio, threads
+app, task, result, publisher, connections, settings, log: what application code imports
+services/   what lives until it is cancelled; bootsteps/ what must happen before
+processes/  one wiring page for each process; cli/ words on a terminal
 """
+
+from celery5.app import App, default_app, task
+from celery5.errors import (
+    BadArguments,
+    BadBrokerURL,
+    BlockingInEventLoop,
+    BrokerDenied,
+    BrokerError,
+    BrokerTooOld,
+    BrokerUnavailable,
+    CeleryError,
+    CircuitOpen,
+    DuplicateTask,
+    MessageTooLarge,
+    Misconfigured,
+    ResultsDisabled,
+    ResultTimeout,
+    TaskFailed,
+    UnknownTask,
+)
+from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.states import JobState
+from celery5.result import AsyncResult, agather, await_, gather, wait
+from celery5.runners.context import CurrentJob, current_job
+from celery5.task import Signature, Task
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "AsyncResult",
+    "BadArguments",
+    "BadBrokerURL",
+    "BlockingInEventLoop",
+    "BrokerDenied",
+    "BrokerError",
+    "BrokerTooOld",
+    "BrokerUnavailable",
+    "CeleryError",
+    "CircuitOpen",
+    "CurrentJob",
+    "DuplicateTask",
+    "JobState",
+    "MessageTooLarge",
+    "Misconfigured",
+    "ResultTimeout",
+    "ResultsDisabled",
+    "RetryPolicy",
+    "Signature",
+    "Task",
+    "TaskFailed",
+    "UnknownTask",
+    "agather",
+    "await_",
+    "current_job",
+    "default_app",
+    "gather",
+    "task",
+    "wait",
+]

@@ -1,0 +1,196 @@
+"""App: an application: its tasks, its settings, and the way to its broker.
+
+Floor: domain. Reads: the environment, once. Writes: nothing until something is sent.
+
+Making an App does nothing but remember: no connection, no logging, no import (F1).
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.connections import AwaitingResults, BlockingResults, Connections
+from celery5.errors import DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
+from celery5.protocol.job import Job
+from celery5.protocol.retry import RetryPolicy
+from celery5.publisher import Publisher
+from celery5.result import AsyncResult
+from celery5.settings import Settings, read_settings
+from celery5.task import Declare, Signature, Task
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Registry(Mapping[str, Task[Any, Any]]):
+    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[Any, Any]] = {}
+
+    def __getitem__(self, name: str) -> Task[Any, Any]:
+        try:
+            return self._tasks[name]
+        except KeyError:
+            raise UnknownTask(name, self._tasks) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks
+
+    def add(self, task: Task[Any, Any]) -> None:
+        """Remember a task. Raises DuplicateTask when another function has its name."""
+        known = self._tasks.setdefault(task.name, task)
+        if known.function is not task.function:
+            raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
+
+
+class App:
+    """An application. `name` scopes every key in Redis.
+
+    `broker` is the URL of Redis or Valkey (default: `CELERY5_BROKER`, then redis://127.0.0.1:6379/0). `include` names
+    modules whose free tasks (declared with `celery5.task`) are this application's. Other keywords are settings, see
+    `celery5.settings`; a keyword beats the environment, which beats the default. Raises Misconfigured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        broker: str | None = None,
+        include: Sequence[str] = (),
+        retry_policy: RetryPolicy | None = None,
+        **settings: Any,
+    ) -> None:
+        if not name or any(each.isspace() or each in "{}" for each in name):
+            raise Misconfigured(f"application name {name!r}: use 1 or more characters without spaces or braces")
+        self.name = name
+        self.include = tuple(include)
+        self.module = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001  whose free tasks are ours
+        self.settings: Settings = read_settings({"broker": broker, **settings}, os.environ)
+        self.retry_policy = (retry_policy or RetryPolicy()).checked()
+        self.tasks = Registry()
+        self.task = Declare(self.tasks.add, self)
+        self.keys = Keys(name)
+        self.connections = Connections(self.settings.broker)
+        self._publisher = Publisher(keys=self.keys)
+        _APPS.add(self)
+
+    def __repr__(self) -> str:
+        return f"<App {self.name!r} at {self.connections.masked}>"
+
+    def queue(self, name: str) -> QueueKeys:
+        """The keys of one of the application's queues."""
+        return self._publisher.queue(name)
+
+    def load(self) -> None:
+        """Import what `include` names, and adopt the free tasks of those modules and of the application's own."""
+        for module in self.include:
+            importlib.import_module(module)
+        for module in (*self.include, self.module):
+            for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
+                if isinstance(value, Task) and value.is_free:
+                    value.adopt(self)
+                    self.tasks.add(value)
+
+    def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """A call of the task named `name`. Raises UnknownTask when no such task is declared here."""
+        self.load()
+        return Signature(self.tasks[name], args, kwargs)
+
+    def send_many(self, signatures: Sequence[Signature[R]], *, instead: str = "asend_many") -> list[AsyncResult[R]]:
+        """Send many jobs in few round trips; gives their handles in order. For plain Python.
+
+        Raises BadArguments and MessageTooLarge before anything is sent; BrokerUnavailable when Redis is not there.
+        """
+        redis = self.connections.blocking(instead=instead)
+        jobs = [each.job() for each in signatures]
+        redis.perform_all(self._publisher.publish(jobs))
+        self._publisher.published(jobs)
+        return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
+
+    async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
+        """`send_many`, from Trio or asyncio."""
+        redis = await self.connections.awaiting()
+        jobs = [each.job() for each in signatures]
+        await redis.perform_all(self._publisher.publish(jobs))
+        self._publisher.published(jobs)
+        return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
+
+    def result(self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None) -> AsyncResult[R]:
+        """The handle of a job sent before, here or elsewhere. `task` gives its result the right type."""
+        name = queue or self.settings.default_queue
+        if task is None:
+            return AsyncResult(self, job_id, queue=name)
+        return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
+
+    def fitting(self, message: bytes, what: str) -> bytes:
+        """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
+        limit = self.settings.message_limit
+        if len(message) > limit:
+            raise MessageTooLarge(
+                f"{what}: {len(message)} bytes are over the limit of {limit}: "
+                "pass a reference, such as a path or a key, or raise message_limit"
+            )
+        return message
+
+    def perform(self, call: Call[T], *, instead: str) -> T:
+        """Make one trip to the broker. For plain Python; `instead` names what to await inside an event loop."""
+        return self.connections.blocking(instead=instead).perform(call)
+
+    async def aperform(self, call: Call[T]) -> T:
+        """Make one trip to the broker, from Trio or asyncio."""
+        return await (await self.connections.awaiting()).perform(call)
+
+    def results(self, *, instead: str) -> BlockingResults:
+        """What waits for results in plain Python: one connection for all threads."""
+        return self.connections.results(instead=instead)
+
+    async def aresults(self) -> AwaitingResults:
+        """What waits for results in this event loop."""
+        return await self.connections.awaiting_results()
+
+    def close(self) -> None:
+        """Close the connections of plain Python. They open again when needed."""
+        self.connections.close()
+
+    def _handle(self, job: Job, task: Task[..., R]) -> AsyncResult[R]:
+        return AsyncResult(
+            self, job.id, queue=job.queue, task=job.task, type=task.result_type, ignored=job.ignore_result
+        )
+
+
+_APPS: WeakSet[App] = WeakSet()
+_DEFAULT: list[App] = []
+
+task = Declare(lambda _task: None, None)
+"""Declare a task without naming an application (the CEP's spelling): it belongs to the one that includes or imports it."""
+
+
+def default_app() -> App:
+    """The application of tasks that belong to no other; its name is `celery5`."""
+    if not _DEFAULT:
+        _DEFAULT.append(App("celery5"))
+    return _DEFAULT[0]
+
+
+def owner_of(free: Task[Any, Any]) -> App:
+    """The application that a free task belongs to: the one that includes its module or imports it, else the default."""
+    for app in list(_APPS):
+        own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
+        if free.__module__ in app.include or any(value is free for value in own):
+            app.tasks.add(free)
+            return app
+    app = default_app()
+    app.tasks.add(free)
+    return app

@@ -1,0 +1,223 @@
+"""Calls: every trip to Redis that celery5 makes, one function for each state change or question.
+
+Floor: broker. Reads and writes: what the Lua files of the same names say; all keys come from `keys.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word
+from celery5.broker.keys import GROUP, Keys, QueueKeys
+
+PUBLISH = Script.load("publish")
+SCHEDULE = Script.load("schedule")
+PROMOTE = Script.load("promote")
+SETTLE = Script.load("settle")
+JOIN = Script.load("join")
+BEAT = Script.load("beat")
+RECOVER = Script.load("recover")
+LEAVE = Script.load("leave")
+LOCATE = Script.load("locate")
+MEASURE = Script.load("measure")
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One job as read from a stream: the queue it is on, its entry id, the message, and how many workers died with it."""
+
+    queue: str
+    id: bytes
+    message: bytes
+    deliveries: int = 0
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """The answer to a beat. `due_in` is seconds until the next scheduled job, None when none waits."""
+
+    alive: bool
+    lapsed: int
+    due_in: float | None
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What one recovery did: for whom ('' for nobody), jobs put back, jobs buried, and whether there is more."""
+
+    worker: str
+    back: int
+    buried: int
+    more: bool
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a job is: a state's name or `ENDED`, the worker that has it, and its document when it has one."""
+
+    state: str
+    worker: str
+    document: bytes
+
+
+class Size(msgspec.Struct, frozen=True):
+    """What is in a queue: jobs on the stream, how many of those a worker has, scheduled jobs, dead jobs."""
+
+    stream: int
+    held: int
+    due: int
+    dead: int
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return self.stream + self.due
+
+
+def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
+    """Put jobs (id, envelope) on their queue; gives how many were new. Safe to repeat: a known id is left alone."""
+    results = tuple([keys.result(job_id) for job_id, _ in jobs])
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    return Call.of(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
+
+
+def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[int]:
+    """Keep jobs (id, envelope, time) until their time: ms since 1970, or `+` and ms from now. Safe to repeat."""
+    results = tuple([keys.result(job[0]) for job in jobs])
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    named = (keys.due, keys.waiting, keys.jobs, *results)
+    return Call.of(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
+
+
+def announce(keys: Keys, queue: str) -> Call[int]:
+    """Remember that the application has this queue."""
+    return Call(("SADD", keys.queues, queue), int, repeatable=True)
+
+
+def queues(keys: Keys) -> Call[list[str]]:
+    """The names of the application's queues, sorted."""
+    return Call(("SMEMBERS", keys.queues), lambda raw: sorted(each.decode() for each in raw), repeatable=True)
+
+
+def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
+    """Move due jobs to their queue; gives how many, and seconds until the next one."""
+    named = (keys.due, keys.waiting, keys.stream, keys.jobs)
+    return Call.of(PROMOTE, named, (limit,), lambda raw: (raw[0], _seconds(raw[1])), repeatable=True)
+
+
+def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) -> Call[list[Entry]]:
+    """Take up to `count` jobs of each queue for this worker, waiting up to `block` seconds for the first.
+
+    Not repeatable: what a lost answer carried is found in the worker's own pending list (`mine`).
+    """
+    named = {each.stream.encode(): each.queue for each in queues}
+    streams = tuple(each.stream for each in queues)
+    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "BLOCK", max(1, int(block * 1000)), "STREAMS")
+    new = (">",) * len(streams)
+    return Call((*words, *streams, *new), lambda raw: list(_entries(named, raw)), blocks=block)
+
+
+def mine(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
+    """What this worker was given and has not settled, from the entry `after` on (b"0" for all)."""
+    named = {keys.stream.encode(): keys.queue}
+    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "STREAMS", keys.stream, after)
+    return Call(words, lambda raw: list(_entries(named, raw)), repeatable=True)
+
+
+def settle(keys: QueueKeys, worker: str, outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]]) -> Call[int]:
+    """Settle outcomes (verb, entry, job id, message, number, extra), as `settle.lua` explains.
+
+    Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
+    """
+    results = tuple([keys.result(each[2]) for each in outcomes])
+    named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, *results)
+    args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
+    return Call.of(SETTLE, named, (GROUP, worker, keys.wake, *args), int, repeatable=True)
+
+
+def join(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
+    """Join a queue with a lease of so many seconds."""
+    return Call.of(JOIN, (keys.stream, keys.leases), (GROUP, worker, _ms(lease)), int, repeatable=True)
+
+
+def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
+    """Renew the lease for so many seconds."""
+    return Call.of(
+        BEAT,
+        (keys.leases, keys.due),
+        (worker, _ms(lease)),
+        lambda raw: Pulse(raw[0] == 1, raw[1], _seconds(raw[2])),
+        repeatable=True,
+    )
+
+
+def recover(keys: QueueKeys, *, worker: str, max_deliveries: int, limit: int, ttl: float) -> Call[Recovered]:
+    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed."""
+    return Call.of(
+        RECOVER,
+        (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix),
+        (GROUP, worker, max_deliveries, limit, _ms(ttl)),
+        lambda raw: Recovered(raw[0].decode(), raw[1], raw[2], raw[3] == 1),
+        repeatable=True,
+    )
+
+
+def leave(keys: QueueKeys, worker: str) -> Call[int]:
+    """Leave a queue; gives how many jobs were still held."""
+    return Call.of(LEAVE, (keys.stream, keys.leases), (GROUP, worker), int, repeatable=True)
+
+
+def locate(keys: QueueKeys, job_id: str) -> Call[Place]:
+    """Where a job is."""
+    return Call.of(
+        LOCATE,
+        (keys.stream, keys.jobs, keys.result(job_id)),
+        (GROUP, job_id),
+        lambda raw: Place(raw[0].decode(), raw[1].decode(), raw[2]),
+        repeatable=True,
+    )
+
+
+def forget(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
+    """Delete the results of jobs."""
+    return Call(("DEL", *[keys.result(each) for each in job_ids]), int, repeatable=True)
+
+
+def measure(keys: QueueKeys) -> Call[Size]:
+    """Count what is in a queue."""
+    return Call.of(MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), lambda raw: Size(*raw), repeatable=True)
+
+
+def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
+    """The oldest dead jobs: entry, envelope and document of each."""
+    return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _graves, repeatable=True)
+
+
+def _graves(raw: Any) -> list[tuple[str, bytes, bytes]]:
+    found = []
+    for entry, flat in raw:
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        found.append((entry.decode(), fields.get(b"job", b""), fields.get(b"document", b"")))
+    return found
+
+
+def _entries(named: dict[bytes, str], raw: Any) -> Iterable[Entry]:
+    """Entries of an XREADGROUP reply, which is a map in RESP3 and a list of pairs in RESP2, or nothing."""
+    if not raw:
+        return
+    for stream, entries in raw.items() if isinstance(raw, dict) else raw:
+        queue = named[stream]
+        for entry, flat in entries:
+            if not flat:  # deleted while it was pending
+                yield Entry(queue, entry, b"")
+            elif len(flat) == 2 and flat[0] == b"job":
+                yield Entry(queue, entry, flat[1])
+            else:
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                deliveries = fields.get(b"deliveries", b"0")
+                yield Entry(queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0)
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _seconds(ms: int) -> float | None:
+    return None if ms < 0 else ms / 1000

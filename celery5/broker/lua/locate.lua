@@ -1,0 +1,22 @@
+-- Tell where a job is.
+-- KEYS  1 stream of the queue
+--       2 where its jobs are
+--       3 result key of the job
+-- ARGV  1 consumer group
+--       2 job id
+-- Gives its state, the worker that has it (or ''), and its document (or '').
+local place = redis.call('HGET', KEYS[2], ARGV[2])
+local document = redis.call('GET', KEYS[3]) or ''
+if not place then
+  if document == '' then return {'UNKNOWN', '', ''} end
+  return {'ENDED', '', document}
+end
+local kind = string.sub(place, 1, 1)
+if kind == 'S' then
+  local entry = string.sub(place, 2)
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  if not pending.err and pending[1] then return {'EXECUTING', pending[1][2], ''} end
+  return {'SENT', '', ''}
+end
+local names = {D = 'SCHEDULED', R = 'RETRY', H = 'HELD', X = 'DEAD'}
+return {names[kind] or 'UNKNOWN', '', document}

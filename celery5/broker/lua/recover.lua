@@ -1,0 +1,65 @@
+-- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more (I4); then its jobs
+-- move, with their delivery count, in portions; last the worker itself is forgotten.
+-- KEYS  1 stream of the queue
+--       2 where its jobs are
+--       3 leases of its workers
+--       4 dead-letter queue
+--       5 prefix of the result keys (same slot; the jobs' ids are not known before)
+-- ARGV  1 consumer group
+--       2 name of the worker, or '' for the first whose lease has lapsed
+--       3 deliveries after which a job counts as poisonous (I5)
+--       4 how many jobs at most
+--       5 ttl of a document in ms
+-- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
+-- 1 when there is more to do.
+local stream, jobs, leases, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local group, name = ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if name == '' then
+  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+  if not name then return {'', 0, 0, 0} end
+end
+redis.call('ZADD', leases, -1, name)
+local pending = redis.pcall('XPENDING', stream, group, '-', '+', ARGV[4], name)
+if pending.err then
+  redis.call('ZREM', leases, name)
+  return {name, 0, 0, 0}
+end
+local back, buried = 0, 0
+for _, one in ipairs(pending) do
+  local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
+  redis.call('XACK', stream, group, one[1])
+  if entry then
+    local field = {}
+    for n = 1, #entry[2], 2 do field[entry[2][n]] = entry[2][n + 1] end
+    redis.call('XDEL', stream, one[1])
+    local readable, envelope = pcall(cjson.decode, field.job or '')
+    local id = readable and type(envelope) == 'table' and envelope.id or ''
+    local deliveries = (tonumber(field.deliveries) or 0) + 1
+    if deliveries > tonumber(ARGV[3]) then
+      local document = cjson.encode({
+        v = 1, id = id, task = readable and envelope.task or '', state = 'DEAD', reason = 'poisoned', worker = name,
+        finished = now / 1000, attempt = readable and tonumber(envelope.attempt) or 1,
+        failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name},
+      })
+      local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', document)
+      if id ~= '' then
+        redis.call('HSET', jobs, id, 'X' .. grave)
+        redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
+        redis.call('PUBLISH', KEYS[5] .. id, document)
+      end
+      buried = buried + 1
+    else
+      local again = redis.call('XADD', stream, '*', 'job', field.job or '', 'deliveries', deliveries)
+      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. again) end
+      back = back + 1
+    end
+  end
+end
+if #pending < tonumber(ARGV[4]) then
+  redis.call('XGROUP', 'DELCONSUMER', stream, group, name)
+  redis.call('ZREM', leases, name)
+  return {name, back, buried, 0}
+end
+return {name, back, buried, 1}

@@ -1,0 +1,133 @@
+"""Connections: an application's way to its broker, in the colour of whoever asks.
+
+Floor: domain. Reads: nothing. Writes: nothing.
+
+Opened when first needed and never before: a Django process pays nothing for Trio, an importer nothing for Redis.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from celery5.broker.colour import current_colour
+from celery5.errors import BlockingInEventLoop
+
+if TYPE_CHECKING:
+    from celery5.broker.blocking import BlockingRedis
+    from celery5.broker.call import Call
+    from celery5.broker.endpoint import Endpoint
+    from celery5.broker.on_trio import TrioRedis
+
+T = TypeVar("T")
+
+
+class BlockingResults(Protocol):
+    """Waits for results in plain Python."""
+
+    def wait(
+        self,
+        keys: Sequence[str],
+        *,
+        timeout: float | None,
+        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`: all, enough, or whatever is there at the time-out (seconds)."""
+
+
+class AwaitingRedis(Protocol):
+    """Performs calls in an event loop."""
+
+    async def perform(self, call: "Call[T]", /) -> T:
+        """Make one trip."""
+
+    async def perform_all(self, calls: "Sequence[Call[T]]", /) -> list[T]:
+        """Make several trips in one write."""
+
+
+class AwaitingResults(Protocol):
+    """Waits for results in an event loop."""
+
+    async def wait(
+        self,
+        keys: Sequence[str],
+        *,
+        timeout: float | None,  # noqa: ASYNC109
+        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
+    ) -> dict[str, bytes]:
+        """As BlockingResults.wait."""
+
+
+class Connections:
+    """The connections of one application to the broker at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._endpoint: Endpoint | None = None
+        self._blocking: BlockingRedis | None = None
+        self._results: BlockingResults | None = None
+
+    @property
+    def masked(self) -> str:
+        """The URL without its password."""
+        return re.sub(r"//([^/@]*):[^/@]*@", r"//\1:***@", self._url)
+
+    @property
+    def endpoint(self) -> "Endpoint":
+        """Where the broker is. Raises BadBrokerURL."""
+        if self._endpoint is None:
+            from celery5.broker.endpoint import Endpoint  # noqa: PLC0415  importing redis costs 0.2 s
+
+            self._endpoint = Endpoint.from_url(self._url)
+        return self._endpoint
+
+    def blocking(self, *, instead: str) -> "BlockingRedis":
+        """The driver of plain Python. Raises BlockingInEventLoop inside a loop, naming what to await `instead`."""
+        colour = current_colour()
+        if colour is not None:
+            raise BlockingInEventLoop(f"this would block the {colour} event loop: await {instead}(...) instead")
+        if self._blocking is None:
+            from celery5.broker.blocking import BlockingRedis  # noqa: PLC0415
+
+            with self._lock:
+                self._blocking = self._blocking or BlockingRedis(self.endpoint)
+        return self._blocking
+
+    def results(self, *, instead: str) -> BlockingResults:
+        """What waits for results in plain Python."""
+        redis = self.blocking(instead=instead)
+        if self._results is None:
+            from celery5.broker.waiting_blocking import BlockingResults as Waiter  # noqa: PLC0415
+
+            with self._lock:
+                self._results = self._results or Waiter(redis, self.endpoint)
+        return self._results
+
+    async def awaiting(self) -> AwaitingRedis:
+        """The driver of this event loop."""
+        from celery5.broker import ambient  # noqa: PLC0415
+
+        return await ambient.redis(self.endpoint)
+
+    async def awaiting_results(self) -> AwaitingResults:
+        """What waits for results in this event loop."""
+        from celery5.broker import ambient  # noqa: PLC0415
+
+        return await ambient.results(self.endpoint)
+
+    @contextmanager
+    def lent(self, redis: "TrioRedis") -> Iterator[None]:
+        """Within this block, `awaiting` in this Trio run gives `redis`: a worker lends its jobs its own connection."""
+        from celery5.broker import ambient  # noqa: PLC0415
+
+        with ambient.lent(self.endpoint, redis):
+            yield
+
+    def close(self) -> None:
+        """Close what plain Python opened."""
+        with self._lock:
+            blocking, self._blocking, self._results = self._blocking, None, None
+        if blocking is not None:
+            blocking.close()

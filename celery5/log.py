@@ -1,0 +1,116 @@
+"""Log: structured messages through eliot, to a bounded buffer that a thread writes out.
+
+Floor: domain. Reads: nothing. Writes: JSON lines (or lines for people) on the stream it is given.
+
+One completion message for each job inside a worker-long action; never a write on the event loop; what does not fit
+the buffer is shed and counted. No other module imports eliot.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+import eliot
+import msgspec
+
+Format = Literal["json", "console"]
+Level = Literal["debug", "info", "warning", "error"]
+
+_RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_HIDDEN = {"timestamp", "task_uuid", "task_level", "message_type", "action_type", "action_status", "level", "worker"}
+
+
+class Journal:
+    """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches."""
+
+    def __init__(
+        self, stream: TextIO | None = None, *, form: Format = "json", level: Level = "info", capacity: int = 20_000
+    ) -> None:
+        self._stream = stream or sys.stdout
+        self._line = _console if form == "console" else _json
+        self._least = _RANK[level]
+        self._buffer: deque[dict[str, Any]] = deque()
+        self._capacity = capacity
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.shed = 0
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        """Take one message; called by eliot, from any thread."""
+        if _RANK.get(message.get("level", "info"), 20) < self._least:
+            return
+        if len(self._buffer) >= self._capacity:
+            self.shed += 1
+        else:
+            self._buffer.append(message)
+
+    def __enter__(self) -> "Journal":
+        """Install it for this process."""
+        eliot.add_destinations(self)
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._write_on, name="celery5-log", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Take it out again and write what is left."""
+        eliot.remove_destination(self)
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+
+    def _write_on(self) -> None:
+        while not self._stop.wait(0.05):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what is there, 256 messages at a time. A stream that is gone costs the messages, never the process."""
+        while self._buffer:
+            batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
+            shed, self.shed = self.shed, 0
+            if shed:
+                batch.append({"message_type": "celery5:log:shed", "count": shed, "timestamp": time.time(), "level": "warning"})
+            try:
+                self._stream.write("".join(map(self._line, batch)))
+                self._stream.flush()
+            except (OSError, ValueError):
+                self.shed += len(batch)
+                return
+
+
+class Log:
+    """What one process writes: all inside one action, so that every line says which process it is from."""
+
+    def __init__(self, *, worker: str, app: str) -> None:
+        self._action = eliot.start_action(action_type="celery5:worker", worker=worker, app=app)
+        self._write = self._action.log
+
+    def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
+        """Something happened to the process: `celery5:<name>`."""
+        self._write(message_type=f"celery5:{name}", level=level, **fields)
+
+    def job(self, level: Level, **fields: Any) -> None:
+        """A job has ended here: the one message of its run."""
+        self._write(message_type="celery5:job", level=level, **fields)
+
+    def finish(self) -> None:
+        """The process ends."""
+        self._action.finish()
+
+
+def _json(message: dict[str, Any]) -> str:
+    return _ENCODER.encode(message).decode() + "\n"
+
+
+def _console(message: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    what = str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
+    level = str(message.get("level", "info"))
+    shown = "  ".join(f"{name}={value}" for name, value in message.items() if name not in _HIDDEN)
+    return f"{at} {level:7} {what.removeprefix('celery5:'):16} {shown}\n"

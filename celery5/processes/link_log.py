@@ -1,0 +1,29 @@
+"""Link log: says in the log what happens to a connection.
+
+Floor: processes. Reads: nothing. Writes: log messages.
+"""
+
+from dataclasses import asdict
+
+from celery5.broker.on_trio import BreakerClosed, BreakerOpened, Connected, ConnectFailed, LinkEvent, Lost
+from celery5.log import Level, Log
+
+_SAID: dict[type, tuple[str, Level]] = {
+    Connected: ("redis:connected", "debug"),
+    ConnectFailed: ("redis:connect-failed", "warning"),
+    Lost: ("redis:lost", "warning"),
+    BreakerOpened: ("redis:breaker-opened", "warning"),
+    BreakerClosed: ("redis:breaker-closed", "info"),
+}
+
+
+class LinkLog:
+    """Writes each link event as one log message."""
+
+    def __init__(self, *, log: Log) -> None:
+        self._log = log
+
+    def __call__(self, event: LinkEvent) -> None:
+        """One event."""
+        name, level = _SAID[type(event)]
+        self._log.event(name, level, **asdict(event))

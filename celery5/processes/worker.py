@@ -1,0 +1,211 @@
+"""Worker: the wiring page of a worker process.
+
+Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
+
+Read it from the bottom: `run` keeps one incarnation of the worker after another alive, each put together by
+`WorkerParts` and brought up by `Boot`. A worker that was taken for dead begins a new incarnation under a new name.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
+from dependencies import Injector, value
+
+from celery5.app import App
+from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.join_queues import JoinQueues
+from celery5.bootsteps.listen_for_due_jobs import ListenForDueJobs
+from celery5.bootsteps.open_publishing import OpenPublishing
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
+from celery5.errors import LeaseLost
+from celery5.log import Log
+from celery5.processes.link_log import LinkLog
+from celery5.protocol.job import new_id
+from celery5.protocol.prefetch import Pace
+from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.on_trio import TrioRunner
+from celery5.runners.thread import ThreadRunner
+from celery5.services.burst import Burst
+from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.consumer import Consumer
+from celery5.services.heartbeat import Heartbeat
+from celery5.services.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.lease import Lease
+from celery5.services.ledger import Ledger
+from celery5.services.mover import Mover
+from celery5.services.recoverer import Recoverer
+from celery5.services.result_publisher import ResultPublisher
+from celery5.services.systemd_notify import SystemdNotify, from_environment
+from celery5.services.task_execution import TaskExecution
+from celery5.wiring import build
+
+KINDS = ("trio", "asyncio", "thread")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
+    (`burst`), and its `name` (a new one for each incarnation unless given)."""
+
+    queues: tuple[str, ...] = ()
+    burst: bool = False
+    name: str = ""
+
+
+def make_reader(endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog) -> ParkedRedis:
+    """The connection for blocking reads; the shared one ends its waits."""
+    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
+
+
+def make_push(endpoint: Endpoint, mover: Mover, timing: Timing, name: str, watch: LinkLog) -> PushRedis:
+    """The connection that listens; what it hears is for the Mover."""
+    heard, again = mover.wake, mover.look_again
+    return PushRedis(
+        endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
+    )
+
+
+def make_runners(asyncio_runner: AsyncioRunner, slots: Mapping[str, int]) -> dict[str, Any]:
+    """Where each kind of task runs."""
+    return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": ThreadRunner(slots=slots["thread"])}
+
+
+def make_wake(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
+    """Who hears what the Heartbeat brings."""
+    return (mover.hear, recoverer.hear)
+
+
+def make_understudy(endpoint: Endpoint) -> Any:
+    """How the Heartbeat's thread gets a connection, should it ever need one."""
+    return lambda: BlockingRedis(endpoint)
+
+
+def make_steps(
+    redis: TrioRedis,
+    reader: ParkedRedis,
+    push: PushRedis,
+    listen: ListenForDueJobs,
+    join: JoinQueues,
+    publishing: OpenPublishing,
+    heartbeat: Heartbeat,
+    mover: Mover,
+    recoverer: Recoverer,
+    budget: ConcurrencyBudget,
+    asyncio_runner: AsyncioRunner,
+    result_publisher: ResultPublisher,
+    task_execution: TaskExecution,
+    consumer: Consumer,
+    burst_watch: Burst,
+    systemd: SystemdNotify,
+    grace_period: float,
+) -> tuple[Step, ...]:
+    """The boot graph: up from the top, down from the bottom."""
+    return (
+        Step("redis", redis),
+        Step("reader", reader, ("redis",)),
+        Step("push", push, ("redis",)),
+        Step("listen", listen, ("push",)),
+        Step("publishing", publishing, ("redis",)),
+        Step("join", join, ("redis",)),
+        Step("heartbeat", heartbeat, ("join",)),
+        Step("recoverer", recoverer, ("heartbeat",)),
+        Step("mover", mover, ("heartbeat", "listen")),
+        Step("budget", budget),
+        Step("asyncio", asyncio_runner),
+        Step("results", result_publisher, ("heartbeat", "publishing")),
+        Step("execution", task_execution, ("results", "budget", "asyncio"), stop_limit=grace_period + 30),
+        Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
+        Step("burst", burst_watch, ("consumer",)),
+        Step("systemd", systemd, ("consumer",)),
+    )
+
+
+class WorkerParts(Injector):
+    """Every part of a worker. A part is built from the names of its constructor's parameters."""
+
+    redis = TrioRedis
+    reader = value(make_reader)
+    push = value(make_push)
+    listen = ListenForDueJobs
+    join = JoinQueues
+    publishing = OpenPublishing
+    ledger = Ledger
+    results = ResultsQueue
+    asyncio_runner = AsyncioRunner
+    runners = value(make_runners)
+    budget = ConcurrencyBudget
+    heartbeat = Heartbeat
+    understudy = value(make_understudy)
+    wake = value(make_wake)
+    mover = Mover
+    recoverer = Recoverer
+    result_publisher = ResultPublisher
+    task_execution = TaskExecution
+    consumer = Consumer
+    burst_watch = Burst
+    steps = value(make_steps)
+
+
+async def run(
+    app: App,
+    options: WorkerOptions,
+    *,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
+    status = task_status
+    while True:
+        worker = options.name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
+        boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
+        try:
+            log.event("worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks))
+            await boot.run(task_status=status)
+        except* LeaseLost as lost:
+            log.event("worker:again", "error", name=worker, why=str(lost.exceptions[0]))
+        options = replace(options, name="")  # a name that was fenced off is never used again
+        status = trio.TASK_STATUS_IGNORED
+
+
+def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
+    """The values that the parts ask for by name."""
+    settings = app.settings
+    return {
+        "app": app,
+        "tasks": app.tasks,
+        "keys": app.keys,
+        "consumed": tuple(app.queue(name) for name in _queues(app, options)),
+        "endpoint": app.connections.endpoint,
+        "timing": Timing(),
+        "name": f"celery5:{worker}",
+        "worker": worker,
+        "log": log,
+        "watch": LinkLog(log=log),
+        "lease": Lease(seconds=settings.lease),
+        "queues": {kind: TasksQueue() for kind in KINDS},
+        "paces": {kind: Pace() for kind in KINDS},
+        "slots": {"trio": settings.concurrency, "asyncio": settings.concurrency, "thread": settings.cpu_slots},
+        "systemd": SystemdNotify(**from_environment(os.environ, os.getpid())),
+        "grace_period": settings.grace_period,
+        "results_ttl": settings.results_ttl,
+        "message_limit": settings.message_limit,
+        "max_deliveries": settings.max_deliveries,
+        "read_block": settings.read_block,
+        "burst": options.burst,
+        "done": done,
+    }
+
+
+def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
+    """The queues to consume: those asked for, else all that the application's tasks name."""
+    if options.queues:
+        return options.queues
+    named = {task.options_.queue or app.settings.default_queue for task in app.tasks.values()}
+    return tuple(sorted(named | {app.settings.default_queue}))

@@ -1,0 +1,85 @@
+"""Delivery: one job in a worker's hands, from the read to its settlement; and the words that settle it.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+"""
+
+import msgspec
+from msgspec import Raw
+
+from celery5.protocol.envelope import VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
+from celery5.protocol.states import JobState
+from celery5.protocol.verdict import Bury, Complete, Expire, Release, Retry, Verdict
+
+TOMBSTONE = 60.0
+"""Seconds that a job sent with `ignore_result` is remembered, so that publishing it again by mistake changes nothing."""
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """A job as this worker holds it: where it stood, its message, and what is known of its run. Times are since 1970."""
+
+    queue: str
+    entry: bytes
+    message: bytes
+    deliveries: int = 0
+    envelope: Envelope | None = None
+    kind: str = ""
+    read: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+
+
+Words = tuple[str, bytes, str, bytes, int, bytes | int]
+"""One outcome as the settle script takes it: verb, entry, job id, message, number, extra."""
+
+
+def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Words:
+    """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds."""
+    envelope, entry = delivery.envelope, delivery.entry
+    job_id = envelope.id if envelope else ""
+    match verdict:
+        case Complete(value):
+            assert envelope is not None
+            kept = TOMBSTONE if envelope.ignore_result else ttl
+            content = b"null" if envelope.ignore_result else value
+            document = _document(delivery, worker, JobState.SUCCESS, content)
+            return ("complete", entry, job_id, document, int(kept * 1000), 0)
+        case Retry(delay, failure):
+            message = next_attempt(delivery.message, _signed(failure, delivery, worker))
+            return ("retry", entry, job_id, message, int(delay * 1000), 0)
+        case Release():
+            return ("release", entry, job_id, delivery.message, delivery.deliveries, 0)
+        case Expire():
+            document = _document(delivery, worker, JobState.EXPIRED, b"null")
+            return ("complete", entry, job_id, document, int(ttl * 1000), 0)
+        case Bury(reason, failure):
+            signed = _signed(failure, delivery, worker)
+            message = with_failure(delivery.message, signed) if envelope else delivery.message
+            document = _document(delivery, worker, JobState.DEAD, b"null", signed, reason.value)
+            return ("bury", entry, job_id, message, int(ttl * 1000), document)
+
+
+def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
+    attempt = delivery.envelope.attempt if delivery.envelope else 1
+    return msgspec.structs.replace(failure, attempt=attempt, worker=worker, at=round(delivery.finished, 3))
+
+
+def _document(
+    delivery: Delivery, worker: str, state: JobState, value: bytes, failure: Failure | None = None, reason: str = ""
+) -> bytes:
+    envelope = delivery.envelope
+    return encode(
+        Document(
+            v=VERSION,
+            id=envelope.id if envelope else "",
+            task=envelope.task if envelope else "",
+            state=state.value,
+            value=Raw(value),
+            failure=failure,
+            reason=reason,
+            attempt=envelope.attempt if envelope else 1,
+            worker=worker,
+            sent=envelope.sent if envelope else 0.0,
+            started=round(delivery.started, 6),
+            finished=round(delivery.finished, 6),
+        )
+    )

@@ -1,0 +1,238 @@
+"""Result: the handle of a job that was sent, and waiting for many of them.
+
+Floor: domain. Reads: the jobs' result keys and places, through the application's connections. Writes: `forget` deletes results.
+
+One connection of a process waits for however many results (F8 to F10).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+
+from celery5.broker import calls
+from celery5.broker.calls import Place
+from celery5.errors import ResultsDisabled, ResultTimeout, TaskFailed
+from celery5.protocol.arguments import ResultType
+from celery5.protocol.envelope import Document, Failure, read_document
+from celery5.protocol.states import JobState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
+
+_ANYTHING = ResultType(Any)
+_MISSING: Any = object()
+
+
+class AsyncResult(Generic[R_co]):
+    """The handle of one job. `id` is the job's; keep `id` and `queue` to make it again with `App.result`."""
+
+    __slots__ = ("_app", "_ignored", "_type", "_value", "id", "queue", "task")
+
+    def __init__(
+        self,
+        app: "App",
+        id: str,  # noqa: A002  the field's own name
+        *,
+        queue: str,
+        task: str = "",
+        type: ResultType = _ANYTHING,  # noqa: A002
+        ignored: bool = False,
+    ) -> None:
+        self._app = app
+        self.id = id
+        self.queue = queue
+        self.task = task
+        self._type = type
+        self._ignored = ignored
+        self._value: Any = _MISSING
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def key(self) -> str:
+        """The key that will hold the job's document."""
+        return self._app.queue(self.queue).result(self.id)
+
+    def status(self) -> JobState:
+        """The job's state now; UNKNOWN when nothing is known of it."""
+        return state_of(self._app.perform(calls.locate(self._app.queue(self.queue), self.id), instead="astatus"))
+
+    async def astatus(self) -> JobState:
+        """`status`, from Trio or asyncio."""
+        return state_of(await self._app.aperform(calls.locate(self._app.queue(self.queue), self.id)))
+
+    def get(self, timeout: float | None = 10.0) -> R_co:
+        """Wait for the job to end and give its result.
+
+        `timeout` is in seconds, None waits for ever; the job itself is not limited by it. Raises TaskFailed for a job
+        that failed for good, ResultTimeout, and ResultsDisabled for a job sent with `ignore_result`.
+        """
+        if self._value is _MISSING:
+            self._refuse_ignored()
+            found = self._app.results(instead="aget").wait([self.key], timeout=timeout)
+            if self.key not in found:
+                raise self._too_late(timeout, self.status())
+            self._value = self._unpack(found[self.key])
+        return cast("R_co", self._value)
+
+    async def aget(self, timeout: float | None = 10.0) -> R_co:  # noqa: ASYNC109  the public spelling, as in Celery
+        """`get`, from Trio or asyncio."""
+        if self._value is _MISSING:
+            self._refuse_ignored()
+            found = await (await self._app.aresults()).wait([self.key], timeout=timeout)
+            if self.key not in found:
+                raise self._too_late(timeout, await self.astatus())
+            self._value = self._unpack(found[self.key])
+        return cast("R_co", self._value)
+
+    def forget(self) -> None:
+        """Delete the stored result. `get` will not find it any more."""
+        self._app.perform(calls.forget(self._app.queue(self.queue), [self.id]), instead="aforget")
+
+    async def aforget(self) -> None:
+        """`forget`, from Trio or asyncio."""
+        await self._app.aperform(calls.forget(self._app.queue(self.queue), [self.id]))
+
+    def outcome(self, raw: bytes) -> "R_co | Exception":
+        """What `get` would give or raise for the document `raw`."""
+        try:
+            return cast("R_co", self._unpack(raw))
+        except TaskFailed as failed:
+            return failed
+
+    def _unpack(self, raw: bytes) -> Any:
+        document = read_document(raw)
+        if document.state == JobState.SUCCESS:
+            return self._type.decode(document.value)
+        raise failure_of(document)
+
+    def _refuse_ignored(self) -> None:
+        if self._ignored:
+            raise ResultsDisabled(f"{self.task}[{self.id}] was sent with ignore_result: there is no result to wait for")
+
+    def _too_late(self, timeout: float | None, state: JobState) -> ResultTimeout:
+        return ResultTimeout(f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value}")
+
+
+def state_of(place: Place) -> JobState:
+    """The state that a place means."""
+    if place.state == "ENDED":
+        return JobState(read_document(place.document).state)
+    return JobState(place.state)
+
+
+def failure_of(document: Document) -> TaskFailed:
+    """The error that tells of a job that did not succeed."""
+    failure = document.failure or Failure(type=document.state.title(), message=document.reason or document.state.lower())
+    return TaskFailed(
+        job_id=document.id,
+        task=document.task,
+        type=failure.type,
+        message=failure.message,
+        error_args=failure.args,
+        traceback=failure.traceback,
+        attempt=document.attempt,
+        worker=document.worker,
+        reason=document.reason,
+    )
+
+
+def gather(
+    results: Iterable[AsyncResult[R]], *, timeout: float | None = 10.0, return_exceptions: bool = True
+) -> "list[R | Exception]":
+    """The results of all jobs, in order, waiting once for all of them.
+
+    `timeout`, in seconds, is for the whole. A failed job stands as its TaskFailed, a late one as its ResultTimeout;
+    with `return_exceptions=False` the first of these is raised instead. The default is Fennel's (F9).
+    """
+    listed = list(results)
+    if not listed:
+        return []
+    found = _app_of(listed).results(instead="agather").wait([each.key for each in listed], timeout=timeout)
+    return _in_order(listed, found, timeout, return_exceptions)
+
+
+async def agather(
+    results: Iterable[AsyncResult[R]],
+    *,
+    timeout: float | None = 10.0,  # noqa: ASYNC109
+    return_exceptions: bool = True,
+) -> "list[R | Exception]":
+    """`gather`, from Trio or asyncio."""
+    listed = list(results)
+    if not listed:
+        return []
+    waiter = await _app_of(listed).aresults()
+    found = await waiter.wait([each.key for each in listed], timeout=timeout)
+    return _in_order(listed, found, timeout, return_exceptions)
+
+
+def wait(
+    results: Iterable[AsyncResult[Any]], *, timeout: float | None = None, return_when: ReturnWhen = "ALL_COMPLETED"
+) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
+    """The jobs that have ended and those that have not, once all (or the first, or the first failed) have (F10)."""
+    listed = list(results)
+    if not listed:
+        return set(), set()
+    waiter = _app_of(listed).results(instead="await_")
+    found = waiter.wait([each.key for each in listed], timeout=timeout, enough=_enough(return_when))
+    return _parted(listed, found)
+
+
+async def await_(
+    results: Iterable[AsyncResult[Any]],
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109
+    return_when: ReturnWhen = "ALL_COMPLETED",
+) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
+    """`wait`, from Trio or asyncio."""
+    listed = list(results)
+    if not listed:
+        return set(), set()
+    waiter = await _app_of(listed).aresults()
+    found = await waiter.wait([each.key for each in listed], timeout=timeout, enough=_enough(return_when))
+    return _parted(listed, found)
+
+
+def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":
+    return results[0]._app  # noqa: SLF001  handles of one application, beside their class
+
+
+def _in_order(
+    results: Sequence[AsyncResult[R]], found: Mapping[str, bytes], timeout: float | None, return_exceptions: bool
+) -> "list[R | Exception]":
+    values: list[R | Exception] = []
+    for each in results:
+        raw = found.get(each.key)
+        late = ResultTimeout(f"{each.task}[{each.id}]: no result after {timeout} s") if raw is None else None
+        value = late or each.outcome(cast("bytes", raw))
+        if isinstance(value, Exception) and not return_exceptions:
+            raise value
+        values.append(value)
+    return values
+
+
+def _enough(return_when: ReturnWhen) -> Callable[[Mapping[str, bytes]], bool] | None:
+    if return_when == "FIRST_COMPLETED":
+        return bool
+    if return_when == "FIRST_EXCEPTION":
+        return lambda found: any(read_document(raw).state != JobState.SUCCESS for raw in found.values())
+    return None
+
+
+def _parted(
+    results: Sequence[AsyncResult[Any]], found: Mapping[str, bytes]
+) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
+    done = {each for each in results if each.key in found}
+    return done, set(results) - done

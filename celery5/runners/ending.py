@@ -1,0 +1,48 @@
+"""Ending: what a task returned or raised, as an outcome.
+
+Floor: runners. Reads: nothing. Writes: nothing.
+"""
+
+import traceback
+from typing import Any
+
+from celery5.protocol.arguments import encode_value
+from celery5.protocol.envelope import Failure
+from celery5.protocol.verdict import Interrupted, Raised, Reason, Refused, Returned
+
+TRACEBACK_LIMIT = 8_000
+"""Characters of a traceback that travel with the failure; the end says most."""
+TEXT_LIMIT = 2_000
+
+INTERRUPTED = Interrupted()
+
+
+def returned(value: Any) -> Returned | Refused:
+    """The outcome of a task that returned `value`: refused when it has no JSON form."""
+    try:
+        return Returned(encode_value(value))
+    except TypeError as error:
+        return Refused(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT]))
+
+
+def raised(error: BaseException) -> Raised:
+    """The outcome of a task that raised `error`."""
+    return Raised(failure_of(error))
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An error as text. Never raises, whatever the error's own methods do."""
+    text = "".join(traceback.format_exception(error))
+    return Failure(
+        type=type(error).__qualname__,
+        message=_text(error),
+        args=tuple(_text(each, repr) for each in error.args),
+        traceback=text[-TRACEBACK_LIMIT:],
+    )
+
+
+def _text(value: object, form: Any = str) -> str:
+    try:
+        return str(form(value))[:TEXT_LIMIT]
+    except Exception:  # noqa: BLE001  a broken __str__ must not cost the job
+        return f"<{type(value).__name__} that cannot be shown>"

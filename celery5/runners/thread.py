@@ -1,0 +1,43 @@
+"""Thread runner: runs `def` tasks in worker threads.
+
+Floor: runners. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from celery5.protocol.verdict import Outcome
+from celery5.runners.ending import INTERRUPTED, raised, returned
+
+
+class ThreadRunner:
+    """Runs CPU-bound tasks (C61), at most `slots` at once.
+
+    A thread cannot be killed. When its scope is cancelled the job counts as interrupted and the thread is left to
+    itself; it sees that through `trio.from_thread.check_cancelled()`.
+    """
+
+    def __init__(self, *, slots: int) -> None:
+        self._limiter = trio.CapacityLimiter(slots)
+
+    async def execute(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], scope: trio.CancelScope
+    ) -> Outcome:
+        """Run to the end or until `scope` is cancelled, which gives Interrupted."""
+        work = partial(_work, function, args, kwargs)
+        with scope:
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        return INTERRUPTED
+
+
+def _work(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
+    """In the thread: the result is encoded here too, off the loop."""
+    try:
+        return returned(function(*args, **kwargs))
+    except trio.Cancelled:
+        raise  # the task asked check_cancelled()
+    except BaseException as error:  # noqa: BLE001  user code may raise anything; it ends here
+        return raised(error)

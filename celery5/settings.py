@@ -1,0 +1,79 @@
+"""Settings: every knob of celery5 with its type, its bounds, its default and one line of explanation.
+
+Floor: domain. Reads: the environment that it is handed. Writes: nothing.
+
+Order: what is said in code or as a flag, then `CELERY5_*` in the environment, then the default. Services never see
+this page: wiring hands them values.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from celery5.errors import Misconfigured
+
+PREFIX = "CELERY5_"
+
+
+def _cores() -> int:
+    return min(os.cpu_count() or 1, 10)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one application. Times are seconds, sizes bytes."""
+
+    broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
+        "redis://127.0.0.1:6379/0"
+    )
+    default_queue: Annotated[str, Meta(description="queue of tasks that name none", min_length=1)] = "default"
+    results_ttl: Annotated[float, Meta(description="how long a result is kept", gt=0)] = 3600.0
+    message_limit: Annotated[int, Meta(description="largest message or result", ge=1024)] = 1024 * 1024
+    concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = 100
+    cpu_slots: Annotated[int, Meta(description="jobs in threads that one worker process runs at once", ge=1)] = (
+        msgspec.field(default_factory=_cores)
+    )
+    grace_period: Annotated[float, Meta(description="how long running jobs may go on after a stop", ge=0)] = 30.0
+    lease: Annotated[float, Meta(description="how long a worker that is silent counts as alive", ge=0.2)] = 10.0
+    max_deliveries: Annotated[int, Meta(description="workers a job may take down before it is buried", ge=1)] = 3
+    read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
+
+
+_TYPES = get_type_hints(Settings, include_extras=True)
+
+
+def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """The settings, from what was said in code and the environment.
+
+    Raises Misconfigured with every error at once, each with its origin.
+    """
+    values: dict[str, Any] = {}
+    errors: list[str] = []
+    for name in said:
+        if name not in _TYPES:
+            errors.append(f"setting {name!r} is not known; known: {', '.join(sorted(_TYPES))}")
+    for name, kind in _TYPES.items():
+        if said.get(name) is not None:
+            origin, raw = f"setting {name}", said[name]
+        elif environ.get(PREFIX + name.upper()):
+            origin, raw = PREFIX + name.upper(), environ[PREFIX + name.upper()]
+        else:
+            continue
+        try:
+            values[name] = msgspec.convert(raw, kind, strict=False)
+        except msgspec.ValidationError as error:
+            errors.append(f"{origin}={raw!r}: {error}")
+    if errors:
+        raise Misconfigured("; ".join(errors))
+    return Settings(**values)
+
+
+def descriptions() -> dict[str, str]:
+    """Each setting's one-line explanation, for the documentation and `--help`."""
+    found = {}
+    for name, kind in _TYPES.items():
+        meta = next(each for each in kind.__metadata__ if isinstance(each, Meta))
+        found[name] = meta.description or ""
+    return found

@@ -1,0 +1,239 @@
+"""Task: a declared function, and the ways to send it.
+
+Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
+"""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.arguments import Parameters, ResultType
+from celery5.protocol.envelope import VERSION, Envelope, encode
+from celery5.protocol.job import Job, Options, new_id
+from celery5.protocol.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.result import AsyncResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+Kind = Literal["trio", "asyncio", "thread"]
+"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, or in a thread (CEP rows C60, C61)."""
+
+
+class Task(Generic[P, R_co]):
+    """A task: `delay` it and its function runs on a worker; call it and the function runs here.
+
+    `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
+    runs on Trio (or asyncio, when declared so), `def` in a thread.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R_co] | Callable[P, Awaitable[R_co]],
+        *,
+        app: "App | None" = None,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        options: Options | None = None,
+    ) -> None:
+        if not callable(function):
+            raise Misconfigured(f"@task takes a function, got {type(function).__name__}")
+        self.function = function
+        self.name = name or f"{function.__module__}.{function.__qualname__}"
+        self.kind = _kind(function, loop, self.name)
+        self.options_ = (options or Options()).checked()
+        self._app = app
+        self.parameters = Parameters(self.name, function)
+        self.result_type = ResultType(self.parameters.returns)
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__name__ = getattr(function, "__name__", self.name)
+        self.__wrapped__ = function
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    @property
+    def app(self) -> "App":
+        """The application this task belongs to."""
+        if self._app is None:
+            from celery5.app import owner_of  # noqa: PLC0415  tasks are declared before there is an application
+
+            self._app = owner_of(self)
+        return self._app
+
+    def adopt(self, app: "App") -> None:
+        """Belong to `app` from now on, unless it belongs to one already."""
+        if self._app is None:
+            self._app = app
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the task was declared with no application and has not been adopted by one."""
+        return self._app is None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How a failed job of this task is tried again."""
+        return self.options_.policy(self.app.retry_policy)
+
+    def options(self, **options: Any) -> Self:
+        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `ignore_result`,
+        `max_retries`, `backoff`, `cap` or `jitter`. Raises Misconfigured."""
+        unknown = sorted(set(options) - set(Options.__struct_fields__))
+        if unknown:
+            known = ", ".join(Options.__struct_fields__)
+            raise Misconfigured(f"{self.name}: option {unknown[0]!r} is not known; known: {known}")
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._app = self.app
+        twin.options_ = msgspec.structs.replace(self.options_, **options).checked()
+        return twin
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
+        raw_args, raw_kwargs = self.parameters.encode(args, kwargs)
+        options, app, now = self.options_, self.app, time.time()
+        envelope = Envelope(
+            v=VERSION,
+            id=new_id(),
+            task=self.name,
+            args=raw_args,
+            kwargs=raw_kwargs,
+            sent=round(now, 6),
+            expires=options.expiry(now),
+            retry=self.policy if options.has_policy else None,
+            ignore_result=options.ignore_result,
+        )
+        message = app.fitting(encode(envelope), self.name)
+        queue = options.queue or app.settings.default_queue
+        return Job(envelope.id, self.name, queue, message, options.at(), options.ignore_result)
+
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
+        """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
+        return Signature(self, args, kwargs)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+        """Send the job and return its handle. For plain Python; inside an event loop await `adelay`."""
+        return self.app.send_many([Signature(self, args, kwargs)], instead="adelay")[0]
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+        """Send the job and return its handle, from Trio or asyncio."""
+        return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
+
+
+class CoroutineTask(Task[P, R_co]):
+    """A task declared with `async def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        """Run the function here, with no queue in between: await what this gives."""
+        return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
+
+
+class FunctionTask(Task[P, R_co]):
+    """A task declared with `def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function here and now, with no queue in between."""
+        return cast("R_co", self.function(*args, **kwargs))
+
+
+class Signature(Generic[R_co]):
+    """A task with its arguments, not sent yet: `charge.s(7, amount)`. For `send_many`; immutable."""
+
+    __slots__ = ("_args", "_kwargs", "task")
+
+    def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.task = task
+        self._args = args
+        self._kwargs = kwargs
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
+        return f"{self.task.name}({', '.join([*map(repr, self._args), *named])})"
+
+    def job(self) -> Job:
+        """The job, with an id of its own each time."""
+        return self.task.job(*self._args, **self._kwargs)
+
+    def delay(self) -> "AsyncResult[R_co]":
+        """Send it. For plain Python."""
+        return self.task.delay(*self._args, **self._kwargs)
+
+    async def adelay(self) -> "AsyncResult[R_co]":
+        """Send it, from Trio or asyncio."""
+        return await self.task.adelay(*self._args, **self._kwargs)
+
+
+def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
+    if loop not in ("trio", "asyncio"):
+        raise Misconfigured(f"task {name}: loop is {loop!r}; use 'trio' or 'asyncio'")
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise Misconfigured(f"task {name} is a generator function: a task returns one value")
+    if inspect.iscoroutinefunction(function):
+        return "asyncio" if loop == "asyncio" else "trio"
+    if loop == "asyncio":
+        raise Misconfigured(f"task {name} is not async: loop='asyncio' is for async def")
+    return "thread"
+
+
+class Decorator(Protocol):
+    """The type of `@app.task(...)` with options."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+
+
+class Declare:
+    """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
+
+    def __init__(self, keep: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
+        self._keep = keep
+        self._app = app
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        expires: float | None = None,
+        ignore_result: bool = False,
+        max_retries: int | None = None,
+        backoff: float | None = None,
+        cap: float | None = None,
+        jitter: bool | None = None,
+    ) -> Decorator: ...
+    def __call__(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        **options: Any,
+    ) -> Any:
+        """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
+
+        def declared(function: Callable[..., Any]) -> Task[Any, Any]:
+            kind = CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
+            task = kind(function, app=self._app, name=name, loop=loop, options=Options(**options))
+            self._keep(task)
+            return task
+
+        return declared if function is None else declared(function)

@@ -1,0 +1,67 @@
+"""Burst: ends the worker when all of its queues are done.
+
+Floor: services. Reads: the sizes of its queues. Writes: nothing.
+
+Done means: nothing on a stream, nothing with any worker, nothing scheduled, no retry to come (F37).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.calls import Size
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerUnavailable
+from celery5.log import Log
+from celery5.services.ledger import Ledger
+
+PAUSE = 0.05
+"""Seconds between two looks."""
+
+
+class Performs(Protocol):
+    """Makes several trips in one write."""
+
+    async def perform_all(self, calls: Sequence[Call[Size]], /) -> list[Size]: ...
+
+
+class Burst:
+    """Sets `done` once nothing is left to do. Does nothing when `enabled` is false."""
+
+    def __init__(
+        self,
+        *,
+        redis: Performs,
+        consumed: Sequence[QueueKeys],
+        ledger: Ledger,
+        done: trio.Event,
+        log: Log,
+        burst: bool,
+    ) -> None:
+        self._redis = redis
+        self._consumed = consumed
+        self._ledger = ledger
+        self._done = done
+        self._log = log
+        self._enabled = burst
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look until all is done."""
+        task_status.started()
+        while self._enabled and not (len(self._ledger) == 0 and await self.is_done()):
+            await trio.sleep(PAUSE)
+        if self._enabled:
+            self._log.event("burst:done")
+            self._done.set()
+        await trio.sleep_forever()
+
+    async def is_done(self) -> bool:
+        """Whether nothing is left on any queue. False when Redis does not answer."""
+        try:
+            sizes = await self._redis.perform_all([calls.measure(keys) for keys in self._consumed])
+        except BrokerUnavailable:
+            return False
+        return not any(size.unfinished for size in sizes)

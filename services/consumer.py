@@ -1,0 +1,206 @@
+"""Consumer: reads jobs, never more than there is room for, and hands each to the queue of its kind (C55).
+
+Floor: services. Reads: the streams of its queues. Writes: the Internal Tasks Queues; the Internal Results Queue, for
+jobs that cannot run here and for jobs given back.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.calls import Entry
+from celery5.broker.keys import QueueKeys
+from celery5.broker.link_events import LinkStatistics
+from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery, settlement
+from celery5.protocol.envelope import Failure, read_envelope
+from celery5.protocol.prefetch import HORIZON, Pace, to_read
+from celery5.protocol.verdict import Bury, Reason, Release
+from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.lease import Lease
+from celery5.services.ledger import Ledger
+from celery5.task import Task
+
+AGAIN = 0.1
+"""Seconds between attempts while Redis is away."""
+STALE = 5 * HORIZON
+"""Seconds that a job may wait unstarted in this worker before it is given back for others to run."""
+PAGE = 100
+"""Jobs of its own that a worker looks through in one trip."""
+
+
+class Performs(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
+
+
+class Reader(Performs, Protocol):
+    """A connection for blocking reads, which counts how often it was made."""
+
+    def statistics(self) -> LinkStatistics: ...
+
+
+class Consumer:
+    """Reads for one worker. Stopping it gives back what has not been started."""
+
+    def __init__(
+        self,
+        *,
+        reader: Reader,
+        redis: Performs,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Task[..., Any]],
+        queues: Mapping[str, TasksQueue],
+        paces: Mapping[str, Pace],
+        budget: ConcurrencyBudget,
+        results: ResultsQueue,
+        ledger: Ledger,
+        lease: Lease,
+        log: Log,
+        worker: str,
+        read_block: float,
+        results_ttl: float,
+    ) -> None:
+        self._reader = reader
+        self._redis = redis
+        self._consumed = list(consumed)
+        self._tasks = tasks
+        self._queues = queues
+        self._paces = paces
+        self._budget = budget
+        self._results = results
+        self._ledger = ledger
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._block = read_block
+        self._ttl = results_ttl
+        self._connects = 1
+        self._kinds = {task.kind for task in tasks.values()}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give_back_on)
+            task_status.started()
+            try:
+                while True:
+                    await self._fetch_or_wait()
+            finally:
+                self.give_back()
+
+    async def fetch(self) -> int:
+        """One pass: wait for room, read, hand on. Gives how many jobs were read."""
+        connects = self._reader.statistics().connects
+        if connects != self._connects:
+            # The reading connection was made anew: an answer may have been lost on the way.
+            await self._audit()
+            self._connects = connects
+        count = await self._room()
+        entries = await self._reader.perform(self._read(count))
+        # No checkpoint between the read and the ledger: what was read must be known to be ours.
+        self._take(entries)
+        return len(entries)
+
+    def give_back(self) -> None:
+        """Release what waits unstarted; its attempt is not counted (I9)."""
+        for queue in self._queues.values():
+            for delivery in queue.drain():
+                self._settle(delivery, Release())
+
+    async def _fetch_or_wait(self) -> None:
+        try:
+            await self.fetch()
+        except BrokerUnavailable as error:
+            self._log.event("consumer:waiting", "warning", why=str(error))
+            self._connects = -1
+            await trio.sleep(AGAIN)
+        except BrokerReplied as error:
+            if error.code != "NOGROUP":
+                raise
+            raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
+
+    async def _room(self) -> int:
+        """How many jobs to read now, once there is room for one."""
+        while True:
+            count = min((self._room_for(kind) for kind in self._kinds), default=1)
+            if count:
+                return count
+            await self._ledger.changed()
+
+    def _room_for(self, kind: str) -> int:
+        mean = self._paces[kind].mean
+        return to_read(slots=self._budget.slots(kind), held=self._ledger.held(kind), mean=mean)
+
+    def _read(self, count: int) -> Call[list[Entry]]:
+        """COUNT holds for each stream: with less room than queues, the queues take turns."""
+        share = count // len(self._consumed)
+        if share:
+            return calls.read(self._consumed, self._worker, count=share, block=self._block)
+        self._consumed.append(self._consumed.pop(0))
+        return calls.read(self._consumed[:1], self._worker, count=1, block=min(self._block, AGAIN))
+
+    async def _audit(self) -> None:
+        lost = 0
+        for keys in self._consumed:
+            after = b"0"
+            while True:
+                entries = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
+                missing = [each for each in entries if (each.queue, each.id) not in self._ledger]
+                self._take(missing)
+                lost += len(missing)
+                if len(entries) < PAGE:
+                    break
+                after = entries[-1].id
+        if lost:
+            self._log.event("consumer:found", "warning", count=lost, why="their delivery was lost with a connection")
+
+    def _take(self, entries: Sequence[Entry]) -> None:
+        now = time.time()
+        for entry in entries:
+            delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now)
+            try:
+                envelope = delivery.envelope = read_envelope(entry.message)
+            except Corrupt as error:
+                self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
+                continue
+            if envelope.task not in self._tasks:
+                text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
+                self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
+                continue
+            kind = delivery.kind = self._tasks[envelope.task].kind
+            self._kinds.add(kind)
+            self._ledger.adopt(delivery)
+            self._queues[kind].put(delivery)
+
+    def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
+        self._ledger.adopt(delivery)
+        delivery.finished = delivery.read
+        self._settle(delivery, Bury(reason, Failure(type=kind, message=text)))
+        job = delivery.envelope.id if delivery.envelope else ""
+        entry = delivery.entry.decode()
+        self._log.job("error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text)
+
+    def _settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
+        words = settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
+        self._results.put((delivery, words))
+
+    async def _give_back_on(self) -> None:
+        """Short jobs may be followed by long ones: what then waits here is given back, and the pace learnt anew."""
+        while True:
+            await trio.sleep(HORIZON)
+            stale = time.time() - STALE
+            for kind, queue in self._queues.items():
+                if queue and queue.items[0].read < stale:
+                    self._paces[kind].slow()
+                    waiting = queue.drain()
+                    self._log.event("consumer:gave-back", "info", count=len(waiting), kind=kind)
+                    for delivery in waiting:
+                        self._settle(delivery, Release())

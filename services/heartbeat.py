@@ -1,0 +1,115 @@
+"""Heartbeat: keeps this worker's lease alive, whatever the jobs do to its event loop.
+
+Floor: services. Reads: the queues' leases and scheduled jobs. Writes: this worker's leases; wakes the Mover and the
+Recoverer.
+
+The loop renews the lease. Should a job block the loop, a thread that only watches the time renews it instead, over a
+connection of its own that is opened only then. So a long job on a live worker is never given to another (I3).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.calls import Pulse
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.log import Log
+from celery5.services.lease import Lease
+
+BEATS = 3
+"""Beats in one lease."""
+
+
+class Performs(Protocol):
+    """Makes several trips in one write."""
+
+    async def perform_all(self, calls: Sequence[Call[Pulse]], /) -> list[Pulse]: ...
+
+
+class Understudy(Protocol):
+    """A blocking connection."""
+
+    def perform_all(self, calls: Sequence[Call[Pulse]], /) -> list[Pulse]: ...
+
+    def close(self) -> None: ...
+
+
+class Heartbeat:
+    """Renews the leases of one worker on all of its queues, three times in each lease."""
+
+    def __init__(
+        self,
+        *,
+        redis: Performs,
+        understudy: Callable[[], Understudy],
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
+        wake: Sequence[Callable[[QueueKeys, Pulse], None]],
+    ) -> None:
+        self._redis = redis
+        self._understudy = understudy
+        self._consumed = consumed
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._wake = wake
+        self._beaten = time.monotonic()
+        self._stop = threading.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
+        self._stop = threading.Event()
+        await self.beat()
+        watch = threading.Thread(target=self._stand_by, args=(self._stop,), name="celery5-heartbeat", daemon=True)
+        watch.start()
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(self._lease.seconds / BEATS)
+                await self._beat_or_wait()
+        finally:
+            self._stop.set()
+
+    async def beat(self) -> None:
+        """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
+        pulses = await self._redis.perform_all(self._calls())
+        self._beaten = time.monotonic()
+        for keys, pulse in zip(self._consumed, pulses, strict=True):
+            if not pulse.alive:
+                raise self._lease.lose(f"{self._worker} was silent for longer than its lease on queue {keys.queue}")
+            for tell in self._wake:
+                tell(keys, pulse)
+
+    async def _beat_or_wait(self) -> None:
+        try:
+            await self.beat()
+        except BrokerUnavailable as error:
+            self._log.event("heartbeat:missed", "warning", why=str(error))
+
+    def _calls(self) -> list[Call[Pulse]]:
+        return [calls.beat(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+
+    def _stand_by(self, stop: threading.Event) -> None:
+        """In the thread: beat when the loop has missed more than one beat."""
+        pause = self._lease.seconds / BEATS / 2
+        late = self._lease.seconds / BEATS * 1.5
+        redis: Understudy | None = None
+        while not stop.wait(pause):
+            if time.monotonic() - self._beaten < late:
+                continue
+            try:
+                redis = redis or self._understudy()
+                redis.perform_all(self._calls())
+                self._beaten = time.monotonic()
+            except BrokerError:
+                continue  # Redis is away for the loop too, which says so
+        if redis is not None:
+            redis.close()

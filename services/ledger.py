@@ -1,0 +1,49 @@
+"""Ledger: the jobs that this worker holds, from the read to the settlement.
+
+Floor: services. Reads: nothing. Writes: nothing.
+
+It is what bounds everything in a worker: the Consumer reads no more than the ledger has room for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import trio
+
+from celery5.protocol.delivery import Delivery
+
+
+class Ledger:
+    """What is held, by queue and stream entry. One task may wait for it to change."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, bytes], Delivery] = {}
+        self._kinds: Counter[str] = Counter()
+        self._changed = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, place: tuple[str, bytes]) -> bool:
+        return place in self._held
+
+    def held(self, kind: str) -> int:
+        """How many jobs of one kind are held."""
+        return self._kinds[kind]
+
+    def adopt(self, delivery: Delivery) -> None:
+        """This worker holds `delivery` now."""
+        self._held[delivery.queue, delivery.entry] = delivery
+        self._kinds[delivery.kind] += 1
+
+    def settled(self, deliveries: Iterable[Delivery]) -> None:
+        """These are settled: there is room for others."""
+        for delivery in deliveries:
+            if self._held.pop((delivery.queue, delivery.entry), None) is not None:
+                self._kinds[delivery.kind] -= 1
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Wait until something was settled since this was last waited for."""
+        await self._changed.wait()
+        self._changed = trio.Event()

@@ -1,0 +1,95 @@
+"""Mover: moves scheduled jobs and retries to their queue when their time has come.
+
+Floor: services. Reads: scheduled jobs; the channels that announce earlier ones. Writes: what `promote.lua` says.
+
+Jobs wait in Redis, not here: the Mover only knows when the next one falls due. Any number of workers may move at
+once; each job moves once.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.calls import Pulse
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.log import Log
+
+PORTION = 100
+"""Jobs moved in one trip."""
+AGAIN = 0.5
+"""Seconds between attempts while Redis is away."""
+
+Moved = tuple[int, float | None]
+
+
+class Performs(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[Moved], /) -> Moved: ...
+
+
+class Mover:
+    """Watches the time of the scheduled jobs of a worker's queues."""
+
+    def __init__(self, *, redis: Performs, consumed: Sequence[QueueKeys], log: Log) -> None:
+        self._redis = redis
+        self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
+        self._log = log
+        self._due: dict[str, float] = {}
+        self._news = trio.Event()
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to."""
+        return [keys.wake for keys in self._queues.values()]
+
+    def hear(self, keys: QueueKeys, pulse: Pulse) -> None:
+        """The Heartbeat's news of one queue."""
+        if pulse.due_in is not None:
+            self._expect(keys, trio.current_time() + pulse.due_in)
+
+    def wake(self, channel: bytes, _payload: bytes) -> None:
+        """A job was scheduled or will be retried before all others: look when."""
+        self._expect(self._queues[channel], trio.current_time())
+
+    def look_again(self) -> None:
+        """The listening connection was made anew: something may have been missed."""
+        for keys in self._queues.values():
+            self._expect(keys, trio.current_time())
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Move jobs as they fall due, until cancelled."""
+        self.look_again()
+        task_status.started()
+        while True:
+            with trio.move_on_at(min(self._due.values(), default=math.inf)):
+                await self._news.wait()
+            self._news = trio.Event()
+            await self.move()
+
+    async def move(self) -> int:
+        """One pass over the queues whose next job is due. Gives how many jobs were moved."""
+        total = 0
+        for keys in self._queues.values():
+            if self._due.get(keys.queue, math.inf) > trio.current_time():
+                continue
+            del self._due[keys.queue]
+            try:
+                moved, due_in = await self._redis.perform(calls.promote(keys, limit=PORTION))
+            except (BrokerUnavailable, BrokerReplied) as error:
+                self._log.event("mover:waiting", "warning", queue=keys.queue, why=str(error))
+                moved, due_in = 0, AGAIN
+            total += moved
+            if due_in is not None:
+                self._expect(keys, trio.current_time() + due_in)
+        return total
+
+    def _expect(self, keys: QueueKeys, when: float) -> None:
+        if when < self._due.get(keys.queue, math.inf):
+            self._due[keys.queue] = when
+            self._news.set()

@@ -1,0 +1,125 @@
+"""Result Publisher: settles outcomes, many in one trip (C56).
+
+Floor: services. Reads: the Internal Results Queue. Writes: what `settle.lua` says: results, states, next attempts, dead
+letters, acknowledgements.
+
+Whatever finished while one trip was under way goes with the next: at low load a batch is one outcome and nothing
+waits, at high load it is hundreds. An outcome is kept until Redis has it, however long that takes (I2).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery, Words
+from celery5.services.internal_queues import ResultsQueue
+from celery5.services.lease import Lease
+from celery5.services.ledger import Ledger
+
+BATCH = 256
+"""The most outcomes in one trip: a script holds the server up while it runs."""
+AGAIN = 0.1
+"""Seconds between attempts while Redis is away."""
+FLUSH_LIMIT = 10.0
+"""Seconds that a stopping worker gives the last outcomes."""
+
+Outcomes = Sequence[tuple[Delivery, Words]]
+
+
+class Performs(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[int], /) -> int: ...
+
+
+class ResultPublisher:
+    """Settles what the executors and the Consumer put into the results queue."""
+
+    def __init__(
+        self,
+        *,
+        redis: Performs,
+        consumed: Sequence[QueueKeys],
+        results: ResultsQueue,
+        ledger: Ledger,
+        lease: Lease,
+        log: Log,
+        worker: str,
+    ) -> None:
+        self._redis = redis
+        self._queues = {keys.queue: keys for keys in consumed}
+        self._results = results
+        self._ledger = ledger
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._unsettled: Outcomes = ()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Settle until cancelled, then settle what is left. Raises LeaseLost when this worker counts as dead."""
+        task_status.started()
+        try:
+            while True:
+                first = await self._results.take()
+                self._unsettled = [first, *self._results.drain(BATCH - 1)]
+                await self.settle(self._unsettled)
+                self._unsettled = ()
+        finally:
+            if not self._lease.lost:
+                with trio.move_on_after(FLUSH_LIMIT, shield=True):
+                    await self._flush()
+
+    async def settle(self, outcomes: Outcomes) -> None:
+        """Settle outcomes of any queues, each queue in one trip."""
+        by_queue: dict[str, list[tuple[Delivery, Words]]] = {}
+        for outcome in outcomes:
+            by_queue.setdefault(outcome[0].queue, []).append(outcome)
+        for queue, batch in by_queue.items():
+            await self._settle(self._queues[queue], batch)
+            self._ledger.settled(delivery for delivery, _ in batch)
+
+    async def _settle(self, keys: QueueKeys, batch: Outcomes) -> None:
+        call = calls.settle(keys, self._worker, [words for _, words in batch])
+        waited = False
+        while True:
+            try:
+                owned = await self._redis.perform(call)
+            except BrokerUnavailable as error:
+                if not waited:
+                    self._log.event("results:waiting", "warning", count=len(batch), why=str(error))
+                waited = True
+                await trio.sleep(AGAIN)
+            except BrokerReplied as error:
+                if error.code not in _PASSING:
+                    raise
+                self._log.event("results:refused", "error", count=len(batch), why=str(error))
+                waited = True
+                await trio.sleep(10 * AGAIN)
+            else:
+                break
+        if owned < 0:
+            self._log.event("results:dropped", "error", count=len(batch), jobs=_ids(batch), why="this worker lost its lease")
+            raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
+        if owned < len(batch) and not waited:
+            self._log.event("results:settled-before", "warning", count=len(batch) - owned)
+
+    async def _flush(self) -> None:
+        await self.settle(self._unsettled)
+        self._unsettled = ()
+        while self._results:
+            await self.settle(self._results.drain(BATCH))
+
+
+_PASSING = frozenset({"OOM", "MISCONF", "BUSY", "NOREPLICAS"})
+"""Error replies that pass: memory is full, the disk is full, another script runs."""
+
+
+def _ids(batch: Outcomes) -> list[str]:
+    return [words[2] for _, words in batch[:20]]
+
