@@ -1,0 +1,129 @@
+"""Children: every process the benchmark starts, what it costs, and its certain end.
+
+Floor: benchmarks. Reads: /proc where there is one. Writes: nothing.
+
+Each child leads a session of its own. Whoever is in that session, or descends from the child, ends with it, by pid.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Child:
+    """A running process and all that came from it."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._log = log
+        _alive.append(self)
+
+    def members(self) -> list[int]:
+        """The pids of the child, its session and its descendants."""
+        found = {self._process.pid}
+        for pid, parent, session in sorted(_processes()):
+            if session == self._process.pid or parent in found:
+                found.add(pid)
+        return sorted(found)
+
+    def failed(self) -> str | None:
+        """Why the child is no longer there, or None while it lives."""
+        code = self._process.poll()
+        return None if code is None else f"exit code {code}: {self.last_words()}"
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip()[:300] if lines else "no output"
+
+    def stop(self, limit: float) -> None:
+        """Ask it to end, as a service manager would, and insist after `limit` seconds."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit)
+        self.end()
+
+    def end(self) -> None:
+        """Kill it and everything that came from it, now."""
+        for pid in self.members():
+            if self._process.returncode is None or pid != self._process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        if self in _alive:
+            _alive.remove(self)
+
+
+_alive: list[Child] = []
+
+
+@atexit.register
+def end_all() -> None:
+    """End whatever still lives."""
+    for child in _alive.copy():
+        child.end()
+
+
+def memory(children: Sequence[Child]) -> float:
+    """Resident memory of the children and all that came from them, in MiB, shared pages counted in each process."""
+    total = 0
+    for child in children:
+        for pid in child.members():
+            with contextlib.suppress(OSError):
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    return total / 2**20
+
+
+def processor(children: Sequence[Child]) -> float:
+    """Processor time used by the children and all that came from them, in seconds."""
+    ticks = 0
+    for child in children:
+        for pid in child.members():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICK
+
+
+def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: float) -> str:
+    """Run a child to its end and give what it wrote. Raises RuntimeError when it fails or outlives `limit` seconds."""
+    child = Child(command, environment, log)
+    try:
+        deadline = time.monotonic() + limit
+        while (reason := child.failed()) is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not done after {limit:.0f} s; last line: {child.last_words()}")
+            time.sleep(0.01)
+        if not reason.startswith("exit code 0:"):
+            raise RuntimeError(reason)
+        return log.read_text(errors="replace")
+    finally:
+        child.end()
+
+
+def _processes() -> list[tuple[int, int, int]]:
+    """pid, parent and session of every process; empty where there is no /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            found.append((int(stat.parent.name), int(fields[1]), int(fields[3])))
+    return found

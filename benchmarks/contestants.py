@@ -1,0 +1,75 @@
+"""Contestants: who is measured, at which versions, with how many jobs, and what must be known to read their figures.
+
+Floor: benchmarks. Reads: nothing. Writes: nothing.
+
+Versions are pinned, so that a table can be made again. `drain_at` is the concurrency at which a peer drained no-op jobs
+fastest when it was tried; every peer sleeps at a concurrency of 100.
+"""
+
+from dataclasses import dataclass, field
+
+OURS = "celery5"
+BARE = "bare redis-py XADD"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row of the tables.
+
+    `enqueue` and `drain` are numbers of jobs, about one and a half and three seconds' worth. `own_processes` says that
+    one command starts several workers; others are started several times. `skips` maps a measure to why it has none.
+    """
+
+    name: str
+    module: str
+    packages: tuple[str, ...]
+    enqueue: int
+    drain: int
+    drain_at: int = 100
+    own_processes: bool = True
+    variant: str = ""
+    options: str = ""
+    skips: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> str:
+        """The folder name of the virtual environment; variants of one peer share it."""
+        return self.module.removesuffix("_app")
+
+
+CELERY = ("celery[redis]==5.7.0", "hiredis==3.5.0")
+TASKIQ = ("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis==3.5.0", "uvloop==0.23.0")
+NO_CONCURRENCY = "one job at a time in each process"
+CHECKOUT = "."
+"""Stands for this checkout among the packages of an environment."""
+
+CONTESTANTS = (
+    Contestant("celery", "celery_app", CELERY, 1_500, 1_500, skips={"naps": NO_CONCURRENCY}),
+    Contestant(
+        "celery, threads", "celery_app", CELERY, 1_500, 2_000, drain_at=10, own_processes=False, variant="threads"
+    ),
+    Contestant("dramatiq", "dramatiq_app", ("dramatiq[redis]==2.2.1", "hiredis==3.5.0"), 4_500, 6_000, drain_at=16),
+    Contestant(
+        "rq", "rq_app", ("rq==2.12.0", "hiredis==3.5.0"), 2_500, 500, own_processes=False,
+        skips={"naps": NO_CONCURRENCY},
+    ),
+    Contestant(
+        "huey", "huey_app", ("huey==3.5.4", "redis==8.1.0", "hiredis==3.5.0"), 6_000, 7_000, drain_at=4,
+        own_processes=False,
+    ),
+    Contestant(
+        "arq", "arq_app", ("arq==0.28.0", "hiredis==3.5.0", "uvloop==0.23.0"), 2_000, 3_000, own_processes=False
+    ),
+    Contestant(
+        "saq", "saq_app", ("saq[redis,hiredis]==0.26.4", "typing_extensions", "uvloop==0.23.0"), 4_000, 4_000, drain_at=50,
+        own_processes=False,
+    ),
+    Contestant("taskiq, streams", "taskiq_app", TASKIQ, 2_500, 6_000, drain_at=20, variant="stream"),
+    Contestant("taskiq, list", "taskiq_app", TASKIQ, 2_500, 6_000, drain_at=20, variant="list"),
+    Contestant("streaq", "streaq_app", ("streaq==7.2.0", "hiredis==3.5.0", "uvloop==0.23.0"), 2_500, 3_000, drain_at=50),
+    Contestant(OURS, "celery5_app", (CHECKOUT,), 8_000, 100_000),
+    Contestant(
+        BARE, "bare_app", ("redis==8.1.0", "hiredis==3.5.0"), 10_000, 100_000,
+        skips=dict.fromkeys(("drain1", "drain2", "latency", "naps", "commands"), "no worker"),
+    ),
+)  # fmt: skip

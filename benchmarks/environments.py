@@ -1,0 +1,91 @@
+"""Environments: a virtual environment for each peer, made when it is first needed and kept.
+
+Floor: benchmarks. Reads: CELERY5_BENCH_CACHE, this checkout. Writes: the cache folder (~/.cache/celery5-bench).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from contestants import CHECKOUT, Contestant
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 300.0
+"""Seconds that one step of making an environment may take."""
+LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "site", "htmlcov")
+
+
+class CannotPrepare(Exception):
+    """An environment could not be made; the message is the last line of the tool that failed."""
+
+
+def cache() -> Path:
+    """Where environments are kept."""
+    given = os.environ.get("CELERY5_BENCH_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "celery5-bench"
+
+
+def prepare(contestant: Contestant) -> Path:
+    """Give the Python of the contestant's environment, made or refreshed as needed. Raises CannotPrepare."""
+    folder = cache() / contestant.environment
+    python = folder / "bin" / "python"
+    wanted = f"{sys.version}\n{contestant.packages}\n"
+    ready = folder / "ready.txt"
+    if not (ready.exists() and ready.read_text() == wanted):
+        shutil.rmtree(folder, ignore_errors=True)
+        _make(folder)
+        _install(python, [package for package in contestant.packages if package != CHECKOUT])
+        ready.write_text(wanted)
+    if CHECKOUT in contestant.packages:
+        _install_checkout(python)
+    return python
+
+
+def _install_checkout(python: Path) -> None:
+    """Install a copy of the working tree, as a user would get it; the tree itself stays clean."""
+    with tempfile.TemporaryDirectory(prefix="celery5-bench-") as folder:
+        copy = Path(folder) / "celery5"
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
+        _install(python, [str(copy)], again=True)
+
+
+def _uv() -> str | None:
+    beside = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(beside) if beside.exists() else None)
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if uv := _uv():
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
+    else:
+        _run([sys.executable, "-m", "venv", str(folder)])
+
+
+def _install(python: Path, packages: list[str], *, again: bool = False) -> None:
+    if not packages:
+        return
+    if uv := _uv():
+        fresh = ["--reinstall-package", "celery5"] if again else []
+        _run([uv, "pip", "install", "--quiet", "--python", str(python), *fresh, *packages])
+    else:
+        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+        if again:
+            _run(
+                [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", *packages]
+            )
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL
+        )
+    except subprocess.CalledProcessError as error:
+        said = [line for line in (error.stderr or error.stdout).splitlines() if line.strip()]
+        raise CannotPrepare(" / ".join(said[-3:]) if said else f"exit code {error.returncode}") from None
+    except subprocess.TimeoutExpired:
+        raise CannotPrepare(f"{command[0]} took longer than {LIMIT:.0f} s") from None

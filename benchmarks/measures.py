@@ -1,0 +1,244 @@
+"""Measures: what is measured of one contestant, each in one function, all by the same method.
+
+Floor: benchmarks. Reads and writes: the benchmark's own server and a temporary folder.
+
+Drain: the queue is filled first, then workers start. Each job stamps the time at which it ran. The rate counts from the
+moment when the last of the processes had begun its first job to the last job of all, so that neither start-up nor
+the head start of one process counts. Filling the queue is the measurement of bulk enqueueing.
+"""
+
+import json
+import os
+import shutil
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import children
+from children import Child
+from contestants import Contestant
+from peers.contract import SLEEP as NAP
+from peers.stamps import Reader
+from server import Monitor, Server
+
+Figures = dict[str, float]
+PEERS = Path(__file__).resolve().parent / "peers"
+NAPS = 5_000
+NAPS_AT = 100
+START_LIMIT = 30.0
+IDLE_AFTER = 2.0
+
+
+class Failed(Exception):
+    """A contestant did not do what was asked; the message says how."""
+
+
+@dataclass
+class Stand:
+    """One contestant at the server: how its producers and workers are started and watched."""
+
+    contestant: Contestant
+    python: Path
+    server: Server
+    folder: Path
+    scale: float
+    limit: float
+    jobs: int | None = None
+
+    def amount(self, usual: int) -> int:
+        """How many jobs to use where `usual` is the contestant's number for a full run."""
+        return self.jobs if self.jobs is not None else max(100, int(usual * self.scale))
+
+    def environment(self, results: bool, concurrency: int) -> dict[str, str]:
+        """What a peer's module reads."""
+        foreign = ("BENCH_", "CELERY", "PYTHON")
+        return {key: value for key, value in os.environ.items() if not key.startswith(foreign)} | {
+            "BENCH_URL": self.server.url,
+            "BENCH_STAMPS": str(self.stamps),
+            "BENCH_RESULTS": "1" if results else "0",
+            "BENCH_VARIANT": self.contestant.variant,
+            "BENCH_OPTIONS": self.contestant.options,
+            "BENCH_CONCURRENCY": str(concurrency),
+            "PYTHONPATH": str(PEERS),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    @property
+    def stamps(self) -> Path:
+        """Where the workers stamp."""
+        return self.folder / "stamps"
+
+    def ask(self, verb: str, *numbers: int) -> list[str]:
+        """The command that asks something of this contestant."""
+        return [str(self.python), str(PEERS / "ask.py"), self.contestant.module, verb, *map(str, numbers)]
+
+    def produce(self, verb: str, n: int, *, results: bool = False) -> dict[str, float]:
+        """Run a producer to its end and give what it said."""
+        environment = self.environment(results, NAPS_AT)
+        try:
+            out = children.run(self.ask(verb, n), environment, self.folder / "producer.log", self.limit)
+            told: dict[str, float] = json.loads(out.strip().splitlines()[-1])
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise Failed(f"{verb}: {error}") from None
+        return told
+
+    @contextmanager
+    def workers(self, processes: int, concurrency: int, *, results: bool = False) -> Iterator[list[Child]]:
+        """Workers that run while the block does."""
+        shutil.rmtree(self.stamps, ignore_errors=True)
+        self.stamps.mkdir(parents=True)
+        own = self.contestant.own_processes
+        environment = self.environment(results, concurrency)
+        command = self.ask("worker", processes if own else 1, concurrency)
+        logs = [self.folder / f"worker-{i}.log" for i in range(1 if own else processes)]
+        started = [Child(command, environment, log) for log in logs]
+        try:
+            yield started
+        finally:
+            for child in started:
+                child.end()
+
+    def drained(self, queued: int, workers: list[Child]) -> "Drained":
+        """Wait until all jobs ran, a limited time, while the workers live."""
+        reader = Reader(self.stamps)
+        _until(reader, 1, workers, START_LIMIT)
+        seen, used, served = reader.total(), children.processor(workers), self.server.processor()
+        _until(reader, queued, workers, self.limit)
+        jobs = max(reader.total() - seen, 1)
+        return Drained(
+            stamps=reader.by_process(),
+            worker_us=(children.processor(workers) - used) / jobs * 1e6,
+            server_us=(self.server.processor() - served) / jobs * 1e6,
+        )
+
+
+@dataclass
+class Drained:
+    """What a drained queue tells: when each job ran, by process, and processor time per job in microseconds."""
+
+    stamps: "list[array[int]]"
+    worker_us: float
+    server_us: float
+
+    def first(self) -> int:
+        """When the first job ran, in nanoseconds of the monotonic clock."""
+        return min(process[0] for process in self.stamps)
+
+    def last(self) -> int:
+        """When the last job ran."""
+        return max(process[-1] for process in self.stamps)
+
+    def rate(self) -> float:
+        """Jobs per second from the last process's first job to the last job of all."""
+        start = max(process[0] for process in self.stamps)
+        counted = sum(1 for process in self.stamps for stamp in process if stamp > start)
+        return counted / max((self.last() - start) / 1e9, 1e-9)
+
+
+def _until(reader: Reader, jobs: int, workers: list[Child], limit: float) -> None:
+    deadline = time.monotonic() + limit
+    while (ran := reader.total()) < jobs:
+        for child in workers:
+            if reason := child.failed():
+                raise Failed(f"a worker ended, {reason}")
+        if time.monotonic() > deadline:
+            raise Failed(f"{ran} of {jobs} jobs ran in {limit:.0f} s; worker: {workers[0].last_words()}")
+        time.sleep(0.005)
+
+
+def enqueue(stand: Stand) -> Figures:
+    """One by one, and the memory that the queued jobs take."""
+    stand.server.flush()
+    before = stand.server.memory()
+    told = stand.produce("enqueue", stand.amount(stand.contestant.enqueue))
+    taken = stand.server.memory() - before
+    jobs = told["queued"] - 1
+    return {
+        "enqueue": jobs / told["seconds"],
+        "enqueue_cpu_us": told["cpu"] / jobs * 1e6,
+        "bytes": taken / told["queued"],
+    }
+
+
+def bulk(stand: Stand) -> Figures:
+    """Many at once."""
+    stand.server.flush()
+    told = stand.produce("bulk", stand.amount(stand.contestant.drain))
+    return {"bulk": (told["queued"] - 1) / told["seconds"], "queued": told["queued"]}
+
+
+def drain(stand: Stand, processes: int) -> Figures:
+    """Fill the queue, then let `processes` workers empty it."""
+    filled = bulk(stand)
+    queued = int(filled.pop("queued"))
+    began = time.monotonic_ns()
+    with stand.workers(processes, stand.contestant.drain_at) as workers:
+        told = stand.drained(queued, workers)
+    return filled | {
+        f"drain{processes}": told.rate(),
+        f"startup{processes}": (told.first() - began) / 1e9,
+        f"worker_cpu_us{processes}": told.worker_us,
+        f"server_cpu_us{processes}": told.server_us,
+        f"ran{processes}": sum(map(len, told.stamps)) / queued,
+    }
+
+
+def naps(stand: Stand) -> Figures:
+    """5,000 jobs of 50 ms at a concurrency of 100, from the start of the first nap to the end of the last."""
+    stand.server.flush()
+    queued = int(stand.produce("sleep", NAPS - 1)["queued"])
+    with stand.workers(1, NAPS_AT) as workers:
+        told = stand.drained(queued, workers)
+    return {"naps": (told.last() - told.first()) / 1e9 + NAP}
+
+
+def latency(stand: Stand) -> Figures:
+    """Round trips to an idle worker, then what that worker costs while it waits."""
+    stand.server.flush()
+    with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
+        laps = sorted(stand.produce("latency", stand.amount(400), results=True)["laps"])  # type: ignore[call-overload]
+        if not laps:
+            raise Failed("no round trip was measured")
+        told = {"p50": laps[len(laps) // 2], "p99": laps[min(len(laps) - 1, int(len(laps) * 0.99))]}
+        time.sleep(IDLE_AFTER)
+        seconds = 10 * max(stand.scale, 0.3)
+        with Monitor(stand.server.port) as monitor:
+            used, before = children.processor(workers), monitor.count
+            time.sleep(seconds)
+            told["idle_commands"] = (monitor.count - before) / seconds
+            told["idle_cpu_ms"] = (children.processor(workers) - used) / seconds * 1000
+        return told | {"rss": children.memory(workers)}
+
+
+def commands(stand: Stand) -> Figures:
+    """Requests that one worker process sends for each job, its start-up included."""
+    stand.server.flush()
+    queued = int(stand.produce("bulk", min(stand.contestant.drain, 5_000))["queued"])
+    with Monitor(stand.server.port) as monitor, stand.workers(1, stand.contestant.drain_at) as workers:
+        stand.drained(queued, workers)
+        time.sleep(0.3)
+        return {"commands": monitor.count / queued}
+
+
+def drain1(stand: Stand) -> Figures:
+    """One worker process."""
+    return drain(stand, 1)
+
+
+def drain2(stand: Stand) -> Figures:
+    """Two worker processes."""
+    return drain(stand, 2)
+
+
+EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
+    "enqueue": enqueue,
+    "bulk": bulk,
+    "drain1": drain1,
+    "drain2": drain2,
+    "latency": latency,
+    "naps": naps,
+}
+ONCE: dict[str, Callable[[Stand], Figures]] = {"commands": commands}

@@ -1,0 +1,74 @@
+"""Contract: what a peer's module must be able to do, and the clock that it measures with.
+
+Floor: benchmarks, beside the peers; the standard library only, for it is imported in every peer's environment.
+Reads: BENCH_URL (the server), BENCH_RESULTS (1 when outcomes are wanted), BENCH_VARIANT. Writes: nothing.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+URL = os.environ.get("BENCH_URL", "redis://127.0.0.1:6379/0")
+RESULTS = os.environ.get("BENCH_RESULTS") == "1"
+VARIANT = os.environ.get("BENCH_VARIANT", "")
+SLEEP = 0.05
+CHUNK = 1000
+"""Jobs handed over at once by peers that send many in one call."""
+WARM_UP_LAPS = 20
+PATIENCE = 10.0
+"""Seconds that a round trip may take before the peer counts as failed."""
+
+
+class Clock:
+    """What a producer measured."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.cpu = 0.0
+        self.laps: list[float] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time a whole block: wall clock and processor time, in seconds."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield
+        self.seconds = time.perf_counter() - wall
+        self.cpu = time.process_time() - cpu
+
+    @contextmanager
+    def lap(self) -> Iterator[None]:
+        """Time one round trip, in milliseconds."""
+        wall = time.perf_counter()
+        yield
+        self.laps.append((time.perf_counter() - wall) * 1000)
+
+
+clock = Clock()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a peer's module can do. The producers queue one warm-up job, then `n`."""
+
+    enqueue: Callable[[int], object]
+    bulk: Callable[[int], object]
+    sleep: Callable[[int], object]
+    latency: Callable[[int], object]
+    worker: Callable[[int, int], object]
+
+
+def chunks(n: int) -> Iterator[range]:
+    """The numbers below `n`, at most CHUNK at a time."""
+    for start in range(0, n, CHUNK):
+        yield range(start, min(n, start + CHUNK))
+
+
+def become(*command: str) -> NoReturn:
+    """Turn this process into a tool of the peer's own environment."""
+    tool = Path(sys.executable).with_name(command[0])
+    os.execv(tool, [str(tool), *command[1:]])

@@ -1,0 +1,83 @@
+"""taskiq as a peer: uvloop, the list broker or the stream broker of taskiq-redis, results only when asked for.
+
+Floor: benchmarks. Reads: BENCH_URL, BENCH_VARIANT (`stream` or `list`). Writes: taskiq's keys on that server.
+"""
+
+import asyncio
+
+import uvloop
+from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock
+from stamps import done
+from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
+
+broker: ListQueueBroker | RedisStreamBroker
+if VARIANT == "stream":
+    broker = RedisStreamBroker(URL, consumer_id="0", max_connection_pool_size=100)
+else:
+    broker = ListQueueBroker(URL, max_connection_pool_size=100)
+if RESULTS:
+    broker = broker.with_result_backend(RedisAsyncResultBackend(URL, result_ex_time=60))
+
+
+@broker.task(task_name="noop")
+async def noop(n: int) -> int:
+    """The smallest job."""
+    done()
+    return n
+
+
+@broker.task(task_name="nap")
+async def nap(n: int) -> int:
+    """A job that waits."""
+    await asyncio.sleep(SLEEP)
+    done()
+    return n
+
+
+async def enqueue(n: int) -> None:
+    """One by one."""
+    await broker.startup()
+    await noop.kiq(0)
+    with clock.running():
+        for i in range(n):
+            await noop.kiq(i)
+
+
+async def bulk(n: int) -> None:
+    """Many calls at once: there is no call for many."""
+    await broker.startup()
+    await noop.kiq(0)
+    with clock.running():
+        for chunk in chunks(n):
+            await asyncio.gather(*[noop.kiq(i) for i in chunk])
+
+
+async def sleep(n: int) -> None:
+    """Jobs that wait."""
+    await broker.startup()
+    for chunk in chunks(n + 1):
+        await asyncio.gather(*[nap.kiq(i) for i in chunk])
+
+
+async def latency(n: int) -> None:
+    """Round trips; the result is polled for every millisecond."""
+    await broker.startup()
+    for i in range(n):
+        with clock.lap():
+            task = await noop.kiq(i)
+            await task.wait_result(check_interval=0.001, timeout=PATIENCE)
+
+
+def worker(processes: int, concurrency: int) -> None:
+    """Its own command, which runs uvloop by itself when that is installed."""
+    size = ("--workers", str(processes), "--max-async-tasks", str(concurrency))
+    become("taskiq", "worker", "taskiq_app:broker", *size, "--log-level", "WARNING", "--no-parse")
+
+
+peer = Peer(
+    lambda n: uvloop.run(enqueue(n)),
+    lambda n: uvloop.run(bulk(n)),
+    lambda n: uvloop.run(sleep(n)),
+    lambda n: uvloop.run(latency(n)),
+    worker,
+)

@@ -1,0 +1,236 @@
+"""Report: the tables, made from the samples; nothing in them is written by hand.
+
+Floor: benchmarks. Reads: README.md. Writes: README.md between its two marks.
+"""
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from contestants import BARE, CONTESTANTS, OURS
+
+Samples = dict[str, dict[str, list[float]]]
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+
+SPEED = {
+    "enqueue": "enqueue/s, one by one",
+    "bulk": "enqueue/s, bulk",
+    "drain1": "drain jobs/s, 1 process",
+    "drain2": "drain jobs/s, 2 processes",
+    "p50": "round trip p50, ms",
+    "p99": "p99, ms",
+    "naps": "5,000 x 50 ms at 100, s",
+    "startup1": "start to first job, s",
+}
+COST = {
+    "commands": "requests per job, worker",
+    "worker_cpu_us1": "worker CPU µs per job",
+    "server_cpu_us1": "server CPU µs per job",
+    "enqueue_cpu_us": "producer CPU µs per job, one by one",
+    "bytes": "bytes per queued job",
+    "rss": "idle worker RSS, MiB",
+    "idle_commands": "idle requests/s",
+    "idle_cpu_ms": "idle CPU ms/s",
+}
+LESS_IS_BETTER = {"p50", "p99", "naps", "startup1", *COST}
+NOTES = """\
+How to read it. Every contestant ran as whole processes against one Redis without persistence, over TCP on loopback, in an
+environment of its own; rounds are interleaved, the order of the contestants changes, figures are medians.
+
+- *Drain*: the queue is filled first; the rate counts from the moment the last process began its first job to the
+  last job, by time stamps that the jobs write to shared memory. Start-up does not count. With two processes on two
+  cores, both share them with Redis.
+- Peers keep **no results** while draining (celery `ignore_result`, rq and arq with a time of 0, saq `ttl=-1`, streaq `ttl=0`,
+  dramatiq, huey and taskiq without a result store); celery5 stores every outcome, logs every job, renews leases and keeps
+  its breakers on. For round trips all store results.
+- celery acknowledges a job before it runs, huey and taskiq's list take it off the queue: a killed worker loses those
+  jobs. dramatiq, rq, arq, saq, taskiq's streams, streaq and celery5 acknowledge afterwards. taskiq's streams are never trimmed.
+- Asynchronous peers run coroutines; celery, dramatiq, huey and rq run plain functions in threads or processes, their
+  native way. Sleeping jobs: celery's prefork pool would need 100 processes and rq runs one job at a time, so neither has a figure.
+- *Bulk*: 1,000 jobs a call for celery (`group`), dramatiq (`group`), rq (`enqueue_many`), streaq (`enqueue_many`), celery5 (`send_many`)
+  and redis-py (a pipeline). huey's `map` sends one by one. arq, saq and taskiq have no call for many: up to 100 at once.
+- *Round trip*: by each peer's documented way of waiting. arq and taskiq poll for results (here every 1 ms), dramatiq and rq block on
+  a key, huey on its notification, saq, celery and streaq on pub/sub; streaq spends 100 ms on closing its subscription.
+- arq's worker polls its queue every 10 ms here; its default of 500 ms would cap the drain. This shows in its idle requests.
+- *Requests per job* are what MONITOR shows less the commands inside scripts, start-up included, over 5,000 jobs at most, in a
+  pass of its own. A pipeline of ten commands counts as ten requests, one script over a hundred jobs as one.
+- *RSS* sums all processes of one worker, parents included, and counts pages they share in each.
+- *Bytes per queued job*: growth of the server's `used_memory` over the jobs sent one by one.
+"""
+
+
+def machine(server: str, rounds: int, quick: bool, load: float, seconds: float) -> dict[str, str]:
+    """Where and when it was measured."""
+    model = platform.processor() or "unknown processor"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].partition(":")[2].strip() if lines else model
+    return {
+        "CPU": f"{model}, {os.cpu_count()} cores",
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "server": server,
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "rounds": f"{rounds}{', quick: figures are rough' if quick else ''}",
+        "load before": f"{load:.2f}",
+        "took": f"{seconds / 60:.1f} minutes",
+    }
+
+
+def medians(figures: Samples) -> dict[str, dict[str, float]]:
+    """The median of each figure."""
+    return {name: {key: median(values) for key, values in kept.items()} for name, kept in figures.items()}
+
+
+def number(value: float | None) -> str:
+    """Three digits that mean something."""
+    if value is None:
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def best(told: dict[str, dict[str, float]], figure: str) -> float | None:
+    """The best that a peer reached."""
+    values = [kept[figure] for name, kept in told.items() if name not in (OURS, BARE) and figure in kept]
+    if not values:
+        return None
+    return min(values) if figure in LESS_IS_BETTER else max(values)
+
+
+def table(told: dict[str, dict[str, float]], columns: dict[str, str]) -> str:
+    """One row for each contestant; the best peer of each column in bold."""
+    lines = ["| | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
+    tops = {figure: best(told, figure) for figure in columns}
+    for one in CONTESTANTS:
+        if one.name not in told:
+            continue
+        cells = []
+        for figure in columns:
+            value = told[one.name].get(figure)
+            shown = number(value)
+            top = value is not None and value == tops[figure] and one.name not in (OURS, BARE)
+            cells.append(f"**{shown}**" if top else shown)
+        name = f"**{one.name}**" if one.name == OURS else one.name
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def budgets(told: dict[str, dict[str, float]]) -> str:
+    """Our figures against what DESIGN part 8 asks."""
+    ours = told.get(OURS, {})
+    bare = told.get(BARE, {}).get("enqueue")
+    rows = (
+        (
+            "drain, 1 process, times the best peer",
+            _ratio(ours.get("drain1"), best(told, "drain1")),
+            ">=",
+            10.0,
+        ),
+        (
+            "drain, 2 processes, times the best peer",
+            _ratio(ours.get("drain2"), best(told, "drain2")),
+            ">=",
+            8.0,
+        ),
+        ("requests per job on the worker's side", ours.get("commands"), "<=", 0.2),
+        ("round trip p50, share of the best peer's", _ratio(ours.get("p50"), best(told, "p50")), "<=", 0.6),
+        ("5,000 x 50 ms at 100, s", ours.get("naps"), "<=", 2.6),
+        ("enqueue one by one, share of bare XADD", _ratio(ours.get("enqueue"), bare), ">=", 0.8),
+        ("bulk enqueue, times the best peer", _ratio(ours.get("bulk"), best(told, "bulk")), ">=", 6.0),
+        ("bytes per queued job", ours.get("bytes"), "<=", 300.0),
+        ("bytes left when all results expired", ours.get("left"), "<=", 0.0),
+        ("idle worker, RSS MiB", ours.get("rss"), "<=", 60.0),
+        ("idle worker, requests/s", ours.get("idle_commands"), "<=", 1.0),
+        (
+            "drain with log and breakers on, share of off",
+            _ratio(ours.get("drain1"), ours.get("plain1")),
+            ">=",
+            0.85,
+        ),
+    )
+    lines = ["| budget | asked | measured | |", "|---|---:|---:|---|"]
+    for what, value, sign, limit in rows:
+        if value is None:
+            verdict = "not measured"
+        else:
+            verdict = "met" if (value >= limit if sign == ">=" else value <= limit) else "**missed**"
+        lines.append(f"| {what} | {sign} {limit:g} | {number(value)} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+def spread(figures: Samples) -> str:
+    """Lowest and highest sample of what varies most."""
+    lines = ["| | " + " | ".join(SPEED.values()) + " |", "|---|" + "---|" * len(SPEED)]
+    for one in CONTESTANTS:
+        if kept := figures.get(one.name):
+            cells = [
+                f"{number(min(kept[key]))} to {number(max(kept[key]))}" if key in kept else "-"
+                for key in SPEED
+            ]
+            lines.append(f"| {one.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def missing(failures: dict[str, dict[str, str]]) -> str:
+    """Why cells are empty."""
+    lines = [f"- {one.name}, {measure}: {why}" for one in CONTESTANTS for measure, why in one.skips.items()]
+    for name, measures in failures.items():
+        lines += [
+            f"- **{name}, {measure} failed**: {' '.join(why.split())}" for measure, why in measures.items()
+        ]
+    return "\n".join(lines)
+
+
+def described(facts: dict[str, str]) -> str:
+    """The machine in one line."""
+    return "; ".join(f"{key}: {value}" for key, value in facts.items())
+
+
+def page(facts: dict[str, str], figures: Samples, failures: dict[str, dict[str, str]]) -> str:
+    """The whole of results.md."""
+    told = medians(figures)
+    versions = ", ".join(dict.fromkeys(one.packages[0] for one in CONTESTANTS if "==" in one.packages[0]))
+    parts = [
+        "# Measured",
+        f"Made by `python benchmarks/run.py`; do not edit. {described(facts)}.",
+        f"Versions: {versions}. The best peer of a column is bold.",
+        table(told, SPEED),
+        table(told, COST),
+        "## Budgets",
+        budgets(told),
+        "## Notes",
+        NOTES.strip(),
+        "## Empty cells",
+        missing(failures),
+        "## Spread: lowest to highest sample",
+        spread(figures),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def excerpt(facts: dict[str, str], figures: Samples) -> str:
+    """What the README shows."""
+    told = medians(figures)
+    shown = {key: SPEED[key] for key in ("enqueue", "bulk", "drain1", "drain2", "p50", "naps")}
+    machine_line = f"{facts['CPU']}; {facts['Python']}; {facts['server']}; {facts['date']}; medians of {facts['rounds']}."
+    return f"{table(told, shown)}\n\n{machine_line} How it was measured: `benchmarks/results.md`."
+
+
+def fill(readme: Path, text: str) -> None:
+    """Put `text` between the marks of the README, when it has them."""
+    if not readme.exists():
+        return
+    old = readme.read_text()
+    if START in old and END in old:
+        head, _, rest = old.partition(START)
+        tail = rest.partition(END)[2]
+        readme.write_text(f"{head}{START}\n{text}\n{END}{tail}")
