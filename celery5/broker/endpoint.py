@@ -12,7 +12,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from redis.connection import parse_url
+from redis import connection as redis_connection
 
 from celery5.errors import BadBrokerURL
 
@@ -59,7 +59,7 @@ class Endpoint:
         Raises `BadBrokerURL` with one line that says what is wrong and what is expected, password masked.
         """
         try:
-            found = cast("dict[str, Any]", parse_url(url))  # type: ignore[no-untyped-call]
+            found = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, AttributeError):
             # The text of the error is dropped: with a badly quoted password it can contain a part of it.
             raise _bad(url, "it cannot be understood") from None

@@ -10,7 +10,7 @@ list there); a push link speaks RESP3, where pushed frames cannot be taken for r
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import trio
 
@@ -57,11 +57,12 @@ def read_greeting(answers: Sequence[Any], *, where: str) -> Greeting:
     for answer in answers:
         if isinstance(answer, ReplyError):
             raise replied(str(answer), where=where)
-    facts = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    facts: dict[bytes, Any]
+    facts = cast("Any", hello) if isinstance(hello, dict) else _pairs(cast("list[Any]", hello))
     greeting = Greeting(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
     if greeting.server == "redis" and _numbers(greeting.version) < OLDEST:
         raise BrokerTooOld(
-            f"broker {where}: server {greeting.version} is older than {_dotted(OLDEST)}; upgrade it to {_dotted(OLDEST)} or newer"
+            f"broker {where}: server {greeting.version} is older than {_dotted(OLDEST)}; upgrade the server"
         )
     return greeting
 
@@ -91,6 +92,10 @@ async def shake_hands(
         raise BrokerReplied(
             f"broker {endpoint.masked} gave no sensible answer to HELLO", code="HELLO"
         ) from error
+
+
+def _pairs(flat: list[Any]) -> dict[bytes, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=False))
 
 
 def _client_name(name: str) -> str:

@@ -136,7 +136,10 @@ class Link:
         return trio.current_time() + self.timing.reply + extra
 
     def drop(self, reason: str) -> None:
-        """End this connection; a new one follows."""
+        """End this connection; a new one follows.
+
+        `reason` is the whole message that in-flight calls fail with.
+        """
         if self._scope is not None and not self._reason:
             self._reason = reason
             self._scope.cancel()
@@ -305,12 +308,13 @@ class Link:
     async def _guard(self) -> None:
         """Watch the deadlines of both queues, and a silent connection.
 
-        A ticket queued from now on has a deadline of at least `now + reply`, so sleeping until then misses
-        none.
+        A ticket queued from now on has a deadline of at least `now + reply`, so sleeping until then misses none; so it
+        is with a connection made from now on and its first ping.
         """
+        longest = min(self.timing.reply, self.timing.idle_ping)
         while True:
             now = trio.current_time()
-            await trio.sleep_until(min(now + self.timing.reply, self._next_look(now)))
+            await trio.sleep_until(min(now + longest, self._next_look(now)))
             now = trio.current_time()
             pipeline = self.pipeline
             pipeline.fail_unsent(self._waited_too_long, until=now)
@@ -318,7 +322,7 @@ class Link:
                 continue
             if pipeline.inflight:
                 if now >= self._answer_due(pipeline.inflight[0]):
-                    self.drop(f"no answer within {self.timing.reply:g} s")
+                    self.drop(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
             elif not pipeline.unsent and now >= pipeline.heard + self.timing.idle_ping:
                 pipeline.submit(Ticket(_PING, now + self.timing.reply, repeatable=False))
 

@@ -64,7 +64,7 @@ LinkEvent = Connected | ConnectFailed | Lost | BreakerOpened | BreakerClosed
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """Counters of one link: commands sent, writes they took, handshakes that succeeded, and what is under way now."""
+    """Counters of one link: commands sent, writes they took, successful handshakes, and what is under way now."""
 
     commands: int
     batches: int

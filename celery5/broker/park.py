@@ -99,7 +99,7 @@ class ParkedRedis:
         if type(ticket.reply) is ReplyError:
             error = replied(str(ticket.reply), where=self._where)
             if isinstance(error, BrokerReadOnly):
-                self._link.drop("it has become a read-only replica")
+                self._link.drop(str(error))
             raise error
         return call.reply(ticket.reply)
 

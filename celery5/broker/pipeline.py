@@ -186,14 +186,14 @@ class Pipeline:
     def _next_batch(self) -> list[Ticket]:
         unsent = self.unsent
         if self.unsent_bytes <= MOST_BYTES:
-            batch = list(unsent)
+            whole = list(unsent)
             unsent.clear()
             self.unsent_bytes = 0
             if self._withdrawn:
                 self._withdrawn = 0
-                return [ticket for ticket in batch if not ticket.withdrawn]
-            return batch
-        batch = []
+                return [ticket for ticket in whole if not ticket.withdrawn]
+            return whole
+        batch: list[Ticket] = []
         size = 0
         while unsent and size < MOST_BYTES:
             ticket = unsent.popleft()
@@ -254,8 +254,8 @@ class Pipeline:
             feed(data)
 
     def cut(self, reason: str) -> tuple[int, int]:
-        """The connection is over. Sort what was in flight: failed, or kept to be sent again where the call
-        allows it.
+        """The connection is over: what was in flight fails with `reason`, or is kept where the call may be
+        sent again.
 
         Says how many failed and how many are kept, those that were not sent yet included.
         """
@@ -269,7 +269,7 @@ class Pipeline:
                 again.append(ticket)
             else:
                 failed += 1
-                ticket.fail(BrokerUnavailable(f"broker {self.where} was cut off: {reason}", maybe_done=True))
+                ticket.fail(BrokerUnavailable(reason, maybe_done=True))
         self.inflight.clear()
         self._put_back(again)
         self.last_batch = 1

@@ -6,7 +6,9 @@ redis-py, hiredis, the operating system and Trio each have their own words for "
 drivers pass what they catch through `translated`, so that nobody above this room needs to know any of them.
 """
 
+import os
 import re
+import ssl
 
 import hiredis
 import redis.exceptions
@@ -68,13 +70,13 @@ def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError
         case redis.exceptions.TimeoutError() | TimeoutError():
             return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
         case OSError():
-            reason = error.strerror or str(error) or type(error).__name__
-            return BrokerUnavailable(f"broker {where} cannot be reached: {reason}", maybe_done=maybe_done)
+            return BrokerUnavailable(
+                f"broker {where} cannot be reached: {_reason(error)}", maybe_done=maybe_done
+            )
         case _:
             # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection
             # is over.
-            reason = " ".join(str(error).split()) or type(error).__name__
-            return BrokerUnavailable(f"broker {where} was cut off: {reason}", maybe_done=maybe_done)
+            return BrokerUnavailable(f"broker {where} was cut off: {_reason(error)}", maybe_done=maybe_done)
 
 
 def replied(text: str, *, where: str) -> BrokerError:
@@ -97,6 +99,20 @@ def replied(text: str, *, where: str) -> BrokerError:
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's or the TLS library's own words, which Trio keeps in the cause."""
+    cause = error.__cause__
+    while isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    for each in (cause, error):
+        if isinstance(each, ssl.SSLError) and each.strerror:
+            return each.strerror
+        if isinstance(each, OSError) and each.errno and each.strerror:
+            # The number, since Trio puts the address into the text; negative ones are of the resolver.
+            return os.strerror(each.errno) if each.errno > 0 else each.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _full_text(error: Exception) -> str:

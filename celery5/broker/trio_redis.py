@@ -130,7 +130,7 @@ class TrioRedis:
                 return answer
         error = replied(str(answer), where=self._where)
         if isinstance(error, BrokerReadOnly):
-            self._link.drop("it has become a read-only replica")
+            self._link.drop(str(error))
         raise error
 
     def _check(self, call: Call[Any], *, alone: bool = True) -> None:

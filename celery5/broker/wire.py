@@ -9,7 +9,8 @@ lists. Frames that the server pushes unasked (RESP3) are of type `PushNotificati
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from hiredis import ProtocolError, PushNotification, Reader, ReplyError, pack_command
+import hiredis
+from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from celery5.broker.call import Word
 
@@ -24,7 +25,7 @@ class _NotYet:
 NOT_YET: Final = _NotYet()
 
 # hiredis declares a tuple of one element.
-_pack_command = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)
+_pack_command = cast("Callable[[tuple[Word, ...]], bytes]", vars(hiredis)["pack_command"])
 
 
 def pack(words: tuple[Word, ...]) -> bytes:

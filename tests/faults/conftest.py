@@ -1,0 +1,58 @@
+"""Fixtures: a faulty proxy in front of the server, and connections through it.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import pytest
+import trio
+
+from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.on_trio import LinkEvent, Timing, TrioRedis
+from tests.faults.proxy import FaultyProxy
+
+# Everything happens ten times as fast as in production, in the same proportions.
+BRISK = Timing(
+    connect=0.5,
+    reply=1.0,
+    idle_ping=0.2,
+    first_connect=1.0,
+    backoff_start=0.005,
+    backoff_cap=0.1,
+    breaker_failures=3,
+    breaker_reset=0.1,
+)
+
+
+class OpenLink(Protocol):
+    """Opens a TrioRedis through the proxy, or to another URL."""
+
+    async def __call__(
+        self, timing: Timing = ..., *, url: str = ..., watch: Callable[[LinkEvent], None] = ...
+    ) -> TrioRedis: ...
+
+
+@pytest.fixture
+async def proxy(server: EmbeddedServer, nursery: trio.Nursery) -> AsyncIterator[FaultyProxy]:
+    """A faulty proxy in front of the shared server."""
+    one = FaultyProxy(str(server.socket))
+    await nursery.start(one.run)
+    yield one
+    one.resume()
+
+
+@pytest.fixture
+async def open_link(proxy: FaultyProxy, nursery: trio.Nursery) -> OpenLink:
+    """Opens connections that last until the end of the test."""
+
+    async def opened(
+        timing: Timing = BRISK, *, url: str = "", watch: Callable[[LinkEvent], None] = lambda _event: None
+    ) -> TrioRedis:
+        redis = TrioRedis(endpoint=Endpoint.from_url(url or proxy.url), timing=timing, watch=watch)
+        await nursery.start(redis.run)
+        return redis
+
+    return opened

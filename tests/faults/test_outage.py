@@ -1,0 +1,222 @@
+"""Outage: the server is away, or there and silent. Calls fail in time, and everything works again by itself.
+
+Floor: tests. Reads and writes: keys named after the test.
+"""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.on_trio import (
+    BreakerClosed,
+    BreakerOpened,
+    Connected,
+    ConnectFailed,
+    LinkEvent,
+    Lost,
+    Timing,
+    TrioRedis,
+)
+from celery5.errors import BrokerUnavailable, CircuitOpen
+from celery5.protocol.breaker import BreakerState
+from tests.faults.calls import get, incr, raw, until
+from tests.faults.conftest import BRISK, OpenLink
+from tests.faults.proxy import FaultyProxy
+
+QUICK = Timing(
+    connect=0.2, reply=0.15, idle_ping=0.1, backoff_start=0.005, backoff_cap=0.05, breaker_reset=0.05
+)
+
+
+async def test_run_gives_up_when_there_was_never_a_server() -> None:
+    timing = Timing(first_connect=0.3, backoff_cap=0.1)
+    start = trio.current_time()
+    with pytest.raises(BrokerUnavailable, match="cannot be reached: Connection refused") as caught:
+        await TrioRedis(endpoint=Endpoint.from_url("redis://127.0.0.1:1"), timing=timing).run()
+    assert 0.25 < trio.current_time() - start < 1
+    assert not caught.value.maybe_done
+
+
+async def test_run_gives_up_on_a_host_that_never_answers(proxy: FaultyProxy) -> None:
+    proxy.stall()
+    with pytest.raises(BrokerUnavailable, match="did not answer within"):
+        await TrioRedis(
+            endpoint=Endpoint.from_url(proxy.url), timing=Timing(connect=0.1, first_connect=0.3)
+        ).run()
+
+
+async def test_a_call_before_run_waits_for_it_and_says_so_in_the_end(
+    proxy: FaultyProxy, app_name: str
+) -> None:
+    link = TrioRedis(endpoint=Endpoint.from_url(proxy.url), timing=QUICK)
+    with pytest.raises(BrokerUnavailable, match="start its run"):
+        await link.perform(get(app_name))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        assert await link.perform(incr(app_name)) == 1
+        nursery.cancel_scope.cancel()
+    with pytest.raises(BrokerUnavailable, match="closed"):
+        await link.perform(get(app_name))
+
+
+async def test_a_stalled_server_fails_the_call_in_time_and_is_used_again_when_it_answers(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    events: list[LinkEvent] = []
+    link = await open_link(QUICK, watch=events.append)
+    proxy.stall()
+    start = trio.current_time()
+    with pytest.raises(BrokerUnavailable, match=r"gave no answer within 0\.15 s") as caught:
+        await link.perform(incr(app_name))
+    assert caught.value.maybe_done
+    assert 0.14 < trio.current_time() - start < 0.5
+    proxy.resume()
+    await until(lambda: link.connected)
+    await until(lambda: proxy.seen[b"INCR"] == 1)
+    assert await link.perform(get(app_name)) in {None, b"1"}
+    assert any(isinstance(event, Lost) and event.failed == 1 for event in events)
+
+
+async def test_a_silent_dead_connection_is_noticed_although_nobody_calls(
+    proxy: FaultyProxy, open_link: OpenLink
+) -> None:
+    link = await open_link(QUICK)
+    await until(lambda: proxy.seen[b"PING"] >= 1)
+    assert link.statistics().connects == 1
+    proxy.stall()
+    await until(lambda: not link.connected)
+
+
+async def test_an_idle_connection_costs_next_to_nothing(proxy: FaultyProxy, open_link: OpenLink) -> None:
+    link = await open_link(Timing(idle_ping=0.1))
+    await trio.sleep(0.35)
+    assert 2 <= proxy.seen[b"PING"] <= 3
+    assert link.statistics().connects == 1
+
+
+async def test_failures_open_the_breaker_and_calls_fail_at_once_until_the_server_is_back(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    events: list[LinkEvent] = []
+    link = await open_link(BRISK, watch=events.append)
+    proxy.refuse()
+    await until(lambda: link.breaker is not BreakerState.CLOSED)
+    start = trio.current_time()
+    for _ in range(1000):
+        with pytest.raises(CircuitOpen, match="circuit breaker open") as caught:
+            await link.perform(incr(app_name))
+        assert not caught.value.maybe_done
+    assert trio.current_time() - start < 0.5
+    proxy.accept()
+    await until(lambda: link.connected)
+    assert link.breaker is BreakerState.CLOSED
+    assert await link.perform(incr(app_name)) == 1
+    kinds = [type(event) for event in events]
+    assert kinds[:3] == [Connected, Lost, ConnectFailed]
+    assert (kinds.count(BreakerOpened), kinds.count(BreakerClosed)) == (1, 1)
+
+
+async def test_calls_that_wait_when_the_breaker_opens_are_told_at_once(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    link = await open_link(BRISK)
+    proxy.cut_reply("GET", after=0)
+    caught: list[bool] = []
+
+    async def call(*, repeatable: bool) -> None:
+        with pytest.raises(CircuitOpen) as error:
+            await link.perform(raw("GET", app_name, repeatable=repeatable))
+        caught.append(error.value.maybe_done)
+
+    async with trio.open_nursery() as nursery:
+        # Sent, then cut off, and kept to be sent again: it may have run. The other one was never sent.
+        nursery.start_soon(partial(call, repeatable=True))
+        await until(lambda: proxy.seen[b"GET"] == 1)
+        proxy.refuse()
+        await until(lambda: not link.connected)
+        nursery.start_soon(partial(call, repeatable=False))
+    assert sorted(caught) == [False, True]
+
+
+async def test_a_call_that_is_not_sent_in_time_fails_as_not_done(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    patient = Timing(reply=0.1, breaker_failures=1000, backoff_cap=0.05)
+    link = await open_link(patient)
+    proxy.refuse()
+    await until(lambda: not link.connected)
+    start = trio.current_time()
+    with pytest.raises(BrokerUnavailable, match=r"not sent within 0\.1 s") as caught:
+        await link.perform(incr(app_name))
+    assert 0.09 < trio.current_time() - start < 0.5
+    assert not caught.value.maybe_done
+
+
+async def test_more_than_the_limit_does_not_wait_to_be_sent(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    link = await open_link(Timing(reply=0.5, breaker_failures=1000, max_unsent_bytes=100_000))
+    proxy.refuse()
+    await until(lambda: not link.connected)
+
+    async def fill() -> None:
+        with pytest.raises(BrokerUnavailable, match="not sent within"):
+            await link.perform(raw("SET", app_name, b"x" * 90_000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(BrokerUnavailable, match="wait to be sent already"):
+            await link.perform(raw("SET", app_name, b"x" * 20_000))
+
+
+async def test_a_killed_connection_comes_back_with_another_identity(
+    open_link: OpenLink, app_name: str
+) -> None:
+    link, other = await open_link(), await open_link()
+    first = link.client_id
+    await other.perform(raw("CLIENT", "KILL", "ID", str(first)))
+    await until(lambda: link.statistics().connects == 2)
+    assert await link.perform(get(app_name)) is None
+    assert link.client_id not in {first, other.client_id}
+
+
+async def test_a_frozen_server_is_noticed_and_used_again_when_it_thaws(
+    own_server: EmbeddedServer, open_link: OpenLink, app_name: str
+) -> None:
+    link = await open_link(QUICK, url=own_server.url)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        start = trio.current_time()
+        with pytest.raises(BrokerUnavailable) as caught:
+            await link.perform(incr(app_name))
+        assert caught.value.maybe_done
+        assert trio.current_time() - start < 0.5
+        await until(lambda: link.breaker is not BreakerState.CLOSED)
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    thawed = trio.current_time()
+    await until(lambda: link.connected, within=2)
+    assert await link.perform(incr(f"{app_name}:after")) == 1
+    assert trio.current_time() - thawed < 1
+
+
+async def test_a_restarted_server_is_used_again_within_two_seconds_with_the_timing_of_production(
+    own_server: EmbeddedServer, open_link: OpenLink, app_name: str
+) -> None:
+    links = [await open_link(Timing(), url=own_server.url) for _ in range(5)]
+    own_server.kill()
+    await until(lambda: all(link.breaker is not BreakerState.CLOSED for link in links))
+    await trio.to_thread.run_sync(own_server.revive)
+    back = trio.current_time()
+    with trio.fail_after(2):
+        for link in links:
+            await until(lambda link=link: link.connected)  # type: ignore[misc]
+            await link.perform(incr(app_name))
+    assert trio.current_time() - back < 2
