@@ -29,7 +29,14 @@ class JoinQueues:
     """Joins on the way up, leaves on the way down."""
 
     def __init__(
-        self, *, redis: Performs, keys: Keys, consumed: Sequence[QueueKeys], lease: Lease, log: Log, worker: str
+        self,
+        *,
+        redis: Performs,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -41,7 +48,9 @@ class JoinQueues:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
         joins = [calls.join(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
-        await self._redis.perform_all([*joins, *[calls.announce(self._keys, keys.queue) for keys in self._consumed]])
+        await self._redis.perform_all(
+            [*joins, *[calls.announce(self._keys, keys.queue) for keys in self._consumed]]
+        )
         task_status.started()
         try:
             await trio.sleep_forever()

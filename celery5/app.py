@@ -73,11 +73,14 @@ class App:
         **settings: Any,
     ) -> None:
         if not name or any(each.isspace() or each in "{}" for each in name):
-            raise Misconfigured(f"application name {name!r}: use 1 or more characters without spaces or braces")
+            raise Misconfigured(
+                f"application name {name!r}: use 1 or more characters without spaces or braces"
+            )
         self.name = name
         self.include = tuple(include)
-        self.module = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001  whose free tasks are ours
-        self.settings: Settings = read_settings({"broker": broker, **settings}, os.environ)
+        self.module = sys._getframe(1).f_globals.get("__name__", "")
+        self._said: dict[str, Any] = {"broker": broker, **settings}
+        self.settings: Settings = read_settings(self._said, os.environ)
         self.retry_policy = (retry_policy or RetryPolicy()).checked()
         self.tasks = Registry()
         self.task = Declare(self.tasks.add, self)
@@ -88,6 +91,18 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked}>"
+
+    def configure(self, **settings: Any) -> None:
+        """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
+        self._said.update({name: value for name, value in settings.items() if value is not None})
+        self.settings = read_settings(self._said, os.environ)
+        self.use_broker(self.settings.broker)
+
+    def use_broker(self, url: str) -> None:
+        """Use another broker from now on; what was open to the old one is closed."""
+        self.connections.close()
+        self.connections = Connections(url)
+        self._publisher = Publisher(keys=self.keys)
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of one of the application's queues."""
@@ -108,7 +123,9 @@ class App:
         self.load()
         return Signature(self.tasks[name], args, kwargs)
 
-    def send_many(self, signatures: Sequence[Signature[R]], *, instead: str = "asend_many") -> list[AsyncResult[R]]:
+    def send_many(
+        self, signatures: Sequence[Signature[R]], *, instead: str = "asend_many"
+    ) -> list[AsyncResult[R]]:
         """Send many jobs in few round trips; gives their handles in order. For plain Python.
 
         Raises BadArguments and MessageTooLarge before anything is sent; BrokerUnavailable when Redis is not there.
@@ -127,7 +144,9 @@ class App:
         self._publisher.published(jobs)
         return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
 
-    def result(self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None) -> AsyncResult[R]:
+    def result(
+        self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
+    ) -> AsyncResult[R]:
         """The handle of a job sent before, here or elsewhere. `task` gives its result the right type."""
         name = queue or self.settings.default_queue
         if task is None:
@@ -174,7 +193,7 @@ _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 
 task = Declare(lambda _task: None, None)
-"""Declare a task without naming an application (the CEP's spelling): it belongs to the one that includes or imports it."""
+"""Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
 
 
 def default_app() -> App:

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop
@@ -33,7 +33,7 @@ class BlockingResults(Protocol):
         timeout: float | None,
         enough: Callable[[Mapping[str, bytes]], bool] | None = None,
     ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`: all, enough, or whatever is there at the time-out (seconds)."""
+        """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
 
 
 class AwaitingRedis(Protocol):
@@ -53,7 +53,7 @@ class AwaitingResults(Protocol):
         self,
         keys: Sequence[str],
         *,
-        timeout: float | None,  # noqa: ASYNC109
+        timeout: float | None,
         enough: Callable[[Mapping[str, bytes]], bool] | None = None,
     ) -> dict[str, bytes]:
         """As BlockingResults.wait."""
@@ -78,7 +78,7 @@ class Connections:
     def endpoint(self) -> "Endpoint":
         """Where the broker is. Raises BadBrokerURL."""
         if self._endpoint is None:
-            from celery5.broker.endpoint import Endpoint  # noqa: PLC0415  importing redis costs 0.2 s
+            from celery5.broker.endpoint import Endpoint
 
             self._endpoint = Endpoint.from_url(self._url)
         return self._endpoint
@@ -87,40 +87,43 @@ class Connections:
         """The driver of plain Python. Raises BlockingInEventLoop inside a loop, naming what to await `instead`."""
         colour = current_colour()
         if colour is not None:
-            raise BlockingInEventLoop(f"this would block the {colour} event loop: await {instead}(...) instead")
+            raise BlockingInEventLoop(
+                f"this would block the {colour} event loop: await {instead}(...) instead"
+            )
         if self._blocking is None:
-            from celery5.broker.blocking import BlockingRedis  # noqa: PLC0415
+            from celery5.broker.blocking import BlockingRedis
 
             with self._lock:
-                self._blocking = self._blocking or BlockingRedis(self.endpoint)
+                # Another thread may have been first.
+                self._blocking = cast("BlockingRedis | None", self._blocking) or BlockingRedis(self.endpoint)
         return self._blocking
 
     def results(self, *, instead: str) -> BlockingResults:
         """What waits for results in plain Python."""
         redis = self.blocking(instead=instead)
         if self._results is None:
-            from celery5.broker.waiting_blocking import BlockingResults as Waiter  # noqa: PLC0415
+            from celery5.broker.waiting_blocking import BlockingResults as Waiter
 
             with self._lock:
-                self._results = self._results or Waiter(redis, self.endpoint)
+                self._results = cast("BlockingResults | None", self._results) or Waiter(redis, self.endpoint)
         return self._results
 
     async def awaiting(self) -> AwaitingRedis:
         """The driver of this event loop."""
-        from celery5.broker import ambient  # noqa: PLC0415
+        from celery5.broker import ambient
 
         return await ambient.redis(self.endpoint)
 
     async def awaiting_results(self) -> AwaitingResults:
         """What waits for results in this event loop."""
-        from celery5.broker import ambient  # noqa: PLC0415
+        from celery5.broker import ambient
 
         return await ambient.results(self.endpoint)
 
     @contextmanager
     def lent(self, redis: "TrioRedis") -> Iterator[None]:
         """Within this block, `awaiting` in this Trio run gives `redis`: a worker lends its jobs its own connection."""
-        from celery5.broker import ambient  # noqa: PLC0415
+        from celery5.broker import ambient
 
         with ambient.lent(self.endpoint, redis):
             yield

@@ -60,8 +60,9 @@ class Corrupt(CeleryError, ValueError):
 class TaskFailed(CeleryError):
     """The job is in the dead-letter queue: what `get()` raises for it.
 
-    Attributes: `job_id`; `task`; `type`, the name of the error's class; `message`; `error_args`, the error's arguments as text;
-    `traceback`, as text; `attempt`, counted from 1; `worker`; `reason` why it was buried (`exhausted`, `unknown-task`, ...).
+    Attributes: `job_id`; `task`; `type`, the name of the error's class; `message`; `error_args`, the error's
+    arguments as text; `traceback`, as text; `attempt`, counted from 1; `worker`; `reason`, why it was buried
+    (`exhausted`, `unknown-task`, ...).
     """
 
     def __init__(

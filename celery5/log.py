@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import eliot
 import msgspec
@@ -22,14 +22,28 @@ Level = Literal["debug", "info", "warning", "error"]
 
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
-_HIDDEN = {"timestamp", "task_uuid", "task_level", "message_type", "action_type", "action_status", "level", "worker"}
+_HIDDEN = {
+    "timestamp",
+    "task_uuid",
+    "task_level",
+    "message_type",
+    "action_type",
+    "action_status",
+    "level",
+    "worker",
+}
 
 
 class Journal:
     """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches."""
 
     def __init__(
-        self, stream: TextIO | None = None, *, form: Format = "json", level: Level = "info", capacity: int = 20_000
+        self,
+        stream: TextIO | None = None,
+        *,
+        form: Format = "json",
+        level: Level = "info",
+        capacity: int = 20_000,
     ) -> None:
         self._stream = stream or sys.stdout
         self._line = _console if form == "console" else _json
@@ -49,7 +63,7 @@ class Journal:
         else:
             self._buffer.append(message)
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> Self:
         """Install it for this process."""
         eliot.add_destinations(self)
         self._stop.clear()
@@ -75,7 +89,14 @@ class Journal:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
             shed, self.shed = self.shed, 0
             if shed:
-                batch.append({"message_type": "celery5:log:shed", "count": shed, "timestamp": time.time(), "level": "warning"})
+                batch.append(
+                    {
+                        "message_type": "celery5:log:shed",
+                        "count": shed,
+                        "timestamp": time.time(),
+                        "level": "warning",
+                    }
+                )
             try:
                 self._stream.write("".join(map(self._line, batch)))
                 self._stream.flush()

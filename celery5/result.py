@@ -1,6 +1,6 @@
 """Result: the handle of a job that was sent, and waiting for many of them.
 
-Floor: domain. Reads: the jobs' result keys and places, through the application's connections. Writes: `forget` deletes results.
+Floor: domain. Reads: the jobs' result keys and places. Writes: `forget` deletes results.
 
 One connection of a process waits for however many results (F8 to F10).
 """
@@ -66,7 +66,9 @@ class AsyncResult(Generic[R_co]):
 
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
-        return state_of(self._app.perform(calls.locate(self._app.queue(self.queue), self.id), instead="astatus"))
+        return state_of(
+            self._app.perform(calls.locate(self._app.queue(self.queue), self.id), instead="astatus")
+        )
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
@@ -86,7 +88,7 @@ class AsyncResult(Generic[R_co]):
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
-    async def aget(self, timeout: float | None = 10.0) -> R_co:  # noqa: ASYNC109  the public spelling, as in Celery
+    async def aget(self, timeout: float | None = 10.0) -> R_co:
         """`get`, from Trio or asyncio."""
         if self._value is _MISSING:
             self._refuse_ignored()
@@ -119,7 +121,9 @@ class AsyncResult(Generic[R_co]):
 
     def _refuse_ignored(self) -> None:
         if self._ignored:
-            raise ResultsDisabled(f"{self.task}[{self.id}] was sent with ignore_result: there is no result to wait for")
+            raise ResultsDisabled(
+                f"{self.task}[{self.id}] was sent with ignore_result: there is no result to wait for"
+            )
 
     def _too_late(self, timeout: float | None, state: JobState) -> ResultTimeout:
         return ResultTimeout(f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value}")
@@ -134,7 +138,9 @@ def state_of(place: Place) -> JobState:
 
 def failure_of(document: Document) -> TaskFailed:
     """The error that tells of a job that did not succeed."""
-    failure = document.failure or Failure(type=document.state.title(), message=document.reason or document.state.lower())
+    failure = document.failure or Failure(
+        type=document.state.title(), message=document.reason or document.state.lower()
+    )
     return TaskFailed(
         job_id=document.id,
         task=document.task,
@@ -166,7 +172,7 @@ def gather(
 async def agather(
     results: Iterable[AsyncResult[R]],
     *,
-    timeout: float | None = 10.0,  # noqa: ASYNC109
+    timeout: float | None = 10.0,
     return_exceptions: bool = True,
 ) -> "list[R | Exception]":
     """`gather`, from Trio or asyncio."""
@@ -179,7 +185,10 @@ async def agather(
 
 
 def wait(
-    results: Iterable[AsyncResult[Any]], *, timeout: float | None = None, return_when: ReturnWhen = "ALL_COMPLETED"
+    results: Iterable[AsyncResult[Any]],
+    *,
+    timeout: float | None = None,
+    return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     """The jobs that have ended and those that have not, once all (or the first, or the first failed) have (F10)."""
     listed = list(results)
@@ -193,7 +202,7 @@ def wait(
 async def await_(
     results: Iterable[AsyncResult[Any]],
     *,
-    timeout: float | None = None,  # noqa: ASYNC109
+    timeout: float | None = None,
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     """`wait`, from Trio or asyncio."""
@@ -206,11 +215,14 @@ async def await_(
 
 
 def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":
-    return results[0]._app  # noqa: SLF001  handles of one application, beside their class
+    return results[0]._app
 
 
 def _in_order(
-    results: Sequence[AsyncResult[R]], found: Mapping[str, bytes], timeout: float | None, return_exceptions: bool
+    results: Sequence[AsyncResult[R]],
+    found: Mapping[str, bytes],
+    timeout: float | None,
+    return_exceptions: bool,
 ) -> "list[R | Exception]":
     values: list[R | Exception] = []
     for each in results:

@@ -31,13 +31,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_queue: Annotated[str, Meta(description="queue of tasks that name none", min_length=1)] = "default"
     results_ttl: Annotated[float, Meta(description="how long a result is kept", gt=0)] = 3600.0
     message_limit: Annotated[int, Meta(description="largest message or result", ge=1024)] = 1024 * 1024
-    concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = 100
-    cpu_slots: Annotated[int, Meta(description="jobs in threads that one worker process runs at once", ge=1)] = (
-        msgspec.field(default_factory=_cores)
+    concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = (
+        100
     )
-    grace_period: Annotated[float, Meta(description="how long running jobs may go on after a stop", ge=0)] = 30.0
-    lease: Annotated[float, Meta(description="how long a worker that is silent counts as alive", ge=0.2)] = 10.0
-    max_deliveries: Annotated[int, Meta(description="workers a job may take down before it is buried", ge=1)] = 3
+    cpu_slots: Annotated[
+        int, Meta(description="jobs in threads that one worker process runs at once", ge=1)
+    ] = msgspec.field(default_factory=_cores)
+    grace_period: Annotated[float, Meta(description="how long running jobs may go on after a stop", ge=0)] = (
+        30.0
+    )
+    lease: Annotated[float, Meta(description="how long a worker that is silent counts as alive", ge=0.2)] = (
+        10.0
+    )
+    max_deliveries: Annotated[
+        int, Meta(description="workers a job may take down before it is buried", ge=1)
+    ] = 3
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
 
 
@@ -50,10 +58,8 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
     Raises Misconfigured with every error at once, each with its origin.
     """
     values: dict[str, Any] = {}
-    errors: list[str] = []
-    for name in said:
-        if name not in _TYPES:
-            errors.append(f"setting {name!r} is not known; known: {', '.join(sorted(_TYPES))}")
+    known = ", ".join(sorted(_TYPES))
+    errors = [f"setting {name!r} is not known; known: {known}" for name in said if name not in _TYPES]
     for name, kind in _TYPES.items():
         if said.get(name) is not None:
             origin, raw = f"setting {name}", said[name]

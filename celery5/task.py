@@ -51,6 +51,7 @@ class Task(Generic[P, R_co]):
         self.kind = _kind(function, loop, self.name)
         self.options_ = (options or Options()).checked()
         self._app = app
+        self._policy: RetryPolicy | None = None
         self.parameters = Parameters(self.name, function)
         self.result_type = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
@@ -65,7 +66,7 @@ class Task(Generic[P, R_co]):
     def app(self) -> "App":
         """The application this task belongs to."""
         if self._app is None:
-            from celery5.app import owner_of  # noqa: PLC0415  tasks are declared before there is an application
+            from celery5.app import owner_of
 
             self._app = owner_of(self)
         return self._app
@@ -83,19 +84,17 @@ class Task(Generic[P, R_co]):
     @property
     def policy(self) -> RetryPolicy:
         """How a failed job of this task is tried again."""
-        return self.options_.policy(self.app.retry_policy)
+        if self._policy is None:
+            self._policy = self.options_.policy(self.app.retry_policy)
+        return self._policy
 
     def options(self, **options: Any) -> Self:
         """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `ignore_result`,
         `max_retries`, `backoff`, `cap` or `jitter`. Raises Misconfigured."""
-        unknown = sorted(set(options) - set(Options.__struct_fields__))
-        if unknown:
-            known = ", ".join(Options.__struct_fields__)
-            raise Misconfigured(f"{self.name}: option {unknown[0]!r} is not known; known: {known}")
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._app = self.app
-        twin.options_ = msgspec.structs.replace(self.options_, **options).checked()
+        twin._app, twin._policy = self.app, None
+        twin.options_ = _options(options, self.options_)
         return twin
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
@@ -108,7 +107,7 @@ class Task(Generic[P, R_co]):
             task=self.name,
             args=raw_args,
             kwargs=raw_kwargs,
-            sent=round(now, 6),
+            sent=now,
             expires=options.expiry(now),
             retry=self.policy if options.has_policy else None,
             ignore_result=options.ignore_result,
@@ -173,6 +172,15 @@ class Signature(Generic[R_co]):
         return await self.task.adelay(*self._args, **self._kwargs)
 
 
+def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noqa: B008  frozen
+    """The options `said`, over others. Raises Misconfigured for one that is not known."""
+    unknown = sorted(set(said) - set(Options.__struct_fields__))
+    if unknown:
+        known = ", ".join(Options.__struct_fields__)
+        raise Misconfigured(f"task option {unknown[0]!r} is not known; known: {known}")
+    return msgspec.structs.replace(over, **said).checked()
+
+
 def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     if loop not in ("trio", "asyncio"):
         raise Misconfigured(f"task {name}: loop is {loop!r}; use 'trio' or 'asyncio'")
@@ -189,7 +197,9 @@ class Decorator(Protocol):
     """The type of `@app.task(...)` with options."""
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
@@ -202,7 +212,9 @@ class Declare:
         self._app = app
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> CoroutineTask[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
     @overload
@@ -219,20 +231,14 @@ class Declare:
         cap: float | None = None,
         jitter: bool | None = None,
     ) -> Decorator: ...
-    def __call__(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
-        **options: Any,
-    ) -> Any:
+    def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
+        name, loop = said.pop("name", None), said.pop("loop", "trio")
+        options = _options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
             kind = CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
-            task = kind(function, app=self._app, name=name, loop=loop, options=Options(**options))
+            task = kind(function, app=self._app, name=name, loop=loop, options=options)
             self._keep(task)
             return task
 

@@ -27,6 +27,8 @@ class ConcurrencyBudget:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Say what the limits are and stand by them."""
         if self._slots.get("thread", 0) > CPU_WARNING:
-            self._log.event("budget:many-cpu-slots", "warning", slots=self._slots["thread"], advised=CPU_WARNING)
+            self._log.event(
+                "budget:many-cpu-slots", "warning", slots=self._slots["thread"], advised=CPU_WARNING
+            )
         task_status.started()
         await trio.sleep_forever()

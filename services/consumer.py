@@ -19,7 +19,7 @@ from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, settlement
 from celery5.protocol.envelope import Failure, read_envelope
-from celery5.protocol.prefetch import HORIZON, Pace, to_read
+from celery5.protocol.prefetch import HORIZON, Mix, Pace, to_read
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
@@ -83,7 +83,8 @@ class Consumer:
         self._block = read_block
         self._ttl = results_ttl
         self._connects = 1
-        self._kinds = {task.kind for task in tasks.values()}
+        self._mix = Mix()
+        self._kinds: set[str] = {task.kind for task in tasks.values()}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
@@ -130,7 +131,7 @@ class Consumer:
     async def _room(self) -> int:
         """How many jobs to read now, once there is room for one."""
         while True:
-            count = min((self._room_for(kind) for kind in self._kinds), default=1)
+            count = self._mix.fits({kind: self._room_for(kind) for kind in self._kinds})
             if count:
                 return count
             await self._ledger.changed()
@@ -160,10 +161,13 @@ class Consumer:
                     break
                 after = entries[-1].id
         if lost:
-            self._log.event("consumer:found", "warning", count=lost, why="their delivery was lost with a connection")
+            self._log.event(
+                "consumer:found", "warning", count=lost, why="their delivery was lost with a connection"
+            )
 
     def _take(self, entries: Sequence[Entry]) -> None:
         now = time.time()
+        met: dict[str, int] = {}
         for entry in entries:
             delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now)
             try:
@@ -176,9 +180,11 @@ class Consumer:
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
             kind = delivery.kind = self._tasks[envelope.task].kind
-            self._kinds.add(kind)
+            met[kind] = met.get(kind, 0) + 1
             self._ledger.adopt(delivery)
             self._queues[kind].put(delivery)
+        self._kinds.update(met)
+        self._mix.read(met)
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
         self._ledger.adopt(delivery)
@@ -186,7 +192,9 @@ class Consumer:
         self._settle(delivery, Bury(reason, Failure(type=kind, message=text)))
         job = delivery.envelope.id if delivery.envelope else ""
         entry = delivery.entry.decode()
-        self._log.job("error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text)
+        self._log.job(
+            "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
+        )
 
     def _settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
         words = settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)

@@ -68,7 +68,9 @@ class Heartbeat:
         """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
         self._stop = threading.Event()
         await self.beat()
-        watch = threading.Thread(target=self._stand_by, args=(self._stop,), name="celery5-heartbeat", daemon=True)
+        watch = threading.Thread(
+            target=self._stand_by, args=(self._stop,), name="celery5-heartbeat", daemon=True
+        )
         watch.start()
         task_status.started()
         try:
@@ -84,7 +86,9 @@ class Heartbeat:
         self._beaten = time.monotonic()
         for keys, pulse in zip(self._consumed, pulses, strict=True):
             if not pulse.alive:
-                raise self._lease.lose(f"{self._worker} was silent for longer than its lease on queue {keys.queue}")
+                raise self._lease.lose(
+                    f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
+                )
             for tell in self._wake:
                 tell(keys, pulse)
 

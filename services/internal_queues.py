@@ -2,14 +2,13 @@
 
 Floor: services. Reads: nothing. Writes: nothing.
 
-Plain double-ended queues with parked tasks instead of memory channels: a job is handed straight to the executor that
-waits for it, which costs a third of a channel. Both are bounded by the ledger: no job is read that it has no room for.
+Plain double-ended queues with parked tasks instead of memory channels, which cost three times as much. Both are
+bounded by the ledger: no job is read that it has no room for.
 """
 
 from collections import deque
 from typing import Generic, TypeVar
 
-import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
@@ -19,31 +18,37 @@ T = TypeVar("T")
 
 
 class HandOver(Generic[T]):
-    """A queue whose takers park until something is put. The taker that parked last is served first: its memory is warm."""
+    """A queue whose takers park until something is put.
+
+    One taker is woken at a time, and it wakes the next one if something is left: a taker whose jobs never wait takes
+    them all by itself, one that waits is followed by others at once. The taker that parked last is woken first, since
+    its memory is warm.
+    """
 
     def __init__(self) -> None:
         self.items: deque[T] = deque()
         self._parked: list[Task] = []
+        self._waking = False
 
     def __len__(self) -> int:
         return len(self.items)
 
-    @property
-    def parked(self) -> int:
-        """How many takers wait."""
-        return len(self._parked)
-
     def put(self, item: T) -> None:
-        """Hand `item` to a taker that waits, or keep it. Never blocks."""
-        if self._parked:
-            trio.lowlevel.reschedule(self._parked.pop(), outcome.Value(item))
-        else:
-            self.items.append(item)
+        """Keep `item` for a taker. Never blocks."""
+        self.items.append(item)
+        if not self._waking:
+            self._wake_one()
 
     async def take(self) -> T:
         """The oldest item, at once when there is one (with no checkpoint), else the next that is put."""
-        if self.items:
-            return self.items.popleft()
+        while not self.items:
+            await self._park()
+        item = self.items.popleft()
+        if self.items and not self._waking:
+            self._wake_one()
+        return item
+
+    async def _park(self) -> None:
         task = trio.lowlevel.current_task()
         self._parked.append(task)
 
@@ -51,8 +56,13 @@ class HandOver(Generic[T]):
             self._parked.remove(task)
             return Abort.SUCCEEDED
 
-        item: T = await trio.lowlevel.wait_task_rescheduled(abort)
-        return item
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._waking = False
+
+    def _wake_one(self) -> None:
+        if self._parked:
+            self._waking = True
+            trio.lowlevel.reschedule(self._parked.pop())
 
     def drain(self, limit: int | None = None) -> list[T]:
         """Take the oldest items, up to `limit`, without waiting."""

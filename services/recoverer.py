@@ -38,7 +38,14 @@ class Recoverer:
     """Recovers lapsed workers on the queues that this worker consumes."""
 
     def __init__(
-        self, *, redis: Link, consumed: Sequence[QueueKeys], lease: Lease, log: Log, max_deliveries: int, results_ttl: float
+        self,
+        *,
+        redis: Link,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        max_deliveries: int,
+        results_ttl: float,
     ) -> None:
         self._redis = redis
         self._consumed = consumed
@@ -59,7 +66,9 @@ class Recoverer:
         while True:
             await self._lapsed.wait()
             self._lapsed = trio.Event()
-            await trio.sleep(max(0.0, (self._redis.up_since or trio.current_time()) + self._wait - trio.current_time()))
+            await trio.sleep(
+                max(0.0, (self._redis.up_since or trio.current_time()) + self._wait - trio.current_time())
+            )
             try:
                 await self.recover()
             except (BrokerUnavailable, BrokerReplied) as error:

@@ -104,7 +104,13 @@ class ResultPublisher:
             else:
                 break
         if owned < 0:
-            self._log.event("results:dropped", "error", count=len(batch), jobs=_ids(batch), why="this worker lost its lease")
+            self._log.event(
+                "results:dropped",
+                "error",
+                count=len(batch),
+                jobs=_ids(batch),
+                why="this worker lost its lease",
+            )
             raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
             self._log.event("results:settled-before", "warning", count=len(batch) - owned)
@@ -122,4 +128,3 @@ _PASSING = frozenset({"OOM", "MISCONF", "BUSY", "NOREPLICAS"})
 
 def _ids(batch: Outcomes) -> list[str]:
     return [words[2] for _, words in batch[:20]]
-

@@ -9,6 +9,7 @@ leads through one job: run, judge, hand on, log.
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import trio
@@ -33,6 +34,7 @@ from celery5.protocol.verdict import (
     judge,
 )
 from celery5.runners.context import CURRENT, CurrentJob
+from celery5.runners.ending import INTERRUPTED
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
@@ -48,7 +50,7 @@ class Runner(Protocol):
     """Runs one function to its outcome."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], scope: trio.CancelScope
+        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
     ) -> Outcome: ...
 
 
@@ -112,67 +114,72 @@ class TaskExecution:
                 task_status.started(scope)
 
     async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace) -> None:
-        """One executor: job after job."""
-        yielded = time.perf_counter()
+        """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
+        would cost a quarter of a short job's time."""
         while True:
-            delivery = await queue.take()
-            now = await self._execute(delivery, runner, pace)
-            if now - yielded > YIELD:
-                await trio.lowlevel.checkpoint()
-                yielded = time.perf_counter()
+            hand = _Hand()
+            try:
+                with hand.scope:
+                    await self._work_on(hand, queue, runner, pace)
+            except* Exception:
+                if not hand.scope.cancel_called:
+                    raise
+            if hand.delivery is not None:
+                self._ended(hand, hand.delivery, time.time(), INTERRUPTED)
 
-    async def _execute(self, delivery: Delivery, runner: Runner, pace: Pace) -> float:
+    async def _work_on(self, hand: "_Hand", queue: TasksQueue, runner: Runner, pace: Pace) -> None:
+        """Job after job, until one of them is cancelled."""
+        clock = time.perf_counter
+        yielded = clock()
+        while not hand.scope.cancel_called:
+            delivery = await queue.take()
+            hand.delivery = delivery
+            self._running[delivery] = hand.scope
+            delivery.started = time.time()
+            began = clock()
+            outcome = await self._outcome(delivery, runner)
+            ended = clock()
+            pace.ran(ended - began)
+            self._ended(hand, delivery, delivery.started + ended - began, outcome)
+            if ended - yielded > YIELD:
+                await trio.lowlevel.checkpoint()
+                yielded = clock()
+
+    async def _outcome(self, delivery: Delivery, runner: Runner) -> Outcome:
         envelope = delivery.envelope
         assert envelope is not None, "the Consumer hands on only what it could read"
-        delivery.started = time.time()
-        began = time.perf_counter()
-        outcome = await self._outcome(delivery, envelope, runner)
-        ended = time.perf_counter()
-        seconds = ended - began
-        delivery.finished = delivery.started + seconds
-        pace.ran(seconds)
-        self._conclude(delivery, outcome)
-        return ended
-
-    async def _outcome(self, delivery: Delivery, envelope: Envelope, runner: Runner) -> Outcome:
         if envelope.expires is not None and envelope.expires <= delivery.started:
-            return Lapsed()
+            return LAPSED
         task = self._tasks[envelope.task]
         try:
             args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
         except BadArguments as error:
             return Refused(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         CURRENT.set(CurrentJob(envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker))
-        scope = self._running[delivery] = trio.CancelScope()
-        try:
-            return await runner.execute(task.function, args, kwargs, scope)
-        finally:
-            del self._running[delivery]
-            if not self._running:
-                self._idle.set()
+        return await runner.execute(task.function, args, kwargs)
 
-    def _conclude(self, delivery: Delivery, outcome: Outcome) -> None:
+    def _ended(self, hand: "_Hand", delivery: Delivery, finished: float, outcome: Outcome) -> None:
+        """The job is out of the executor's hands: judge, hand on, log."""
+        hand.delivery = None
+        del self._running[delivery]
+        if not self._running:
+            self._idle.set()
         envelope = delivery.envelope
         assert envelope is not None
+        delivery.finished = finished
+        if type(outcome) is Returned and len(outcome.value) > self._limit:
+            outcome = _too_large(len(outcome.value), self._limit)
         policy = envelope.retry or self._tasks[envelope.task].policy
-        outcome = self._within_limit(outcome)
         verdict = judge(outcome, attempt=envelope.attempt, policy=policy, random=random.random)
-        words = settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
-        self._results.put((delivery, words))
+        self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         self._tell(delivery, envelope, verdict)
-
-    def _within_limit(self, outcome: Outcome) -> Outcome:
-        if isinstance(outcome, Returned) and len(outcome.value) > self._limit:
-            text = f"the result has {len(outcome.value)} bytes, over the limit of {self._limit}: return a reference"
-            return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
-        return outcome
 
     def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
         level, state, more = _SAID[type(verdict)]
-        failure: Failure | None = getattr(verdict, "failure", None)
-        fields: dict[str, Any] = {} if failure is None else {"error": f"{failure.type}: {failure.message}"}
-        for name in more:
-            fields[name] = getattr(verdict, name)
+        fields: dict[str, Any] = {name: getattr(verdict, name) for name in more} if more else {}
+        failure = fields.pop("failure", None)
+        if failure is not None:
+            fields["error"] = f"{failure.type}: {failure.message}"
         self._log.job(
             level,
             job=envelope.id,
@@ -188,7 +195,7 @@ class TaskExecution:
         if not self._lease.lost:
             with trio.move_on_after(self._grace_period):
                 await self._drained()
-        for delivery, scope in self._running.items():
+        for delivery, scope in list(self._running.items()):
             self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
             scope.cancel()
         with trio.move_on_after(CANCEL_LIMIT):
@@ -200,10 +207,28 @@ class TaskExecution:
             await self._idle.wait()
 
 
+@dataclass(slots=True, eq=False)
+class _Hand:
+    """One executor's hand: the job in it, if any, and what cancels that job."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    delivery: Delivery | None = None
+
+
+LAPSED = Lapsed()
+
+
+def _too_large(size: int, limit: int) -> Refused:
+    text = (
+        f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
+    )
+    return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
+
+
 _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
-    Retry: ("warning", "RETRY", ("delay",)),
-    Bury: ("error", "DEAD", ("reason",)),
+    Retry: ("warning", "RETRY", ("delay", "failure")),
+    Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Expire: ("warning", "EXPIRED", ()),
 }

@@ -24,7 +24,7 @@ MEASURE = Script.load("measure")
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One job as read from a stream: the queue it is on, its entry id, the message, and how many workers died with it."""
+    """One job as read from a stream: its queue, its entry id, the message, and how many workers died with it."""
 
     queue: str
     id: bytes
@@ -109,7 +109,17 @@ def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) 
     """
     named = {each.stream.encode(): each.queue for each in queues}
     streams = tuple(each.stream for each in queues)
-    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "BLOCK", max(1, int(block * 1000)), "STREAMS")
+    words = (
+        "XREADGROUP",
+        "GROUP",
+        GROUP,
+        worker,
+        "COUNT",
+        count,
+        "BLOCK",
+        max(1, int(block * 1000)),
+        "STREAMS",
+    )
     new = (">",) * len(streams)
     return Call((*words, *streams, *new), lambda raw: list(_entries(named, raw)), blocks=block)
 
@@ -121,7 +131,9 @@ def mine(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list
     return Call(words, lambda raw: list(_entries(named, raw)), repeatable=True)
 
 
-def settle(keys: QueueKeys, worker: str, outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]]) -> Call[int]:
+def settle(
+    keys: QueueKeys, worker: str, outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]]
+) -> Call[int]:
     """Settle outcomes (verb, entry, job id, message, number, extra), as `settle.lua` explains.
 
     Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
@@ -182,7 +194,9 @@ def forget(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
 
 def measure(keys: QueueKeys) -> Call[Size]:
     """Count what is in a queue."""
-    return Call.of(MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), lambda raw: Size(*raw), repeatable=True)
+    return Call.of(
+        MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), lambda raw: Size(*raw), repeatable=True
+    )
 
 
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
@@ -212,7 +226,9 @@ def _entries(named: dict[bytes, str], raw: Any) -> Iterable[Entry]:
             else:
                 fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 deliveries = fields.get(b"deliveries", b"0")
-                yield Entry(queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0)
+                yield Entry(
+                    queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0
+                )
 
 
 def _ms(seconds: float) -> int:

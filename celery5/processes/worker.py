@@ -58,7 +58,9 @@ class WorkerOptions:
     name: str = ""
 
 
-def make_reader(endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog) -> ParkedRedis:
+def make_reader(
+    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
+) -> ParkedRedis:
     """The connection for blocking reads; the shared one ends its waits."""
     return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
@@ -126,7 +128,7 @@ def make_steps(
     )
 
 
-class WorkerParts(Injector):
+class WorkerParts(Injector):  # type: ignore[misc]  # the library is untyped
     """Every part of a worker. A part is built from the names of its constructor's parameters."""
 
     redis = TrioRedis
@@ -166,7 +168,9 @@ async def run(
         worker = options.name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
         boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
         try:
-            log.event("worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks))
+            log.event(
+                "worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks)
+            )
             await boot.run(task_status=status)
         except* LeaseLost as lost:
             log.event("worker:again", "error", name=worker, why=str(lost.exceptions[0]))
@@ -176,7 +180,8 @@ async def run(
 
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    settings = app.settings
+    settings, lease = app.settings, Lease(seconds=app.settings.lease)
+    notification = from_environment(os.environ, os.getpid())
     return {
         "app": app,
         "tasks": app.tasks,
@@ -188,11 +193,15 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "worker": worker,
         "log": log,
         "watch": LinkLog(log=log),
-        "lease": Lease(seconds=settings.lease),
+        "lease": lease,
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
-        "slots": {"trio": settings.concurrency, "asyncio": settings.concurrency, "thread": settings.cpu_slots},
-        "systemd": SystemdNotify(**from_environment(os.environ, os.getpid())),
+        "slots": {
+            "trio": settings.concurrency,
+            "asyncio": settings.concurrency,
+            "thread": settings.cpu_slots,
+        },
+        "systemd": SystemdNotify(**notification, leaving=lambda: not lease.lost),
         "grace_period": settings.grace_period,
         "results_ttl": settings.results_ttl,
         "message_limit": settings.message_limit,

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from types import GenericAlias
+from typing import Any, cast, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -119,9 +120,9 @@ class Parameters:
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
         count = len(self._names)
         if self._plain and self._required == count:
-            return self._positional(count).decode(raw)
+            return cast("Sequence[Any]", self._positional(count).decode(raw))
         length = len(msgspec.json.decode(raw, type=list[Raw]))
-        return self._positional(length).decode(raw)
+        return cast("Sequence[Any]", self._positional(length).decode(raw))
 
     def _decode_keywords(self, raw: Raw) -> dict[str, Any]:
         return {name: self._keyword(name).decode(each) for name, each in _RAW_KWARGS.decode(raw).items()}
@@ -130,7 +131,7 @@ class Parameters:
         rest = next((n for n, p in self._signature.parameters.items() if p.kind is p.VAR_POSITIONAL), None)
         kinds = [self._types[name] for name in self._names[:count]]
         kinds += [self._types[rest] if rest else Any] * (count - len(kinds))
-        return _decoder(tuple[tuple(kinds)] if kinds else tuple[()])
+        return _decoder(GenericAlias(tuple, tuple(kinds)))
 
     def _keyword_decoder(self, name: str) -> msgspec.json.Decoder[Any]:
         rest = next((n for n, p in self._signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
@@ -171,7 +172,9 @@ class Parameters:
             try:
                 _decoder(annotation)
             except TypeError as error:
-                raise Misconfigured(f"task {self._task}: parameter {name!r} has no JSON form: {error}") from None
+                raise Misconfigured(
+                    f"task {self._task}: parameter {name!r} has no JSON form: {error}"
+                ) from None
 
 
 _NO_KWARGS = Raw(b"{}")
@@ -179,7 +182,7 @@ _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types. One that cannot be resolved here, such as an import for type checkers only, counts as Any."""
+    """The annotations as types. One that cannot be resolved, such as an import for type checkers only, counts as Any."""
     try:
         return get_type_hints(function)
     except (NameError, TypeError, AttributeError):

@@ -11,11 +11,11 @@ from celery5.protocol.states import JobState
 from celery5.protocol.verdict import Bury, Complete, Expire, Release, Retry, Verdict
 
 TOMBSTONE = 60.0
-"""Seconds that a job sent with `ignore_result` is remembered, so that publishing it again by mistake changes nothing."""
+"""Seconds that a job sent with `ignore_result` is remembered: publishing it again by mistake changes nothing."""
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """A job as this worker holds it: where it stood, its message, and what is known of its run. Times are since 1970."""
+    """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970."""
 
     queue: str
     entry: bytes
@@ -64,7 +64,12 @@ def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
 
 
 def _document(
-    delivery: Delivery, worker: str, state: JobState, value: bytes, failure: Failure | None = None, reason: str = ""
+    delivery: Delivery,
+    worker: str,
+    state: JobState,
+    value: bytes,
+    failure: Failure | None = None,
+    reason: str = "",
 ) -> bytes:
     envelope = delivery.envelope
     return encode(
@@ -79,7 +84,7 @@ def _document(
             attempt=envelope.attempt if envelope else 1,
             worker=worker,
             sent=envelope.sent if envelope else 0.0,
-            started=round(delivery.started, 6),
-            finished=round(delivery.finished, 6),
+            started=delivery.started,
+            finished=delivery.finished,
         )
     )

@@ -80,7 +80,9 @@ def read_envelope(raw: bytes) -> Envelope:
     except msgspec.DecodeError as error:
         raise Corrupt(f"not an envelope: {error}") from None
     if envelope.v != VERSION:
-        raise Corrupt(f"envelope of version {envelope.v}; this worker reads version {VERSION}: upgrade the workers first")
+        raise Corrupt(
+            f"envelope of version {envelope.v}; this worker reads version {VERSION}: upgrade the workers first"
+        )
     if not envelope.id or not envelope.task:
         raise Corrupt("not an envelope: id and task must not be empty")
     return envelope

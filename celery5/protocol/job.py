@@ -14,7 +14,7 @@ from celery5.protocol.retry import RetryPolicy
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job on its way: where to (`queue`), when (`at` in ms since 1970 or `+ms` from now, '' for now), and its message."""
+    """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now)."""
 
     id: str
     task: str
@@ -46,9 +46,13 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured("give countdown or eta, not both")
         for name, moment in (("eta", self.eta), ("expires", self.expires)):
             if isinstance(moment, datetime) and moment.tzinfo is None:
-                raise Misconfigured(f"{name} {moment} has no time zone: use datetime.now(UTC) or another aware time")
+                raise Misconfigured(
+                    f"{name} {moment} has no time zone: use datetime.now(UTC) or another aware time"
+                )
         if self.queue is not None and not _is_queue_name(self.queue):
-            raise Misconfigured(f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces or braces")
+            raise Misconfigured(
+                f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces or braces"
+            )
         self.policy(RetryPolicy()).checked()
         return self
 
@@ -61,7 +65,9 @@ class Options(msgspec.Struct, frozen=True):
     @property
     def has_policy(self) -> bool:
         """Whether anything about retries is said here."""
-        return not (self.max_retries is None and self.backoff is None and self.cap is None and self.jitter is None)
+        return not (
+            self.max_retries is None and self.backoff is None and self.cap is None and self.jitter is None
+        )
 
     def at(self) -> str:
         """When the job may start, as the schedule script reads it; '' for now."""

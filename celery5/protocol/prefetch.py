@@ -6,6 +6,7 @@ A job that waits in one worker's memory cannot be run by another. So a worker ho
 will start within the next moment (`horizon`): hundreds of jobs of microseconds, not one job of seconds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 HORIZON = 0.1
@@ -16,6 +17,8 @@ BATCH = 256
 """The most jobs read in one trip."""
 _WEIGHT = 0.05
 """How much one job's duration moves the mean."""
+_MEMORY = 50
+_RARE = 0.001
 
 
 @dataclass(slots=True)
@@ -35,6 +38,32 @@ class Pace:
     def slow(self) -> None:
         """Jobs take longer than what was known said: hold none ahead until shorter ones have been seen."""
         self.mean = max(self.mean or 0.0, HORIZON)
+
+
+class Mix:
+    """Which kinds of jobs a worker meets, and how often: what one more read will probably bring."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self) -> None:
+        self._shares: dict[str, float] = {}
+
+    def read(self, counts: Mapping[str, int]) -> None:
+        """One read brought so many jobs of each kind. Fifty jobs weigh half of all that came before."""
+        total = sum(counts.values())
+        if not total:
+            return
+        weight = total / (total + _MEMORY) if self._shares else 1.0
+        for kind in self._shares.keys() | counts.keys():
+            before = self._shares.get(kind, 0.0)
+            self._shares[kind] = before + (counts.get(kind, 0) / total - before) * weight
+
+    def fits(self, rooms: Mapping[str, int]) -> int:
+        """How many jobs to read when there is so much room for each kind. Until something is known, the least room."""
+        if not self._shares:
+            return min(rooms.values(), default=1)
+        fitting = [int(room / max(self._shares.get(kind, 0.0), _RARE)) for kind, room in rooms.items()]
+        return min([*fitting, BATCH])
 
 
 def ahead(slots: int, mean: float | None) -> int:

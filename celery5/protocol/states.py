@@ -7,10 +7,10 @@ in the documentation is rendered from the table. The states are Fennel's (F15) w
 """
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     """The state of one job. The values are what the wire, the logs and the command line say."""
 
     UNKNOWN = "UNKNOWN"  # nothing is known of the id: never sent here, or its result has expired
@@ -26,7 +26,7 @@ class JobState(str, Enum):
     EXPIRED = "EXPIRED"  # not started before its `expires`
 
 
-class Move(str, Enum):
+class Move(StrEnum):
     """What can happen to a job."""
 
     SEND = "send"

@@ -4,7 +4,7 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import assert_never
 
 import msgspec
@@ -13,7 +13,7 @@ from celery5.protocol.envelope import Failure
 from celery5.protocol.retry import RetryPolicy
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why a job is in the dead-letter queue."""
 
     EXHAUSTED = "exhausted"  # every attempt failed

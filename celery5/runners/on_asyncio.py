@@ -37,18 +37,17 @@ class AsyncioRunner:
                 await self._end()
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], scope: trio.CancelScope
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end or until `scope` is cancelled, which cancels the asyncio task and gives Interrupted."""
-        call = _Crossing(self._running(), function, args, kwargs)
-        with scope:
-            return await call.wait()
-        return INTERRUPTED
+        """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through."""
+        return await _Crossing(self._running(), function, args, kwargs).wait()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_serve, args=(self._loop,), name="celery5-asyncio", daemon=True)
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="celery5-asyncio", daemon=True
+            )
             self._thread.start()
         return self._loop
 
@@ -65,7 +64,11 @@ class _Crossing:
     """One job on its way through the asyncio loop and back."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> None:
         self._loop = loop
         self._call = (function, args, kwargs)
@@ -106,7 +109,7 @@ class _Crossing:
         except asyncio.CancelledError as error:
             if not self._cancelled:  # the task cancelled itself: that is its failure
                 self._outcome = raised(error)
-        except BaseException as error:  # noqa: BLE001  user code may raise anything; it ends here
+        except BaseException as error:
             self._outcome = raised(error)
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -6,22 +6,18 @@ Floor: runners. Reads: nothing. Writes: nothing.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import trio
-
 from celery5.protocol.verdict import Outcome
-from celery5.runners.ending import INTERRUPTED, raised, returned
+from celery5.runners.ending import raised, returned
 
 
 class TrioRunner:
     """Runs I/O-bound tasks (C60). They must not block; `def` tasks are for that."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], scope: trio.CancelScope
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end or until `scope` is cancelled, which gives Interrupted."""
+        """Run to the end. Cancellation goes through: the executor knows what it means."""
         try:
-            with scope:
-                return returned(await function(*args, **kwargs))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  user code may raise anything; it ends here
+            return returned(await function(*args, **kwargs))
+        except (Exception, SystemExit) as error:
             return raised(error)
-        return INTERRUPTED

@@ -10,13 +10,13 @@ from typing import Any
 import trio
 
 from celery5.protocol.verdict import Outcome
-from celery5.runners.ending import INTERRUPTED, raised, returned
+from celery5.runners.ending import raised, returned
 
 
 class ThreadRunner:
     """Runs CPU-bound tasks (C61), at most `slots` at once.
 
-    A thread cannot be killed. When its scope is cancelled the job counts as interrupted and the thread is left to
+    A thread cannot be killed. When it is cancelled the job counts as interrupted and the thread is left to
     itself; it sees that through `trio.from_thread.check_cancelled()`.
     """
 
@@ -24,13 +24,11 @@ class ThreadRunner:
         self._limiter = trio.CapacityLimiter(slots)
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], scope: trio.CancelScope
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end or until `scope` is cancelled, which gives Interrupted."""
+        """Run to the end. Cancellation goes through at once and leaves the thread behind."""
         work = partial(_work, function, args, kwargs)
-        with scope:
-            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-        return INTERRUPTED
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
 
 
 def _work(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
@@ -39,5 +37,5 @@ def _work(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         return returned(function(*args, **kwargs))
     except trio.Cancelled:
         raise  # the task asked check_cancelled()
-    except BaseException as error:  # noqa: BLE001  user code may raise anything; it ends here
+    except BaseException as error:
         return raised(error)

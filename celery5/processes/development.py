@@ -1,0 +1,67 @@
+"""Development: everything in one process, over a server of its own.
+
+Floor: processes. Reads: CELERY5_BROKER. Writes: what a worker and the embedded server write.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
+
+from celery5.app import App
+from celery5.broker.embedded import EmbeddedServer
+from celery5.log import Journal, Log
+from celery5.processes import worker
+from celery5.processes.foreground import ServeOptions, serve_here
+from celery5.processes.worker import WorkerOptions
+
+
+def serve(app: App, options: ServeOptions) -> int:
+    """Serve `app` in this process until stopped; gives the exit code.
+
+    Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
+    ServerNotFound.
+    """
+    with broker_for(app), Journal(sys.stdout, form=options.log_format, level=options.log_level):
+        trio.run(
+            serve_here, app, WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
+        )
+    return 0
+
+
+@contextmanager
+def broker_for(app: App) -> Iterator[str]:
+    """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL."""
+    configured = os.environ.get("CELERY5_BROKER")
+    if configured:
+        app.use_broker(configured)
+        yield configured
+        return
+    with EmbeddedServer.start() as server:
+        app.use_broker(server.url)
+        try:
+            yield server.url
+        finally:
+            app.close()
+
+
+@asynccontextmanager
+async def running(app: App, options: ServeOptions) -> AsyncIterator[trio.Event]:
+    """A worker for `app` in this Trio run, up when the block begins and stopped in order when it ends.
+
+    The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
+    """
+    log = Log(worker=options.name or "development", app=app.name)
+    done = trio.Event()
+    told = WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            lambda task_status: worker.run(app, told, log=log, done=done, task_status=task_status)
+        )
+        try:
+            yield done
+        finally:
+            nursery.cancel_scope.cancel()
+            log.finish()

@@ -1,0 +1,74 @@
+"""Foreground: serves one application as one worker process, or as several, until told to stop.
+
+Floor: processes. Reads: signals. Writes: the log.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import trio
+
+from celery5.app import App
+from celery5.log import Format, Journal, Level, Log
+from celery5.processes import fleet, worker
+from celery5.processes.signals import stop_on_signal
+from celery5.processes.worker import WorkerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How an application is served: which `queues` (none: all that its tasks name), whether to end when all is done
+    (`burst`), under which `name`, by how many `processes`, and how it logs."""
+
+    queues: tuple[str, ...] = ()
+    burst: bool = False
+    name: str = ""
+    processes: int = 1
+    log_format: Format = "json"
+    log_level: Level = "info"
+
+
+def serve(app: App, options: ServeOptions) -> int:
+    """Serve until stopped; gives the exit code: 0 when all ended as it was asked to.
+
+    Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
+    """
+    name = options.name
+    if options.processes > 1:
+        part = fleet.supervise(app, processes=options.processes, name=options.name)
+        if isinstance(part, int):
+            return part
+        name = part.name
+    with Journal(sys.stdout, form=options.log_format, level=options.log_level):
+        trio.run(serve_here, app, WorkerOptions(queues=options.queues, burst=options.burst, name=name))
+    return 0
+
+
+async def serve_here(app: App, options: WorkerOptions) -> None:
+    """Be one worker in this Trio run until a signal, or until a burst is done."""
+    log = Log(worker=options.name or "worker", app=app.name)
+    done = trio.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            stop = nursery.cancel_scope.cancel
+            await nursery.start(lambda task_status: stop_on_signal(stop, log=log, task_status=task_status))
+            nursery.start_soon(_stop_when, done, nursery.cancel_scope)
+            await worker.run(app, options, log=log, done=done, task_status=_Ready(log))
+    finally:
+        log.event("worker:stopped")
+        log.finish()
+
+
+class _Ready(trio.TaskStatus[None]):
+    """Says in the log that the worker consumes."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def started(self, value: None = None) -> None:
+        self._log.event("worker:ready")
+
+
+async def _stop_when(done: trio.Event, scope: trio.CancelScope) -> None:
+    await done.wait()
+    scope.cancel()
