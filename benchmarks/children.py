@@ -48,9 +48,13 @@ class Child:
         return None if code is None else f"exit code {code}: {self.last_words()}"
 
     def last_words(self) -> str:
-        """The last line that it wrote."""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip()[:300] if lines else "no output"
+        """The last line that it wrote, frames of exception groups left out."""
+        lines = (line.strip(" |+-") for line in self._log.read_text(errors="replace").splitlines())
+        return ([line for line in lines if line] or ["no output"])[-1][:300]
+
+    def said(self) -> str:
+        """All that it wrote."""
+        return self._log.read_text(errors="replace")
 
     def stop(self, limit: float) -> None:
         """Ask it to end, as a service manager would, and insist after `limit` seconds."""

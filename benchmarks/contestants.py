@@ -9,7 +9,10 @@ fastest when it was tried; every peer sleeps at a concurrency of 100.
 from dataclasses import dataclass, field
 
 OURS = "celery5"
+SILENT = "celery5, log off"
 BARE = "bare redis-py XADD"
+PEERLESS = (OURS, SILENT, BARE)
+"""Rows that are no peers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class Contestant:
 
 
 CELERY = ("celery[redis]==5.7.0", "hiredis==3.5.0")
+SAQ = (
+    "saq[redis,hiredis]==0.26.4",
+    "typing_extensions",
+    "uvloop==0.23.0",
+)  # it forgets to require the second
+STREAQ = ("streaq==7.2.0", "hiredis==3.5.0", "uvloop==0.23.0")
 TASKIQ = ("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis==3.5.0", "uvloop==0.23.0")
 NO_CONCURRENCY = "one job at a time in each process"
 CHECKOUT = "."
@@ -60,14 +69,15 @@ CONTESTANTS = (
     Contestant(
         "arq", "arq_app", ("arq==0.28.0", "hiredis==3.5.0", "uvloop==0.23.0"), 2_000, 3_000, own_processes=False
     ),
-    Contestant(
-        "saq", "saq_app", ("saq[redis,hiredis]==0.26.4", "typing_extensions", "uvloop==0.23.0"), 4_000, 4_000, drain_at=50,
-        own_processes=False,
-    ),
+    Contestant("saq", "saq_app", SAQ, 4_000, 4_000, drain_at=50, own_processes=False),
     Contestant("taskiq, streams", "taskiq_app", TASKIQ, 2_500, 6_000, drain_at=20, variant="stream"),
     Contestant("taskiq, list", "taskiq_app", TASKIQ, 2_500, 6_000, drain_at=20, variant="list"),
-    Contestant("streaq", "streaq_app", ("streaq==7.2.0", "hiredis==3.5.0", "uvloop==0.23.0"), 2_500, 3_000, drain_at=50),
+    Contestant("streaq", "streaq_app", STREAQ, 2_500, 3_000, drain_at=50),
     Contestant(OURS, "celery5_app", (CHECKOUT,), 8_000, 100_000),
+    Contestant(
+        SILENT, "celery5_app", (CHECKOUT,), 8_000, 100_000, variant="silent", options="--log-level error",
+        skips=dict.fromkeys(("enqueue", "drain2", "latency", "naps", "commands"), "measured above"),
+    ),
     Contestant(
         BARE, "bare_app", ("redis==8.1.0", "hiredis==3.5.0"), 10_000, 100_000,
         skips=dict.fromkeys(("drain1", "drain2", "latency", "naps", "commands"), "no worker"),

@@ -12,14 +12,14 @@ import os
 import shutil
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import children
 from children import Child
-from contestants import Contestant
+from contestants import OURS, Contestant
 from peers.contract import SLEEP as NAP
 from peers.stamps import Reader
 from server import Monitor, Server
@@ -30,6 +30,8 @@ NAPS = 5_000
 NAPS_AT = 100
 START_LIMIT = 30.0
 IDLE_AFTER = 2.0
+KEPT = 1.0
+NOTHING: Mapping[str, str] = {}
 
 
 class Failed(Exception):
@@ -52,7 +54,7 @@ class Stand:
         """How many jobs to use where `usual` is the contestant's number for a full run."""
         return self.jobs if self.jobs is not None else max(100, int(usual * self.scale))
 
-    def environment(self, results: bool, concurrency: int) -> dict[str, str]:
+    def environment(self, results: bool, concurrency: int, more: Mapping[str, str]) -> dict[str, str]:
         """What a peer's module reads."""
         foreign = ("BENCH_", "CELERY", "PYTHON")
         return {key: value for key, value in os.environ.items() if not key.startswith(foreign)} | {
@@ -64,6 +66,7 @@ class Stand:
             "BENCH_CONCURRENCY": str(concurrency),
             "PYTHONPATH": str(PEERS),
             "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
         }
 
     @property
@@ -77,7 +80,7 @@ class Stand:
 
     def produce(self, verb: str, n: int, *, results: bool = False) -> dict[str, float]:
         """Run a producer to its end and give what it said."""
-        environment = self.environment(results, NAPS_AT)
+        environment = self.environment(results, NAPS_AT, {})
         try:
             out = children.run(self.ask(verb, n), environment, self.folder / "producer.log", self.limit)
             told: dict[str, float] = json.loads(out.strip().splitlines()[-1])
@@ -86,12 +89,14 @@ class Stand:
         return told
 
     @contextmanager
-    def workers(self, processes: int, concurrency: int, *, results: bool = False) -> Iterator[list[Child]]:
-        """Workers that run while the block does."""
+    def workers(
+        self, processes: int, concurrency: int, *, results: bool = False, more: Mapping[str, str] = NOTHING
+    ) -> Iterator[list[Child]]:
+        """Workers that run while the block does, `more` in their environment."""
         shutil.rmtree(self.stamps, ignore_errors=True)
         self.stamps.mkdir(parents=True)
         own = self.contestant.own_processes
-        environment = self.environment(results, concurrency)
+        environment = self.environment(results, concurrency, more)
         command = self.ask("worker", processes if own else 1, concurrency)
         logs = [self.folder / f"worker-{i}.log" for i in range(1 if own else processes)]
         started = [Child(command, environment, log) for log in logs]
@@ -177,13 +182,25 @@ def drain(stand: Stand, processes: int) -> Figures:
     began = time.monotonic_ns()
     with stand.workers(processes, stand.contestant.drain_at) as workers:
         told = stand.drained(queued, workers)
-    return filled | {
-        f"drain{processes}": told.rate(),
-        f"startup{processes}": (told.first() - began) / 1e9,
-        f"worker_cpu_us{processes}": told.worker_us,
-        f"server_cpu_us{processes}": told.server_us,
-        f"ran{processes}": sum(map(len, told.stamps)) / queued,
-    }
+        logged = _logged(workers, queued) if stand.contestant.name == OURS else {}
+    return (
+        filled
+        | logged
+        | {
+            f"drain{processes}": told.rate(),
+            f"startup{processes}": (told.first() - began) / 1e9,
+            f"worker_cpu_us{processes}": told.worker_us,
+            f"server_cpu_us{processes}": told.server_us,
+            f"ran{processes}": sum(map(len, told.stamps)) / queued,
+        }
+    )
+
+
+def _logged(workers: list[Child], queued: int) -> Figures:
+    """The share of jobs that celery5 wrote a log line about; a full log buffer sheds, and counts what it shed."""
+    for child in workers:
+        child.stop(10)
+    return {"logged": sum(child.said().count('"celery5:job"') for child in workers) / queued}
 
 
 def naps(stand: Stand) -> Figures:
@@ -223,6 +240,28 @@ def commands(stand: Stand) -> Figures:
         return {"commands": monitor.count / queued}
 
 
+def left(stand: Stand) -> Figures:
+    """What stays in the server once workers have gone and all results have expired: bytes and keys beyond what ten
+    jobs leave, which is the queue itself, and that."""
+    few, many = _remains(stand, 10), _remains(stand, 5_000)
+    return {
+        "left": float(max(sum(many.values()) - sum(few.values()), 0)),
+        "left_keys": float(max(len(many) - len(few), 0)),
+        "fixed": float(sum(few.values())),
+    }
+
+
+def _remains(stand: Stand, jobs: int) -> dict[str, int]:
+    stand.server.flush()
+    queued = int(stand.produce("bulk", jobs - 1)["queued"])
+    with stand.workers(1, stand.contestant.drain_at, more={"CELERY5_RESULTS_TTL": str(KEPT)}) as workers:
+        stand.drained(queued, workers)
+        for child in workers:
+            child.stop(10)
+    time.sleep(KEPT + 1)
+    return stand.server.holdings()
+
+
 def drain1(stand: Stand) -> Figures:
     """One worker process."""
     return drain(stand, 1)
@@ -241,4 +280,5 @@ EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
     "latency": latency,
     "naps": naps,
 }
-ONCE: dict[str, Callable[[Stand], Figures]] = {"commands": commands}
+ONCE: dict[str, Callable[[Stand], Figures]] = {"commands": commands, "left": left}
+OURS_ONLY = {"left"}
