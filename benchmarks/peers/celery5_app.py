@@ -60,14 +60,6 @@ def latency(n: int) -> None:
 
 def worker(processes: int, concurrency: int) -> None:
     """Its own command."""
-    import sys
-
-    if not os.path.exists(os.path.join(os.path.dirname(sys.executable), "x-celery5")):
-        from celery5.processes.foreground import ServeOptions, serve
-
-        raise SystemExit(
-            serve(app, ServeOptions(processes=processes, log_level=os.environ.get("BENCH_OPTIONS") or "info"))
-        )
     size = ("--processes", str(processes), "--concurrency", str(concurrency))
     options = os.environ.get("BENCH_OPTIONS", "").split()
     become("celery5", "-A", "celery5_app:app", "worker", "start", *size, *options)
