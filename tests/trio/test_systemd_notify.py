@@ -102,8 +102,9 @@ async def test_a_socket_that_is_gone_stops_nothing(
 
 
 async def test_a_systemd_that_reads_nothing_holds_nobody_up(
-    address: str, heard: Callable[[], list[str]]
+    address: str, heard: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(systemd_notify, "PATIENCE", 0.1)
     full = SystemdNotify(address=address, interval=0.001, leaving=lambda: False)
     with trio.move_on_after(0.2):  # many more messages than a datagram socket holds
         await full.run()
