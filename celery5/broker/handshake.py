@@ -1,6 +1,6 @@
 """Handshake: the first words on a new connection, and what the server says of itself.
 
-Floor: broker. Reads: nothing. Writes: nothing.
+Floor: broker. Reads: nothing. Writes: nothing. No input or output: each driver sends and receives in its own way.
 
 `HELLO` does it in one trip: protocol, user, password and name; `SELECT` follows in the same write. Command
 links speak RESP2 so that every driver, Trio or not, sees the same shapes (a map would be a dict here and a
@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import trio
-
 from celery5.broker.call import Word
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.translate import replied
-from celery5.broker.transport import Transport
-from celery5.broker.wire import NOT_YET, PushNotification, Replies, ReplyError, pack_all
+from celery5.broker.wire import ReplyError
 from celery5.errors import BrokerReplied, BrokerTooOld
 
 Resp = Literal[2, 3]
@@ -28,7 +25,7 @@ OLDEST = (6, 2)
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What the server answered: `server` (redis, valkey), its `version`, and its handle for this connection."""
+    """What the server answered: `server` (redis, valkey), its `version`, and its handle for the connection."""
 
     server: str
     version: str
@@ -58,40 +55,16 @@ def read_greeting(answers: Sequence[Any], *, where: str) -> Greeting:
         if isinstance(answer, ReplyError):
             raise replied(str(answer), where=where)
     facts: dict[bytes, Any]
-    facts = cast("Any", hello) if isinstance(hello, dict) else _pairs(cast("list[Any]", hello))
-    greeting = Greeting(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
+    try:
+        facts = cast("Any", hello) if isinstance(hello, dict) else _pairs(cast("list[Any]", hello))
+        greeting = Greeting(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BrokerReplied(f"broker {where} gave no sensible answer to HELLO", code="HELLO") from error
     if greeting.server == "redis" and _numbers(greeting.version) < OLDEST:
         raise BrokerTooOld(
             f"broker {where}: server {greeting.version} is older than {_dotted(OLDEST)}; upgrade the server"
         )
     return greeting
-
-
-async def shake_hands(
-    transport: Transport, replies: Replies, endpoint: Endpoint, *, resp: Resp, name: str
-) -> Greeting:
-    """Greet over a new transport and read the answers.
-
-    Raises what the transport raises, and what `read_greeting` does.
-    """
-    commands = greet(endpoint, resp=resp, name=name)
-    await transport.send(pack_all(commands))
-    answers: list[Any] = []
-    while len(answers) < len(commands):
-        answer = replies.next()
-        if answer is NOT_YET:
-            received = await transport.receive()
-            if not received:
-                raise trio.BrokenResourceError("closed during the handshake")
-            replies.feed(received)
-        elif type(answer) is not PushNotification:
-            answers.append(answer)
-    try:
-        return read_greeting(answers, where=endpoint.masked)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BrokerReplied(
-            f"broker {endpoint.masked} gave no sensible answer to HELLO", code="HELLO"
-        ) from error
 
 
 def _pairs(flat: list[Any]) -> dict[bytes, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.handshake import Greeting, Resp, shake_hands
+from celery5.broker.handshake import Greeting, Resp, greet, read_greeting
 from celery5.broker.link_events import (
     BreakerClosed,
     BreakerOpened,
@@ -34,7 +34,7 @@ from celery5.broker.ticket import Ticket
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translated
 from celery5.broker.transport import Connect, Transport, connect
-from celery5.broker.wire import ProtocolError, Replies, pack
+from celery5.broker.wire import NOT_YET, ProtocolError, PushNotification, Replies, pack, pack_all
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.breaker import Breaker, BreakerPolicy, BreakerState
@@ -189,18 +189,22 @@ class Link:
 
     async def _keep_up(self, task_status: trio.TaskStatus[None]) -> None:
         attempt = 0
+        earlier: BrokerUnavailable | None = None
         give_up = trio.current_time() + self.timing.first_connect
         while True:
             first = self.up_since is None
             try:
                 transport, replies = await self._open(give_up if first else float("inf"))
             except BrokerUnavailable as error:
-                if first and trio.current_time() >= give_up:
-                    self.end(error)
+                rest = self._failed(str(error))
+                # A breaker at rest must not use up the little time that a first connection has.
+                pause = self._pause(attempt) if first else max(self._pause(attempt), rest)
+                if first and trio.current_time() + pause >= give_up:
+                    # An attempt that was cut short by the end of that time says less than the one before.
+                    cut_short = trio.current_time() >= give_up
+                    self.end(earlier if cut_short and earlier is not None else error)
                     return
-                pause = self._failed(str(error), attempt)
-                if first:
-                    pause = min(pause, give_up - trio.current_time())
+                earlier = error
                 self._watch(ConnectFailed(self.name, self.where, str(error), pause))
                 attempt += 1
                 await trio.sleep(pause)
@@ -226,9 +230,7 @@ class Link:
         try:
             with trio.fail_after(limit):
                 transport = await self._connect(self.endpoint)
-                self.greeting = await shake_hands(
-                    transport, replies, self.endpoint, resp=self._resp, name=self.name
-                )
+                self.greeting = await self._shake_hands(transport, replies)
         except BaseException as error:
             if transport is not None:
                 await transport.aclose()
@@ -240,6 +242,21 @@ class Link:
                 raise translated(error, maybe_done=False, where=self.where) from error
             raise
         return transport, replies
+
+    async def _shake_hands(self, transport: Transport, replies: Replies) -> Greeting:
+        commands = greet(self.endpoint, resp=self._resp, name=self.name)
+        await transport.send(pack_all(commands))
+        answers: list[Any] = []
+        while len(answers) < len(commands):
+            answer = replies.next()
+            if answer is NOT_YET:
+                received = await transport.receive()
+                if not received:
+                    raise trio.BrokenResourceError("closed during the handshake")
+                replies.feed(received)
+            elif type(answer) is not PushNotification:
+                answers.append(answer)
+        return read_greeting(answers, where=self.where)
 
     def _up(self) -> float:
         now = self.up_since = self.pipeline.heard = trio.current_time()
@@ -278,20 +295,20 @@ class Link:
         except BROKEN as error:
             self.drop(str(translated(error, maybe_done=False, where=self.where)))
 
-    def _failed(self, reason: str, attempt: int) -> float:
-        """An attempt failed: tell the breaker, and say how long to pause."""
+    def _failed(self, reason: str) -> float:
+        """An attempt failed: tell the breaker, and say how long it wants to rest."""
         now = trio.current_time()
         was = self.breaker.state
         self.breaker = self.breaker.failed(now)
         self._last_failure = reason
-        pause = self._pause(attempt)
-        if self.breaker.state is BreakerState.OPEN:
-            self.flowing = False
-            if was is BreakerState.CLOSED:
-                self._watch(BreakerOpened(self.name, self.where, reason, self.breaker.until - now))
-                self.pipeline.fail_unsent(lambda was_sent: self._circuit_open(maybe_done=was_sent))
-            pause = max(pause, self.breaker.until - now)
-        return pause
+        if self.breaker.state is not BreakerState.OPEN:
+            return 0.0
+        self.flowing = False
+        rest = self.breaker.until - now
+        if was is BreakerState.CLOSED:
+            self._watch(BreakerOpened(self.name, self.where, reason, rest))
+            self.pipeline.fail_unsent(lambda was_sent: self._circuit_open(maybe_done=was_sent))
+        return rest
 
     def _pause(self, attempt: int) -> float:
         timing = self.timing

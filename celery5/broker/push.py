@@ -25,7 +25,7 @@ from celery5.broker.timing import Timing
 from celery5.broker.translate import replied
 from celery5.broker.transport import Connect, connect
 from celery5.broker.wire import ReplyError, pack_all
-from celery5.errors import BrokerDenied, BrokerError, BrokerUnavailable
+from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.protocol.breaker import BreakerState
 
 
@@ -87,13 +87,13 @@ class PushRedis:
         names = [_name(channel) for channel in channels]
         if not names:
             return
-        new = set(names) - self._channels
-        self._channels.update(names)
+        # Noted when the outcome is known: a renewal in between must not carry a channel that may be forbidden.
         try:
             await self._send("SUBSCRIBE", names)
-        except BrokerDenied:
-            self._channels -= new
+        except BrokerUnavailable:
+            self._channels.update(names)
             raise
+        self._channels.update(names)
 
     async def unsubscribe(self, *channels: str | bytes) -> None:
         """Listen to these channels no more.
