@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import children
 from children import Child
@@ -32,6 +33,15 @@ START_LIMIT = 30.0
 IDLE_AFTER = 2.0
 KEPT = 1.0
 NOTHING: Mapping[str, str] = {}
+
+
+class Told(TypedDict):
+    """What a producer says."""
+
+    queued: int
+    seconds: float
+    cpu: float
+    laps: list[float]
 
 
 class Failed(Exception):
@@ -78,12 +88,12 @@ class Stand:
         """The command that asks something of this contestant."""
         return [str(self.python), str(PEERS / "ask.py"), self.contestant.module, verb, *map(str, numbers)]
 
-    def produce(self, verb: str, n: int, *, results: bool = False) -> dict[str, float]:
+    def produce(self, verb: str, n: int, *, results: bool = False) -> "Told":
         """Run a producer to its end and give what it said."""
         environment = self.environment(results, NAPS_AT, {})
         try:
             out = children.run(self.ask(verb, n), environment, self.folder / "producer.log", self.limit)
-            told: dict[str, float] = json.loads(out.strip().splitlines()[-1])
+            told: Told = json.loads(out.strip().splitlines()[-1])
         except (RuntimeError, ValueError, IndexError) as error:
             raise Failed(f"{verb}: {error}") from None
         return told
@@ -143,20 +153,27 @@ class Drained:
         return counted / max((self.last() - start) / 1e9, 1e-9)
 
 
+def _still_there(workers: list[Child]) -> None:
+    for child in workers:
+        if reason := child.failed():
+            raise Failed(f"a worker ended, {reason}")
+
+
 def _until(reader: Reader, jobs: int, workers: list[Child], limit: float) -> None:
     deadline = time.monotonic() + limit
     while (ran := reader.total()) < jobs:
-        for child in workers:
-            if reason := child.failed():
-                raise Failed(f"a worker ended, {reason}")
+        _still_there(workers)
         if time.monotonic() > deadline:
             raise Failed(f"{ran} of {jobs} jobs ran in {limit:.0f} s; worker: {workers[0].last_words()}")
         time.sleep(0.005)
 
 
 def enqueue(stand: Stand) -> Figures:
-    """One by one, and the memory that the queued jobs take."""
+    """One by one, and the memory that the queued jobs take: beyond what stays when a first job is forgotten, which is
+    scripts and buffers."""
     stand.server.flush()
+    stand.produce("enqueue", 1)
+    stand.server.client.flushall()
     before = stand.server.memory()
     told = stand.produce("enqueue", stand.amount(stand.contestant.enqueue))
     taken = stand.server.memory() - before
@@ -206,7 +223,7 @@ def _logged(workers: list[Child], queued: int) -> Figures:
 def naps(stand: Stand) -> Figures:
     """5,000 jobs of 50 ms at a concurrency of 100, from the start of the first nap to the end of the last."""
     stand.server.flush()
-    queued = int(stand.produce("sleep", NAPS - 1)["queued"])
+    queued = stand.produce("sleep", NAPS - 1)["queued"]
     with stand.workers(1, NAPS_AT) as workers:
         told = stand.drained(queued, workers)
     return {"naps": (told.last() - told.first()) / 1e9 + NAP}
@@ -216,9 +233,11 @@ def latency(stand: Stand) -> Figures:
     """Round trips to an idle worker, then what that worker costs while it waits."""
     stand.server.flush()
     with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
-        laps = sorted(stand.produce("latency", stand.amount(400), results=True)["laps"])  # type: ignore[call-overload]
-        if not laps:
-            raise Failed("no round trip was measured")
+        try:
+            laps = sorted(stand.produce("latency", stand.amount(400), results=True)["laps"])
+        except Failed:
+            _still_there(workers)  # a worker that ended is the better reason
+            raise
         told = {"p50": laps[len(laps) // 2], "p99": laps[min(len(laps) - 1, int(len(laps) * 0.99))]}
         time.sleep(IDLE_AFTER)
         seconds = 10 * max(stand.scale, 0.3)
@@ -233,7 +252,7 @@ def latency(stand: Stand) -> Figures:
 def commands(stand: Stand) -> Figures:
     """Requests that one worker process sends for each job, its start-up included."""
     stand.server.flush()
-    queued = int(stand.produce("bulk", min(stand.contestant.drain, 5_000))["queued"])
+    queued = stand.produce("bulk", min(stand.contestant.drain, 5_000))["queued"]
     with Monitor(stand.server.port) as monitor, stand.workers(1, stand.contestant.drain_at) as workers:
         stand.drained(queued, workers)
         time.sleep(0.3)
@@ -253,7 +272,7 @@ def left(stand: Stand) -> Figures:
 
 def _remains(stand: Stand, jobs: int) -> dict[str, int]:
     stand.server.flush()
-    queued = int(stand.produce("bulk", jobs - 1)["queued"])
+    queued = stand.produce("bulk", jobs - 1)["queued"]
     with stand.workers(1, stand.contestant.drain_at, more={"CELERY5_RESULTS_TTL": str(KEPT)}) as workers:
         stand.drained(queued, workers)
         for child in workers:

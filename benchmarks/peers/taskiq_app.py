@@ -12,11 +12,8 @@ from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBr
 
 OPEN = {"max_connection_pool_size": 100, "socket_timeout": None}
 """redis-py 8 reads for 5 s at most unless told otherwise, and the list broker blocks for ever: its worker would die."""
-broker: ListQueueBroker | RedisStreamBroker
-if VARIANT == "stream":
-    broker = RedisStreamBroker(URL, consumer_id="0", **OPEN)
-else:
-    broker = ListQueueBroker(URL, **OPEN)
+streams = VARIANT == "stream"
+broker = RedisStreamBroker(URL, consumer_id="0", **OPEN) if streams else ListQueueBroker(URL, **OPEN)
 if RESULTS:
     broker = broker.with_result_backend(RedisAsyncResultBackend(URL, result_ex_time=60))
 
