@@ -1,4 +1,4 @@
-"""Installed: run by `nox -s package` with a fresh environment's Python, away from the checkout: is the wheel whole?
+"""Installed: is the wheel whole? `nox -s package` asks with a fresh environment's Python, away from the checkout.
 
 Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: nothing.
 """

@@ -1,4 +1,4 @@
-"""Systemd Notify, heard by a real datagram socket in systemd's place.
+"""Systemd Notify: heard by a real datagram socket in systemd's place.
 
 Floor: tests. Reads: nothing. Writes: sockets of its own.
 """

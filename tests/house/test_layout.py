@@ -1,0 +1,73 @@
+"""Layout: the links inside the package, and the strictness of the tools.
+
+Floor: tests. Reads: the checkout, git's index. Writes: nothing.
+"""
+
+import os
+import subprocess
+import tomllib
+
+import pytest
+
+from tests.house.sources import HERE, ROOMS
+
+TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_at_the_top_is_a_relative_link_inside_the_package(room: str) -> None:
+    link = HERE / "celery5" / room
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{room}"
+    assert (HERE / room).is_dir()
+    assert not (HERE / room).is_symlink()
+
+
+def test_git_keeps_the_links_as_links() -> None:
+    links = [f"celery5/{room}" for room in ROOMS]
+    try:
+        said = subprocess.run(
+            ["git", "ls-files", "-s", *links],
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except FileNotFoundError:
+        return
+    if said.returncode != 0 or not said.stdout:  # no checkout: an unpacked sdist, say
+        return
+    modes = {line.split("\t")[1]: line.split()[0] for line in said.stdout.splitlines()}
+    assert modes == dict.fromkeys(links, "120000")
+
+
+def test_warnings_and_forgotten_failures_are_errors() -> None:
+    options = TOOLS["pytest"]["ini_options"]
+    assert options["filterwarnings"][0] == "error"
+    assert options["xfail_strict"]
+    assert options["timeout"] <= 60
+    assert {"--strict-markers", "--strict-config"} <= set(options["addopts"])
+
+
+def test_both_type_checkers_are_strict_and_look_at_the_whole_package() -> None:
+    assert TOOLS["mypy"]["strict"] is True
+    assert set(TOOLS["mypy"]["files"]) >= {"celery5", "tests"}
+    assert TOOLS["basedpyright"]["typeCheckingMode"] == "strict"
+    assert TOOLS["basedpyright"]["include"] == ["celery5"]
+    relaxed = {option for override in TOOLS["mypy"]["overrides"] for option in override} - {"module"}
+    assert relaxed == {"ignore_missing_imports"}
+
+
+def test_every_relaxation_of_a_tool_says_why() -> None:
+    lines = (HERE / "pyproject.toml").read_text().splitlines()
+    off = [line for line in lines if line.startswith("report") and "false" in line]
+    assert [line for line in off if "#" not in line] == []
+
+
+def test_every_floor_has_been_given_to_every_module() -> None:
+    layers = next(each for each in TOOLS["importlinter"]["contracts"] if each["type"] == "layers")
+    assert layers["exhaustive"] is True
+    assert layers["containers"] == ["celery5"]
+    assert "exhaustive_ignores" not in layers
+    assert "ignore_imports" not in layers

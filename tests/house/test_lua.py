@@ -1,0 +1,163 @@
+"""Lua: every script has a legend, and the legend is what the calls really send.
+
+Floor: tests. Reads: celery5/broker/lua/, celery5/broker/calls*.py. Writes: nothing.
+
+The legend, as the first comment of a script:
+
+    -- What it does.
+    -- KEYS  1 what
+    --       2.. what, any number of them
+    -- ARGV  1 what
+    -- Gives what.
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.house.sources import files, name, tree
+
+SCRIPTS = files("celery5/broker/lua", suffix=".lua")
+CALLS = [path for path in files("celery5/broker") if path.stem.startswith("calls")]
+
+
+@dataclass(frozen=True)
+class Words:
+    """How many words of one kind a script takes: so many, and any number more when `more`."""
+
+    fixed: int = 0
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What a script says about itself."""
+
+    keys: Words
+    argv: Words
+    what: str
+    gives: str
+
+
+def numbered(lines: list[str], script: str) -> Words:
+    """Read `1 what`, `2 what`, `3.. what`. Text that goes on is indented deeper than a number."""
+    fixed, more = 0, False
+    for line in lines:
+        found = re.match(r" {1,2}(\d+)(\.\.)? \S", line)
+        if not found:
+            continue
+        number = int(found[1])
+        assert not more, f"{script}: nothing can follow `..`: {line}"
+        assert number == fixed + 1, f"{script}: expected number {fixed + 1}: {line}"
+        more = bool(found[2])
+        fixed = fixed if more else number
+    return Words(fixed, more)
+
+
+def legend(path: Path) -> Legend:
+    """Read the legend of a script."""
+    comment = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("--"):
+            break
+        comment.append(line[2:])
+    sections: dict[str, list[str]] = {"what": []}
+    at = "what"
+    for line in comment:
+        if found := re.match(r" (KEYS|ARGV|Gives)( .*)", line):
+            at = found[1]
+            line = found[2]
+            assert at not in sections, f"{name(path)}: {at} twice"
+            sections[at] = [line]
+        else:
+            sections[at].append(re.sub(r"^ {6}", "", line) if at in ("KEYS", "ARGV") else line)
+    return Legend(
+        keys=numbered(sections.get("KEYS", []), name(path)),
+        argv=numbered(sections.get("ARGV", []), name(path)),
+        what=" ".join(sections["what"]).strip(),
+        gives=" ".join(sections.get("Gives", [])).strip(),
+    )
+
+
+def body(path: Path) -> str:
+    """A script without its comments."""
+    return re.sub(r"(?m)--.*$", "", path.read_text())
+
+
+def sent() -> dict[str, list[tuple[Words, Words]]]:
+    """For each script, the KEYS and ARGV of every call that is made of it."""
+    calls: dict[str, list[tuple[Words, Words]]] = {}
+    for path in CALLS:
+        scripts = dict(loaded(path))
+        for function in (node for node in tree(path).body if isinstance(node, ast.FunctionDef)):
+            local = {
+                node.targets[0].id: node.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            }
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "Call.of":
+                    script, keys, argv = node.args[:3]
+                    counted = (count(keys, local), count(argv, local))
+                    calls.setdefault(scripts[ast.unparse(script)], []).append(counted)
+    return calls
+
+
+def loaded(path: Path) -> list[tuple[str, str]]:
+    """`NAME = Script.load("name")` in a module of calls: the constant and the script."""
+    return [
+        (ast.unparse(node.targets[0]), ast.literal_eval(node.value.args[0]))
+        for node in tree(path).body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) == "Script.load"
+    ]
+
+
+def count(given: ast.expr, local: dict[str, ast.expr]) -> Words:
+    """How many words an expression stands for: a tuple, or the name of one, or something of unknown length."""
+    if isinstance(given, ast.Name) and given.id in local:
+        given = local[given.id]
+    if not isinstance(given, ast.Tuple):
+        return Words(0, more=True)
+    plain = [element for element in given.elts if not isinstance(element, ast.Starred)]
+    return Words(len(plain), more=len(plain) < len(given.elts))
+
+
+def test_there_are_scripts() -> None:
+    assert SCRIPTS
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_says_what_it_does_what_it_takes_and_what_it_gives(path: Path) -> None:
+    said = legend(path)
+    assert said.what.endswith(".")
+    assert said.gives.endswith(".")
+    assert said.keys != Words()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_uses_no_word_that_its_legend_leaves_out(path: Path) -> None:
+    said = legend(path)
+    for kind, words in (("KEYS", said.keys), ("ARGV", said.argv)):
+        used = {int(number) for number in re.findall(rf"{kind}\[(\d+)\]", body(path))}
+        assert words.more or max(used, default=0) <= words.fixed, f"{kind}[{max(used)}] is not in the legend"
+        assert re.search(rf"\b{kind}\b", body(path)) or words == Words(), (
+            f"{kind} is in the legend and is not used"
+        )
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_sent_what_its_legend_says(path: Path) -> None:
+    said = legend(path)
+    made = sent().get(path.stem, [])
+    assert made, "no call is made of this script"
+    assert set(made) == {(said.keys, said.argv)}
+
+
+def test_every_script_that_is_loaded_exists() -> None:
+    wanted = {script for path in CALLS for _, script in loaded(path)}
+    assert wanted == {path.stem for path in SCRIPTS}

@@ -1,0 +1,52 @@
+"""Parity: every test that the record of requirements names is there.
+
+Floor: tests. Reads: docs/reference/parity.md. Writes: nothing.
+
+A line of the record is `| row | what | tests | note |`; the tests are pytest node ids in backticks.
+"""
+
+import ast
+import re
+
+from tests.house.sources import HERE, tree
+
+RECORD = HERE / "docs" / "reference" / "parity.md"
+
+
+def rows() -> list[list[str]]:
+    """The lines of the table, without its head."""
+    lines = [line for line in RECORD.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert cells[0] == ["row", "what", "tests", "note"]
+    return [line for line in cells[2:] if line != cells[0] and set("".join(line)) - {"-", ":"}]
+
+
+def exists(node: str) -> bool:
+    """Whether a node id names a test that is there; its parameters, if any, are not looked at."""
+    file, *names = node.split("[")[0].split("::")
+    path = HERE / file
+    if not path.is_file() or not names:
+        return False
+    at: ast.AST = tree(path)
+    for wanted in names:
+        inside = [child for child in ast.iter_child_nodes(at) if getattr(child, "name", "") == wanted]
+        if not inside:
+            return False
+        at = inside[0]
+    return isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef) and names[-1].startswith("test_")
+
+
+def test_there_is_a_record_and_no_row_is_in_it_twice() -> None:
+    names = [line[0] for line in rows()]
+    assert names
+    assert [each for each in names if not re.fullmatch(r"[FRC]\d+[a-z]?", each)] == []
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_row_names_a_test() -> None:
+    assert [line[0] for line in rows() if not re.search(r"`[^`]+::test_[^`]+`", line[2])] == []
+
+
+def test_every_test_that_the_record_names_is_there() -> None:
+    named = [(line[0], node) for line in rows() for node in re.findall(r"`([^`]+)`", line[2])]
+    assert [(row, node) for row, node in named if not exists(node)] == []

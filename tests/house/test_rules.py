@@ -1,0 +1,134 @@
+"""Rules: the sizes, names and docstrings of every file in the house.
+
+Floor: tests. Reads: the checkout. Writes: nothing.
+
+Each test lists all offenders, so that one run shows the whole work.
+"""
+
+import ast
+import re
+
+from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, tree
+
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 50
+NO_MODULE = re.compile(r"^_?(util|helper|common|misc|base|manager|mixin)")
+NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Processor|Data|Info|Common)(?![a-z])")
+
+SOURCES = (HERE / "noxfile.py", *files(*EVERYWHERE))
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its decorators and its docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {name(path) for path in SOURCES} > {
+        "noxfile.py",
+        "celery5/__init__.py",
+        "services/systemd_notify.py",
+    }
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    everything = (*SOURCES, *files(*EVERYWHERE, suffix=".lua"))
+    lengths = {name(path): len(path.read_text().splitlines()) for path in everything}
+    assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_no_function_is_longer_than_50_lines() -> None:
+    lengths = {
+        f"{name(path)}:{function.lineno} {function.name}": length(function)
+        for path in SOURCES
+        for function in functions(path)
+    }
+    assert {where: lines for where, lines in lengths.items() if lines > LONGEST_FUNCTION} == {}
+
+
+def test_no_module_is_named_like_a_junk_drawer() -> None:
+    assert [name(path) for path in SOURCES if NO_MODULE.match(path.stem)] == []
+
+
+def test_no_class_is_named_like_a_junk_drawer() -> None:
+    classes = [
+        f"{name(path)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef) and NO_CLASS.search(node.name)
+    ]
+    assert classes == []
+
+
+def plate_fault(docstring: str | None) -> str:
+    """What is wrong with a module's docstring, or nothing."""
+    if docstring is None:
+        return "no docstring"
+    first, second, *_ = [*(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")), ""]
+    if not re.fullmatch(r"[^:]+: .*\.", first):
+        return f"it does not begin with 'Name: what it is for, in one sentence.': {first}"
+    if not second.startswith("Floor: "):
+        return "its second paragraph does not begin with 'Floor: '"
+    if not re.search(r"Reads: .+ Writes: |Reads and writes: ", second):
+        return "it does not say what it reads and writes"
+    return ""
+
+
+def test_every_module_says_what_it_is_for_and_where_it_stands() -> None:
+    faults = {name(path): plate_fault(ast.get_docstring(tree(path))) for path in SOURCES}
+    assert {path: fault for path, fault in faults.items() if fault} == {}
+
+
+def test_no_module_is_empty() -> None:
+    empty = [
+        name(path) for path in SOURCES if path.stem != "__init__" and all(map(is_docstring, tree(path).body))
+    ]
+    assert empty == []
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    """Whether a statement is nothing but a string."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def test_every_public_class_and_function_of_the_package_has_a_docstring() -> None:
+    bare = [
+        f"{name(path)}:{node.lineno} {node.name}"
+        for path in files(*PACKAGE)
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not node.name.startswith("_")
+        and ast.get_docstring(node) is None
+    ]
+    assert bare == []
+
+
+def test_every_service_and_boot_step_has_the_one_shape() -> None:
+    faults = []
+    for path in files("services", "bootsteps"):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                faults += [f"{name(path)}:{node.lineno} {node.name} {fault}" for fault in shape_faults(node)]
+    assert faults == []
+
+
+def shape_faults(service: ast.ClassDef) -> list[str]:
+    """What is wrong with a class that has `run`: a coroutine with `task_status`, and a keyword-only constructor."""
+    methods = {
+        node.name: node for node in service.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    run, made = methods.get("run"), methods.get("__init__")
+    faults = []
+    if run is None or any(isinstance(base, ast.Name) and base.id == "Protocol" for base in service.bases):
+        return []
+    if not isinstance(run, ast.AsyncFunctionDef):
+        faults.append("has a run() that is no coroutine")
+    if [argument.arg for argument in run.args.args + run.args.kwonlyargs] != ["self", "task_status"]:
+        faults.append("has a run() that takes something else than task_status")
+    if made is not None and (len(made.args.args) != 1 or made.args.vararg or made.args.kwarg):
+        faults.append("has a constructor that is not keyword-only")
+    return faults
