@@ -71,7 +71,9 @@ class Endpoint:
         if kind == "unix" and not found.get("path"):
             raise _bad(url, "it names no socket")
         _check_database(url, scheme, found)
-        if str(found.get("ssl_cert_reqs", "required")) not in _CERTIFICATE_CHECKS:
+        # Celery's spelling, CERT_NONE, is understood too.
+        found["ssl_cert_reqs"] = str(found.get("ssl_cert_reqs", "required")).lower().removeprefix("cert_")
+        if found["ssl_cert_reqs"] not in _CERTIFICATE_CHECKS:
             raise _bad(url, f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
         return cls(kind=kind, **found)
 
@@ -136,7 +138,7 @@ def _refuse_unknown(url: str, found: dict[str, Any]) -> None:
 
 def _check_database(url: str, scheme: str, found: dict[str, Any]) -> None:
     path = re.sub(r"^[^:]+://[^/?#]*", "", url).partition("?")[0].strip("/")
-    if scheme != "unix" and path and "db" not in found:
+    if scheme != "unix" and not re.fullmatch(r"[0-9]*", path):
         raise _bad(url, "the database after the slash must be a number")
     if not isinstance(found.get("db", 0), int) or found.get("db", 0) < 0:
         raise _bad(url, "the database must be a number from 0 on")

@@ -252,6 +252,8 @@ class Link:
             if answer is NOT_YET:
                 received = await transport.receive()
                 if not received:
+                    if answers:
+                        read_greeting(answers, where=self.where)  # a server that turns us away may say why
                     raise trio.BrokenResourceError("closed during the handshake")
                 replies.feed(received)
             elif type(answer) is not PushNotification:

@@ -1,0 +1,108 @@
+"""Endpoint: what a broker URL means, and what a wrong one is told.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import ssl
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.broker.endpoint import Endpoint
+from celery5.errors import BadBrokerURL
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("redis://", Endpoint()),
+        ("redis://h:1/3", Endpoint(host="h", port=1, db=3)),
+        ("redis://h?db=3", Endpoint(host="h", db=3)),
+        ("redis://[::1]:7000/1", Endpoint(host="::1", port=7000, db=1)),
+        ("redis://:p%40ss@h", Endpoint(host="h", password="p@ss")),
+        ("redis://u:p@h", Endpoint(host="h", username="u", password="p")),
+        ("unix:///run/redis.sock?db=2", Endpoint(kind="unix", path="/run/redis.sock", db=2)),
+        (
+            "unix://u:p@/run/redis.sock",
+            Endpoint(kind="unix", path="/run/redis.sock", username="u", password="p"),
+        ),
+        (
+            "rediss://h?ssl_cert_reqs=CERT_NONE&ssl_ca_certs=ca.pem&ssl_check_hostname=no",
+            Endpoint(
+                kind="tls", host="h", ssl_cert_reqs="none", ssl_ca_certs="ca.pem", ssl_check_hostname=False
+            ),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_url_names_an_endpoint(url: str, endpoint: Endpoint) -> None:
+    assert Endpoint.from_url(url) == endpoint
+
+
+def test_options_win_over_the_url() -> None:
+    assert Endpoint.from_url("redis://u:p@h/1", db=2, password="q") == Endpoint(
+        host="h", username="u", password="q", db=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h", "cannot be understood"),
+        ("localhost:6379", "cannot be understood"),
+        ("", "cannot be understood"),
+        ("redis://h:99999", "cannot be understood"),
+        ("redis://h:port", "cannot be understood"),
+        ("redis://h/one", "must be a number"),
+        ("redis://h/0/1", "must be a number"),
+        ("redis://h?db=-1", "from 0 on"),
+        ("redis://h?db=x", "cannot be understood"),
+        ("redis://h?socket_timeoot=3", "unknown option socket_timeoot"),
+        ("rediss://h?ssl_cert_reqs=maybe", "none, optional, required"),
+        ("unix://", "names no socket"),
+        ("redis://user:se/cret@h", "cannot be understood"),
+        ("redis://user:secret@h?db=x&password=secret", "cannot be understood"),
+    ],
+)
+def test_a_wrong_url_is_told_in_one_line_what_is_expected(url: str, says: str) -> None:
+    with pytest.raises(BadBrokerURL, match=says) as caught:
+        Endpoint.from_url(url)
+    text = str(caught.value)
+    assert "expected redis://" in text
+    assert "\n" not in text
+    assert "cret" not in text
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_endpoint_or_a_bad_url(text: str) -> None:
+    for url in (text, f"redis://{text}", f"unix:///{text}", f"rediss://h/{text}"):
+        with suppress(BadBrokerURL):
+            assert isinstance(Endpoint.from_url(url), Endpoint)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:hush@h/1", "rediss://:hush@h", "unix://u:hush@/s", "redis://h?password=hush"]
+)
+def test_the_password_is_shown_nowhere(url: str) -> None:
+    endpoint = Endpoint.from_url(url)
+    assert endpoint.password == "hush"
+    assert "hush" not in repr(endpoint) + endpoint.masked
+    assert ":***@" in endpoint.masked
+
+
+def test_tls_checks_certificate_and_name_unless_told_otherwise() -> None:
+    context = Endpoint.from_url("rediss://h").ssl_context()
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    context = Endpoint.from_url("rediss://h?ssl_cert_reqs=none").ssl_context()
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+    assert Endpoint.from_url("redis://h").ssl_context() is None
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+def test_tls_files_that_are_missing_are_named_as_such(option: str) -> None:
+    with pytest.raises(BadBrokerURL, match="No such file or directory; check ssl_ca_certs"):
+        Endpoint.from_url(f"rediss://h?{option}=/nowhere.pem").ssl_context()
