@@ -1,0 +1,89 @@
+"""Distribution: the sdist, and the wheel made from it, carry every room as a real folder.
+
+Floor: tests. Reads: the checkout. Writes: a copy of it, and archives, in a folder of its own.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.house.sources import HERE, PACKAGE, ROOMS, files
+
+BUILD = """
+import sys, setuptools.build_meta as backend
+print(getattr(backend, "build_" + sys.argv[1])(sys.argv[2]))
+"""
+WANTED = (".py", ".lua", ".json", ".typed")
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    """Build `kind` with the backend itself: without an environment of its own, and so without the network."""
+    said = subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(target)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    return target / said.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str], str]:
+    """The names in the sdist, those in the wheel made from it, and the wheel's metadata."""
+    room = tmp_path_factory.mktemp("dist")
+    source = room / "source"
+    source.mkdir()
+    for folder in PACKAGE:
+        shutil.copytree(
+            HERE / folder, source / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(HERE / file, source)
+    sdist = build("sdist", source, room)
+    with tarfile.open(sdist) as opened:
+        # Python 3.11.2, which Debian 12 has, knows no filters, and 3.12 warns without one.
+        opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        opened.extractall(room / "unpacked")
+        in_sdist = {each.name.partition("/")[2] for each in opened.getmembers() if each.isfile()}
+    (unpacked,) = (room / "unpacked").iterdir()
+    assert not any((unpacked / "celery5" / each).is_symlink() for each in ROOMS)
+    wheel = build("wheel", unpacked, room)
+    with zipfile.ZipFile(wheel) as opened_wheel:
+        names = set(opened_wheel.namelist())
+        (metadata,) = [each for each in names if each.endswith(".dist-info/METADATA")]
+        return in_sdist, names, opened_wheel.read(metadata).decode()
+
+
+def expected() -> set[str]:
+    """Every file of the package by its place in the archives."""
+    every = [path for suffix in WANTED for path in files(*PACKAGE, suffix=suffix)]
+    inside = [path.relative_to(HERE) for path in every]
+    return {(path if path.parts[0] == "celery5" else Path("celery5") / path).as_posix() for path in inside}
+
+
+def test_the_sdist_carries_every_file_of_every_room(archives: tuple[set[str], set[str], str]) -> None:
+    in_sdist, _, _ = archives
+    assert expected() - in_sdist == set()
+
+
+def test_the_wheel_carries_the_same_and_nothing_at_the_top_but_the_package(
+    archives: tuple[set[str], set[str], str],
+) -> None:
+    _, in_wheel, _ = archives
+    modules = {name for name in in_wheel if ".dist-info/" not in name}
+    assert modules == expected()
+
+
+def test_the_wheel_has_its_licence_and_its_command(archives: tuple[set[str], set[str], str]) -> None:
+    _, in_wheel, metadata = archives
+    assert any(name.endswith("/licenses/LICENSE") for name in in_wheel)
+    assert any(name.endswith("/entry_points.txt") for name in in_wheel)
+    assert "License-Expression: BSD-3-Clause" in metadata
