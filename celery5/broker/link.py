@@ -158,7 +158,7 @@ class Link:
             commands=pipeline.commands,
             batches=pipeline.batches,
             connects=self.connects,
-            unsent=len(pipeline.unsent),
+            unsent=pipeline.waiting,
             inflight=len(pipeline.inflight),
         )
 

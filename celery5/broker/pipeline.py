@@ -71,6 +71,11 @@ class Pipeline:
         self._rest = b""
 
     @property
+    def waiting(self) -> int:
+        """How many tickets wait to be sent."""
+        return len(self.unsent) - self._withdrawn
+
+    @property
     def eager(self) -> bool:
         """Whether the next ticket would be sent at once by its caller."""
         return self._parked is not None and self.last_batch == 1 and not self.inflight
@@ -273,7 +278,7 @@ class Pipeline:
         self.inflight.clear()
         self._put_back(again)
         self.last_batch = 1
-        return failed, len(self.unsent) - self._withdrawn
+        return failed, self.waiting
 
     def fail_unsent(self, error: Callable[[bool], BrokerError], *, until: float = float("inf")) -> None:
         """Fail what waits to be sent and has its deadline at `until` or before.

@@ -103,6 +103,24 @@ async def test_calls_that_were_not_sent_wait_for_the_next_connection(
     assert sorted(replies) == list(range(1, 11))
 
 
+async def test_calls_that_were_cancelled_while_there_was_no_connection_never_run(
+    proxy: FaultyProxy, open_link: OpenLink, app_name: str
+) -> None:
+    link = await open_link()
+    proxy.refuse()
+    await until(lambda: not link.connected)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(link.perform, incr(app_name))
+        await until(lambda: link.statistics().unsent == 10)
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.perform, incr(app_name))
+        proxy.accept()
+    assert await link.perform(get(app_name)) == b"1"
+    assert proxy.seen[b"INCR"] == 1
+
+
 async def test_many_tasks_under_many_cuts_run_nothing_twice(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str, redis_client: blocking.Redis
 ) -> None:

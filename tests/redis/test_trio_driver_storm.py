@@ -88,12 +88,18 @@ async def test_large_and_small_values_mix(link: TrioRedis, app_name: str) -> Non
             nursery.start_soon(roundtrip, task)
 
 
-async def test_a_cancelled_caller_does_not_send_what_it_had_not_sent(link: TrioRedis, app_name: str) -> None:
+@pytest.mark.parametrize("last_write", [1, 2], ids=["sending-itself", "through-the-writer"])
+async def test_a_cancelled_caller_does_not_send_what_it_had_not_sent(
+    link: TrioRedis, app_name: str, last_write: int
+) -> None:
+    # After a write of one command a caller sends by itself, after one of several it leaves that to the writer.
+    await link.perform_all([raw("ECHO", n) for n in range(last_write)])
+    for _ in range(20):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await link.perform(incr(app_name))
+        assert scope.cancelled_caught
     async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(link.perform, incr(app_name))
+        nursery.start_soon(link.perform, incr(app_name))
         nursery.cancel_scope.cancel()
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await link.perform(incr(app_name))
     assert await link.perform(get(app_name)) is None
