@@ -33,14 +33,15 @@ def serve(app: App, options: ServeOptions) -> int:
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
-    name = options.name
+    incarnation = ""
     if options.processes > 1:
         part = fleet.supervise(app, processes=options.processes, name=options.name)
         if isinstance(part, int):
             return part
-        name = part.name
+        incarnation = part.name
+    told = WorkerOptions(options.queues, options.burst, options.name, incarnation)
     with Journal(sys.stdout, form=options.log_format, level=options.log_level):
-        trio.run(serve_here, app, WorkerOptions(queues=options.queues, burst=options.burst, name=name))
+        trio.run(serve_here, app, told)
     return 0
 
 

@@ -51,11 +51,13 @@ KINDS = ("trio", "asyncio", "thread")
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
-    (`burst`), and its `name` (a new one for each incarnation unless given)."""
+    (`burst`), and its `name`, to which each incarnation adds a part of its own. A parent that wants to know the whole
+    name of the first incarnation gives it as `incarnation`."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
     name: str = ""
+    incarnation: str = ""
 
 
 def make_reader(
@@ -165,7 +167,8 @@ async def run(
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
     status = task_status
     while True:
-        worker = options.name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
+        # Never used twice: what a former incarnation held is for recovery, not for us.
+        worker = options.incarnation or f"{options.name or _here()}:{new_id()[:6]}"
         boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
         try:
             log.event(
@@ -174,7 +177,7 @@ async def run(
             await boot.run(task_status=status)
         except* LeaseLost as lost:
             log.event("worker:again", "error", name=worker, why=str(lost.exceptions[0]))
-        options = replace(options, name="")  # a name that was fenced off is never used again
+        options = replace(options, incarnation="")
         status = trio.TASK_STATUS_IGNORED
 
 
@@ -210,6 +213,10 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "burst": options.burst,
         "done": done,
     }
+
+
+def _here() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
