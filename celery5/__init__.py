@@ -16,6 +16,7 @@ from celery5.app import App, default_app, task
 from celery5.errors import (
     BadArguments,
     BadBrokerURL,
+    BadResult,
     BlockingInEventLoop,
     BrokerDenied,
     BrokerError,
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncResult",
     "BadArguments",
     "BadBrokerURL",
+    "BadResult",
     "BlockingInEventLoop",
     "BrokerDenied",
     "BrokerError",

@@ -90,6 +90,10 @@ class TaskFailed(CeleryError):
         super().__init__(f"{task}[{job_id}] failed at attempt {attempt} ({reason}): {type}: {message}")
 
 
+class BadResult(CeleryError, TypeError):
+    """The job succeeded, and what it returned does not fit the task's annotation here."""
+
+
 class ResultTimeout(CeleryError, TimeoutError):
     """`get`, `gather` or `wait` ran out of time. The job itself goes on."""
 

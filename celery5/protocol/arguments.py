@@ -7,65 +7,111 @@ types, dataclasses, attrs and msgspec are msgspec's; paths and pydantic models a
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import PurePath
-from types import GenericAlias
-from typing import Any, cast, get_type_hints
+from types import GenericAlias, SimpleNamespace
+from typing import Any, Never, NoReturn, cast, get_type_hints
 
 import msgspec
 from msgspec import Raw
 
-from celery5.errors import BadArguments, Misconfigured
+from celery5.errors import BadArguments, BadResult, Misconfigured
 
 _EMPTY = inspect.Parameter.empty
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
-    if callable(dump):
-        return dump(mode="json")
+    if callable(dump) and not isinstance(value, type):
+        return dump(mode="json", by_alias=True, round_trip=True)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
 def _from_json(kind: type, value: Any) -> Any:
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
-    validate = getattr(kind, "model_validate", None)
+    validate = getattr(kind, "model_validate_json", None)
     if callable(validate):
-        return validate(value)
+        return validate(
+            _ENCODER.encode(value)
+        )  # from JSON, so that strict models take their dates and ids, too
     raise NotImplementedError(f"{kind.__name__} has no JSON form")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
+_FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
+"""What msgspec and the hooks raise; its own errors are ValueErrors."""
+
+
+def _encode(value: Any) -> bytes:
+    """JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
+    encoded = _ENCODER.encode(value)
+    if b"null" in encoded and value is not None:
+        _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
+    return encoded
+
+
+def _refuse_infinite(value: Any) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} has no JSON form")
+    elif isinstance(value, dict):
+        inner: dict[Any, Any] = value
+        for each in inner.values():
+            _refuse_infinite(each)
+    elif isinstance(value, list | tuple):
+        items: Sequence[Any] = value
+        for each in items:
+            _refuse_infinite(each)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())  # pydantic's errors have many lines
 
 
 def encode_value(value: Any) -> bytes:
     """JSON of a task's result. Raises TypeError when there is none."""
     try:
-        return _ENCODER.encode(value)
-    except (NotImplementedError, TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"a result of type {type(value).__name__} cannot be encoded: {error}") from None
+        return _encode(value)
+    except _FAULTS as error:
+        raise TypeError(
+            f"a result of type {type(value).__name__} cannot be encoded: {_line(error)}"
+        ) from None
 
 
 class ResultType:
     """What a task returns, as its annotation says."""
 
     def __init__(self, annotation: Any) -> None:
+        self._annotation = annotation
         self._decoder = _decoder(annotation)
 
     def decode(self, raw: bytes | Raw) -> Any:
-        """The result as the task's annotation describes it."""
-        return self._decoder.decode(raw)
+        """The result as the task's annotation describes it. Raises BadResult when it does not fit."""
+        try:
+            return self._decoder.decode(raw)
+        except _FAULTS as error:
+            raise BadResult(
+                f"the result is not what the task declares, {_shown(self._annotation)}: {_line(error)}"
+            ) from None
 
 
 def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
-    if annotation in (_EMPTY, inspect.Signature.empty):
+    if annotation in (_EMPTY, inspect.Signature.empty, Never, NoReturn):
         annotation = Any
     return msgspec.json.Decoder(annotation, dec_hook=_from_json)
+
+
+def _shown(annotation: Any) -> str:
+    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
+    return name or str(annotation)
 
 
 class Parameters:
@@ -80,13 +126,19 @@ class Parameters:
         hints = _hints(function)
         self.returns = hints.get("return", Any)
         self._types = {name: hints.get(name, Any) for name in self._signature.parameters}
-        self._check_declaration()
-        listed = [each for each in self._signature.parameters.values() if each.kind in _POSITIONAL]
-        self._names = tuple(each.name for each in listed)
-        self._required = sum(each.default is _EMPTY for each in listed)
-        self._plain = len(listed) == len(self._signature.parameters)
-        self._positional = lru_cache(maxsize=None)(self._positional_decoder)
-        self._keyword = lru_cache(maxsize=None)(self._keyword_decoder)
+        self._decoders = {
+            name: self._declared(f"parameter {name!r}", self._types[name]) for name in self._types
+        }
+        self._declared("the result", self.returns)
+        kinds = {name: each.kind for name, each in self._signature.parameters.items()}
+        self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
+        self._rest = next((name for name, kind in kinds.items() if kind is _VAR_POSITIONAL), None)
+        self._more = next((name for name, kind in kinds.items() if kind is _VAR_KEYWORD), None)
+        self._keywords = frozenset(name for name, kind in kinds.items() if kind in _BY_NAME)
+        parameters = self._signature.parameters
+        self._required = sum(parameters[name].default is _EMPTY for name in self._names)
+        self._plain = len(self._names) == len(parameters)
+        self._whole = _decoder(GenericAlias(tuple, tuple(self._types[name] for name in self._names)))
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Both halves of a call as JSON. Raises BadArguments."""
@@ -97,53 +149,67 @@ class Parameters:
         else:
             self._check_bound(args, kwargs)
         try:
-            raw_args = Raw(_ENCODER.encode(args))
-            raw_kwargs = Raw(_ENCODER.encode(kwargs)) if kwargs else _NO_KWARGS
-            self.decode(raw_args, raw_kwargs)  # what the worker will do with them
-        except BadArguments:
-            raise
-        except (NotImplementedError, TypeError, ValueError, RecursionError) as error:
-            raise BadArguments(f"{self._task}: an argument cannot be encoded: {error}") from None
+            raw_args = Raw(_encode(args))
+            raw_kwargs = Raw(_encode(kwargs)) if kwargs else _NO_KWARGS
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
+        self.decode(raw_args, raw_kwargs)  # what the worker will do with them
         return raw_args, raw_kwargs
 
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A call's arguments, converted to the annotated types. Raises BadArguments."""
-        try:
-            values = self._decode_positional(args)
-            named = self._decode_keywords(kwargs) if len(bytes(kwargs)) > 2 else {}
-        except (msgspec.DecodeError, NotImplementedError, TypeError, ValueError) as error:
-            raise BadArguments(f"{self._task}: {error}") from None
+        values = self._decode_positional(args)
+        named = self._decode_keywords(kwargs) if len(bytes(kwargs)) > 2 else {}
         if not (not named and self._plain and self._required <= len(values) <= len(self._names)):
             self._bind(values, named)
         return values, named
 
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
+        if self._plain and self._required == len(self._names):
+            try:
+                return cast("Sequence[Any]", self._whole.decode(raw))
+            except _FAULTS:
+                pass  # look again, one by one, to say which
+        try:
+            each = _RAW_ARGS.decode(raw)
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: args are no list: {_line(error)}") from None
+        rest = self._rest
+        if rest is None and len(each) > len(self._names):
+            raise BadArguments(
+                f"{self._task}{self._signature}: takes {len(self._names)} positional arguments, got {len(each)}"
+            )
         count = len(self._names)
-        if self._plain and self._required == count:
-            return cast("Sequence[Any]", self._positional(count).decode(raw))
-        length = len(msgspec.json.decode(raw, type=list[Raw]))
-        return cast("Sequence[Any]", self._positional(length).decode(raw))
+        return [
+            self._decode_one(self._names[at] if at < count else cast("str", rest), one)
+            for at, one in enumerate(each)
+        ]
 
     def _decode_keywords(self, raw: Raw) -> dict[str, Any]:
-        return {name: self._keyword(name).decode(each) for name, each in _RAW_KWARGS.decode(raw).items()}
+        try:
+            each = _RAW_KWARGS.decode(raw)
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: kwargs are no object: {_line(error)}") from None
+        return {
+            name: self._decode_one(name if name in self._keywords else self._more, one)
+            for name, one in each.items()
+        }
 
-    def _positional_decoder(self, count: int) -> msgspec.json.Decoder[Any]:
-        rest = next((n for n, p in self._signature.parameters.items() if p.kind is p.VAR_POSITIONAL), None)
-        kinds = [self._types[name] for name in self._names[:count]]
-        kinds += [self._types[rest] if rest else Any] * (count - len(kinds))
-        return _decoder(GenericAlias(tuple, tuple(kinds)))
-
-    def _keyword_decoder(self, name: str) -> msgspec.json.Decoder[Any]:
-        rest = next((n for n, p in self._signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
-        return _decoder(self._types.get(name, self._types[rest] if rest else Any))
+    def _decode_one(self, name: str | None, raw: Raw) -> Any:
+        """One argument. `name` is the parameter's; None when there is no such parameter, which binding will say."""
+        try:
+            return self._decoders[name].decode(raw) if name else None
+        except _FAULTS as error:
+            raise BadArguments(
+                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {_line(error)}"
+            ) from None
 
     def _check_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name, value in self._bind(args, kwargs).arguments.items():
-            kind = self._signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
+            if name == self._rest:
                 for each in value:
                     self._check(name, each)
-            elif kind is inspect.Parameter.VAR_KEYWORD:
+            elif name == self._more:
                 for each in value.values():
                     self._check(name, each)
             else:
@@ -161,30 +227,39 @@ class Parameters:
             return
         try:
             msgspec.convert(value, wanted, dec_hook=_from_json)
-        except (msgspec.ValidationError, NotImplementedError, TypeError, ValueError) as error:
-            shown = getattr(wanted, "__name__", None) if isinstance(wanted, type) else None
+        except _FAULTS as error:
             raise BadArguments(
-                f"{self._task}: parameter {name!r} takes {shown or wanted}, got {type(value).__name__} ({error})"
+                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"({_line(error)})"
             ) from None
 
-    def _check_declaration(self) -> None:
-        for name, annotation in self._types.items():
-            try:
-                _decoder(annotation)
-            except TypeError as error:
-                raise Misconfigured(
-                    f"task {self._task}: parameter {name!r} has no JSON form: {error}"
-                ) from None
+    def _declared(self, what: str, annotation: Any) -> msgspec.json.Decoder[Any]:
+        try:
+            return _decoder(annotation)
+        except (TypeError, NotImplementedError) as error:
+            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
 
 
 _NO_KWARGS = Raw(b"{}")
+_RAW_ARGS = msgspec.json.Decoder(list[Raw])
 _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types. One that cannot be resolved, such as an import for type checkers only, counts as Any."""
+    """The annotations as types. One that cannot be resolved, such as an import for type checkers only, counts as Any;
+    the others stand."""
     try:
-        return get_type_hints(function)
-    except (NameError, TypeError, AttributeError):
-        found = getattr(function, "__annotations__", {})
-        return {name: each for name, each in found.items() if not isinstance(each, str)}
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # an annotation is code: it may raise anything
+        return {
+            name: _hint(annotation, getattr(function, "__globals__", {}))
+            for name, annotation in getattr(function, "__annotations__", {}).items()
+        }
+
+
+def _hint(annotation: Any, names: dict[str, Any]) -> Any:
+    alone = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return get_type_hints(alone, names, include_extras=True)["it"]
+    except Exception:
+        return Any

@@ -7,10 +7,10 @@ Fields that this version does not know survive every hop. Never pickle.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from celery5.errors import Corrupt
 from celery5.protocol.retry import RetryPolicy
@@ -33,15 +33,18 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970."""
+    """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
+
+    The bounds are those of the published schema.
+    """
 
     v: int
-    id: str
-    task: str
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    task: Annotated[str, Meta(min_length=1)]
     args: Raw = Raw(b"[]")
     kwargs: Raw = Raw(b"{}")
     sent: float = 0.0
-    attempt: int = 1
+    attempt: Annotated[int, Meta(ge=1)] = 1
     expires: float | None = None
     retry: RetryPolicy | None = None
     ignore_result: bool = False
@@ -66,48 +69,69 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True):
     finished: float = 0.0
 
 
+class _Version(msgspec.Struct, frozen=True):
+    v: int
+
+
 _ENVELOPE = msgspec.json.Decoder(Envelope)
+_VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_LIST = msgspec.json.Decoder(list[Raw])
 _ENCODER = msgspec.json.Encoder()
+_FAULTS = (ValueError, RecursionError)
+"""What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
 
 encode = _ENCODER.encode
 
 
 def read_envelope(raw: bytes) -> Envelope:
-    """Decode a Command message. Raises Corrupt with the reason."""
+    """Decode a Command message. Raises Corrupt with the reason, and nothing else, whatever the bytes are."""
     try:
         envelope = _ENVELOPE.decode(raw)
-    except msgspec.DecodeError as error:
+    except _FAULTS as error:
+        _refuse_version(_version_of(raw))
         raise Corrupt(f"not an envelope: {error}") from None
-    if envelope.v != VERSION:
-        raise Corrupt(
-            f"envelope of version {envelope.v}; this worker reads version {VERSION}: upgrade the workers first"
-        )
-    if not envelope.id or not envelope.task:
-        raise Corrupt("not an envelope: id and task must not be empty")
+    _refuse_version(envelope.v)
     return envelope
+
+
+def _version_of(raw: bytes) -> int:
+    try:
+        return _VERSION.decode(raw).v
+    except _FAULTS:
+        return VERSION
+
+
+def _refuse_version(version: int) -> None:
+    if version != VERSION:
+        raise Corrupt(
+            f"envelope of version {version}; this worker reads version {VERSION}: upgrade the workers first"
+        )
 
 
 def read_document(raw: bytes) -> Document:
     """Decode a Document message. Raises Corrupt with the reason."""
     try:
         return _DOCUMENT.decode(raw)
-    except msgspec.DecodeError as error:
+    except _FAULTS as error:
         raise Corrupt(f"not a document: {error}") from None
 
 
 def next_attempt(raw: bytes, failure: Failure) -> bytes:
-    """The same message for its next attempt, `failure` remembered. Fields unknown to this version survive."""
-    fields: dict[str, Any] = msgspec.json.decode(raw)
-    fields["attempt"] = int(fields.get("attempt", 1)) + 1
+    """The same message for its next attempt, `failure` remembered. All other fields are passed on byte for byte: the
+    arguments, numbers that Python would round, and what this version does not know."""
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
     return encode(_remembering(fields, failure))
 
 
 def with_failure(raw: bytes, failure: Failure) -> bytes:
     """The same message with its last failure in it, for the dead-letter queue."""
-    return encode(_remembering(msgspec.json.decode(raw), failure))
+    return encode(_remembering(_FIELDS.decode(raw), failure))
 
 
 def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
-    fields["failures"] = [*fields.get("failures", ()), msgspec.to_builtins(failure)][-KEPT_FAILURES:]
+    before = _LIST.decode(fields.get("failures", b"[]"))
+    fields["failures"] = [*before, failure][-KEPT_FAILURES:]
     return fields

@@ -6,11 +6,12 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 from base64 import urlsafe_b64encode
 from datetime import datetime, timedelta
 from os import urandom
+from typing import cast
 
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.retry import LONGEST, RetryPolicy
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -44,11 +45,12 @@ class Options(msgspec.Struct, frozen=True):
         """Itself. Raises Misconfigured when options contradict each other or make no sense."""
         if self.countdown is not None and self.eta is not None:
             raise Misconfigured("give countdown or eta, not both")
-        for name, moment in (("eta", self.eta), ("expires", self.expires)):
-            if isinstance(moment, datetime) and moment.tzinfo is None:
-                raise Misconfigured(
-                    f"{name} {moment} has no time zone: use datetime.now(UTC) or another aware time"
-                )
+        _check_moment("eta", self.eta)
+        _check_span("countdown", self.countdown)
+        if isinstance(self.expires, datetime):
+            _check_moment("expires", self.expires)
+        else:
+            _check_span("expires", self.expires)
         if self.queue is not None and not _is_queue_name(self.queue):
             raise Misconfigured(
                 f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces or braces"
@@ -95,5 +97,26 @@ def _seconds(span: float | timedelta) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
 
-def _is_queue_name(name: str) -> bool:
-    return 0 < len(name) <= 200 and not any(each.isspace() or each in "{}" for each in name)
+def _check_moment(name: str, moment: object) -> None:
+    if moment is None:
+        return
+    if not isinstance(moment, datetime):
+        raise Misconfigured(f"{name} is {moment!r}: give an aware datetime")
+    if moment.utcoffset() is None:
+        raise Misconfigured(f"{name} {moment} has no time zone: use datetime.now(UTC) or another aware time")
+
+
+def _check_span(name: str, span: object) -> None:
+    if span is None:
+        return
+    number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
+    if not number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
+        raise Misconfigured(f"{name} is {span!r}: give seconds or a timedelta, at most a hundred years")
+
+
+def _is_queue_name(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 200
+        and not any(each.isspace() or each in "{}" for each in name)
+    )

@@ -4,11 +4,16 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
 from collections.abc import Callable
+from typing import Annotated, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from celery5.errors import Misconfigured
 from celery5.protocol.backoff import full_jitter
+
+LONGEST = 100 * 365 * 86400.0
+"""Seconds. No wait is longer: a hundred years are for ever, and still fit every clock and script."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -18,17 +23,18 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds up to `cap` seconds; with `jitter` it is drawn evenly between nothing and that, so that a crowd spreads out.
     """
 
-    max_retries: int = 3
-    backoff: float = 1.0
-    cap: float = 3600.0
+    max_retries: Annotated[int, Meta(ge=0)] = 3
+    backoff: Annotated[float, Meta(ge=0, le=LONGEST)] = 1.0
+    cap: Annotated[float, Meta(ge=0, le=LONGEST)] = 3600.0
     jitter: bool = True
 
     def checked(self) -> "RetryPolicy":
         """Itself; raises Misconfigured when a number makes no sense."""
-        if self.max_retries < 0:
-            raise Misconfigured(f"max_retries is {self.max_retries}: use 0 for one attempt only, or more")
-        if self.backoff < 0 or self.cap < 0:
-            raise Misconfigured(f"backoff ({self.backoff}) and cap ({self.cap}) are seconds, at least 0")
+        for name, kind in _TYPES.items():
+            try:
+                msgspec.convert(getattr(self, name), kind)
+            except msgspec.ValidationError as error:
+                raise Misconfigured(f"{name} is {getattr(self, name)!r}: {error}") from None
         return self
 
     def allows(self, attempt: int) -> bool:
@@ -43,3 +49,6 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def _most() -> float:
     return 1.0
+
+
+_TYPES = get_type_hints(RetryPolicy, include_extras=True)
