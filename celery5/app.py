@@ -72,9 +72,9 @@ class App:
         retry_policy: RetryPolicy | None = None,
         **settings: Any,
     ) -> None:
-        if not name or any(each.isspace() or each in "{}" for each in name):
+        if not name or any(each.isspace() or each in "{}:" for each in name):
             raise Misconfigured(
-                f"application name {name!r}: use 1 or more characters without spaces or braces"
+                f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
             )
         self.name = name
         self.include = tuple(include)

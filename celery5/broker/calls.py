@@ -153,15 +153,15 @@ def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
     """Renew the lease for so many seconds."""
     return Call.of(
         BEAT,
-        (keys.leases, keys.due),
-        (worker, _ms(lease)),
+        (keys.leases, keys.due, keys.stream),
+        (worker, _ms(lease), GROUP),
         lambda raw: Pulse(raw[0] == 1, raw[1], _seconds(raw[2])),
         repeatable=True,
     )
 
 
 def recover(keys: QueueKeys, *, worker: str, max_deliveries: int, limit: int, ttl: float) -> Call[Recovered]:
-    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed."""
+    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none."""
     return Call.of(
         RECOVER,
         (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix),

@@ -44,7 +44,8 @@ class Keys:
 
     def of(self, queue: str) -> QueueKeys:
         """The keys of one queue."""
-        tag = f"celery5:{{{self.app}.{queue}}}"
+        # An application's name has no colon, so no two applications make the same key.
+        tag = f"celery5:{{{self.app}:{queue}}}"
         return QueueKeys(
             queue=queue,
             stream=f"{tag}:stream",  # STREAM  jobs that may run now

@@ -1,16 +1,26 @@
 -- Renew a worker's lease, and tell what else wants doing on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
+--       3 stream of the queue
 -- ARGV  1 this worker's name
 --       2 lease in ms
--- Gives whether the worker still had its lease, how many others have let theirs lapse, and in how many ms the next
--- scheduled job falls due (-1 when none waits).
+--       3 consumer group
+-- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, and in
+-- how many ms the next scheduled job falls due (-1 when none waits).
+local leases, due, stream = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local mine = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local mine = redis.call('ZSCORE', leases, ARGV[1])
 if not mine or tonumber(mine) < 0 then return {0, 0, -1} end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-local lapsed = redis.call('ZCOUNT', KEYS[1], '-inf', now)
-local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
+local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
+-- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
+local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
+for _, consumer in ipairs(consumers.err and {} or consumers) do
+  local field = {}
+  for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+  if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then lapsed = lapsed + 1 end
+end
+local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 if not first[2] then return {1, lapsed, -1} end
 return {1, lapsed, math.max(0, math.ceil(first[2] - now))}

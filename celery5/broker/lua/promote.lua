@@ -15,6 +15,8 @@ for _, id in ipairs(ids) do
   redis.call('HDEL', waiting, id)
   if envelope then
     redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope))
+  else
+    redis.call('HDEL', jobs, id)
   end
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')

@@ -6,7 +6,7 @@
 --       4 dead-letter queue
 --       5 prefix of the result keys (same slot; the jobs' ids are not known before)
 -- ARGV  1 consumer group
---       2 name of the worker, or '' for the first whose lease has lapsed
+--       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
 --       4 how many jobs at most
 --       5 ttl of a document in ms
@@ -16,8 +16,17 @@ local stream, jobs, leases, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
+local function stray()
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
+  for _, consumer in ipairs(consumers.err and {} or consumers) do
+    local field = {}
+    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+    if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
+  end
+end
 if name == '' then
-  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] or stray()
   if not name then return {'', 0, 0, 0} end
 end
 redis.call('ZADD', leases, -1, name)
@@ -35,12 +44,15 @@ for _, one in ipairs(pending) do
     for n = 1, #entry[2], 2 do field[entry[2][n]] = entry[2][n + 1] end
     redis.call('XDEL', stream, one[1])
     local readable, envelope = pcall(cjson.decode, field.job or '')
-    local id = readable and type(envelope) == 'table' and envelope.id or ''
+    if not readable or type(envelope) ~= 'table' then envelope = {} end
+    local id = type(envelope.id) == 'string' and envelope.id or ''
+    local task = type(envelope.task) == 'string' and envelope.task or ''
+    local attempt = type(envelope.attempt) == 'number' and envelope.attempt or 1
     local deliveries = (tonumber(field.deliveries) or 0) + 1
     if deliveries > tonumber(ARGV[3]) then
       local document = cjson.encode({
-        v = 1, id = id, task = readable and envelope.task or '', state = 'DEAD', reason = 'poisoned', worker = name,
-        finished = now / 1000, attempt = readable and tonumber(envelope.attempt) or 1,
+        v = 1, id = id, task = task, state = 'DEAD', reason = 'poisoned', worker = name, finished = now / 1000,
+        attempt = attempt,
         failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name},
       })
       local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', document)

@@ -48,7 +48,7 @@ for n = 7, #KEYS do
       end
     elseif verb == 'release' then
       local back = redis.call('XADD', stream, '*', 'job', message, 'deliveries', number)
-      redis.call('HSET', jobs, id, 'S' .. back)
+      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. back) end
     end
   end
 end
