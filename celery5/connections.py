@@ -72,7 +72,10 @@ class Connections:
     @property
     def masked(self) -> str:
         """The URL without its password."""
-        return re.sub(r"//([^/@]*):[^/@]*@", r"//\1:***@", self._url)
+        shown = re.sub(
+            r"//([^:/@]*):.*@", r"//\1:***@", self._url
+        )  # up to the last @: a password may hold others
+        return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
     @property
     def endpoint(self) -> "Endpoint":

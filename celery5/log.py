@@ -6,6 +6,7 @@ One completion message for each job inside a worker-long action; never a write o
 the buffer is shed and counted. No other module imports eliot.
 """
 
+import json
 import sys
 import threading
 import time
@@ -46,20 +47,28 @@ class Journal:
         capacity: int = 20_000,
     ) -> None:
         self._stream = stream or sys.stdout
+        self._encoding = self._stream.encoding or "utf-8"
         self._line = _console if form == "console" else _json
         self._least = _RANK[level]
         self._buffer: deque[dict[str, Any]] = deque()
         self._capacity = capacity
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.shed = 0
+        self._counting = threading.Lock()
+        self._shed = 0
+
+    @property
+    def shed(self) -> int:
+        """How many messages were lost and not told of yet."""
+        return self._shed
 
     def __call__(self, message: dict[str, Any]) -> None:
         """Take one message; called by eliot, from any thread."""
         if _RANK.get(message.get("level", "info"), 20) < self._least:
             return
         if len(self._buffer) >= self._capacity:
-            self.shed += 1
+            with self._counting:
+                self._shed += 1
         else:
             self._buffer.append(message)
 
@@ -85,24 +94,30 @@ class Journal:
 
     def _flush(self) -> None:
         """Write what is there, 256 messages at a time. A stream that is gone costs the messages, never the process."""
-        while self._buffer:
+        while self._buffer or self._shed:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
-            shed, self.shed = self.shed, 0
+            lines = [self._shown(message) for message in batch]
+            with self._counting:
+                shed, self._shed = self._shed, 0
             if shed:
-                batch.append(
-                    {
-                        "message_type": "celery5:log:shed",
-                        "count": shed,
-                        "timestamp": time.time(),
-                        "level": "warning",
-                    }
-                )
+                lines.append(self._shown(_shed(shed)))
             try:
-                self._stream.write("".join(map(self._line, batch)))
+                self._stream.write("".join(lines))
                 self._stream.flush()
             except (OSError, ValueError):
-                self.shed += len(batch)
+                with self._counting:
+                    self._shed += shed + len(batch)
                 return
+
+    def _shown(self, message: dict[str, Any]) -> str:
+        """One line. A message that cannot be shown is told of in its place; the stream's encoding takes every line."""
+        try:
+            line = self._line(message)
+        except Exception as error:  # values of user code, with methods of their own
+            line = self._line(_unshowable(message, error))
+        if line.isascii():
+            return line
+        return line.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
 
 class Log:
@@ -125,8 +140,33 @@ class Log:
         self._action.finish()
 
 
+def _shed(count: int) -> dict[str, Any]:
+    return {
+        "message_type": "celery5:log:shed",
+        "count": count,
+        "timestamp": time.time(),
+        "level": "warning",
+    }
+
+
+def _unshowable(message: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """What is left of a message with a value that has no text. The names are ours and can be shown."""
+    kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
+    what = str(message.get("message_type") or message.get("action_type"))
+    return {
+        **kept,
+        "message_type": "celery5:log:unshowable",
+        "of": ascii(what),
+        "fields": ascii(sorted(map(str, message))),
+        "error": type(error).__name__,
+    }
+
+
 def _json(message: dict[str, Any]) -> str:
-    return _ENCODER.encode(message).decode() + "\n"
+    try:
+        return _ENCODER.encode(message).decode() + "\n"
+    except ValueError:  # half of a surrogate pair, as in the name of a file: the standard library escapes it
+        return json.dumps(message, default=str) + "\n"
 
 
 def _console(message: dict[str, Any]) -> str:

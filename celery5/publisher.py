@@ -31,17 +31,16 @@ class Publisher:
 
     def publish(self, jobs: Sequence[Job]) -> list[Call[int]]:
         """The calls that publish `jobs`, in their order for each queue."""
-        made: list[Call[int]] = []
         if len(jobs) == 1:
             groups = {(jobs[0].queue, bool(jobs[0].at)): list(jobs)}
         else:
             groups = {}
             for job in jobs:
                 groups.setdefault((job.queue, bool(job.at)), []).append(job)
+        queues = dict.fromkeys(name for name, _ in groups)
+        made = [calls.announce(self._keys, name) for name in queues if name not in self._announced]
         for (name, scheduled), group in groups.items():
             keys = self.queue(name)
-            if name not in self._announced:
-                made.append(calls.announce(self._keys, name))
             for start in range(0, len(group), PORTION):
                 part = group[start : start + PORTION]
                 if scheduled:

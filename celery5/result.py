@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.broker import calls
 from celery5.broker.calls import Place
-from celery5.errors import ResultsDisabled, ResultTimeout, TaskFailed
+from celery5.errors import BadResult, Corrupt, Misconfigured, ResultsDisabled, ResultTimeout, TaskFailed
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, read_document
 from celery5.protocol.states import JobState
@@ -78,7 +78,8 @@ class AsyncResult(Generic[R_co]):
         """Wait for the job to end and give its result.
 
         `timeout` is in seconds, None waits for ever; the job itself is not limited by it. Raises TaskFailed for a job
-        that failed for good, ResultTimeout, and ResultsDisabled for a job sent with `ignore_result`.
+        that failed for good, ResultTimeout, BadResult when what it returned does not fit the task's annotation, and
+        ResultsDisabled for a job sent with `ignore_result`.
         """
         if self._value is _MISSING:
             self._refuse_ignored()
@@ -110,7 +111,7 @@ class AsyncResult(Generic[R_co]):
         """What `get` would give or raise for the document `raw`."""
         try:
             return cast("R_co", self._unpack(raw))
-        except TaskFailed as failed:
+        except (TaskFailed, BadResult, Corrupt) as failed:
             return failed
 
     def _unpack(self, raw: bytes) -> Any:
@@ -238,6 +239,10 @@ def _in_order(
 def _enough(return_when: ReturnWhen) -> Callable[[Mapping[str, bytes]], bool] | None:
     if return_when == "FIRST_COMPLETED":
         return bool
+    if return_when not in ("ALL_COMPLETED", "FIRST_EXCEPTION"):
+        raise Misconfigured(
+            f"return_when is {return_when!r}: use ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION"
+        )
     if return_when == "FIRST_EXCEPTION":
         return lambda found: any(read_document(raw).state != JobState.SUCCESS for raw in found.values())
     return None

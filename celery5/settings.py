@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
+from celery5.protocol.retry import LONGEST
 
 PREFIX = "CELERY5_"
 
@@ -28,8 +29,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
         "redis://127.0.0.1:6379/0"
     )
-    default_queue: Annotated[str, Meta(description="queue of tasks that name none", min_length=1)] = "default"
-    results_ttl: Annotated[float, Meta(description="how long a result is kept", gt=0)] = 3600.0
+    default_queue: Annotated[
+        str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{}]{1,200}$")
+    ] = "default"
+    results_ttl: Annotated[float, Meta(description="how long a result is kept", ge=0.001, le=LONGEST)] = (
+        3600.0
+    )
     message_limit: Annotated[int, Meta(description="largest message or result", ge=1024)] = 1024 * 1024
     concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = (
         100
@@ -37,12 +42,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_slots: Annotated[
         int, Meta(description="jobs in threads that one worker process runs at once", ge=1)
     ] = msgspec.field(default_factory=_cores)
-    grace_period: Annotated[float, Meta(description="how long running jobs may go on after a stop", ge=0)] = (
-        30.0
-    )
-    lease: Annotated[float, Meta(description="how long a worker that is silent counts as alive", ge=0.2)] = (
-        10.0
-    )
+    grace_period: Annotated[
+        float, Meta(description="how long running jobs may go on after a stop", ge=0, le=LONGEST)
+    ] = 30.0
+    lease: Annotated[
+        float, Meta(description="how long a worker that is silent counts as alive", ge=0.2, le=LONGEST)
+    ] = 10.0
     max_deliveries: Annotated[
         int, Meta(description="workers a job may take down before it is buried", ge=1)
     ] = 3

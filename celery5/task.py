@@ -4,8 +4,10 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 """
 
 import inspect
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 import msgspec
@@ -44,10 +46,10 @@ class Task(Generic[P, R_co]):
         loop: Literal["trio", "asyncio"] = "trio",
         options: Options | None = None,
     ) -> None:
-        if not callable(function):
-            raise Misconfigured(f"@task takes a function, got {type(function).__name__}")
+        if not _is_function(function):
+            raise Misconfigured(f"@task takes a function, got {function!r}")
         self.function = function
-        self.name = name or f"{function.__module__}.{function.__qualname__}"
+        self.name = name or _name_of(function)
         self.kind = _kind(function, loop, self.name)
         self.options_ = (options or Options()).checked()
         self._app = app
@@ -55,7 +57,7 @@ class Task(Generic[P, R_co]):
         self.parameters = Parameters(self.name, function)
         self.result_type = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
-        self.__module__ = function.__module__
+        self.__module__ = getattr(function, "__module__", "")
         self.__name__ = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
 
@@ -170,6 +172,23 @@ class Signature(Generic[R_co]):
     async def adelay(self) -> "AsyncResult[R_co]":
         """Send it, from Trio or asyncio."""
         return await self.task.adelay(*self._args, **self._kwargs)
+
+
+def _is_function(thing: object) -> bool:
+    return callable(thing) and not isinstance(thing, type)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The task's name. What is run as a script counts under the name by which a worker imports it."""
+    qualified = getattr(function, "__qualname__", None)
+    if qualified is None:
+        raise Misconfigured(f"{function!r} has no name of its own: give it one with @task(name=...)")
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules[module]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else PurePath(file).stem if file else module
+    return f"{module}.{qualified}"
 
 
 def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noqa: B008  frozen
