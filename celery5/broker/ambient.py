@@ -1,0 +1,92 @@
+"""Ambient: the driver and the waiting of whatever event loop the caller stands in, opened when first asked for.
+
+Floor: broker. Reads and writes: what the drivers do.
+
+A library function that awaits a result has no nursery of its own and nobody who would open and close
+connections for it. They belong to the loop instead: one driver for each endpoint and each Trio run or asyncio
+loop, closed when that ends.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from celery5.broker.call import Call
+from celery5.broker.colour import current_colour
+from celery5.broker.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from celery5.broker.trio_redis import TrioRedis
+
+T = TypeVar("T")
+
+
+class AmbientRedis(Protocol):
+    """A driver that is awaited, of either loop."""
+
+    async def perform(self, call: Call[T], /) -> T:
+        """Make one trip."""
+        ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
+        """Make several trips in one write."""
+        ...
+
+
+class AmbientResults(Protocol):
+    """Waiting that is awaited, of either loop."""
+
+    async def wait(
+        self,
+        keys: Sequence[str],
+        *,
+        timeout: float | None,
+        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
+        ...
+
+
+async def redis(endpoint: Endpoint) -> AmbientRedis:
+    """The driver of this loop.
+
+    Raises RuntimeError outside of Trio and asyncio, and in Trio, where a first connection is waited for, what
+    `TrioRedis.run` raises.
+    """
+    if _on_trio():
+        from celery5.broker import ambient_trio
+
+        return await ambient_trio.redis(endpoint)
+    from celery5.broker import ambient_asyncio
+
+    return (await ambient_asyncio.home(endpoint)).redis
+
+
+async def results(endpoint: Endpoint) -> AmbientResults:
+    """What waits for documents in this loop. Raises as `redis`."""
+    if _on_trio():
+        from celery5.broker import ambient_trio
+
+        return await ambient_trio.results(endpoint)
+    from celery5.broker import ambient_asyncio
+
+    return (await ambient_asyncio.home(endpoint)).results
+
+
+@contextmanager
+def lent(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None, None]:
+    """Within this block `redis` gives `driver` to the whole Trio run:
+
+    a worker lends its jobs its own connection.
+    """
+    from celery5.broker import ambient_trio
+
+    with ambient_trio.lent(endpoint, driver):
+        yield
+
+
+def _on_trio() -> bool:
+    colour = current_colour()
+    if colour is None:
+        raise RuntimeError("await this in Trio or asyncio: no event loop of either kind runs here")
+    return colour == "trio"

@@ -1,0 +1,120 @@
+"""Ambient, Trio: the connections of one Trio run, kept by system tasks, which end with the run.
+
+Floor: broker. Reads and writes: what the drivers do.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+from celery5.broker.trio_redis import TrioRedis
+from celery5.broker.waiting_trio import TrioResults
+
+# A producer that cannot reach the broker is told so soon; a worker may try for longer.
+TIMING = Timing(first_connect=2.0)
+
+
+class Runs(Protocol):
+    """Something with the shape of a service."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Live until cancelled."""
+        ...
+
+
+R = TypeVar("R", bound=Runs)
+
+
+class Kept(Generic[R]):
+    """One service that a system task keeps running. It is `over` when it ended, with `error` if it failed."""
+
+    def __init__(self, service: R) -> None:
+        self.service = service
+        self.over = False
+        self._error: Exception | None = None
+        self._settled = trio.Event()
+        trio.lowlevel.spawn_system_task(self._keep, name=f"celery5 {type(service).__name__}")
+
+    async def ready(self) -> R:
+        """The service, once it has started. Raises what its `run` raised."""
+        await self._settled.wait()
+        if self._error is not None:
+            raise self._error
+        return self.service
+
+    def started(self, value: None = None) -> None:
+        """What `run` says to its `task_status`."""
+        self._settled.set()
+
+    async def _keep(self) -> None:
+        # An exception that leaves a system task ends the whole run with TrioInternalError.
+        try:
+            await self.service.run(task_status=self)
+        except Exception as error:
+            self._error = error
+        finally:
+            self.over = True
+            self._settled.set()
+
+
+@dataclass
+class _Home:
+    drivers: dict[Endpoint, Kept[TrioRedis]] = field(default_factory=dict)
+    results: dict[Endpoint, Kept[TrioResults]] = field(default_factory=dict)
+    lent: dict[Endpoint, TrioRedis] = field(default_factory=dict)
+
+
+_home: trio.lowlevel.RunVar[_Home] = trio.lowlevel.RunVar("celery5_home")
+
+
+def _of_this_run() -> _Home:
+    try:
+        return _home.get()
+    except LookupError:
+        home = _Home()
+        _home.set(home)
+        return home
+
+
+async def redis(endpoint: Endpoint) -> TrioRedis:
+    """The driver of this run: one that was lent, or one of its own."""
+    home = _of_this_run()
+    driver = home.lent.get(endpoint)
+    if driver is not None:
+        return driver
+    kept = home.drivers.get(endpoint)
+    if kept is None or kept.over:
+        kept = home.drivers[endpoint] = Kept(
+            TrioRedis(endpoint=endpoint, timing=TIMING, name="celery5-producer")
+        )
+    return await kept.ready()
+
+
+async def results(endpoint: Endpoint) -> TrioResults:
+    """What waits for documents in this run."""
+    driver = await redis(endpoint)
+    home = _of_this_run()
+    kept = home.results.get(endpoint)
+    if kept is None or kept.over or kept.service.redis is not driver:
+        kept = home.results[endpoint] = Kept(TrioResults(driver, endpoint, timing=TIMING))
+    return await kept.ready()
+
+
+@contextmanager
+def lent(endpoint: Endpoint, driver: TrioRedis) -> Generator[None, None, None]:
+    """Within this block `redis` gives `driver`, to all tasks of this run."""
+    home = _of_this_run()
+    before = home.lent.get(endpoint)
+    home.lent[endpoint] = driver
+    try:
+        yield
+    finally:
+        if before is None:
+            home.lent.pop(endpoint, None)
+        else:
+            home.lent[endpoint] = before

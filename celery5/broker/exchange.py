@@ -1,0 +1,92 @@
+"""Exchange: what calls send and what their replies come to, once for every driver that has a connection to itself.
+
+Floor: broker. Pure: drivers send. Reads: nothing. Writes: nothing.
+
+A generator that yields what is to be sent and is sent back what was received. The blocking driver and the
+asyncio one only differ in how they do that.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from celery5.broker.call import Call
+from celery5.broker.translate import replied
+from celery5.broker.wire import ReplyError, pack, pack_all
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One write: the bytes, and for each of the replies how many seconds it may take.
+
+    `repeatable` as in `Call`.
+    """
+
+    packed: bytes
+    timeouts: Sequence[float]
+    repeatable: bool
+
+
+def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator[Trip, list[Any], T]:
+    """Perform one call. Ends with its value, or raises the error that the server's refusal means."""
+    timeouts = (reply_within + call.blocks,)
+    (raw,) = yield Trip(pack(call.words), timeouts, call.repeatable)
+    if type(raw) is ReplyError:
+        if script_unknown(call, raw):
+            # It did not run, so this is no repetition.
+            (raw,) = yield Trip(pack(call.in_full), timeouts, call.repeatable)
+        if type(raw) is ReplyError:
+            raise replied(str(raw), where=where)
+    return call.reply(raw)
+
+
+def exchange_all(
+    calls: Sequence[Call[T]], *, reply_within: float, where: str
+) -> Generator[Trip, list[Any], list[T]]:
+    """Perform several calls in one write.
+
+    All of them run; when some are refused, the first refusal is raised at the end.
+    """
+    raws = yield Trip(
+        pack_all([call.words for call in calls]),
+        [reply_within + call.blocks for call in calls],
+        all(call.repeatable for call in calls),
+    )
+    unknown = [at for at, raw in enumerate(raws) if script_unknown(calls[at], raw)]
+    if unknown:
+        again = [calls[at] for at in unknown]
+        answers = yield Trip(
+            pack_all([call.in_full for call in again]),
+            [reply_within + call.blocks for call in again],
+            all(call.repeatable for call in again),
+        )
+        for at, raw in zip(unknown, answers, strict=True):
+            raws[at] = raw
+    for raw in raws:
+        if type(raw) is ReplyError:
+            raise replied(str(raw), where=where)
+    return [call.reply(raw) for call, raw in zip(calls, raws, strict=True)]
+
+
+def script_unknown(call: Call[Any], raw: object) -> bool:
+    """Whether the server wants the script in full."""
+    return type(raw) is ReplyError and call.script is not None and str(raw).startswith("NOSCRIPT")
+
+
+class SendAgain(Exception):
+    """Inside a driver: the attempt failed, and a second one on a new connection is allowed."""
+
+
+def may_send_again(trip: Trip, *, sent: bool, last: bool) -> bool:
+    """Whether a trip that broke may be made once more: it may be repeated, or certainly did not run."""
+    return not last and (trip.repeatable or not maybe_done(trip, sent=sent))
+
+
+def maybe_done(trip: Trip, *, sent: bool) -> bool:
+    """Whether a broken trip may have run:
+
+    of a single command that did not leave whole nothing does; of several, some may.
+    """
+    return sent or len(trip.timeouts) > 1

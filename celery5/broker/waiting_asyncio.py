@@ -1,0 +1,143 @@
+"""Waiting, asyncio: tasks wait for documents, all on one connection that one task reads while anybody waits.
+
+Floor: broker. Reads: documents by their keys, and the channels of the same names. Writes: nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from celery5.broker.asyncio_link import AsyncioLink
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.on_asyncio import AsyncioRedis
+from celery5.broker.outage import Outage
+from celery5.broker.translate import translated
+from celery5.broker.waiting import Enough, Wait
+from celery5.broker.waiting_talk import LOOK_AGAIN_EVERY, READ_AT_ONCE, WaitingTalk, documents_of
+from celery5.broker.wire import ProtocolError, ReplyError
+from celery5.errors import BrokerError, BrokerUnavailable
+
+
+class AsyncioResults:
+    """Waits for documents in one event loop. `redis`: the loop's driver. `endpoint`: where the broker is."""
+
+    def __init__(self, redis: AsyncioRedis, endpoint: Endpoint) -> None:
+        self._redis = redis
+        self._timing = redis.timing
+        self._where = endpoint.masked
+        self._talk = WaitingTalk()
+        self._outage = Outage(redis.timing)
+        self._link: AsyncioLink | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answer_due = 0.0
+        self._look_due = 0.0
+
+    async def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
+        if timeout is not None and timeout <= 0:
+            return await self._look(keys)
+        told = asyncio.Event()
+        wait = Wait(keys, enough=enough, wake=told.set)
+        if wait.finished:
+            return wait.found
+        if not self._talk.busy:
+            self._outage.over()
+        self._talk.join(wait)
+        try:
+            self._say()
+            if self._reader is None:
+                self._reader = asyncio.create_task(self._read_for_all(), name="celery5-results")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await told.wait()
+        finally:
+            self._talk.leave(wait)
+            self._say()
+            if not self._talk.busy and self._reader is not None:
+                self._reader.cancel()
+                self._reader = None
+        return wait.outcome(self._outage.error)
+
+    async def aclose(self) -> None:
+        """Close the connection; whoever still waits is told that the broker is unavailable."""
+        self._talk.fail(BrokerUnavailable(f"waiting on broker {self._where} was closed"))
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+        self._drop()
+        await asyncio.sleep(0)
+
+    async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), READ_AT_ONCE):
+            some = keys[start : start + READ_AT_ONCE]
+            documents = await self._redis.perform(documents_of(some))
+            found |= documents
+        return found
+
+    async def _read_for_all(self) -> None:
+        """Until nobody waits: then whoever was last cancels this."""
+        try:
+            while True:
+                if self._link is None:
+                    await self._connect()
+                else:
+                    await self._read_once(self._link)
+        except Exception as error:
+            self._drop()
+            self._talk.fail(error)
+
+    async def _connect(self) -> None:
+        try:
+            self._link = await self._redis.dial(resp=3)
+        except BrokerError as error:
+            if self._outage.failed(error, time.monotonic()):
+                self._talk.fail(error)
+                self._outage.over()
+            await asyncio.sleep(self._outage.pause())
+            return
+        self._outage.over()
+        self._talk.start_over()
+        self._look_due = time.monotonic() + LOOK_AGAIN_EVERY
+        self._say()
+
+    async def _read_once(self, link: AsyncioLink) -> None:
+        due = min(self._look_due, self._answer_due) if self._talk.asked else self._look_due
+        try:
+            frames = await link.frames(max(0.0, due - time.monotonic()))
+            self._talk.hear(frames)
+            now = time.monotonic()
+            if self._talk.asked and now >= self._answer_due:
+                raise TimeoutError
+        except (OSError, ProtocolError, ReplyError) as error:
+            self._lost(error)
+            return
+        if now >= self._look_due:
+            self._look_due = now + LOOK_AGAIN_EVERY
+            self._talk.look_again()
+        self._say()
+
+    def _say(self) -> None:
+        if self._link is None:
+            return
+        asked = self._talk.asked
+        packed = self._talk.to_send()
+        if packed:
+            self._link.write(packed)
+        if self._talk.asked and not asked:
+            self._answer_due = time.monotonic() + self._timing.reply
+
+    def _lost(self, error: Exception) -> None:
+        self._drop()
+        translation = translated(error, maybe_done=False, where=self._where)
+        if not isinstance(translation, BrokerUnavailable):
+            self._talk.fail(translation)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None

@@ -1,0 +1,232 @@
+"""Waiting, blocking: threads wait for documents, all on one connection and without a thread of our own.
+
+Floor: broker. Reads: documents by their keys, and the channels of the same names. Writes: nothing.
+
+Leader and follower: one of the waiting threads reads the connection for all, wakes those whose documents have
+come, and hands over when it has its own. A lone waiter so reads its own answer straight from the socket,
+which a reader thread would have to pass on.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.outage import Outage
+from celery5.broker.socket_link import SocketLink
+from celery5.broker.translate import translated
+from celery5.broker.waiting import Enough, Wait
+from celery5.broker.waiting_talk import LOOK_AGAIN_EVERY, READ_AT_ONCE, WaitingTalk, documents_of
+from celery5.broker.wire import ProtocolError, ReplyError
+from celery5.errors import BrokerError, BrokerUnavailable
+
+
+class BlockingResults:
+    """Waits for documents in plain Python; thread safe and fork safe.
+
+    `redis`: the driver whose breaker guards new connections, too. `endpoint`: where the broker is.
+    """
+
+    def __init__(self, redis: BlockingRedis, endpoint: Endpoint) -> None:
+        self._redis = redis
+        self._timing = redis.timing
+        self._where = endpoint.masked
+        self.start_over()
+        _all_results.add(self)
+
+    def start_over(self) -> None:
+        """Begin without a connection, with nobody waiting and a free lock, as a forked child must."""
+        self._lock = threading.Lock()
+        self._talk = WaitingTalk()
+        self._outage = Outage(self._timing)
+        self._link: SocketLink | None = None
+        self._leader: _Follower | None = None
+        self._followers: dict[_Follower, None] = {}
+        # On the monotonic clock: when the server must have answered, and when to look again.
+        self._answer_due = 0.0
+        self._look_due = 0.0
+
+    def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`: all, `enough`, or whatever is there after `timeout` seconds.
+
+        With no time at all it looks once. A lost connection is made again and nothing is missed; raises
+        `BrokerUnavailable` when there is none at the end of the time, or none for half a minute, and
+        `BrokerDenied` at once.
+        """
+        if timeout is not None and timeout <= 0:
+            return self._look(keys)
+        follower = _Follower()
+        wait = Wait(keys, enough=enough, wake=follower.wake)
+        if wait.finished:
+            return wait.found
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        try:
+            with self._lock:
+                if not self._followers:
+                    self._outage.over()
+                self._followers[follower] = None
+                self._talk.join(wait)
+                self._say()
+            self._until_finished(wait, follower, deadline)
+        finally:
+            with self._lock:
+                self._talk.leave(wait)
+                self._followers.pop(follower, None)
+                self._say()
+                if self._leader is follower:
+                    self._hand_over()
+        return wait.outcome(self._outage.error)
+
+    def close(self) -> None:
+        """Close the connection. Whoever waits makes a new one."""
+        with self._lock:
+            self._drop()
+
+    def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), READ_AT_ONCE):
+            some = keys[start : start + READ_AT_ONCE]
+            documents = self._redis.perform(documents_of(some))
+            found |= documents
+        return found
+
+    def _until_finished(self, wait: Wait, follower: "_Follower", deadline: float) -> None:
+        while not wait.finished:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            with self._lock:
+                if self._leader is None:
+                    self._leader = follower
+                leading = self._leader is follower
+            if leading:
+                self._lead(left)
+            else:
+                follower.sleep(left)
+
+    def _lead(self, left: float) -> None:
+        """Read once for everybody, for at most `left` seconds."""
+        link = self._link
+        if link is None:
+            self._connect(left)
+            return
+        now = time.monotonic()
+        due = min(self._look_due, self._answer_due if self._talk.asked else self._look_due)
+        readable = link.wait(min(left, due - now))
+        with self._lock:
+            if self._link is not link:
+                return
+            try:
+                if readable:
+                    self._talk.hear(link.drain())
+                self._keep_time()
+                self._say()
+            except (OSError, ProtocolError, ReplyError) as error:
+                self._lost(error)
+            except BaseException:
+                # Interrupted with a part of what was read in hand.
+                self._drop()
+                raise
+
+    def _connect(self, left: float) -> None:
+        """One attempt, for at most `left` seconds; then, if it failed, the pause before the next one."""
+        try:
+            link = self._redis.dialer.dial(resp=3, within=left)
+        except BrokerError as error:
+            with self._lock:
+                pause = self._failed(error)
+            time.sleep(min(pause, left))
+            return
+        with self._lock:
+            self._link = link
+            self._outage.over()
+            self._talk.start_over()
+            self._look_due = time.monotonic() + LOOK_AGAIN_EVERY
+            self._say()
+
+    def _say(self) -> None:
+        """Send what is to be sent. With the lock held."""
+        link = self._link
+        if link is None:
+            return
+        asked = self._talk.asked
+        try:
+            packed = self._talk.to_send()
+            if packed:
+                link.send(packed)
+        except OSError as error:
+            self._lost(error)
+        except BaseException:
+            self._drop()
+            raise
+        if self._talk.asked and not asked:
+            self._answer_due = time.monotonic() + self._timing.reply
+
+    def _keep_time(self) -> None:
+        """Look again when it is time; raises TimeoutError when an answer is overdue."""
+        now = time.monotonic()
+        if self._talk.asked and now >= self._answer_due:
+            raise TimeoutError
+        if now >= self._look_due:
+            self._look_due = now + LOOK_AGAIN_EVERY
+            self._talk.look_again()
+
+    def _lost(self, error: Exception) -> None:
+        """The connection is over; the leader will make a new one. With the lock held."""
+        self._drop()
+        translation = translated(error, maybe_done=False, where=self._where)
+        if not isinstance(translation, BrokerUnavailable):
+            self._talk.fail(translation)
+
+    def _failed(self, error: BrokerError) -> float:
+        if self._outage.failed(error, time.monotonic()):
+            self._talk.fail(error)
+            self._outage.over()
+            return 0.0
+        return self._outage.pause()
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _hand_over(self) -> None:
+        """Somebody else reads from here on. With the lock held."""
+        self._leader = next(iter(self._followers), None)
+        if self._leader is not None:
+            self._leader.wake()
+
+
+class _Follower:
+    """A thread that waits to be told: its documents are there, or it is its turn to read."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self) -> None:
+        # A bare lock: an Event costs five times as much, and most waiters never sleep on it.
+        self._told = threading.Lock()
+        self._told.acquire()
+
+    def sleep(self, seconds: float) -> None:
+        self._told.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        """Let it go on, now or when it next sleeps. Only called with the results' lock held."""
+        if self._told.locked():
+            self._told.release()
+
+
+_all_results: weakref.WeakSet[BlockingResults] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for results in list(_all_results):
+        results.start_over()
+
+
+os.register_at_fork(after_in_child=_after_fork)

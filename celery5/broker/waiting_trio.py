@@ -1,0 +1,174 @@
+"""Waiting, Trio: tasks wait for documents: one connection listens for all, and the driver's own reads.
+
+Floor: broker. Reads: documents by their keys, and the channels of the same names. Writes: nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Protocol, TypeVar
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.outage import Outage
+from celery5.broker.push import PushRedis
+from celery5.broker.timing import Timing
+from celery5.broker.waiting import Enough, Wait, Waiting
+from celery5.broker.waiting_talk import LOOK_AGAIN_EVERY, READ_AT_ONCE, SUBSCRIBE_AT_ONCE, documents_of
+from celery5.errors import BrokerError, BrokerUnavailable
+
+T = TypeVar("T")
+Key = TypeVar("Key", str, bytes)
+
+# Channels are left a little late and many at a time: one who waits for one result after the other pays
+# nothing for it.
+TIDY_AFTER = 0.05
+
+
+class Performs(Protocol):
+    """The part of `TrioRedis` that is needed here."""
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make one trip."""
+        ...
+
+
+class TrioResults:
+    """Waits for documents in one Trio run; works while `run` runs.
+
+    `redis`: what reads. `endpoint`: where the listening connection goes.
+    """
+
+    def __init__(
+        self,
+        redis: Performs,
+        endpoint: Endpoint,
+        *,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+    ) -> None:
+        self.redis = redis
+        self._timing = timing
+        self._where = endpoint.masked
+        self._push = PushRedis(
+            endpoint=endpoint,
+            on_message=self._hear,
+            on_connected=self._look_again,
+            timing=timing,
+            name="celery5-results",
+        )
+        self._waiting = Waiting()
+        self._bells: dict[Wait, trio.Event] = {}
+        self._subscribed: set[bytes] = set()
+        self._stale: dict[bytes, None] = {}
+        self._untidy = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled. Raises as `PushRedis.run` does, after telling everybody who waits."""
+        failure: BrokerError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_tidy)
+                try:
+                    await self._push.run(task_status=task_status)
+                except BrokerError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        finally:
+            end = failure or BrokerUnavailable(f"waiting on broker {self._where} was closed")
+            self._waiting.fail(end)
+        if failure is not None:
+            raise failure
+
+    async def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
+        wait = Wait(keys, enough=enough, wake=lambda: self._bells[wait].set())
+        if wait.finished:
+            return wait.found
+        if timeout is not None and timeout <= 0:
+            return await self._look(list(wait.missing.values()))
+        outage = Outage(self._timing)
+        self._bells[wait] = trio.Event()
+        self._waiting.join(wait)
+        try:
+            with trio.move_on_after(inf if timeout is None else timeout):
+                await self._until_finished(wait, outage)
+        finally:
+            self._abandon(self._waiting.leave(wait))
+            del self._bells[wait]
+        return wait.outcome(outage.error)
+
+    async def _until_finished(self, wait: Wait, outage: Outage) -> None:
+        while not wait.finished:
+            # Made before looking: a bell that rings meanwhile counts.
+            bell = self._bells[wait] = trio.Event()
+            patience = LOOK_AGAIN_EVERY
+            try:
+                await self._subscribe([key for key in wait.missing if key not in self._subscribed])
+                await self._read(wait)
+                outage.over()
+            except BrokerError as error:
+                if outage.failed(error, trio.current_time()):
+                    raise
+                patience = outage.pause()
+            if not wait.finished:
+                with trio.move_on_after(patience):
+                    await bell.wait()
+
+    async def _subscribe(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._stale.pop(key, None)
+        for some in _chunks(keys, SUBSCRIBE_AT_ONCE):
+            await self._push.subscribe(*some)
+            self._subscribed.update(some)
+            # Whoever wanted them may be gone by now.
+            self._abandon([key for key in some if key not in self._waiting])
+
+    async def _read(self, wait: Wait) -> None:
+        for some in _chunks(list(wait.missing.values()), READ_AT_ONCE):
+            for key, document in (await self.redis.perform(documents_of(some))).items():
+                self._hear(key.encode(), document)
+            if wait.finished:
+                return
+
+    async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for some in _chunks(keys, READ_AT_ONCE):
+            documents = await self.redis.perform(documents_of(some))
+            found |= documents
+        return found
+
+    def _hear(self, key: bytes, document: bytes) -> None:
+        if self._waiting.arrive(key, document):
+            self._abandon([key])
+            self._waiting.settle()
+
+    def _look_again(self) -> None:
+        """There is a new connection: what was announced meanwhile was not heard."""
+        for bell in self._bells.values():
+            bell.set()
+
+    def _abandon(self, keys: Sequence[bytes]) -> None:
+        """Nobody waits for these any more."""
+        if keys:
+            self._stale.update(dict.fromkeys(keys))
+            self._untidy.set()
+
+    async def _keep_tidy(self) -> None:
+        """Leave the channels that nobody listens to."""
+        while True:
+            await self._untidy.wait()
+            await trio.sleep(TIDY_AFTER)
+            self._untidy = trio.Event()
+            stale = [key for key in self._stale if key not in self._waiting]
+            self._stale = {}
+            self._subscribed.difference_update(stale)
+            for some in _chunks(stale, SUBSCRIBE_AT_ONCE):
+                await self._push.unsubscribe(*some)
+
+
+def _chunks(keys: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
+    for start in range(0, len(keys), size):
+        yield keys[start : start + size]
