@@ -1,6 +1,7 @@
 """Handshake: the first words on a new connection, and what the server says of itself.
 
-Floor: broker. Reads: nothing. Writes: nothing. No input or output: each driver sends and receives in its own way.
+Floor: broker. Reads: nothing. Writes: nothing. No input or output: each driver sends and receives in its own
+way.
 
 `HELLO` does it in one trip: protocol, user, password and name; `SELECT` follows in the same write. Command
 links speak RESP2 so that every driver, Trio or not, sees the same shapes (a map would be a dict here and a

@@ -170,8 +170,10 @@ class Link:
         Raises BrokerUnavailable when the server was not reached within `timing.first_connect`, and at any
         time BrokerDenied, BrokerTooOld or BrokerReplied when the server refuses the handshake.
         """
+        self._ended = False
+        self._fatal = None
         self._opened.set()
-        self.flowing = True
+        self.flowing = self.breaker.state is BreakerState.CLOSED
         try:
             async with trio.open_nursery() as nursery:
                 self._outer = nursery.cancel_scope
@@ -190,9 +192,9 @@ class Link:
     async def _keep_up(self, task_status: trio.TaskStatus[None]) -> None:
         attempt = 0
         earlier: BrokerUnavailable | None = None
+        first = True
         give_up = trio.current_time() + self.timing.first_connect
         while True:
-            first = self.up_since is None
             try:
                 transport, replies = await self._open(give_up if first else float("inf"))
             except BrokerUnavailable as error:
@@ -214,6 +216,7 @@ class Link:
                 return
             up_since = self._up()
             if first:
+                first = False
                 task_status.started()
             await self._serve(transport, replies)
             attempt = 0 if trio.current_time() - up_since >= SETTLED else attempt + 1
@@ -327,8 +330,8 @@ class Link:
     async def _guard(self) -> None:
         """Watch the deadlines of both queues, and a silent connection.
 
-        A ticket queued from now on has a deadline of at least `now + reply`, so sleeping until then misses none; so it
-        is with a connection made from now on and its first ping.
+        A ticket queued from now on has a deadline of at least `now + reply`, so sleeping until then misses
+        none; so it is with a connection made from now on and its first ping.
         """
         longest = min(self.timing.reply, self.timing.idle_ping)
         while True:

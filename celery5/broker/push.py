@@ -87,7 +87,8 @@ class PushRedis:
         names = [_name(channel) for channel in channels]
         if not names:
             return
-        # Noted when the outcome is known: a renewal in between must not carry a channel that may be forbidden.
+        # Noted when the outcome is known: a renewal in between must not carry a channel that may be
+        # forbidden.
         try:
             await self._send("SUBSCRIBE", names)
         except BrokerUnavailable:

@@ -65,6 +65,24 @@ async def test_a_call_before_run_waits_for_it_and_says_so_in_the_end(
         await link.perform(get(app_name))
 
 
+async def test_run_can_be_run_again(proxy: FaultyProxy, app_name: str) -> None:
+    link = TrioRedis(endpoint=Endpoint.from_url(proxy.url), timing=QUICK)
+    for times in (1, 2):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(link.run)
+            assert await link.perform(incr(app_name)) == times
+            nursery.cancel_scope.cancel()
+        assert not link.connected
+    proxy.refuse()
+    with pytest.raises(BrokerUnavailable):
+        await link.run()
+    proxy.accept()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(link.run)
+        assert await link.perform(incr(app_name)) == 3
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_stalled_server_fails_the_call_in_time_and_is_used_again_when_it_answers(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str
 ) -> None:
