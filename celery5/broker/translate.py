@@ -9,6 +9,7 @@ drivers pass what they catch through `translated`, so that nobody above this roo
 import os
 import re
 import ssl
+from typing import cast
 
 import hiredis
 import redis.exceptions
@@ -104,8 +105,8 @@ def replied(text: str, *, where: str) -> BrokerError:
 def _reason(error: Exception) -> str:
     """The operating system's or the TLS library's own words, which Trio keeps in the cause."""
     cause = error.__cause__
-    while isinstance(cause, ExceptionGroup):
-        cause = cause.exceptions[0]
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
     for each in (cause, error):
         if isinstance(each, ssl.SSLError) and each.strerror:
             return each.strerror

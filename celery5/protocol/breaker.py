@@ -2,9 +2,10 @@
 
 Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
 
-Closed lets everything through. After `threshold` failures in a row it opens and refuses all. When the open period is over
-one probe may pass (half-open): its success closes the breaker, its failure opens it again, for longer if so wished.
-A breaker is a frozen value; each event gives the next one, so whoever holds it decides where it is kept.
+Closed lets everything through. After `threshold` failures in a row it opens and refuses all. When the open
+period is over one probe may pass (half-open): its success closes the breaker, its failure opens it again, for
+longer if so wished. A breaker is a frozen value; each event gives the next one, so whoever holds it decides
+where it is kept.
 """
 
 from collections.abc import Mapping
@@ -65,9 +66,9 @@ TRANSITIONS: Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]] = {
 class BreakerPolicy:
     """When a breaker opens, and for how long.
 
-    `threshold`: failures in a row that open it. `reset`: seconds of the first open period. `growth`: how further open
-    periods grow while no probe succeeds: not at all, by `reset` each time, or doubled each time. `longest`: the cap, in
-    seconds.
+    `threshold`: failures in a row that open it. `reset`: seconds of the first open period. `growth`: how
+    further open periods grow while no probe succeeds: not at all, by `reset` each time, or doubled each time.
+    `longest`: the cap, in seconds.
     """
 
     threshold: int = 3
@@ -93,8 +94,8 @@ class BreakerPolicy:
 class Breaker:
     """One breaker at one moment.
 
-    `failures` counts failures in a row while closed; `opened` counts open periods since the last success; `until` is when
-    the open period is over, on whatever clock `now` comes from.
+    `failures` counts failures in a row while closed; `opened` counts open periods since the last success;
+    `until` is when the open period is over, on whatever clock `now` comes from.
     """
 
     policy: BreakerPolicy = BreakerPolicy()
@@ -104,7 +105,10 @@ class Breaker:
     until: float = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether a call may pass now. When open and due, the caller that goes must first `begin` the probe."""
+        """Whether a call may pass now.
+
+        When open and due, the caller that goes must first `begin` the probe.
+        """
         if self.state is _CLOSED:
             return True
         return self.state is _OPEN and now >= self.until
@@ -123,7 +127,10 @@ class Breaker:
         return replace(self, state=state, failures=0, opened=0, until=0.0)
 
     def failed(self, now: float) -> "Breaker":
-        """A call failed. Calls that began before the breaker opened and fail late do not prolong the open period."""
+        """A call failed.
+
+        Calls that began before the breaker opened and fail late do not prolong the open period.
+        """
         failures = self.failures + 1
         event = BreakerEvent.LIMIT if failures >= self.policy.threshold else BreakerEvent.FAILURE
         state = TRANSITIONS[self.state][event]
@@ -135,7 +142,7 @@ class Breaker:
         return replace(self, state=state, failures=0, opened=opened, until=now + self.policy.period(opened))
 
     def given_up(self, now: float) -> "Breaker":
-        """The probe neither succeeded nor failed (its caller was cancelled): open again, and due for another at once."""
+        """The probe was cancelled, so nothing was learnt: open again, and due for another at once."""
         if self.state is not _HALF:
             return self
         return replace(self, state=TRANSITIONS[self.state][BreakerEvent.GIVE_UP], until=now)
