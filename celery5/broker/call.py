@@ -11,7 +11,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 Word = str | bytes | int | float
 
