@@ -1,21 +1,48 @@
 """Installed: is the wheel whole? `nox -s package` asks with a fresh environment's Python, away from the checkout.
 
-Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: nothing.
+Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: an application, `shop.py`,
+in the current folder, and jobs on a server of its own.
 """
 
 import importlib
+import os
 import pkgutil
+import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 import celery5
+from celery5.broker.embedded import EmbeddedServer
 
 ROOMS = ("services", "bootsteps", "examples")
 
 
+SHOP = """
+from celery5 import App
+
+app = App("installed")
+
+
+@app.task
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@app.task
+def shout(text: str) -> str:
+    return text.upper()
+"""
+
+
 def main(source: Path) -> None:
-    """Compare what is installed with the source tree, and import every module of it."""
+    """Compare what is installed with the source tree, import every module of it, and run jobs."""
+    compare(source)
+    run_jobs()
+
+
+def compare(source: Path) -> None:
+    """Every file of the source tree is installed, and every module imports."""
     home = Path(str(files("celery5")))
     if home.is_relative_to(source):
         raise SystemExit(f"celery5 was imported from the source tree, {home}, and not from the wheel")
@@ -31,6 +58,22 @@ def main(source: Path) -> None:
         if not name.endswith("__main__"):
             importlib.import_module(name)
     print(f"{len(there)} files and {len(names)} modules are in the wheel, and import")
+
+
+def run_jobs() -> None:
+    """Send jobs to a worker that is started as a user would start it, and wait for what they give."""
+    Path("shop.py").write_text(SHOP)
+    sys.path.insert(0, os.getcwd())
+    with EmbeddedServer.start() as server:
+        os.environ["CELERY5_BROKER"] = server.url
+        shop = importlib.import_module("shop")
+        double, shout = shop.double.delay(21), shop.shout.delay("done")
+        command = [str(Path(sys.executable).with_name("celery5")), "-A", "shop", "worker", "start", "--burst"]
+        subprocess.run(command, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        given = (double.get(timeout=5), shout.get(timeout=5))
+        if given != (42, "DONE"):
+            raise SystemExit(f"the jobs gave {given}")
+    print("a worker of the installed command ran two jobs")
 
 
 def _sources(folder: Path) -> list[Path]:
