@@ -1,7 +1,7 @@
 """Installed: is the wheel whole? `nox -s package` asks with a fresh environment's Python, away from the checkout.
 
-Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: an application, `shop.py`,
-in the current folder, and jobs on a server of its own.
+Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: an application,
+`shop.py`, in the current folder, and jobs on a server of its own.
 """
 
 import importlib
