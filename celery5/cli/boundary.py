@@ -1,0 +1,69 @@
+"""Boundary: what ended a command, as one line for people and an exit code for scripts.
+
+Floor: cli. Reads: nothing. Writes: stderr.
+
+0 it did what it says; 1 it failed; 2 it was asked for in a way that cannot work; 130 it was interrupted. What celery5
+raises on purpose never shows a traceback; what nobody foresaw always does.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import click
+
+from celery5.errors import BadArguments, BadBrokerURL, CeleryError, Misconfigured, UnknownTask
+
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+
+_ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
+
+
+def guarded(command: Callable[[], Any]) -> int:
+    """Run `command` and give the exit code. Errors that nobody foresaw pass through."""
+    try:
+        code = command()
+    except BaseException as error:
+        told = explained(error)
+        if told is None:
+            raise
+        line, code = told
+        click.echo(line, err=True)
+    return code if isinstance(code, int) else 0
+
+
+def explained(error: BaseException) -> tuple[str, int] | None:
+    """The line to show and the exit code; None for an error that nobody foresaw.
+
+    Trio's nurseries wrap what was raised in groups: the first error of ours inside one is what counts.
+    """
+    leaves = list(_leaves(error))
+    for leaf in leaves:
+        if isinstance(leaf, CeleryError):
+            return f"Error: {_one_line(str(leaf))}", USAGE if isinstance(leaf, _ASKED_WRONGLY) else FAILED
+    for leaf in leaves:
+        if isinstance(leaf, click.ClickException):
+            return f"Error: {_one_line(leaf.format_message())}{_hint(leaf)}", leaf.exit_code
+    if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
+        return "Interrupted.", INTERRUPTED
+    return None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _hint(error: click.ClickException) -> str:
+    """Where to look the usage up, for a mistake that click found."""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f" Try '{error.ctx.command_path} --help'."
+    return ""

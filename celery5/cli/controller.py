@@ -1,0 +1,36 @@
+"""Controller: the commands about what keeps the processes of an application alive.
+
+Floor: cli. Reads: nothing. Writes: what the development process writes.
+"""
+
+from typing import Any
+
+import click
+
+from celery5.cli.serving import configure, serving_flags
+from celery5.cli.target import Target
+
+
+@click.group()
+def controller() -> None:
+    """The controller keeps an application's processes alive."""
+
+
+@controller.command()
+@click.option(
+    "--development", is_flag=True, help="Everything in one process, with a private server of its own."
+)
+@serving_flags
+@click.pass_obj
+def start(target: Target, /, *, development: bool, **said: Any) -> int:
+    """Serve the application until stopped."""
+    if not development:
+        raise click.UsageError(
+            "this version has the development controller only: add --development, "
+            "or start workers with celery5 worker start."
+        )
+    app = target.load()
+    options = configure(app, said)
+    from celery5.processes.development import serve
+
+    return serve(app, options)

@@ -1,0 +1,202 @@
+"""Demo: real jobs on real files, over a server of its own, checked against a plain count.
+
+Floor: cli. Reads: the files of a folder; CELERY5_BROKER. Writes: stdout, stderr; jobs, which are removed at the end.
+
+The application is `celery5.examples.index_files`; here are its flags, its screen and its end.
+"""
+
+import sysconfig
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery5.cli.demo_screen import Screen, require_rich, screen, show_table
+from celery5.cli.interruption import Interruption
+from celery5.cli.said import as_json
+from celery5.errors import CeleryError
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.examples.index_files.folder import Folder, Totals
+    from celery5.examples.index_files.index import Index, Outcome
+
+GRACE_PERIOD = 2.0
+"""Seconds that running jobs get after Ctrl-C: reading a file again costs nothing."""
+TIDY_LIMIT = 5.0
+"""Seconds that removing the keys from a shared broker may take."""
+
+
+class CountsDiffer(CeleryError):
+    """What the jobs counted is not what a plain count gives."""
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "wants_json", is_flag=True, help="For programs: no bars, one JSON object.")
+@click.option("--concurrency", type=int, metavar="N", help="Async jobs that run at once.")
+@click.option("--max-files", type=click.IntRange(min=1), metavar="N", help="Index no more files than this.")
+def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_files: int | None) -> None:
+    """Index the files of FOLDER with real jobs, by default those of Python's standard library.
+
+    Everything runs in this process over a private server, which ends with it; CELERY5_BROKER names another one.
+    Exits with 1 when the jobs do not count what a plain count of the same files counts.
+    """
+    with Interruption() as interruption:
+        if not wants_json:
+            require_rich()
+        found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
+        app = _make_app(concurrency)
+        outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
+        from celery5.examples.index_files.folder import plain_count
+
+        if not wants_json:
+            click.echo("Counting the same files once more, plainly.", err=True)
+        plain = plain_count(found, is_over=lambda: interruption.came)
+        if outcome is None or interruption.came:
+            raise click.Abort
+        differences = _differences(outcome, plain, jobs=3 * len(found.files) + 2)
+        _report(found, outcome, seconds, differences, wants_json=wants_json)
+    if differences:
+        raise CountsDiffer(f"the jobs and a plain count differ: {'; '.join(differences)}")
+
+
+def _files_of(path: Path, max_files: int | None) -> "Folder":
+    from celery5.examples.index_files.folder import look_into
+
+    try:
+        found = look_into(path.absolute(), at_most=max_files)
+    except OSError as error:
+        raise click.BadParameter(
+            f"{path}: {(error.strerror or str(error)).lower()}", param_hint="FOLDER"
+        ) from None
+    if not found.files:
+        raise click.BadParameter(f"{path}: there are no files in it", param_hint="FOLDER")
+    return found
+
+
+def _make_app(concurrency: int | None) -> "App":
+    """An application of a name that nobody else has, so that a shared broker keeps them apart."""
+    from celery5.app import App
+    from celery5.protocol.job import new_id
+
+    app = App(
+        f"demo-{new_id()}",
+        include=["celery5.examples.index_files.tasks"],
+        concurrency=concurrency,
+        grace_period=GRACE_PERIOD,
+    )
+    app.load()
+    return app
+
+
+def _indexed(
+    app: "App", folder: "Folder", interruption: Interruption, *, wants_json: bool
+) -> "tuple[Outcome | None, float]":
+    """What the jobs found, None when a signal came before they were done; and how many seconds they took."""
+    import trio
+
+    from celery5.examples.index_files.index import EXTRA_JOBS, JOBS_FOR_A_FILE, Index
+    from celery5.processes.development import broker_for
+
+    tasks = [task.name for task in JOBS_FOR_A_FILE for _ in folder.files]
+    shown = screen([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
+    index = Index(app, folder, told=shown.ended)
+    with broker_for(app):
+        return trio.run(_run, app, index, shown, interruption)
+
+
+async def _run(
+    app: "App", index: "Index", shown: Screen, interruption: Interruption
+) -> "tuple[Outcome | None, float]":
+    import trio
+
+    from celery5.processes.development import running
+    from celery5.processes.foreground import ServeOptions
+
+    outcome, seconds = None, 0.0
+    try:
+        with trio.CancelScope() as scope:
+            token = trio.lowlevel.current_trio_token()
+            interruption.ends(lambda: _cancel_soon(token, scope))
+            async with running(app, ServeOptions()):
+                with shown:
+                    began = time.perf_counter()
+                    outcome = await index.run()
+                    seconds = time.perf_counter() - began
+    finally:
+        with trio.move_on_after(TIDY_LIMIT, shield=True):
+            await _tidy(app, index)
+    return outcome, seconds
+
+
+def _cancel_soon(token: Any, scope: Any) -> None:
+    import trio
+
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(scope.cancel)
+
+
+async def _tidy(app: "App", index: "Index") -> None:
+    """Leave nothing on a broker that is not ours. On our own this costs a millisecond."""
+    from celery5.broker.erase import erase
+    from celery5.errors import BrokerError
+
+    with suppress(BrokerError):
+        for call in erase(app.keys, [app.queue(app.settings.default_queue)], index.under_way):
+            await app.aperform(call)
+
+
+def _differences(outcome: "Outcome", plain: "Totals", *, jobs: int) -> list[str]:
+    """What is not as it must be, in words."""
+    from celery5.examples.index_files.index import EXPECTED_DEAD, EXPECTED_RETRIES
+
+    compared: dict[str, tuple[object, object]] = {
+        name: (getattr(outcome.totals, name), getattr(plain, name)) for name in plain.__struct_fields__
+    }
+    compared["jobs"] = (outcome.jobs, jobs)
+    compared["retries"] = (outcome.retries, EXPECTED_RETRIES)
+    compared["dead"] = (outcome.dead, EXPECTED_DEAD)
+    compared["in the dead-letter queue"] = (outcome.in_dead_letter_queue, EXPECTED_DEAD)
+    said = [
+        f"{name} {ours} instead of {theirs}" for name, (ours, theirs) in compared.items() if ours != theirs
+    ]
+    return said + [outcome.first_failure] * bool(outcome.first_failure)
+
+
+def _report(
+    folder: "Folder", outcome: "Outcome", seconds: float, differences: list[str], *, wants_json: bool
+) -> None:
+    totals, rate = outcome.totals, outcome.jobs / seconds
+    p50, p99 = (_percentile(outcome.latencies, share) * 1000 for share in (0.50, 0.99))
+    if wants_json:
+        from msgspec.structs import asdict
+
+        counts = {"jobs": outcome.jobs, "retries": outcome.retries, "dead": outcome.dead}
+        speed = {"seconds": round(seconds, 3), "jobs_per_second": round(rate, 1)}
+        latency = {"latency_ms": {"p50": round(p50, 1), "p99": round(p99, 1)}}
+        check = {"matches": not differences, "differences": differences}
+        click.echo(
+            as_json({"folder": str(folder.path), **asdict(totals), **counts, **speed, **latency, **check})
+        )
+        return
+    rows = {
+        "files": f"{totals.files:,}",
+        **({"unreadable": f"{totals.unreadable:,}"} if totals.unreadable else {}),
+        "bytes": f"{totals.bytes:,}",
+        "lines": f"{totals.lines:,}",
+        "words": f"{totals.words:,}",
+        "jobs": f"{outcome.jobs:,}",
+        "retries": f"{outcome.retries:,}",
+        "dead": f"{outcome.dead:,}",
+        "jobs per second": f"{rate:,.0f}",
+        "latency p50 / p99, sent to ended": f"{p50:,.0f} / {p99:,.0f} ms",
+        "a plain count of the same files": "differs" if differences else "agrees",
+    }
+    show_table(f"{folder.path}, indexed in {seconds:.2f} s", rows)
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

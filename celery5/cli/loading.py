@@ -1,0 +1,140 @@
+"""Loading: from `-A module[:app]` to the application.
+
+Floor: cli. Reads: the user's modules. Writes: nothing; the current directory goes on the import path.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from celery5.app import App, default_app
+from celery5.errors import Misconfigured
+from celery5.task import Task
+
+
+class CannotLoad(Misconfigured):
+    """What `-A` names is no application. The message says what it is, and what to write instead."""
+
+
+def load_app(target: str) -> App:
+    """The application that `target` names: `module`, or `module:attribute`; its tasks are loaded.
+
+    A module without an application but with free tasks (declared with `celery5.task`) gives them to the default
+    application. Raises CannotLoad.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    name, colon, attribute = target.partition(":")
+    if not name or (colon and not attribute):
+        raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
+    module = _imported(name, here)
+    app = _named(module, attribute) if attribute else _only(module)
+    try:
+        app.load()
+    except Exception as error:
+        raise CannotLoad(
+            f"application {app.name!r} cannot load its tasks: {_last_words(error, module)}"
+        ) from error
+    return app
+
+
+def _imported(name: str, here: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+        raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, here)}") from None
+    except (Exception, SystemExit) as error:
+        raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+
+
+def _where_it_may_be(name: str, missing: str, here: str) -> str:
+    if "/" in name or name.endswith(".py"):
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        return f"-A takes a module, not a file: -A {module}"
+    if missing != name:
+        return f"{missing!r} was not found, or is no package; looked in {here} and where Python is installed"
+    return f"looked in {here} and where Python is installed; run celery5 in the folder that has {name}.py"
+
+
+def _named(module: ModuleType, attribute: str) -> App:
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, vars(module), n=1)
+            hint = f"did you mean {module.__name__}:{near[0]}?" if near else _what_there_is(module)
+            raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
+        found = getattr(found, part)
+    if not isinstance(found, App):
+        raise CannotLoad(
+            f"{module.__name__}:{attribute} is {_kind(found)}, not a celery5 App; {_what_there_is(module)}"
+        )
+    return found
+
+
+def _only(module: ModuleType) -> App:
+    """The one application of a module, or the default one for its free tasks."""
+    apps = _apps(module)
+    if len(set(apps.values())) > 1:
+        choices = " or ".join(f"-A {module.__name__}:{name}" for name in apps)
+        raise CannotLoad(f"module {module.__name__!r} has several applications; say which: {choices}")
+    if apps:
+        return next(iter(apps.values()))
+    tasks: list[Task[..., Any]] = [each for each in vars(module).values() if isinstance(each, Task)]
+    if not tasks:
+        raise CannotLoad(
+            f"module {module.__name__!r} has no celery5 App and no tasks; "
+            'write app = App("name") in it, or name another module'
+        )
+    owners = {each.app for each in tasks if not each.is_free}
+    if len(owners) == 1 and not any(each.is_free for each in tasks):
+        return owners.pop()
+    app = default_app()
+    app.module = module.__name__
+    return app
+
+
+def _apps(module: ModuleType) -> dict[str, App]:
+    return {name: each for name, each in vars(module).items() if isinstance(each, App)}
+
+
+def _what_there_is(module: ModuleType) -> str:
+    names = [f"{module.__name__}:{name}" for name in _apps(module)]
+    return f"its applications: {', '.join(names)}" if names else "it has no App"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Task):
+        return "a task"
+    if isinstance(value, ModuleType):
+        return "a module"
+    if isinstance(value, type):
+        return "a class"
+    return f"a {type(value).__name__}"
+
+
+def _last_words(error: BaseException, module: ModuleType | None = None) -> str:
+    """An error as its last line and its place: the innermost line of the user's, else of anybody's."""
+    said = " ".join("".join(traceback.format_exception_only(error)[-1:]).split())
+    if isinstance(error, SyntaxError):
+        return f"{said} ({error.filename}:{error.lineno})"
+    frames = [
+        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")
+    ]
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    users = [each for each in frames if not os.path.abspath(each.filename).startswith((ours, *_libraries()))]
+    place = (users or frames)[-1:]
+    return f"{said} ({place[0].filename}:{place[0].lineno})" if place else said
+
+
+def _libraries() -> tuple[str, ...]:
+    """Folders of code that is not the user's."""
+    return tuple(
+        {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
+    )

@@ -1,0 +1,37 @@
+"""Queue: the commands about queues.
+
+Floor: cli. Reads: the sizes of the application's queues. Writes: stdout.
+"""
+
+import click
+
+from celery5.cli.said import as_json, table
+from celery5.cli.target import Target
+
+
+@click.group()
+def queue() -> None:
+    """Queues hold jobs until a worker takes them."""
+
+
+@queue.command("list")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def list_queues(target: Target, *, wants_json: bool) -> None:
+    """Show each queue: waiting, running, scheduled and dead jobs."""
+    app = target.load()
+    from celery5.broker import calls
+
+    rows: list[dict[str, object]] = []
+    for name in app.perform(calls.queues(app.keys), instead="aperform"):
+        size = app.perform(calls.measure(app.queue(name)), instead="aperform")
+        rows.append(
+            {
+                "queue": name,
+                "waiting": size.stream - size.held,
+                "running": size.held,
+                "scheduled": size.due,
+                "dead": size.dead,
+            }
+        )
+    click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))

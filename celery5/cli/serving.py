@@ -1,0 +1,74 @@
+"""Serving: the flags of every command that runs jobs.
+
+Floor: cli. Reads: nothing. Writes: nothing.
+
+Flags that are settings have no default here: what they leave unsaid is the environment's or the application's to say.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from celery5.protocol.job import Options
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.processes.foreground import ServeOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SETTINGS = ("broker", "concurrency", "cpu_slots", "grace_period")
+
+
+def serving_flags(command: F) -> F:
+    """Add the flags that `worker start` and `controller start` share."""
+    flags = (
+        click.option(
+            "--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."
+        ),
+        click.option(
+            "--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."
+        ),
+        click.option(
+            "--queues", metavar="A,B", default="", help="Queues to work on; default: all that the tasks name."
+        ),
+        click.option(
+            "--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."
+        ),
+        click.option(
+            "--grace-period",
+            type=float,
+            metavar="SECONDS",
+            help="How long running jobs may go on after a stop.",
+        ),
+        click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
+        click.option(
+            "--log-format", type=click.Choice(["json", "console"]), default="json", show_default=True
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            default="info",
+            show_default=True,
+        ),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
+    """Give `app` the settings among the flags `said`; the other flags say how to serve it. Raises Misconfigured."""
+    from celery5.processes.foreground import ServeOptions
+
+    app.configure(**{name: said.pop(name) for name in SETTINGS if name in said})
+    return ServeOptions(queues=queue_names(said.pop("queues")), **said)
+
+
+def queue_names(listed: str) -> tuple[str, ...]:
+    """The names in a list with commas. Raises Misconfigured for one that no queue can have."""
+    names = [each.strip() for each in listed.split(",") if each.strip()]
+    for name in names:
+        Options(queue=name).checked()
+    return tuple(dict.fromkeys(names))

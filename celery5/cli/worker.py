@@ -1,0 +1,42 @@
+"""Worker: the commands about workers.
+
+Floor: cli. Reads: nothing. Writes: what a worker writes.
+"""
+
+from typing import Any
+
+import click
+
+from celery5.cli.serving import configure, serving_flags
+from celery5.cli.target import Target
+
+
+@click.group()
+def worker() -> None:
+    """Workers run jobs."""
+
+
+@worker.command()
+@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Worker processes, under one parent that replaces those that die.",
+)
+@serving_flags
+@click.pass_obj
+def start(target: Target, /, **said: Any) -> int:
+    """Run jobs until stopped.
+
+    The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
+    at once.
+    """
+    app = target.load()
+    options = configure(app, said)
+    from celery5.processes.foreground import serve
+
+    _ = app.connections.endpoint  # a URL that cannot be understood is told of once, not by each process
+    return serve(app, options)

@@ -1,0 +1,14 @@
+"""Index files: a small application that reads, hashes and counts every file of a folder; `celery5 demo` runs it.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
+
+Begin with `tasks.py`, which is what runs on workers, and go on to `index.py`, which sends the jobs and waits for them.
+By hand, on a Redis of your own:
+
+    celery5 -A celery5.examples.index_files worker start --log-format console
+    python -c "from celery5.examples.index_files.tasks import digest; print(digest.delay('README.md').get())"
+"""
+
+from celery5 import App
+
+app = App("index-files", include=["celery5.examples.index_files.tasks"])
