@@ -1,0 +1,113 @@
+"""Docs: the tables of the reference are complete and current.
+
+Floor: tests. Reads: docs/, celery5's public names, errors and settings. Writes: nothing.
+"""
+
+import ast
+import inspect
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import celery5
+from celery5 import errors
+from celery5.settings import PREFIX, Settings, descriptions
+from tests.house.sources import HERE, files, tree
+from tests.house.test_parity import exists
+
+DOCS = HERE / "docs"
+PAGES = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
+
+
+def first_cells(page: Path) -> list[str]:
+    """The first cell of each line of a page's tables that is one name, in order."""
+    return re.findall(r"(?m)^\| `(\w+)` \|", page.read_text())
+
+
+def settings_table() -> str:
+    """The table of settings, made from the settings."""
+    defaults, lines = Settings(), ["| setting | in the environment | default | is |", "|---|---|---|---|"]
+    for name, text in descriptions().items():
+        value = getattr(defaults, name)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        if name == "cpu_slots":
+            shown = "number of cores, at most 10"  # what it is here says nothing about there
+        lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {text} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_settings_is_made_from_the_settings() -> None:
+    page = (DOCS / "guide" / "settings.md").read_text()
+    _, _, rest = page.partition("<!-- settings:start -->\n")
+    table, found, _ = rest.partition("\n<!-- settings:end -->")
+    assert found
+    assert table == settings_table(), f"docs/guide/settings.md should say:\n{settings_table()}"
+
+
+def test_cpu_slots_are_what_the_table_says() -> None:
+    assert Settings().cpu_slots == min(os.cpu_count() or 1, 10)
+
+
+def test_every_error_is_in_the_reference_and_nothing_else() -> None:
+    defined = {
+        name
+        for name, each in vars(errors).items()
+        if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == errors.__name__
+    }
+    assert sorted(first_cells(DOCS / "reference" / "errors.md")) == sorted(defined)
+
+
+def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
+    assert sorted(first_cells(DOCS / "reference" / "api.md")) == sorted(celery5.__all__)
+
+
+def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
+    named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "workers.md").read_text())
+    sources = "\n".join(path.read_text() for path in files("celery5", "services", "bootsteps"))
+    written = set(re.findall(r'"(?:celery5:)?([a-z]+(?::[a-z-]+)*)"', sources))
+    assert named
+    assert [each for each in named if each not in written] == []
+
+
+def test_internals_is_one_page() -> None:
+    assert len((DOCS / "internals.md").read_text().splitlines()) <= 120
+
+
+def test_every_file_that_internals_names_is_there() -> None:
+    text = (DOCS / "internals.md").read_text()
+    named = re.findall(r"`((?:[\w-]+/)+[\w-]*(?:\.\w+)?)`", text)
+    assert named
+    assert [
+        each for each in named if not ((HERE / each).exists() or (HERE / "celery5" / each).exists())
+    ] == []
+
+
+def boot_graph() -> list[str]:
+    """The steps on the worker's wiring page, each with the names of those that it requires."""
+    found = []
+    for node in ast.walk(tree(HERE / "celery5" / "processes" / "worker.py")):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Step":
+            name, requires = node.args[0], [ast.literal_eval(each) for each in node.args[2:3]]
+            found.append(" ".join([ast.literal_eval(name), *(requires[0] if requires else ())]))
+    return found
+
+
+def test_internals_shows_the_boot_graph_of_the_worker() -> None:
+    shown = re.findall(r"(?ms)^```text\n(.*?)^```$", (DOCS / "internals.md").read_text())[0]
+    assert sorted(" ".join(line.split()) for line in shown.splitlines()) == sorted(boot_graph())
+
+
+def test_every_fault_of_the_table_has_a_test_that_is_there() -> None:
+    lines = [each for each in (DOCS / "faults.md").read_text().splitlines() if each.startswith("| ")]
+    cells = [line.split(" | ")[-1] for line in lines if not line.startswith("| fault |")]
+    assert cells
+    assert [each for each in cells if not re.search(r"`[^`]+::test_", each)] == []
+    named = [node for each in cells for node in re.findall(r"`([^`]+)`", each)]
+    assert [node for node in named if not exists(node)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_a_page_says_nothing_of_the_machine_that_it_was_written_on(page: Path) -> None:
+    assert re.findall(r"/(?:work|opt|root)/\S*", page.read_text()) == []
