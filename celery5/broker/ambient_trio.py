@@ -38,6 +38,7 @@ class Kept(Generic[R]):
         self.over = False
         self._error: Exception | None = None
         self._settled = trio.Event()
+        self._scope = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._keep, name=f"celery5 {type(service).__name__}")
 
     async def ready(self) -> R:
@@ -47,6 +48,10 @@ class Kept(Generic[R]):
             raise self._error
         return self.service
 
+    def stop(self) -> None:
+        """End it: something else takes its place."""
+        self._scope.cancel()
+
     def started(self, value: None = None) -> None:
         """What `run` says to its `task_status`."""
         self._settled.set()
@@ -54,7 +59,8 @@ class Kept(Generic[R]):
     async def _keep(self) -> None:
         # An exception that leaves a system task ends the whole run with TrioInternalError.
         try:
-            await self.service.run(task_status=self)
+            with self._scope:
+                await self.service.run(task_status=self)
         except Exception as error:
             self._error = error
         finally:
@@ -100,7 +106,10 @@ async def results(endpoint: Endpoint) -> TrioResults:
     driver = await redis(endpoint)
     home = _of_this_run()
     kept = home.results.get(endpoint)
-    if kept is None or kept.over or kept.service.redis is not driver:
+    if kept is not None and kept.service.redis is not driver:
+        kept.stop()
+        kept = None
+    if kept is None or kept.over:
         kept = home.results[endpoint] = Kept(TrioResults(driver, endpoint, timing=TIMING))
     return await kept.ready()
 

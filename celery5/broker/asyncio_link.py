@@ -108,6 +108,9 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
 
 
 async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
+    if endpoint.kind == "unix":
+        # Here redis-py would shake hands in its own words before it comes to the hook.
+        return AsyncioLink(*await asyncio.open_unix_connection(endpoint.path))
     client = cast("Any", redis.asyncio.Redis)(
         **endpoint.client_options(),
         socket_timeout=timing.connect,

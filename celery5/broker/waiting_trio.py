@@ -98,7 +98,7 @@ class TrioResults:
         finally:
             self._abandon(self._waiting.leave(wait))
             del self._bells[wait]
-        return wait.outcome(outage.error)
+        return wait.outcome(outage.error or self._away())
 
     async def _until_finished(self, wait: Wait, outage: Outage) -> None:
         while not wait.finished:
@@ -144,6 +144,11 @@ class TrioResults:
         if self._waiting.arrive(key, document):
             self._abandon([key])
             self._waiting.settle()
+
+    def _away(self) -> BrokerUnavailable | None:
+        if self._push.connected:
+            return None
+        return BrokerUnavailable(f"broker {self._where} cannot be reached: the connection was lost")
 
     def _look_again(self) -> None:
         """There is a new connection: what was announced meanwhile was not heard."""
