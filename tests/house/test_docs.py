@@ -99,6 +99,25 @@ def test_internals_shows_the_boot_graph_of_the_worker() -> None:
     assert sorted(" ".join(line.split()) for line in shown.splitlines()) == sorted(boot_graph())
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that mkdocs makes of a page's headings."""
+    prose = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+    headings = re.findall(r"(?m)^#+ (.+)$", prose)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    lost = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in link:
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.is_file() or (anchor and anchor not in anchors(target)):
+                lost.append(link)
+    assert lost == []
+
+
 def test_every_fault_of_the_table_has_a_test_that_is_there() -> None:
     lines = [each for each in (DOCS / "faults.md").read_text().splitlines() if each.startswith("| ")]
     cells = [line.split(" | ")[-1] for line in lines if not line.startswith("| fault |")]
