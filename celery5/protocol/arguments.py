@@ -35,6 +35,8 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(kind: type, value: Any) -> Any:
+    if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
+        return value
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     validate = getattr(kind, "model_validate_json", None)

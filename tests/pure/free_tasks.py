@@ -1,0 +1,18 @@
+"""Free tasks: declared with no application; whoever includes this module owns them.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from celery5 import task
+
+
+@task
+async def charge(order: int) -> str:
+    """Charge an order."""
+    return f"charged {order}"
+
+
+@task(queue="mail", max_retries=1)
+def remind(name: str = "you") -> str:
+    """Remind somebody."""
+    return f"dear {name}"

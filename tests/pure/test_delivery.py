@@ -1,0 +1,93 @@
+"""Delivery: the words that settle a job, for each verdict.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from celery5.protocol.delivery import TOMBSTONE, Delivery, settlement
+from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
+from celery5.protocol.verdict import Bury, Complete, Expire, Reason, Release, Retry
+
+FAILURE = Failure(type="ValueError", message="no", args=("no",), traceback="...")
+
+
+def delivery(**more: Any) -> Delivery:
+    """A job in its second attempt that has run from 20 to 21.5."""
+    envelope = Envelope(v=1, id="a", task="shop.t", args=Raw(b"[1]"), sent=10.0, attempt=2, **more)
+    message = encode(envelope)[:-1] + b',"later":true}'
+    return Delivery("mail", b"5-1", message, 1, envelope, "trio", 15.0, 20.0, 21.5)
+
+
+DOCUMENT = Document(
+    v=1, id="a", task="shop.t", state="SUCCESS", attempt=2, worker="w", sent=10.0, started=20.0, finished=21.5
+)
+
+
+def test_complete_stores_the_result() -> None:
+    verb, entry, job, message, number, extra = settlement(Complete(b"[7]"), delivery(), worker="w", ttl=60)
+    assert (verb, entry, job, number, extra) == ("complete", b"5-1", "a", 60_000, 0)
+    document = read_document(message)
+    assert bytes(document.value) == b"[7]"
+    assert {**json.loads(message), "value": None} == {**json.loads(encode(DOCUMENT)), "value": None}
+
+
+def test_an_ignored_result_leaves_a_tombstone_without_it() -> None:
+    _, _, _, message, number, _ = settlement(
+        Complete(b"[7]"), delivery(ignore_result=True), worker="w", ttl=1e6
+    )
+    assert number == TOMBSTONE * 1000
+    assert json.loads(message).get("value") is None
+
+
+def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
+    verb, entry, job, message, number, extra = settlement(
+        Retry(1.25, FAILURE), delivery(), worker="w", ttl=60
+    )
+    assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 0)
+    envelope = read_envelope(message)
+    assert envelope.attempt == 3
+    (failure,) = envelope.failures
+    assert (failure.type, failure.attempt, failure.worker, failure.at) == ("ValueError", 2, "w", 21.5)
+    assert json.loads(message)["later"] is True
+
+
+def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
+    given = delivery()
+    assert settlement(Release(), given, worker="w", ttl=60) == ("release", b"5-1", "a", given.message, 1, 0)
+
+
+def test_an_expired_job_leaves_a_document_that_says_so() -> None:
+    verb, _, _, message, number, _ = settlement(Expire(), delivery(), worker="w", ttl=60)
+    assert (verb, number) == ("complete", 60_000)
+    assert read_document(message).state == "EXPIRED"
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reason) -> None:
+    verb, entry, job, message, number, extra = settlement(
+        Bury(reason, FAILURE), delivery(), worker="w", ttl=60
+    )
+    assert (verb, entry, job, number) == ("bury", b"5-1", "a", 60_000)
+    envelope = read_envelope(message)
+    assert (envelope.attempt, envelope.failures[-1].message) == (2, "no")
+    assert json.loads(message)["later"] is True
+    assert isinstance(extra, bytes)
+    document = read_document(extra)
+    assert (document.state, document.reason, document.attempt) == ("DEAD", reason.value, 2)
+    assert document.failure is not None
+    assert document.failure.worker == "w"
+
+
+def test_bytes_that_are_no_envelope_are_buried_as_they_are() -> None:
+    corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
+    verb, entry, job, message, _, extra = settlement(
+        Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
+    )
+    assert (verb, entry, job, message) == ("bury", b"5-1", "", b"\xff{")
+    assert isinstance(extra, bytes)
+    assert read_document(extra).reason == "corrupt"

@@ -1,0 +1,246 @@
+"""Envelope: what travels comes back, what is unknown survives, and no bytes at all can do harm.
+
+Floor: tests. Reads: celery5/protocol/envelope.schema.json. Writes: nothing.
+"""
+
+import json
+from decimal import Decimal
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from celery5 import App, RetryPolicy
+from celery5.errors import Corrupt
+from celery5.protocol.envelope import (
+    KEPT_FAILURES,
+    VERSION,
+    Document,
+    Envelope,
+    Failure,
+    encode,
+    next_attempt,
+    read_document,
+    read_envelope,
+    with_failure,
+)
+
+SCHEMA: dict[str, Any] = json.loads(files("celery5.protocol").joinpath("envelope.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+moments = st.floats(0, 4e9)
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+failures = st.builds(
+    Failure,
+    type=text,
+    message=text,
+    args=st.lists(text, max_size=3).map(tuple),
+    traceback=text,
+    attempt=st.integers(1, 99),
+    worker=text,
+    at=moments,
+)
+policies = st.builds(
+    RetryPolicy,
+    max_retries=st.integers(0, 99),
+    backoff=st.floats(0, 1e6),
+    cap=st.floats(0, 1e6),
+    jitter=st.booleans(),
+)
+envelopes = st.builds(
+    Envelope,
+    v=st.just(VERSION),
+    id=text.filter(bool),
+    task=text.filter(bool),
+    args=st.lists(json_values, max_size=3).map(lambda each: Raw(msgspec.json.encode(each))),
+    kwargs=st.dictionaries(text, json_values, max_size=3).map(lambda each: Raw(msgspec.json.encode(each))),
+    sent=moments,
+    attempt=st.integers(1, 99),
+    expires=st.none() | moments,
+    retry=st.none() | policies,
+    ignore_result=st.booleans(),
+    trace=text,
+    failures=st.lists(failures, max_size=3).map(tuple),
+)
+FIELDS = st.sampled_from([name for name in Envelope.__struct_fields__ if name not in ("args", "kwargs")])
+"""The arguments are read later, and refused as bad arguments."""
+FAILURE = Failure(type="ValueError", message="no", attempt=1, worker="w", at=5.0)
+
+
+@given(envelopes)
+@settings(max_examples=100, deadline=None)
+def test_an_envelope_comes_back_as_it_was_sent(envelope: Envelope) -> None:
+    assert read_envelope(encode(envelope)) == envelope
+
+
+@given(envelopes)
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_sent_fits_the_published_schema(envelope: Envelope) -> None:
+    VALIDATOR.validate(json.loads(encode(envelope)))
+
+
+@given(json_values, st.dictionaries(FIELDS | text, json_values, max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_what_can_be_read_fits_the_schema_and_what_fits_can_be_read(value: Any, more: dict[str, Any]) -> None:
+    for candidate in (value, more, {"v": 1, "id": "a", "task": "t", **more}):
+        raw = msgspec.json.encode(candidate)
+        assert readable(raw) == VALIDATOR.is_valid(candidate), raw
+
+
+def readable(raw: bytes) -> bool:
+    try:
+        read_envelope(raw)
+    except Corrupt:
+        return False
+    return True
+
+
+BAD: dict[str, Any] = {
+    "nothing in it": {},
+    "no task": {"v": 1, "id": "a"},
+    "no id": {"v": 1, "task": "t"},
+    "no version": {"id": "a", "task": "t"},
+    "an empty id": {"v": 1, "id": "", "task": "t"},
+    "a long id": {"v": 1, "id": "a" * 201, "task": "t"},
+    "an id that is a number": {"v": 1, "id": 5, "task": "t"},
+    "an empty task": {"v": 1, "id": "a", "task": ""},
+    "another version": {"v": 2, "id": "a", "task": "t"},
+    "attempt 0": {"v": 1, "id": "a", "task": "t", "attempt": 0},
+    "half an attempt": {"v": 1, "id": "a", "task": "t", "attempt": 1.5},
+    "expires as text": {"v": 1, "id": "a", "task": "t", "expires": "tomorrow"},
+    "retries below 0": {"v": 1, "id": "a", "task": "t", "retry": {"max_retries": -1}},
+    "backoff below 0": {"v": 1, "id": "a", "task": "t", "retry": {"backoff": -1}},
+    "a wait of ages": {"v": 1, "id": "a", "task": "t", "retry": {"cap": 1e300}},
+    "a failure with no message": {"v": 1, "id": "a", "task": "t", "failures": [{"type": "E"}]},
+    "ignore_result as a number": {"v": 1, "id": "a", "task": "t", "ignore_result": 1},
+    "a list": [],
+    "a number": 5,
+    "null": None,
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_envelope_is_corrupt_and_breaks_the_schema(what: str) -> None:
+    with pytest.raises(
+        Corrupt, match=r"^(not an envelope: .+|envelope of version 2; .*upgrade the workers first)$"
+    ):
+        read_envelope(msgspec.json.encode(BAD[what]))
+    assert not VALIDATOR.is_valid(BAD[what])
+
+
+@pytest.mark.parametrize("bad", [{"args": {}}, {"args": "abc"}, {"kwargs": []}, {"kwargs": 1}])
+def test_the_schema_knows_what_arguments_look_like(bad: dict[str, Any]) -> None:
+    assert not VALIDATOR.is_valid({"v": 1, "id": "a", "task": "t", **bad})
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"\x80\x81",
+        b'{"v":1,"id":"\xff","task":"t"}',
+        b'{"v":1,"id":"\\ud800","task":"t"}',
+        b'{"v":1,"id":"a","task":"t","sent":1e400}',
+        b'{"v":1,"id":"a","task":"t","args":' + b"[" * 100_000,
+        b'{"v":1,"id":"a","task":"t","args":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"v":1,"id":"a","task":"t","x":' + b'{"x":' * 100_000,
+        b"[" * 500_000,
+    ],
+    ids=lambda raw: repr(raw[:40]),
+)
+def test_bytes_that_are_no_envelope_are_corrupt_and_nothing_worse(raw: bytes) -> None:
+    with pytest.raises(Corrupt, match="not an envelope: "):
+        read_envelope(raw)
+    with pytest.raises(Corrupt, match="not a document: "):
+        read_document(raw)
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_an_envelope_or_corrupt(raw: bytes) -> None:
+    readable(raw)
+
+
+def test_a_later_version_is_told_as_such_even_when_its_fields_differ() -> None:
+    with pytest.raises(
+        Corrupt, match="envelope of version 7; this worker reads version 1: upgrade the workers first"
+    ):
+        read_envelope(b'{"v":7,"id":{"of":"another kind"}}')
+
+
+@given(st.dictionaries(text, json_values, max_size=4), failures)
+@settings(max_examples=100, deadline=None)
+def test_unknown_fields_survive_every_hop(unknown: dict[str, Any], failure: Failure) -> None:
+    raw = msgspec.json.encode({**unknown, "v": 1, "id": "a", "task": "t"})
+    ours = {"v", "id", "task", "attempt", "failures", "args", "kwargs", "sent", "expires", "retry", "trace"}
+    expected = {name: value for name, value in unknown.items() if name not in {*ours, "ignore_result"}}
+    raw = msgspec.json.encode({**expected, "v": 1, "id": "a", "task": "t"})
+    for hop in (next_attempt, with_failure):
+        after = msgspec.json.decode(hop(raw, failure))
+        assert {name: after[name] for name in expected} == expected
+        assert read_envelope(hop(raw, failure)).failures == (failure,)
+
+
+def test_the_arguments_of_a_retry_are_those_that_were_sent_to_the_last_digit() -> None:
+    args = '[12345678901234567890.123456789012345678, 1.10, 123456789012345678901234567890, "\\u00e9"]'
+    raw = f'{{"v":1,"id":"a","task":"t","args":{args},"later":{{"price":0.1000000000000000055}}}}'.encode()
+    after = next_attempt(next_attempt(raw, FAILURE), FAILURE)
+    assert bytes(read_envelope(after).args).decode() == args
+    assert json.loads(after, parse_float=Decimal)["later"]["price"] == Decimal("0.1000000000000000055")
+
+
+def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
+    raw = encode(Envelope(v=1, id="a", task="t"))
+    for attempt in range(1, KEPT_FAILURES + 4):
+        assert read_envelope(raw).attempt == attempt
+        raw = next_attempt(raw, Failure(type="E", message=str(attempt)))
+    assert [each.message for each in read_envelope(raw).failures] == ["4", "5", "6", "7", "8"]
+    buried = read_envelope(with_failure(raw, FAILURE))
+    assert buried.attempt == KEPT_FAILURES + 4
+    assert buried.failures[-1] == FAILURE
+
+
+@given(
+    st.builds(Document, v=st.just(1), id=text, task=text, state=text, reason=text, attempt=st.integers(1, 9))
+)
+@settings(max_examples=50, deadline=None)
+def test_a_document_comes_back_as_it_was_written(document: Document) -> None:
+    assert read_document(encode(document)) == document
+
+
+def test_every_envelope_that_a_task_makes_fits_the_schema() -> None:
+    app = App("schema")
+
+    @app.task(max_retries=2, ignore_result=True, expires=30)
+    async def work(x: int, *rest: str, flag: bool = False) -> None: ...
+
+    jobs = [work.job(1), work.job(1, "a", flag=True), work.options(backoff=0.5, jitter=False).job(x=3)]
+    for job in jobs:
+        envelope = json.loads(job.message)
+        VALIDATOR.validate(envelope)
+        assert envelope["id"] == job.id
+        assert envelope["task"] == job.task == work.name
+
+
+def test_the_schema_is_itself_a_schema_and_names_every_field() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    properties = SCHEMA["properties"]
+    assert set(properties) == set(Envelope.__struct_fields__)
+    assert set(properties["retry"]["properties"]) == set(RetryPolicy.__struct_fields__)
+    assert set(properties["failures"]["items"]["properties"]) == set(Failure.__struct_fields__)

@@ -1,0 +1,118 @@
+"""Job: its options and their contradictions, and its id.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import math
+import re
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5 import Misconfigured, RetryPolicy
+from celery5.protocol.job import Options, new_id
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def test_an_id_is_22_url_safe_characters_and_never_the_same() -> None:
+    ids = [new_id() for _ in range(5000)]
+    assert len(set(ids)) == 5000
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", each) for each in ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "at"),
+    [
+        (Options(), ""),
+        (Options(countdown=0), "+0"),
+        (Options(countdown=1.5), "+1500"),
+        (Options(countdown=-5), "+0"),
+        (Options(countdown=timedelta(minutes=1)), "+60000"),
+        (Options(eta=NOON), str(int(NOON.timestamp()) * 1000)),
+        (Options(eta=NOON.astimezone(timezone(timedelta(hours=5)))), str(int(NOON.timestamp()) * 1000)),
+    ],
+    ids=str,
+)
+def test_when_a_job_may_start(options: Options, at: str) -> None:
+    assert options.checked().at() == at
+
+
+@pytest.mark.parametrize(
+    ("expires", "moment"),
+    [(None, None), (30, 1030.0), (timedelta(seconds=1.5), 1001.5), (NOON, NOON.timestamp()), (0, 1000.0)],
+    ids=str,
+)
+def test_when_a_job_expires(expires: Any, moment: float | None) -> None:
+    assert Options(expires=expires).checked().expiry(1000.0) == moment
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"countdown": 1, "eta": NOON}, "give countdown or eta, not both"),
+        ({"eta": NOON.replace(tzinfo=None)}, "eta 2030-01-01 12:00:00 has no time zone: use datetime"),
+        (
+            {"expires": NOON.replace(tzinfo=None)},
+            "expires 2030-01-01 12:00:00 has no time zone: use datetime",
+        ),
+        ({"eta": 1234.5}, "eta is 1234.5: give an aware datetime"),
+        ({"eta": "noon"}, "eta is 'noon': give an aware datetime"),
+        ({"countdown": "5"}, "countdown is '5': give seconds or a timedelta"),
+        ({"countdown": math.inf}, "countdown is inf: give seconds or a timedelta"),
+        ({"countdown": math.nan}, "countdown is nan: give seconds or a timedelta"),
+        ({"countdown": NOON}, "countdown is datetime.* give seconds or a timedelta"),
+        ({"countdown": True}, "countdown is True: give seconds or a timedelta"),
+        (
+            {"countdown": timedelta.max},
+            "countdown is .*: give seconds or a timedelta, at most a hundred years",
+        ),
+        ({"expires": math.nan}, "expires is nan: give seconds or a timedelta"),
+        ({"expires": "tomorrow"}, "expires is 'tomorrow': give seconds"),
+        ({"queue": ""}, "queue '': a queue's name is 1 to 200 characters without spaces or braces"),
+        ({"queue": "a b"}, "queue 'a b': a queue's name"),
+        ({"queue": "a{b}"}, "queue 'a{b}': a queue's name"),
+        ({"queue": "a\n"}, "queue 'a+.*: a queue's name"),
+        ({"queue": "a" * 201}, "queue 'a+.*: a queue's name"),
+        ({"queue": 5}, "queue 5: a queue's name"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"backoff": -1}, "backoff is -1"),
+        ({"cap": math.inf}, "cap is inf"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(said: dict[str, Any], says: str) -> None:
+    with pytest.raises(Misconfigured, match=f"^{says}"):
+        Options(**said).checked()
+
+
+spans = st.none() | st.floats(-1e9, 1e9) | st.timedeltas(timedelta(days=-9999), timedelta(days=9999))
+
+
+@given(spans, spans | st.datetimes(timezones=st.just(UTC)))
+def test_whatever_is_accepted_can_be_sent(countdown: Any, expires: Any) -> None:
+    options = Options(countdown=countdown, expires=expires).checked()
+    assert re.fullmatch(r"|\+[0-9]+", options.at())
+    moment = options.expiry(time.time())
+    assert moment is None or math.isfinite(moment)
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_any_aware_eta_can_be_sent(eta: datetime) -> None:
+    assert re.fullmatch(r"-?[0-9]+", Options(eta=eta).checked().at())
+
+
+def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
+    fallback = RetryPolicy(max_retries=9, backoff=2, cap=7, jitter=False)
+    assert Options().policy(fallback) is fallback
+    assert Options(max_retries=0).policy(fallback) == RetryPolicy(
+        max_retries=0, backoff=2, cap=7, jitter=False
+    )
+    assert Options(jitter=True, cap=0).policy(fallback) == RetryPolicy(max_retries=9, backoff=2, cap=0)
+    assert not Options(queue="a", countdown=1).has_policy
+    assert Options(max_retries=0).has_policy
+    assert Options(jitter=False).has_policy

@@ -1,0 +1,193 @@
+"""Log: a bounded buffer that never blocks whoever writes, counts what it sheds, and survives any value and any stream.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery5.log import Journal, Log
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    """A message as eliot hands it on."""
+    return {
+        "timestamp": 1700000000.25,
+        "task_uuid": "u",
+        "task_level": [1],
+        "message_type": "celery5:job",
+        **fields,
+    }
+
+
+def written(stream: io.StringIO) -> list[dict[str, Any]]:
+    """The messages on a stream, eliot's own action messages left out."""
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [line for line in lines if "message_type" in line]
+
+
+class Gate(io.StringIO):
+    """A stream that holds its writer up, or breaks, as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+        self.broken = False
+        self.waiting = threading.Event()
+
+    def write(self, text: str, /) -> int:
+        self.waiting.set()
+        assert self.open.wait(10)
+        if self.broken:
+            raise BrokenPipeError("nobody reads")
+        return super().write(text)
+
+
+def test_every_message_is_one_json_line_inside_the_process_action() -> None:
+    stream = io.StringIO()
+    with Journal(stream):
+        log = Log(worker="w1", app="shop")
+        log.event("worker:ready", queues=["a"])
+        log.job("error", job="j1", state="DEAD", error="ValueError: no")
+        log.finish()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line.get("message_type", line.get("action_status")) for line in lines] == [
+        "started",
+        "celery5:worker:ready",
+        "celery5:job",
+        "succeeded",
+    ]
+    assert len({line["task_uuid"] for line in lines}) == 1
+    assert (lines[0]["worker"], lines[0]["app"]) == ("w1", "shop")
+    assert (lines[2]["level"], lines[2]["job"], lines[2]["state"]) == ("error", "j1", "DEAD")
+
+
+def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
+    stream = io.StringIO()
+    with Journal(stream, form="console"):
+        log = Log(worker="w1", app="shop")
+        log.job("warning", job="j1", state="RETRY")
+    line = stream.getvalue().splitlines()[1]
+    clock, level, what, *fields = line.split()
+    assert time.strptime(clock.split(".")[0], "%H:%M:%S")
+    assert (level, what, fields) == ("warning", "job", ["job=j1", "state=RETRY"])
+    assert "task_uuid" not in line
+
+
+@pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+def test_what_is_below_the_level_is_not_kept(level: Any, count: int) -> None:
+    stream = io.StringIO()
+    with Journal(stream, level=level) as journal:
+        for each in ("debug", "info", "warning", "error"):
+            journal(message(level=each))
+    assert len(written(stream)) == count
+
+
+def test_the_buffer_is_bounded_and_what_is_shed_is_counted_and_told() -> None:
+    stream = Gate()
+    with Journal(stream, capacity=10) as journal:
+        journal(message(n=0))
+        assert stream.waiting.wait(5)  # the writer has taken one and is held up
+        for n in range(1, 31):
+            journal(message(n=n))
+        assert journal.shed == 20
+        stream.open.set()
+    lines = written(stream)
+    assert [line["n"] for line in lines if "n" in line] == list(range(11))
+    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:shed"] == [20]
+    assert journal.shed == 0
+
+
+def test_a_stalled_stream_holds_nobody_up() -> None:
+    stream = Gate()
+    journal = Journal(stream, capacity=100)
+    with journal:
+        began = time.monotonic()
+        for n in range(10_000):
+            journal(message(n=n))
+        assert time.monotonic() - began < 2
+        stream.open.set()
+
+
+def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> None:
+    stream = Gate()
+    stream.broken = True
+    stream.open.set()
+    with Journal(stream, capacity=1000) as journal:
+        for n in range(300):
+            journal(message(n=n))
+            if n == 100:
+                eventually(lambda: journal.shed > 0)
+        eventually(lambda: journal.shed == 300)
+        stream.broken = False
+        journal(message(n="last"))
+        eventually(lambda: "last" in stream.getvalue())
+    lines = written(stream)
+    assert [line["count"] for line in lines if line["message_type"] == "celery5:log:shed"] == [300]
+
+
+def test_a_closed_stream_costs_nothing_but_the_messages() -> None:
+    stream = io.StringIO()
+    with Journal(stream) as journal:
+        stream.close()
+        journal(message())
+        eventually(lambda: journal.shed == 1)
+    assert journal.shed == 1
+
+
+class Rude:
+    """Has no text, and says so badly."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_value_that_has_no_text_does_not_silence_the_log(form: Any) -> None:
+    stream = io.StringIO()
+    loop: list[Any] = []
+    loop.append(loop)
+    with Journal(stream, form=form) as journal:
+        journal(message(job="before"))
+        for value in (Rude(), {(1, 2): Rude()}, loop, 2**100, "\udcff", b"\xff", {1: 2}):
+            journal(message(value=value))
+        journal(message(job="after"))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 9
+    assert "before" in lines[0]
+    assert "after" in lines[-1]
+    assert any("log:unshowable" in line and "RuntimeError" in line for line in lines)
+    assert any("udcff" in line for line in lines)
+    if form == "json":
+        assert all(json.loads(line) for line in lines)
+
+
+def test_a_stream_of_few_characters_gets_every_line() -> None:
+    raw = io.BytesIO()
+    with Journal(io.TextIOWrapper(raw, encoding="ascii", write_through=True), form="console") as journal:
+        journal(message(name="Zoë\udcff"))
+    assert b"name=Zo\\xeb\\udcff" in raw.getvalue()
+
+
+def test_after_the_block_nothing_more_is_taken() -> None:
+    stream = io.StringIO()
+    with Journal(stream):
+        pass
+    Log(worker="w", app="a").finish()
+    assert not stream.getvalue()
+
+
+def eventually(condition: Callable[[], bool], limit: float = 5.0) -> None:
+    """Wait for a condition that another thread brings about."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)

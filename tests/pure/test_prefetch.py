@@ -1,0 +1,125 @@
+"""Prefetch: many short jobs are read ahead, long ones never, and never more than there is room for.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.prefetch import BATCH, HORIZON, LIMIT, Mix, Pace, ahead, to_read
+
+slots = st.integers(1, 1000)
+means = st.none() | st.floats(0, 100)
+durations = st.lists(st.floats(0, 20), max_size=30)
+kinds = st.sampled_from(["trio", "asyncio", "thread"])
+
+
+@given(slots, st.integers(0, 3000), means)
+def test_what_is_read_is_never_negative_and_never_over_the_limit(
+    slots: int, held: int, mean: float | None
+) -> None:
+    count = to_read(slots=slots, held=held, mean=mean)
+    assert 0 <= count <= BATCH
+    assert count == 0 or held + count <= slots + LIMIT
+
+
+@given(slots, st.integers(0, 3000), st.none() | st.floats(HORIZON, 1e6))
+def test_of_long_or_unknown_jobs_nothing_is_held_ahead(slots: int, held: int, mean: float | None) -> None:
+    assert ahead(slots, mean) == 0
+    assert to_read(slots=slots, held=held, mean=mean) == max(0, min(slots - held, BATCH))
+
+
+@given(slots, st.floats(1e-7, HORIZON, exclude_max=True))
+def test_what_is_held_ahead_starts_within_the_horizon(slots: int, mean: float) -> None:
+    assert ahead(slots, mean) * mean / slots <= HORIZON * 1.001
+
+
+@given(slots, means)
+def test_a_worker_with_nothing_in_hand_always_reads(slots: int, mean: float | None) -> None:
+    assert to_read(slots=slots, held=0, mean=mean) > 0
+
+
+@given(slots, means)
+def test_reading_on_fills_every_slot(slots: int, mean: float | None) -> None:
+    held = 0
+    for _ in range(20):
+        held += to_read(slots=slots, held=held, mean=mean)
+    assert slots <= held <= slots + LIMIT
+
+
+def test_short_jobs_are_read_in_large_batches() -> None:
+    assert to_read(slots=100, held=0, mean=0.00001) == BATCH
+    assert to_read(slots=100, held=100 + LIMIT, mean=0.00001) == 0
+
+
+@given(durations, st.floats(HORIZON, 20, exclude_min=True))
+def test_one_long_job_counts_at_once(before: list[float], long: float) -> None:
+    pace = Pace()
+    for each in before:
+        pace.ran(each)
+    if pace.mean is None or pace.mean <= HORIZON:
+        pace.ran(long)
+        assert pace.mean is not None
+        assert ahead(100, pace.mean) == 0
+
+
+@given(durations.filter(bool))
+def test_a_pace_stays_between_the_shortest_and_the_longest_job(seen: list[float]) -> None:
+    pace = Pace()
+    for each in seen:
+        pace.ran(each)
+    assert pace.mean is not None
+    assert min(seen) - 1e-9 <= pace.mean <= max(seen) + 1e-9
+
+
+@given(durations)
+def test_a_slow_kind_is_held_ahead_again_only_after_short_jobs(seen: list[float]) -> None:
+    pace = Pace()
+    for each in seen:
+        pace.ran(each)
+    pace.slow()
+    assert ahead(100, pace.mean) == 0
+    for _ in range(500):
+        pace.ran(0.0001)
+    assert ahead(100, pace.mean) > 0
+
+
+rooms = st.dictionaries(kinds, st.integers(0, 800), min_size=1)
+
+
+@given(st.lists(st.dictionaries(kinds, st.integers(0, 50), max_size=3), max_size=10), rooms)
+def test_a_mix_never_asks_for_a_negative_number_nor_for_more_than_a_batch(
+    reads: list[dict[str, int]], rooms: dict[str, int]
+) -> None:
+    mix = Mix()
+    for each in reads:
+        mix.read(each)
+    count = mix.fits(rooms)
+    assert 0 <= count <= max(BATCH, *rooms.values())
+    if any(sum(each.values()) for each in reads):
+        assert count <= BATCH
+
+
+@given(rooms)
+def test_with_nothing_known_the_least_room_counts(rooms: dict[str, int]) -> None:
+    assert Mix().fits(rooms) == min(rooms.values())
+
+
+@given(kinds, rooms.filter(lambda rooms: all(rooms.values())))
+def test_with_one_kind_of_job_the_others_hardly_count(kind: str, rooms: dict[str, int]) -> None:
+    mix = Mix()
+    for _ in range(30):
+        mix.read({kind: 50})
+    least = min(BATCH, rooms.get(kind, BATCH))
+    assert mix.fits(rooms) >= min(least, *[500 * room for room in rooms.values()])
+
+
+@given(st.lists(st.fixed_dictionaries({"trio": st.integers(0, 9), "thread": st.integers(1, 9)}), min_size=1))
+def test_the_shares_of_a_mix_follow_what_was_read(reads: list[dict[str, int]]) -> None:
+    mix = Mix()
+    for each in reads:
+        mix.read(each)
+    # Room for one thread job: at most about as many are read as usually bring one of those.
+    count = mix.fits({"trio": 10**6, "thread": 1})
+    rarest = min(each["thread"] / sum(each.values()) for each in reads)
+    assert 1 <= count <= min(BATCH, 1 / rarest + 1)

@@ -1,0 +1,84 @@
+"""Publisher: which trips publish which jobs.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery5.broker.call import Call
+from celery5.broker.calls import PUBLISH, SCHEDULE
+from celery5.broker.keys import Keys
+from celery5.protocol.job import Job
+from celery5.publisher import PORTION, Publisher
+
+KEYS = Keys("shop")
+
+
+def job(number: int, queue: str = "default", at: str = "") -> Job:
+    """A job whose message says its number."""
+    return Job(f"id{number}", "shop.t", queue, b"message %d" % number, at)
+
+
+def announced(made: Sequence[Call[Any]]) -> list[str]:
+    """The queues that are announced."""
+    return [str(call.words[2]) for call in made if call.words[0] == "SADD"]
+
+
+def test_one_job_is_one_trip_and_the_first_one_announces_its_queue() -> None:
+    publisher = Publisher(keys=KEYS)
+    first = publisher.publish([job(1)])
+    assert announced(first) == ["default"]
+    assert [call.script for call in first] == [None, PUBLISH]
+    publisher.published([job(1)])
+    (second,) = publisher.publish([job(2)])
+    keys = KEYS.of("default")
+    assert second.words[2:] == (3, keys.stream, keys.jobs, keys.result("id2"), "id2", b"message 2")
+
+
+def test_a_queue_is_announced_again_until_it_went_through() -> None:
+    publisher = Publisher(keys=KEYS)
+    assert announced(publisher.publish([job(1)])) == announced(publisher.publish([job(1)])) == ["default"]
+
+
+def test_jobs_are_grouped_by_queue_and_by_whether_they_wait_in_their_order() -> None:
+    publisher = Publisher(keys=KEYS)
+    jobs = [job(1), job(2, "mail"), job(3, at="+5"), job(4), job(5, "mail", "99"), job(6)]
+    made = publisher.publish(jobs)
+    assert announced(made) == ["default", "mail"]
+    scripts = [call for call in made if call.script]
+    ids = [[word for word in call.words if str(word).startswith("id")] for call in scripts]
+    assert [call.script for call in scripts] == [PUBLISH, PUBLISH, SCHEDULE, SCHEDULE]
+    assert ids == [["id1", "id4", "id6"], ["id2"], ["id3"], ["id5"]]
+    assert b"message 3" in scripts[2].words
+    assert "+5" in scripts[2].words
+    publisher.published(jobs)
+    assert announced(publisher.publish(jobs)) == []
+
+
+def test_many_jobs_go_in_portions() -> None:
+    publisher = Publisher(keys=KEYS)
+    jobs = [job(number) for number in range(2 * PORTION + 1)]
+    made = [call for call in publisher.publish(jobs) if call.script]
+    assert [len(call.words) for call in made] == [5 + 3 * count for count in (PORTION, PORTION, 1)]
+    sent = [word for call in made for word in call.words if str(word).startswith("id")]
+    assert sent == [each.id for each in jobs]
+
+
+def test_publishing_may_be_repeated_when_nobody_knows_whether_it_ran() -> None:
+    assert all(call.repeatable for call in Publisher(keys=KEYS).publish([job(1), job(2, at="+1")]))
+
+
+def test_nothing_to_publish_is_no_trip() -> None:
+    assert Publisher(keys=KEYS).publish([]) == []
+
+
+def test_no_two_applications_make_the_same_key() -> None:
+    assert Keys("a").of("b.c").stream != Keys("a.b").of("c").stream
+    for queue in ("a:b", "a.b", "x"):
+        keys = KEYS.of(queue)
+        tags = {
+            key[key.index("{") : key.index("}")]
+            for key in (keys.stream, keys.jobs, keys.result("i}{d"), keys.wake)
+        }
+        assert tags == {"{shop:" + queue}

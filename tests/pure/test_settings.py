@@ -1,0 +1,90 @@
+"""Settings: where each comes from, and all that is wrong at once.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from typing import Any
+
+import pytest
+
+from celery5 import App, Misconfigured
+from celery5.settings import PREFIX, Settings, descriptions, read_settings
+
+
+def test_with_nothing_said_the_defaults_hold() -> None:
+    assert read_settings({}, {}) == Settings()
+
+
+def test_the_environment_beats_the_default_and_what_is_said_beats_both() -> None:
+    environ = {"CELERY5_CONCURRENCY": "7", "CELERY5_LEASE": "2.5", "CELERY5_BROKER": "redis://there"}
+    found = read_settings({"concurrency": 3, "lease": None}, environ)
+    assert (found.concurrency, found.lease, found.broker) == (3, 2.5, "redis://there")
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    assert read_settings({}, {"CELERY5_CONCURRENCY": ""}) == Settings()
+
+
+def test_what_is_said_may_be_text_as_on_a_command_line() -> None:
+    assert read_settings({"concurrency": "12", "grace_period": "0"}, {}).concurrency == 12
+
+
+def test_every_error_is_told_at_once_with_its_origin() -> None:
+    with pytest.raises(Misconfigured) as caught:
+        read_settings(
+            {"lease": 0, "colour": "red"}, {"CELERY5_CONCURRENCY": "many", "CELERY5_CPU_SLOTS": "0"}
+        )
+    errors = str(caught.value).split("; ")
+    assert errors[0].startswith("setting 'colour' is not known")
+    assert "broker, concurrency, cpu_slots" in str(caught.value)
+    for origin in ("setting lease=0: ", "CELERY5_CONCURRENCY='many': ", "CELERY5_CPU_SLOTS='0': "):
+        assert origin in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"default_queue": ""},
+        {"default_queue": "a b"},
+        {"default_queue": "a{b"},
+        {"default_queue": "a\n"},
+        {"results_ttl": 0},
+        {"results_ttl": "inf"},
+        {"results_ttl": "nan"},
+        {"message_limit": 1},
+        {"concurrency": 1.5},
+        {"cpu_slots": -1},
+        {"grace_period": -1},
+        {"lease": "inf"},
+        {"lease": 0.1},
+        {"max_deliveries": 0},
+        {"read_block": 0},
+        {"read_block": 31},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_bounds_is_refused(said: dict[str, Any]) -> None:
+    (name,) = said
+    with pytest.raises(Misconfigured, match=f"setting {name}="):
+        read_settings(said, {})
+    with pytest.raises(Misconfigured, match=f"setting {name}="):
+        App("settings", **said)
+
+
+def test_an_application_takes_flags_over_what_was_said_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(PREFIX + "LEASE", "3")
+    monkeypatch.setenv(PREFIX + "CONCURRENCY", "5")
+    app = App("settings", concurrency=6)
+    assert (app.settings.lease, app.settings.concurrency) == (3, 6)
+    app.configure(concurrency=7, lease=None)
+    assert (app.settings.lease, app.settings.concurrency) == (3, 7)
+    with pytest.raises(Misconfigured, match="concurrency=0"):
+        app.configure(concurrency=0)
+
+
+def test_every_setting_is_explained_in_one_line() -> None:
+    explained = descriptions()
+    assert set(explained) == set(Settings.__struct_fields__)
+    assert all(text and "\n" not in text for text in explained.values())

@@ -1,0 +1,87 @@
+"""States: the table is complete, its ends are ends, and every state can be reached.
+
+Floor: tests. Reads: docs/reference/states.md. Writes: nothing.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.states import FINISHED, TRANSITIONS, IllegalTransition, JobState, Move, advance
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "states.md"
+
+
+def test_the_table_has_a_row_for_every_state_and_uses_every_move() -> None:
+    assert set(TRANSITIONS) == set(JobState)
+    assert {move for row in TRANSITIONS.values() for move in row} == set(Move)
+
+
+def test_every_state_can_be_reached_from_nothing() -> None:
+    reached, new = set[JobState](), {JobState.UNKNOWN}
+    while new:
+        reached |= new
+        new = {after for state in new for after in TRANSITIONS[state].values()} - reached
+    assert reached == set(JobState)
+
+
+def test_every_job_can_still_end() -> None:
+    ends = set(FINISHED)
+    while more := {state for state, row in TRANSITIONS.items() if set(row.values()) & ends} - ends:
+        ends |= more
+    assert ends == set(JobState)
+
+
+def test_a_job_that_has_ended_stays_so_and_a_dead_one_leaves_only_by_replay() -> None:
+    for state in FINISHED - {JobState.DEAD}:
+        assert not TRANSITIONS[state]
+    assert set(TRANSITIONS[JobState.DEAD]) == {Move.REPLAY}
+    assert {state for state, row in TRANSITIONS.items() if not row} == FINISHED - {JobState.DEAD}
+
+
+def test_nothing_leads_back_to_knowing_nothing() -> None:
+    assert not any(JobState.UNKNOWN in row.values() for row in TRANSITIONS.values())
+
+
+@given(st.sampled_from(JobState), st.sampled_from(Move))
+def test_advance_does_what_the_table_says_and_refuses_the_rest(state: JobState, move: Move) -> None:
+    if move in TRANSITIONS[state]:
+        assert advance(state, move) is TRANSITIONS[state][move]
+    else:
+        with pytest.raises(IllegalTransition, match=f"a job in state {state.value} cannot {move.value}"):
+            advance(state, move)
+
+
+@given(st.lists(st.sampled_from(Move), max_size=30))
+def test_a_job_starts_only_from_its_queue(moves: list[Move]) -> None:
+    state = JobState.UNKNOWN
+    for move in moves:
+        try:
+            after = advance(state, move)
+        except IllegalTransition:
+            continue
+        assert (after is JobState.EXECUTING) == (move is Move.START)
+        assert move is not Move.START or state is JobState.SENT
+        state = after
+
+
+def diagram() -> str:
+    """The table as the page shows it."""
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for state, row in TRANSITIONS.items():
+        start = "[*]" if state is JobState.UNKNOWN else state.value
+        lines += [f"    {start} --> {after.value}: {move.value}" for move, after in row.items()]
+        if state in FINISHED:
+            lines.append(f"    {state.value} --> [*]")
+    return "\n".join([*lines, "```"])
+
+
+def test_the_diagram_in_the_documentation_is_this_table() -> None:
+    assert diagram() in PAGE.read_text(), f"put this into {PAGE.name}:\n{diagram()}"
+
+
+def test_the_documentation_explains_every_state() -> None:
+    text = PAGE.read_text()
+    assert [state for state in JobState if f"| `{state.value}` |" not in text] == []
