@@ -44,7 +44,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
             return f"Error: {_one_line(str(leaf))}", USAGE if isinstance(leaf, _ASKED_WRONGLY) else FAILED
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
-            return f"Error: {_one_line(leaf.format_message())}{_hint(leaf)}", leaf.exit_code
+            return f"Error: {_one_line(leaf.format_message()).removesuffix('.')}{_hint(leaf)}", leaf.exit_code
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
         return "Interrupted.", INTERRUPTED
     return None
@@ -65,5 +65,5 @@ def _one_line(text: str) -> str:
 def _hint(error: click.ClickException) -> str:
     """Where to look the usage up, for a mistake that click found."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        return f" Try '{error.ctx.command_path} --help'."
+        return f"; try '{error.ctx.command_path} --help'"
     return ""

@@ -9,9 +9,10 @@ import click
 
 from celery5.cli.serving import configure, serving_flags
 from celery5.cli.target import Target
+from celery5.errors import Misconfigured
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def controller() -> None:
     """The controller keeps an application's processes alive."""
 
@@ -25,9 +26,9 @@ def controller() -> None:
 def start(target: Target, /, *, development: bool, **said: Any) -> int:
     """Serve the application until stopped."""
     if not development:
-        raise click.UsageError(
+        raise Misconfigured(
             "this version has the development controller only: add --development, "
-            "or start workers with celery5 worker start."
+            "or start workers with celery5 worker start"
         )
     app = target.load()
     options = configure(app, said)

@@ -16,7 +16,7 @@ import click
 from celery5.cli.demo_screen import Screen, require_rich, screen, show_table
 from celery5.cli.interruption import Interruption
 from celery5.cli.said import as_json
-from celery5.errors import CeleryError
+from celery5.errors import CeleryError, Misconfigured
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -50,12 +50,8 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
         found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
         app = _make_app(concurrency)
         outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
-        from celery5.examples.index_files.folder import plain_count
-
-        if not wants_json:
-            click.echo("Counting the same files once more, plainly.", err=True)
-        plain = plain_count(found, is_over=lambda: interruption.came)
-        if outcome is None or interruption.came:
+        plain = None if outcome is None else _plain(found, interruption, wants_json=wants_json)
+        if outcome is None or plain is None:
             raise click.Abort
         differences = _differences(outcome, plain, jobs=3 * len(found.files) + 2)
         _report(found, outcome, seconds, differences, wants_json=wants_json)
@@ -69,11 +65,9 @@ def _files_of(path: Path, max_files: int | None) -> "Folder":
     try:
         found = look_into(path.absolute(), at_most=max_files)
     except OSError as error:
-        raise click.BadParameter(
-            f"{path}: {(error.strerror or str(error)).lower()}", param_hint="FOLDER"
-        ) from None
+        raise Misconfigured(f"FOLDER {path}: {(error.strerror or str(error)).lower()}") from None
     if not found.files:
-        raise click.BadParameter(f"{path}: there are no files in it", param_hint="FOLDER")
+        raise Misconfigured(f"FOLDER {path}: there are no files in it")
     return found
 
 
@@ -106,6 +100,16 @@ def _indexed(
     index = Index(app, folder, told=shown.ended)
     with broker_for(app):
         return trio.run(_run, app, index, shown, interruption)
+
+
+def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) -> "Totals | None":
+    """What a plain count gives; None when a signal came before it was done."""
+    from celery5.examples.index_files.folder import plain_count
+
+    if not wants_json:
+        click.echo("Counting the same files once more, plainly.", err=True)
+    totals = plain_count(folder, is_over=lambda: interruption.came)
+    return None if interruption.came else totals
 
 
 async def _run(

@@ -11,7 +11,7 @@ from celery5.cli.target import Target
 from celery5.errors import Corrupt
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def dlq() -> None:
     """Dead-letter queues keep the jobs that failed for good."""
 

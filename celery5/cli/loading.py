@@ -30,7 +30,7 @@ def load_app(target: str) -> App:
     if here not in sys.path:
         sys.path.insert(0, here)
     name, colon, attribute = target.partition(":")
-    if not name or (colon and not attribute):
+    if not all(name.split(".")) or (colon and not attribute):
         raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
     module = _imported(name, here)
     app = _named(module, attribute) if attribute else _only(module)
@@ -60,7 +60,8 @@ def _where_it_may_be(name: str, missing: str, here: str) -> str:
         return f"-A takes a module, not a file: -A {module}"
     if missing != name:
         return f"{missing!r} was not found, or is no package; looked in {here} and where Python is installed"
-    return f"looked in {here} and where Python is installed; run celery5 in the folder that has {name}.py"
+    file = f"{name.replace('.', '/')}.py"
+    return f"looked in {here} and where Python is installed; run celery5 in the folder that has {file}"
 
 
 def _named(module: ModuleType, attribute: str) -> App:

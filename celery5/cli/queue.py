@@ -9,7 +9,7 @@ from celery5.cli.said import as_json, table
 from celery5.cli.target import Target
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def queue() -> None:
     """Queues hold jobs until a worker takes them."""
 

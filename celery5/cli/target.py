@@ -6,7 +6,7 @@ Floor: cli. Reads: nothing. Writes: nothing.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
+from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -19,10 +19,10 @@ class Target:
     name: str
 
     def load(self) -> "App":
-        """The application. Raises UsageError when none was named, CannotLoad when there is no such application."""
+        """The application. Raises Misconfigured when none was named, CannotLoad when there is no such application."""
         if not self.name:
-            raise click.UsageError(
-                "which application? Write celery5 -A module[:app] COMMAND, or set CELERY5_APP."
+            raise Misconfigured(
+                "which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP"
             )
         from celery5.cli.loading import load_app
 

@@ -15,7 +15,7 @@ class UnknownJob(CeleryError):
     """Nothing is known of the id: it was never sent, or its result has expired."""
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def task() -> None:
     """Jobs that were sent."""
 

@@ -11,7 +11,7 @@ from celery5.cli.serving import configure, serving_flags
 from celery5.cli.target import Target
 
 
-@click.group()
+@click.group(no_args_is_help=False)
 def worker() -> None:
     """Workers run jobs."""
 
@@ -38,5 +38,12 @@ def start(target: Target, /, **said: Any) -> int:
     options = configure(app, said)
     from celery5.processes.foreground import serve
 
-    _ = app.connections.endpoint  # a URL that cannot be understood is told of once, not by each process
+    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    if options.processes > 1:
+        from celery5.broker import calls
+
+        app.perform(
+            calls.queues(app.keys), instead="aperform"
+        )  # and a broker that is away once, not by each process
+        app.close()
     return serve(app, options)

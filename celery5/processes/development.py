@@ -24,7 +24,9 @@ def serve(app: App, options: ServeOptions) -> int:
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
     """
-    with broker_for(app), Journal(sys.stdout, form=options.log_format, level=options.log_level):
+    with broker_for(app) as url, Journal(sys.stdout, form=options.log_format, level=options.log_level):
+        if not os.environ.get("CELERY5_BROKER"):
+            sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
         trio.run(
             serve_here, app, WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
         )
