@@ -31,6 +31,8 @@ NAPS = 5_000
 NAPS_AT = 100
 START_LIMIT = 30.0
 IDLE_AFTER = 2.0
+STARTED_AFTER = 1.5
+IDLE_FOR = 6.0
 KEPT = 1.0
 NOTHING: Mapping[str, str] = {}
 
@@ -230,23 +232,41 @@ def naps(stand: Stand) -> Figures:
 
 
 def latency(stand: Stand) -> Figures:
-    """Round trips to an idle worker, then what that worker costs while it waits."""
+    """Round trips to an idle worker."""
     stand.server.flush()
     with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
-        try:
-            laps = sorted(stand.produce("latency", stand.amount(400), results=True)["laps"])
-        except Failed:
-            _still_there(workers)  # a worker that ended is the better reason
-            raise
-        told = {"p50": laps[len(laps) // 2], "p99": laps[min(len(laps) - 1, int(len(laps) * 0.99))]}
+        laps = _trips(stand, stand.amount(400), workers)
+    return {"p50": laps[len(laps) // 2], "p99": laps[min(len(laps) - 1, int(len(laps) * 0.99))]}
+
+
+def _trips(stand: Stand, n: int, workers: list[Child]) -> list[float]:
+    time.sleep(STARTED_AFTER)  # saq's worker gives up jobs that it meets while it starts
+    try:
+        laps = sorted(stand.produce("latency", n, results=True)["laps"])
+    except Failed:
+        _still_there(workers)  # a worker that ended is the better reason
+        raise
+    if not laps:
+        raise Failed("no round trip was measured")
+    return laps
+
+
+def idle(stand: Stand) -> Figures:
+    """What a worker that has run a few jobs costs while it waits."""
+    stand.server.flush()
+    with stand.workers(1, stand.contestant.drain_at, results=True) as workers:
+        _trips(stand, 10, workers)
         time.sleep(IDLE_AFTER)
-        seconds = 10 * max(stand.scale, 0.3)
         with Monitor(stand.server.port) as monitor:
             used, before = children.processor(workers), monitor.count
-            time.sleep(seconds)
-            told["idle_commands"] = (monitor.count - before) / seconds
-            told["idle_cpu_ms"] = (children.processor(workers) - used) / seconds * 1000
-        return told | {"rss": children.memory(workers)}
+            time.sleep(IDLE_FOR)
+            seen, used = monitor.count - before, children.processor(workers) - used
+        _still_there(workers)
+        return {
+            "idle_commands": seen / IDLE_FOR,
+            "idle_cpu_ms": used / IDLE_FOR * 1000,
+            "rss": children.memory(workers),
+        }
 
 
 def commands(stand: Stand) -> Figures:
@@ -299,5 +319,5 @@ EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
     "latency": latency,
     "naps": naps,
 }
-ONCE: dict[str, Callable[[Stand], Figures]] = {"commands": commands, "left": left}
+ONCE: dict[str, Callable[[Stand], Figures]] = {"idle": idle, "commands": commands, "left": left}
 OURS_ONLY = {"left"}

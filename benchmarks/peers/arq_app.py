@@ -10,7 +10,7 @@ import uvloop
 from arq import create_pool
 from arq.connections import ArqRedis, RedisSettings
 from arq.worker import run_worker
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, clock, trips
 from stamps import done
 
 POLL = 0.01
@@ -75,7 +75,7 @@ async def sleep(n: int) -> None:
 async def latency(n: int) -> None:
     """Round trips; the result is polled for every millisecond."""
     pool = await opened()
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             job = await pool.enqueue_job("noop", i)
             assert job is not None

@@ -6,7 +6,7 @@ Floor: benchmarks. Reads: BENCH_URL. Writes: celery5's keys on that server.
 import os
 
 import trio
-from contract import PATIENCE, SLEEP, URL, Peer, become, chunks, clock
+from contract import PATIENCE, SLEEP, URL, Peer, become, chunks, clock, trips
 from stamps import done
 
 from celery5 import App
@@ -53,7 +53,7 @@ def sleep(n: int) -> None:
 
 def latency(n: int) -> None:
     """Round trips."""
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             noop.delay(i).get(timeout=PATIENCE)
 

@@ -7,7 +7,7 @@ import os
 import time
 
 from celery import Celery, group
-from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock, trips
 from stamps import done
 
 app = Celery("bench", broker=URL, backend=URL if RESULTS else None)
@@ -59,7 +59,7 @@ def sleep(n: int) -> None:
 
 def latency(n: int) -> None:
     """Round trips."""
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             noop.delay(i).get(timeout=PATIENCE)
 

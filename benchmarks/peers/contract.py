@@ -20,6 +20,8 @@ SLEEP = 0.05
 CHUNK = 1000
 """Jobs handed over at once by peers that send many in one call."""
 WARM_UP_LAPS = 20
+TRIPS_LIMIT = 8.0
+"""Seconds after which no further round trip is begun."""
 PATIENCE = 10.0
 """Seconds that a round trip may take before the peer counts as failed."""
 
@@ -66,6 +68,15 @@ def chunks(n: int) -> Iterator[range]:
     """The numbers below `n`, at most CHUNK at a time."""
     for start in range(0, n, CHUNK):
         yield range(start, min(n, start + CHUNK))
+
+
+def trips(n: int) -> Iterator[int]:
+    """The numbers below `n`, as far as one gets in TRIPS_LIMIT seconds: a slow round trip is known after a few."""
+    end = time.monotonic() + TRIPS_LIMIT
+    for i in range(n):
+        if time.monotonic() > end and i > WARM_UP_LAPS:
+            return
+        yield i
 
 
 def become(*command: str) -> NoReturn:

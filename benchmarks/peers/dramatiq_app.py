@@ -6,7 +6,7 @@ Floor: benchmarks. Reads: BENCH_URL. Writes: Dramatiq's keys on that server.
 import time
 
 import dramatiq
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
@@ -58,7 +58,7 @@ def sleep(n: int) -> None:
 
 def latency(n: int) -> None:
     """Round trips."""
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             noop.send(i).get_result(block=True, timeout=int(PATIENCE * 1000))
 

@@ -5,7 +5,7 @@ Floor: benchmarks. Reads: BENCH_URL. Writes: Huey's keys on that server.
 
 import time
 
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, clock, trips
 from huey import RedisHuey
 from stamps import done
 
@@ -50,7 +50,7 @@ def sleep(n: int) -> None:
 
 def latency(n: int) -> None:
     """Round trips."""
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             noop(i).get(blocking=True, timeout=PATIENCE)
 

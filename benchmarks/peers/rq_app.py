@@ -5,7 +5,7 @@ Floor: benchmarks. Reads: BENCH_URL. Writes: RQ's keys on that server.
 
 import time
 
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
 from redis import Redis
 from rq import Queue
 from stamps import done
@@ -59,7 +59,7 @@ def sleep(n: int) -> None:
 def latency(n: int) -> None:
     """Round trips, with a blocking read of the result."""
     queue = opened()
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             queue.enqueue("rq_app.noop", i, result_ttl=KEPT).latest_result(timeout=int(PATIENCE))
 

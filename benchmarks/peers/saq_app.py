@@ -6,7 +6,7 @@ Floor: benchmarks. Reads: BENCH_URL. Writes: SAQ's keys on that server.
 import asyncio
 
 import uvloop
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, chunks, clock, trips
 from saq import Queue, Worker
 from stamps import done
 
@@ -62,7 +62,7 @@ async def sleep(n: int) -> None:
 async def latency(n: int) -> None:
     """Round trips."""
     queue = opened()
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             await queue.apply("noop", timeout=PATIENCE, n=i, ttl=TTL)
 

@@ -8,7 +8,7 @@ import os
 
 import anyio
 import uvloop
-from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, Peer, become, chunks, clock, trips
 from stamps import done
 from streaq import Worker
 
@@ -64,7 +64,7 @@ async def sleep(n: int) -> None:
 async def latency(n: int) -> None:
     """Round trips."""
     async with app:
-        for i in range(n):
+        for i in trips(n):
             with clock.lap():
                 await (await noop.enqueue(i)).result(timeout=int(PATIENCE))
 

@@ -6,7 +6,7 @@ Floor: benchmarks. Reads: BENCH_URL, BENCH_VARIANT (`stream` or `list`). Writes:
 import asyncio
 
 import uvloop
-from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock
+from contract import PATIENCE, RESULTS, SLEEP, URL, VARIANT, Peer, become, chunks, clock, trips
 from stamps import done
 from taskiq_redis import ListQueueBroker, RedisAsyncResultBackend, RedisStreamBroker
 
@@ -61,7 +61,7 @@ async def sleep(n: int) -> None:
 async def latency(n: int) -> None:
     """Round trips; the result is polled for every millisecond."""
     await broker.startup()
-    for i in range(n):
+    for i in trips(n):
         with clock.lap():
             task = await noop.kiq(i)
             await task.wait_result(check_interval=0.001, timeout=PATIENCE)
