@@ -4,9 +4,9 @@ Floor: tests. Reads: nothing. Writes: nothing; no broker is needed for any of it
 """
 
 import functools
-import gc
 import importlib
 import inspect
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -221,14 +221,13 @@ def test_an_application_never_shows_its_password(url: str, shown: str) -> None:
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module of free tasks, imported anew, so that nobody owns them yet."""
-    name = "tests.pure.free_tasks"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    gc.collect()  # an application of another test that includes it, too
-    module = importlib.import_module(name)
-    yield module
-    sys.modules.pop(name, None)
+def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of free tasks under a name of its own, so that nobody owns them yet."""
+    name = f"free_tasks_{uuid4().hex}"
+    shutil.copy(Path(__file__).with_name("free_tasks.py"), tmp_path / f"{name}.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module(name)
+    del sys.modules[name]
 
 
 def test_a_free_task_belongs_to_the_application_that_includes_its_module(free: ModuleType) -> None:
