@@ -54,9 +54,9 @@ in an environment of its own. Rounds are interleaved, the order of the contestan
 - *Bulk*: 1,000 jobs a call for celery and dramatiq (`group`), rq and streaq (`enqueue_many`), celery5 (`send_many`) and
   redis-py (a pipeline). huey's `map` sends one by one. arq, saq and taskiq have no call for many:
   many coroutines at once.
-- *Round trip*: by each peer's documented way of waiting. arq and taskiq poll for results (here every 1 ms), dramatiq
-  and rq block on a key, huey on its notification; saq, celery and streaq wait for a published message. streaq spends
-  100 ms on closing its subscription.
+- *Round trip*: by each peer's documented way of waiting. arq, saq and taskiq poll for results (here every 1 ms),
+  dramatiq and rq block on a key, huey on its notification; celery and streaq wait for a published message. streaq
+  spends 100 ms on closing its subscription.
 - arq's worker polls its queue every 10 ms here; its default of 500 ms would cap the drain. Its idle requests show it.
 - *Requests per job* are what MONITOR shows less the commands inside scripts, start-up included, over at most 5,000 jobs
   in a pass of its own. A pipeline of ten commands counts as ten requests, one script over a hundred jobs as one.

@@ -60,11 +60,11 @@ async def sleep(n: int) -> None:
 
 
 async def latency(n: int) -> None:
-    """Round trips."""
+    """Round trips; the result is polled for every millisecond."""
     queue = opened()
     for i in trips(n):
         with clock.lap():
-            await queue.apply("noop", timeout=PATIENCE, n=i, ttl=TTL)
+            await queue.apply("noop", timeout=PATIENCE, poll_interval=0.001, n=i, ttl=TTL)
 
 
 async def serve(concurrency: int) -> None:
