@@ -63,6 +63,13 @@ def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
     assert sorted(first_cells(DOCS / "reference" / "api.md")) == sorted(celery5.__all__)
 
 
+def test_every_attribute_of_an_app_in_the_reference_is_there() -> None:
+    text = (DOCS / "reference" / "api.md").read_text()
+    named = re.findall(r"`app\.(\w+)", text)
+    assert len(named) > 5
+    assert [each for each in named if not hasattr(celery5.App("reference"), each)] == []
+
+
 def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
     named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "workers.md").read_text())
     sources = "\n".join(path.read_text() for path in files("celery5", "services", "bootsteps"))
