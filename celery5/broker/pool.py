@@ -8,6 +8,7 @@ that a process with one busy thread has one connection.
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -42,15 +43,14 @@ class Dialer:
 
         Raises `CircuitOpen` at once while the breaker is open; else what `socket_link.dial` does.
         """
-        with self._lock:
-            if not self._breaker.allows(time.monotonic()):
-                raise circuit_open(self.endpoint, self.timing)
-            self._breaker = self._breaker.begin(time.monotonic())
         timing = self.timing
         if within is not None and within < timing.connect:
             timing = replace(timing, connect=max(within, 0.01))
         try:
+            self._set_out()
             link = dial(self.endpoint, timing, resp=resp, name=NAME)
+        except CircuitOpen:
+            raise
         except BrokerUnavailable:
             self._learn(lambda breaker: breaker.failed(time.monotonic()))
             raise
@@ -64,13 +64,30 @@ class Dialer:
         self._learn(Breaker.succeeded)
         return link
 
+    def _set_out(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if not self._breaker.allows(now):
+                raise circuit_open(self.endpoint, self.timing)
+            self._breaker = self._breaker.begin(now)
+
     def _learn(self, event: Callable[[Breaker], Breaker]) -> None:
         with self._lock:
             self._breaker = event(self._breaker)
 
 
+class _Place:
+    """The right to one connection. Given up by being forgotten, so that no interruption can lose one."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Pool:
-    """At most `limit` connections. `take` one, use it alone, then `give_back` or `discard` it."""
+    """At most `limit` connections. `take` one, use it alone, then `give_back` or `discard` it.
+
+    Ctrl-C may strike between any two steps. A connection that nobody holds any more closes itself and frees
+    its place, and the lock is a bare one: a `with` on a Condition can be left locked by an interruption.
+    """
 
     def __init__(self, dialer: Dialer, limit: int) -> None:
         self._dialer = dialer
@@ -79,9 +96,10 @@ class Pool:
 
     def start_over(self) -> None:
         """Begin without connections and with locks that nobody holds, as a forked child must."""
-        self._room = threading.Condition()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()
         self._free: list[SocketLink] = []
-        self._open = 0
         self._queued = 0
         self._closed = False
 
@@ -95,8 +113,8 @@ class Pool:
                 link = self._free.pop()
             except IndexError:
                 found = self._wait_for_room()
-                if found is None:
-                    return self.dial()
+                if isinstance(found, _Place):
+                    return self._dial(found)
                 link = found
             if link.in_order():
                 return link
@@ -104,31 +122,26 @@ class Pool:
 
     def replacement(self, broken: SocketLink) -> SocketLink:
         """A new connection in the place of a broken one. Raises what `Dialer.dial` raises."""
+        place, broken.place = broken.place, None
         broken.close()
-        return self.dial()
-
-    def dial(self) -> SocketLink:
-        """A new connection in a place that is taken already; the place is given up when that fails."""
-        try:
-            return self._dialer.dial()
-        except BaseException:
-            self._leave_place()
-            raise
+        return self._dial(place)
 
     def give_back(self, link: SocketLink) -> None:
         """The link is idle and its last reply was read."""
         self._free.append(link)
         # In this order: one who queues counts himself first and then looks for a free one, so none is missed.
         if self._queued:
-            with self._room:
+            with self._lock:
                 self._room.notify()
         if self._closed:
             self.close()
 
     def discard(self, link: SocketLink) -> None:
         """The link is broken, or may be out of step."""
+        link.place = None
         link.close()
-        self._leave_place()
+        with self._lock:
+            self._room.notify()
 
     def drop_idle(self) -> None:
         """Close what is idle: the server behind the name has changed its role."""
@@ -144,33 +157,60 @@ class Pool:
         self._closed = True
         self.drop_idle()
 
-    def _leave_place(self) -> None:
-        with self._room:
-            self._open -= 1
-            self._room.notify()
+    @property
+    def idle(self) -> int:
+        """How many connections are open and not in use."""
+        return len(self._free)
 
-    def _wait_for_room(self) -> SocketLink | None:
-        """A free link, or None when there is room for a new one, which is then taken."""
-        patience = self._dialer.timing.reply
-        with self._room:
+    @property
+    def used(self) -> int:
+        """How many are in use, or being opened."""
+        return len(self._places) - len(self._free)
+
+    @property
+    def queued(self) -> int:
+        """How many threads wait for one."""
+        return self._queued
+
+    def _dial(self, place: object) -> SocketLink:
+        try:
+            link = self._dialer.dial()
+        except BaseException:
+            del place
+            with self._lock:
+                self._room.notify()
+            raise
+        link.place = place
+        return link
+
+    def _wait_for_room(self) -> SocketLink | _Place:
+        """A free link, or the place for a new one."""
+        end = time.monotonic() + self._dialer.timing.reply
+        with self._lock:
             self._closed = False
             self._queued += 1
             try:
-                if not self._room.wait_for(lambda: self._free or self._open < self._limit, patience):
-                    raise BrokerUnavailable(
-                        f"all {self._limit} connections to broker {self._dialer.endpoint.masked} were busy for "
-                        f"{patience:g} s; raise the number of connections, or use fewer threads"
-                    )
-                try:
-                    return self._free.pop()
-                except IndexError:
-                    # Taken by somebody who did not queue; there may be room all the same.
-                    if self._open < self._limit:
-                        self._open += 1
-                        return None
+                while True:
+                    if self._free:
+                        try:
+                            return self._free.pop()
+                        except IndexError:
+                            pass  # taken by somebody who did not queue
+                    if len(self._places) < self._limit:
+                        place = _Place()
+                        self._places.add(place)
+                        return place
+                    # In short turns: a place that was forgotten wakes nobody.
+                    if not self._room.wait(min(1.0, end - time.monotonic())) and time.monotonic() >= end:
+                        raise self._crowded()
             finally:
                 self._queued -= 1
-        return self._wait_for_room()
+
+    def _crowded(self) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"all {self._limit} connections to broker {self._dialer.endpoint.masked} were busy for "
+            f"{self._dialer.timing.reply:g} s; raise the number of connections, or use fewer threads"
+        )
 
 
 def new_breaker(timing: Timing) -> Breaker:

@@ -39,7 +39,7 @@ class SocketLink:
     these, and after an interruption, the link must be closed: request and reply could be out of step.
     """
 
-    __slots__ = ("__weakref__", "_poll", "_replies", "_socket", "_timeout", "_tls", "greeting")
+    __slots__ = ("__weakref__", "_poll", "_replies", "_socket", "_timeout", "_tls", "greeting", "place")
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -49,6 +49,8 @@ class SocketLink:
         self._poll = poll()
         self._poll.register(connected, POLLIN)
         self.greeting: Greeting | None = None
+        # Of the pool's: what this link takes up there, for as long as it lives.
+        self.place: object = None
 
     def __del__(self) -> None:
         # A link that is dropped (an interpreter that ends, a thread that died) must not warn of an open

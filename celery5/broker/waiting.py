@@ -72,12 +72,16 @@ class Waiting:
 
     def arrive(self, key: bytes, document: bytes) -> bool:
         """A document is there. False when nobody waits for it (any more): it was told already."""
-        waits = self._waits.pop(key, None)
+        waits = self._waits.get(key)
         if waits is None:
             return False
         for wait in waits:
-            wait.found[wait.missing.pop(key)] = document
+            # In this order, and the key last of all: an interrupted arrival can be made once more.
             self._touched[wait] = None
+            if key in wait.missing:
+                wait.found[wait.missing[key]] = document
+                del wait.missing[key]
+        del self._waits[key]
         return True
 
     def settle(self) -> bool:

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -43,8 +44,10 @@ class BlockingResults:
         self._talk = WaitingTalk()
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
-        self._leader: _Follower | None = None
-        self._followers: dict[_Follower, None] = {}
+        # Weak: a thread that was interrupted on its way out must neither lead nor count for ever.
+        self._leader: weakref.ref[_Follower] | None = None
+        self._followers: weakref.WeakSet[_Follower] = weakref.WeakSet()
+        self._orphans: deque[Wait] = deque()
         # On the monotonic clock: when the server must have answered, and when to look again.
         self._answer_due = 0.0
         self._look_due = 0.0
@@ -60,26 +63,28 @@ class BlockingResults:
         """
         if timeout is not None and timeout <= 0:
             return self._look(keys)
-        follower = _Follower()
-        wait = Wait(keys, enough=enough, wake=follower.wake)
+        follower = _Follower(self._orphans)
+        wait = follower.wait = Wait(keys, enough=enough, wake=_wake_weakly(follower))
         if wait.finished:
             return wait.found
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         try:
             with self._lock:
+                self._bury_orphans()
                 if not self._followers:
                     self._outage.over()
-                self._followers[follower] = None
+                self._followers.add(follower)
                 self._talk.join(wait)
                 self._say()
             self._until_finished(wait, follower, deadline)
         finally:
             with self._lock:
                 self._talk.leave(wait)
-                self._followers.pop(follower, None)
+                self._followers.discard(follower)
                 self._say()
-                if self._leader is follower:
+                if self._is_leader(follower):
                     self._hand_over()
+                follower.wait = None
         return wait.outcome(self._outage.error)
 
     def close(self) -> None:
@@ -96,18 +101,20 @@ class BlockingResults:
         return found
 
     def _until_finished(self, wait: Wait, follower: "_Follower", deadline: float) -> None:
-        while not wait.finished:
+        # An interrupted leader may have found the last document and told nobody.
+        while not wait.finished and wait.missing:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
             with self._lock:
-                if self._leader is None:
-                    self._leader = follower
-                leading = self._leader is follower
+                if self._leader is None or self._leader() is None:
+                    self._leader = weakref.ref(follower)
+                leading = self._is_leader(follower)
             if leading:
                 self._lead(left)
             else:
-                follower.sleep(left)
+                # In short turns: a leader that was interrupted wakes nobody.
+                follower.sleep(min(left, 1.0))
 
     def _lead(self, left: float) -> None:
         """Read once for everybody, for at most `left` seconds."""
@@ -195,30 +202,59 @@ class BlockingResults:
             self._link.close()
             self._link = None
 
+    def _is_leader(self, follower: "_Follower") -> bool:
+        return self._leader is not None and self._leader() is follower
+
     def _hand_over(self) -> None:
         """Somebody else reads from here on. With the lock held."""
-        self._leader = next(iter(self._followers), None)
-        if self._leader is not None:
-            self._leader.wake()
+        following = next(iter(self._followers), None)
+        self._leader = None if following is None else weakref.ref(following)
+        if following is not None:
+            following.wake()
+
+    def _bury_orphans(self) -> None:
+        """Forget the waits of threads that were interrupted on their way out. With the lock held."""
+        while self._orphans:
+            self._talk.leave(self._orphans.popleft())
 
 
 class _Follower:
-    """A thread that waits to be told: its documents are there, or it is its turn to read."""
+    """A thread that waits to be told: its documents are there, or it is its turn to read.
 
-    __slots__ = ("_told",)
+    Only the thread itself holds it. When it dies with its `wait` still set, nobody has said good-bye for it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "_orphans", "_told", "wait")
+
+    def __init__(self, orphans: deque[Wait]) -> None:
         # A bare lock: an Event costs five times as much, and most waiters never sleep on it.
         self._told = threading.Lock()
         self._told.acquire()
+        self._orphans = orphans
+        self.wait: Wait | None = None
+
+    def __del__(self) -> None:
+        if self.wait is not None:
+            self._orphans.append(self.wait)
 
     def sleep(self, seconds: float) -> None:
-        self._told.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        self._told.acquire(timeout=seconds)
 
     def wake(self) -> None:
         """Let it go on, now or when it next sleeps. Only called with the results' lock held."""
         if self._told.locked():
             self._told.release()
+
+
+def _wake_weakly(follower: _Follower) -> Callable[[], None]:
+    weakly = weakref.ref(follower)
+
+    def wake() -> None:
+        alive = weakly()
+        if alive is not None:
+            alive.wake()
+
+    return wake
 
 
 _all_results: weakref.WeakSet[BlockingResults] = weakref.WeakSet()

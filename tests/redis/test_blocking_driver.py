@@ -61,7 +61,7 @@ def test_threads_share_a_bounded_number_of_connections_and_never_mix_replies(
 def test_waiting_for_a_connection_has_an_end(url: str, app_name: str, redis_client: "redis.Redis") -> None:
     driver = BlockingRedis(Endpoint.from_url(url), timing=Timing(reply=0.2), connections=1)
     with meanwhile(lambda: driver.perform(raw("BLPOP", app_name, 5, blocks=5))):
-        until(lambda: driver._pool._open and not driver._pool._free)
+        until(lambda: driver._pool.used)
         with pytest.raises(BrokerUnavailable, match="busy") as busy:
             driver.perform(raw("PING"))
         assert not busy.value.maybe_done
@@ -76,10 +76,10 @@ def test_one_who_queues_gets_the_connection_that_is_given_back(
     driver = BlockingRedis(Endpoint.from_url(url), connections=1)
     answers: list[object] = []
     with meanwhile(lambda: driver.perform(raw("BLPOP", app_name, 5, blocks=5))):
-        until(lambda: driver._pool._open and not driver._pool._free)
+        until(lambda: driver._pool.used)
         waiter = threading.Thread(target=lambda: answers.append(driver.perform(raw("PING"))))
         waiter.start()
-        until(lambda: driver._pool._queued)
+        until(lambda: driver._pool.queued)
         redis_client.lpush(app_name, "go")
         waiter.join(5)
     assert answers == [b"PONG"]
@@ -154,11 +154,15 @@ print(os.waitstatus_to_exitcode(status), do("CLIENT", "ID") == mine)
 def test_a_child_forked_while_another_thread_holds_the_locks_is_not_stuck(url: str, app_name: str) -> None:
     output = run(
         """
-import threading, time key = sys.argv[2] threads = [threading.Thread(target=do, args=("BLPOP", key, 1),
-daemon=True) for _ in range(10)] threads += [threading.Thread(target=results.wait, args=([key],),
-kwargs={"timeout": 1}, daemon=True) for _ in range(5)] for thread in threads:
+import threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on Python warns of a fork beside threads
+key = sys.argv[2]
+threads = [threading.Thread(target=do, args=("BLPOP", key, 1), daemon=True) for _ in range(10)]
+for _ in range(5):
+    threads.append(threading.Thread(target=results.wait, args=([key],), kwargs={"timeout": 1}, daemon=True))
+for thread in threads:
     thread.start()
-with redis._pool._room, results._lock:
+with redis._pool._lock, results._lock:
     child = os.fork()
 if not child:
     code = 1
@@ -170,9 +174,7 @@ _, status = os.waitpid(child, 0)
 for thread in threads:
     thread.join()
 print(os.waitstatus_to_exitcode(status))
-"""
-        if sys.version_info < (3, 12)
-        else "print(0)",  # from 3.12 on Python itself warns of a fork beside threads
+""",
         url,
         app_name,
     )
@@ -181,6 +183,77 @@ print(os.waitstatus_to_exitcode(status))
 
 def test_a_process_that_just_ends_leaves_no_warning(url: str) -> None:
     assert run('print(do("PING").decode(), results.wait(["none"], timeout=0.05))', url) == "PONG {}\n"
+
+
+INTERRUPTED_HEAD = """
+import random, signal, threading, time
+from contextlib import suppress
+sys.unraisablehook = lambda _: None  # an interruption may well hit a finaliser
+main, over, chance = threading.main_thread().ident, threading.Event(), random.Random(1)
+def interrupt():
+    while not over.wait(chance.random() * 0.01):
+        signal.pthread_kill(main, signal.SIGINT)
+interrupter = threading.Thread(target=interrupt, daemon=True)
+"""
+
+
+def test_interruptions_at_any_moment_never_shift_replies(url: str) -> None:
+    output = run(
+        INTERRUPTED_HEAD
+        + """
+number = answered = interrupted = 0
+do("PING")
+interrupter.start()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    try:
+        while time.monotonic() < end:
+            number += 1
+            assert do("ECHO", number) == b"%d" % number
+            answered += 1
+    except KeyboardInterrupt:
+        interrupted += 1
+with suppress(KeyboardInterrupt):
+    over.set()
+    interrupter.join()
+for number in range(100):
+    assert do("ECHO", number) == b"%d" % number
+print(answered > 100 and interrupted > 20)
+""",
+        url,
+    )
+    assert output == "True\n"
+
+
+def test_interruptions_at_any_moment_leave_waiting_in_order(url: str, app_name: str) -> None:
+    output = run(
+        INTERRUPTED_HEAD
+        + """
+key = sys.argv[2]
+found = interrupted = 0
+do("SET", key, "document")
+results.wait([key], timeout=5)
+interrupter.start()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    try:
+        while time.monotonic() < end:
+            assert results.wait([key], timeout=5) == {key: b"document"}
+            found += 1
+    except KeyboardInterrupt:
+        interrupted += 1
+with suppress(KeyboardInterrupt):
+    over.set()
+    interrupter.join()
+assert results.wait([key], timeout=5) == {key: b"document"}
+assert results.wait(["none"], timeout=0.05) == {}
+assert do("PUBSUB", "NUMSUB", key) == [key.encode(), 0]
+print(found > 20 and interrupted > 20)
+""",
+        url,
+        app_name,
+    )
+    assert output == "True\n"
 
 
 def test_a_call_costs_at_most_five_sixths_of_redis_py(url: str, app_name: str, driver: BlockingRedis) -> None:

@@ -51,7 +51,7 @@ def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
 ) -> None:
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(results.wait, [f"{app_name}:never"], timeout=0.3)
-        until(lambda: results._leader is not None)
+        until(lambda: results._leader)
         second = threads.submit(results.wait, [app_name], timeout=10)
         assert first.result(5) == {}
         settle(redis_client, app_name)
@@ -63,7 +63,7 @@ def test_a_thread_that_only_follows_runs_out_of_time_too(
 ) -> None:
     with ThreadPoolExecutor(2) as threads:
         leading = threads.submit(results.wait, [app_name], timeout=10)
-        until(lambda: results._leader is not None)
+        until(lambda: results._leader)
         assert threads.submit(results.wait, [f"{app_name}:never"], timeout=0.1).result(2) == {}
         settle(redis_client, app_name)
         assert leading.result(2) == {app_name: b"done"}
