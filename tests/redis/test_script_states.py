@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
+from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.endpoint import Endpoint
@@ -109,7 +110,7 @@ class Model:
         """Delete the queue's keys."""
         keys = self.keys
         own = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases)
-        self.driver.perform(calls.Call(("DEL", *own, *map(keys.result, JOBS)), int))
+        self.driver.perform(Call(("DEL", *own, *map(keys.result, JOBS)), int))
 
 
 def test_the_scripts_follow_the_table(server: EmbeddedServer) -> None:

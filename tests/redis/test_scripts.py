@@ -31,7 +31,7 @@ def envelope(job_id: str) -> bytes:
 class Queue:
     """One queue, and the trips to it."""
 
-    def __init__(self, driver: BlockingRedis, keys: QueueKeys, client: "redis.Redis") -> None:
+    def __init__(self, driver: BlockingRedis, keys: QueueKeys, client: Any) -> None:
         self.driver = driver
         self.keys = keys
         self.client = client

@@ -1,0 +1,63 @@
+"""Keys: every key has its place on the page about keys, and all keys of a queue are in one slot.
+
+Floor: tests. Reads: docs/reference/keys.md. Writes: nothing.
+"""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.broker.keys import Keys, QueueKeys
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "keys.md").read_text()
+SHOP = Keys("<app>")
+MAIL = SHOP.of("<queue>")
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="{}: \n\t"), min_size=1, max_size=9)
+queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min_size=1, max_size=9)
+
+
+def made() -> dict[str, str]:
+    """Every key and channel that the code makes, by its name in the code."""
+    own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
+    del own["queue"], own["result_prefix"]
+    return {"queues": SHOP.queues, **own, "result": MAIL.result("<id>")}
+
+
+def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
+    keys, channels = PAGE.split("Channels, which hold nothing")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
+    assert {name: key for name, key, _ in rows} | dict(told) == made()
+    assert {name for name, _ in told} == {"wake", "result"}
+    assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
+
+
+def slot_tag(key: str) -> str:
+    """What a cluster hashes of a key."""
+    return key[key.index("{") + 1 : key.index("}")]
+
+
+@given(names, queues, st.text(max_size=9))
+def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) -> None:
+    keys = Keys(app).of(queue)
+    own = [
+        keys.stream,
+        keys.jobs,
+        keys.due,
+        keys.waiting,
+        keys.dead,
+        keys.leases,
+        keys.wake,
+        keys.result(job_id),
+    ]
+    assert {slot_tag(key) for key in own} == {f"{app}:{queue}"}
+
+
+@given(names, queues, names, queues)
+def test_no_two_queues_of_any_applications_share_a_key(app: str, queue: str, other: str, its: str) -> None:
+    if (app, queue) != (other, its):
+        assert Keys(app).of(queue).stream != Keys(other).of(its).stream

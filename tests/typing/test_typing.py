@@ -1,0 +1,70 @@
+"""Typing: both type checkers see the parameters of `delay` and the type of `get`, and refuse what is wrong.
+
+Floor: tests. Reads: tests/typing/sample.py. Writes: a cache in a folder of its own.
+"""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = re.sub(r"# type: ignore\[.*\]", "# wrong", Path(__file__).with_name("sample.py").read_text())
+"""The sample with its mistakes in the open."""
+WRONG = {number for number, line in enumerate(SAMPLE.splitlines(), 1) if line.endswith("# wrong")}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def said(*command: str) -> str:
+    """What a checker says, on both of its streams."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False
+    )
+    return done.stdout or done.stderr
+
+
+def needs(checker: str) -> None:
+    """Skip where the checker is not installed: it is in the group of the session `types`, which runs this, too."""
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed here")
+
+
+def test_the_sample_holds_mistakes() -> None:
+    assert len(WRONG) > 15
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """The sample as a file of its own."""
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE)
+    return path
+
+
+def test_mypy_sees_the_types_and_refuses_the_mistakes(sample: Path) -> None:
+    needs("mypy")
+    text = said("mypy", f"--cache-dir={sample.parent / 'cache'}", str(sample))
+    errors = {int(line): what for line, what in re.findall(rf"{sample.name}:(\d+): error: (.*)", text)}
+    assert set(errors) == WRONG, text
+
+
+def test_basedpyright_sees_the_types_and_refuses_the_mistakes(sample: Path) -> None:
+    needs("basedpyright")
+    settings = {
+        "include": [str(sample)],
+        "extraPaths": [str(ROOT)],
+        "typeCheckingMode": "standard",
+        "pythonVersion": "3.11",
+    }
+    (sample.parent / "pyrightconfig.json").write_text(json.dumps(settings))
+    text = said("basedpyright", "-p", str(sample.parent), "--pythonpath", sys.executable, "--outputjson")
+    found = json.loads(text)["generalDiagnostics"]
+    errors = {
+        each["range"]["start"]["line"] + 1: each["message"] for each in found if each["severity"] == "error"
+    }
+    assert set(errors) == WRONG, json.dumps(errors, indent=1)
