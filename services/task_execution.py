@@ -25,6 +25,7 @@ from celery5.protocol.verdict import (
     Expire,
     Lapsed,
     Outcome,
+    Raised,
     Reason,
     Refused,
     Release,
@@ -138,6 +139,8 @@ class TaskExecution:
             delivery.started = time.time()
             began = clock()
             outcome = await self._outcome(delivery, runner)
+            if hand.scope.cancel_called and type(outcome) is Raised:
+                outcome = INTERRUPTED  # whatever it made of being cancelled, it is not its failure (I9)
             ended = clock()
             pace.ran(ended - began)
             self._ended(hand, delivery, delivery.started + ended - began, outcome)
@@ -176,9 +179,10 @@ class TaskExecution:
 
     def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
         level, state, more = _SAID[type(verdict)]
-        fields: dict[str, Any] = {name: getattr(verdict, name) for name in more} if more else {}
-        failure = fields.pop("failure", None)
-        if failure is not None:
+        fields: dict[str, Any] = {}
+        if more:
+            fields = {name: getattr(verdict, name) for name in more}
+            failure = fields.pop("failure")
             fields["error"] = f"{failure.type}: {failure.message}"
         self._log.job(
             level,
