@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from celery5.broker.call import Call
@@ -78,7 +78,7 @@ class App:
             )
         self.name = name
         self.include = tuple(include)
-        self.module = sys._getframe(1).f_globals.get("__name__", "")
+        self.module = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.settings: Settings = read_settings(self._said, os.environ)
         self.retry_policy = (retry_policy or RetryPolicy()).checked()
@@ -114,9 +114,13 @@ class App:
             importlib.import_module(module)
         for module in (*self.include, self.module):
             for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
-                if isinstance(value, Task) and value.is_free:
-                    value.adopt(self)
-                    self.tasks.add(value)
+                if isinstance(value, Task):
+                    self._adopt(cast("Task[Any, Any]", value))
+
+    def _adopt(self, task: Task[Any, Any]) -> None:
+        if task.is_free:
+            task.adopt(self)
+            self.tasks.add(task)
 
     def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
         """A call of the task named `name`. Raises UnknownTask when no such task is declared here."""

@@ -7,7 +7,7 @@ Opened when first needed and never before: a Django process pays nothing for Tri
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -34,6 +34,7 @@ class BlockingResults(Protocol):
         enough: Callable[[Mapping[str, bytes]], bool] | None = None,
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
+        ...
 
 
 class AwaitingRedis(Protocol):
@@ -41,9 +42,11 @@ class AwaitingRedis(Protocol):
 
     async def perform(self, call: "Call[T]", /) -> T:
         """Make one trip."""
+        ...
 
     async def perform_all(self, calls: "Sequence[Call[T]]", /) -> list[T]:
         """Make several trips in one write."""
+        ...
 
 
 class AwaitingResults(Protocol):
@@ -57,6 +60,7 @@ class AwaitingResults(Protocol):
         enough: Callable[[Mapping[str, bytes]], bool] | None = None,
     ) -> dict[str, bytes]:
         """As BlockingResults.wait."""
+        ...
 
 
 class Connections:
@@ -124,7 +128,7 @@ class Connections:
         return await ambient.results(self.endpoint)
 
     @contextmanager
-    def lent(self, redis: "TrioRedis") -> Iterator[None]:
+    def lent(self, redis: "TrioRedis") -> Generator[None, None, None]:
         """Within this block, `awaiting` in this Trio run gives `redis`: a worker lends its jobs its own connection."""
         from celery5.broker import ambient
 

@@ -31,10 +31,10 @@ class Publisher:
 
     def publish(self, jobs: Sequence[Job]) -> list[Call[int]]:
         """The calls that publish `jobs`, in their order for each queue."""
+        groups: dict[tuple[str, bool], list[Job]] = {}
         if len(jobs) == 1:
             groups = {(jobs[0].queue, bool(jobs[0].at)): list(jobs)}
         else:
-            groups = {}
             for job in jobs:
                 groups.setdefault((job.queue, bool(job.at)), []).append(job)
         queues = dict.fromkeys(name for name, _ in groups)

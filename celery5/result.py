@@ -30,7 +30,7 @@ _MISSING: Any = object()
 class AsyncResult(Generic[R_co]):
     """The handle of one job. `id` is the job's; keep `id` and `queue` to make it again with `App.result`."""
 
-    __slots__ = ("_app", "_ignored", "_type", "_value", "id", "queue", "task")
+    __slots__ = ("_ignored", "_type", "_value", "app", "id", "queue", "task")
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AsyncResult(Generic[R_co]):
         type: ResultType = _ANYTHING,  # noqa: A002
         ignored: bool = False,
     ) -> None:
-        self._app = app
+        self.app = app
         self.id = id
         self.queue = queue
         self.task = task
@@ -62,17 +62,17 @@ class AsyncResult(Generic[R_co]):
     @property
     def key(self) -> str:
         """The key that will hold the job's document."""
-        return self._app.queue(self.queue).result(self.id)
+        return self.app.queue(self.queue).result(self.id)
 
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
         return state_of(
-            self._app.perform(calls.locate(self._app.queue(self.queue), self.id), instead="astatus")
+            self.app.perform(calls.locate(self.app.queue(self.queue), self.id), instead="astatus")
         )
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
-        return state_of(await self._app.aperform(calls.locate(self._app.queue(self.queue), self.id)))
+        return state_of(await self.app.aperform(calls.locate(self.app.queue(self.queue), self.id)))
 
     def get(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the job to end and give its result.
@@ -83,7 +83,7 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = self._app.results(instead="aget").wait([self.key], timeout=timeout)
+            found = self.app.results(instead="aget").wait([self.key], timeout=timeout)
             if self.key not in found:
                 raise self._too_late(timeout, self.status())
             self._value = self._unpack(found[self.key])
@@ -93,7 +93,7 @@ class AsyncResult(Generic[R_co]):
         """`get`, from Trio or asyncio."""
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await (await self._app.aresults()).wait([self.key], timeout=timeout)
+            found = await (await self.app.aresults()).wait([self.key], timeout=timeout)
             if self.key not in found:
                 raise self._too_late(timeout, await self.astatus())
             self._value = self._unpack(found[self.key])
@@ -101,11 +101,11 @@ class AsyncResult(Generic[R_co]):
 
     def forget(self) -> None:
         """Delete the stored result. `get` will not find it any more."""
-        self._app.perform(calls.forget(self._app.queue(self.queue), [self.id]), instead="aforget")
+        self.app.perform(calls.forget(self.app.queue(self.queue), [self.id]), instead="aforget")
 
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
-        await self._app.aperform(calls.forget(self._app.queue(self.queue), [self.id]))
+        await self.app.aperform(calls.forget(self.app.queue(self.queue), [self.id]))
 
     def outcome(self, raw: bytes) -> "R_co | Exception":
         """What `get` would give or raise for the document `raw`."""
@@ -216,7 +216,7 @@ async def await_(
 
 
 def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":
-    return results[0]._app
+    return results[0].app
 
 
 def _in_order(

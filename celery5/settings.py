@@ -83,7 +83,7 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
 
 def descriptions() -> dict[str, str]:
     """Each setting's one-line explanation, for the documentation and `--help`."""
-    found = {}
+    found: dict[str, str] = {}
     for name, kind in _TYPES.items():
         meta = next(each for each in kind.__metadata__ if isinstance(each, Meta))
         found[name] = meta.description or ""

@@ -256,7 +256,9 @@ class Declare:
         options = _options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
-            kind = CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
+            kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
+                CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
+            )
             task = kind(function, app=self._app, name=name, loop=loop, options=options)
             self._keep(task)
             return task

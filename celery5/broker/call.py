@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T", covariant=True)
+R = TypeVar("R")
 
 Word = str | bytes | int | float
 
@@ -46,22 +47,21 @@ class Call(Generic[T]):
     repeatable: bool = False
     blocks: float = 0.0
 
-    @classmethod
-    def of(
-        cls,
-        script: Script,
-        keys: tuple[str, ...],
-        args: tuple[Word, ...],
-        reply: Callable[[Any], T],
-        *,
-        repeatable: bool = False,
-    ) -> "Call[T]":
-        """A call of `script`, by its hash."""
-        return cls(("EVALSHA", script.sha, len(keys), *keys, *args), reply, script, repeatable)
-
     @property
     def in_full(self) -> tuple[Word, ...]:
         """The same call with the script's text, for a server that does not know the script (it runs and caches it)."""
         if self.script is None:
             return self.words
         return ("EVAL", self.script.body, *self.words[2:])
+
+
+def scripted(
+    script: Script,
+    keys: tuple[str, ...],
+    args: tuple[Word, ...],
+    reply: Callable[[Any], R],
+    *,
+    repeatable: bool = False,
+) -> Call[R]:
+    """A call of `script`, by its hash."""
+    return Call(("EVALSHA", script.sha, len(keys), *keys, *args), reply, script, repeatable)

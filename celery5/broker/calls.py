@@ -4,11 +4,12 @@ Floor: broker. Reads and writes: what the Lua files of the same names say; all k
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word
+from celery5.broker.call import Call, Script, Word, scripted
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 
 PUBLISH = Script.load("publish")
@@ -75,7 +76,7 @@ def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
     """Put jobs (id, envelope) on their queue; gives how many were new. Safe to repeat: a known id is left alone."""
     results = tuple([keys.result(job_id) for job_id, _ in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
-    return Call.of(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
+    return scripted(PUBLISH, (keys.stream, keys.jobs, *results), args, int, repeatable=True)
 
 
 def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[int]:
@@ -83,7 +84,7 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
     results = tuple([keys.result(job[0]) for job in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.due, keys.waiting, keys.jobs, *results)
-    return Call.of(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
+    return scripted(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
 
 
 def announce(keys: Keys, queue: str) -> Call[int]:
@@ -93,13 +94,13 @@ def announce(keys: Keys, queue: str) -> Call[int]:
 
 def queues(keys: Keys) -> Call[list[str]]:
     """The names of the application's queues, sorted."""
-    return Call(("SMEMBERS", keys.queues), lambda raw: sorted(each.decode() for each in raw), repeatable=True)
+    return Call(("SMEMBERS", keys.queues), _names, repeatable=True)
 
 
 def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
     """Move due jobs to their queue; gives how many, and seconds until the next one."""
     named = (keys.due, keys.waiting, keys.stream, keys.jobs)
-    return Call.of(PROMOTE, named, (limit,), lambda raw: (raw[0], _seconds(raw[1])), repeatable=True)
+    return scripted(PROMOTE, named, (limit,), _moved, repeatable=True)
 
 
 def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) -> Call[list[Entry]]:
@@ -121,14 +122,14 @@ def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) 
         "STREAMS",
     )
     new = (">",) * len(streams)
-    return Call((*words, *streams, *new), lambda raw: list(_entries(named, raw)), blocks=block)
+    return Call((*words, *streams, *new), partial(_entries, named), blocks=block)
 
 
 def mine(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
     """What this worker was given and has not settled, from the entry `after` on (b"0" for all)."""
     named = {keys.stream.encode(): keys.queue}
     words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "STREAMS", keys.stream, after)
-    return Call(words, lambda raw: list(_entries(named, raw)), repeatable=True)
+    return Call(words, partial(_entries, named), repeatable=True)
 
 
 def settle(
@@ -141,48 +142,48 @@ def settle(
     results = tuple([keys.result(each[2]) for each in outcomes])
     named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, *results)
     args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
-    return Call.of(SETTLE, named, (GROUP, worker, keys.wake, *args), int, repeatable=True)
+    return scripted(SETTLE, named, (GROUP, worker, keys.wake, *args), int, repeatable=True)
 
 
 def join(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
     """Join a queue with a lease of so many seconds."""
-    return Call.of(JOIN, (keys.stream, keys.leases), (GROUP, worker, _ms(lease)), int, repeatable=True)
+    return scripted(JOIN, (keys.stream, keys.leases), (GROUP, worker, _ms(lease)), int, repeatable=True)
 
 
 def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
     """Renew the lease for so many seconds."""
-    return Call.of(
+    return scripted(
         BEAT,
         (keys.leases, keys.due, keys.stream),
         (worker, _ms(lease), GROUP),
-        lambda raw: Pulse(raw[0] == 1, raw[1], _seconds(raw[2])),
+        _pulse,
         repeatable=True,
     )
 
 
 def recover(keys: QueueKeys, *, worker: str, max_deliveries: int, limit: int, ttl: float) -> Call[Recovered]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none."""
-    return Call.of(
+    return scripted(
         RECOVER,
         (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix),
         (GROUP, worker, max_deliveries, limit, _ms(ttl)),
-        lambda raw: Recovered(raw[0].decode(), raw[1], raw[2], raw[3] == 1),
+        _recovered,
         repeatable=True,
     )
 
 
 def leave(keys: QueueKeys, worker: str) -> Call[int]:
     """Leave a queue; gives how many jobs were still held."""
-    return Call.of(LEAVE, (keys.stream, keys.leases), (GROUP, worker), int, repeatable=True)
+    return scripted(LEAVE, (keys.stream, keys.leases), (GROUP, worker), int, repeatable=True)
 
 
 def locate(keys: QueueKeys, job_id: str) -> Call[Place]:
     """Where a job is."""
-    return Call.of(
+    return scripted(
         LOCATE,
         (keys.stream, keys.jobs, keys.result(job_id)),
         (GROUP, job_id),
-        lambda raw: Place(raw[0].decode(), raw[1].decode(), raw[2]),
+        _place,
         repeatable=True,
     )
 
@@ -194,9 +195,7 @@ def forget(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
 
 def measure(keys: QueueKeys) -> Call[Size]:
     """Count what is in a queue."""
-    return Call.of(
-        MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), lambda raw: Size(*raw), repeatable=True
-    )
+    return scripted(MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), _size, repeatable=True)
 
 
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
@@ -204,31 +203,56 @@ def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]
     return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _graves, repeatable=True)
 
 
-def _graves(raw: Any) -> list[tuple[str, bytes, bytes]]:
-    found = []
-    for entry, flat in raw:
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        found.append((entry.decode(), fields.get(b"job", b""), fields.get(b"document", b"")))
-    return found
+def _names(raw: Iterable[bytes]) -> list[str]:
+    return sorted(each.decode() for each in raw)
 
 
-def _entries(named: dict[bytes, str], raw: Any) -> Iterable[Entry]:
+def _moved(raw: Any) -> tuple[int, float | None]:
+    return raw[0], _seconds(raw[1])
+
+
+def _pulse(raw: Any) -> Pulse:
+    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]))
+
+
+def _recovered(raw: Any) -> Recovered:
+    return Recovered(raw[0].decode(), raw[1], raw[2], raw[3] == 1)
+
+
+def _place(raw: Any) -> Place:
+    return Place(raw[0].decode(), raw[1].decode(), raw[2])
+
+
+def _size(raw: Any) -> Size:
+    return Size(*raw)
+
+
+def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, bytes]]:
+    found = [(entry.decode(), _fields(flat)) for entry, flat in raw]
+    return [(entry, fields.get(b"job", b""), fields.get(b"document", b"")) for entry, fields in found]
+
+
+_Streams = Iterable[tuple[bytes, Iterable[tuple[bytes, list[bytes] | None]]]]
+
+
+def _entries(named: dict[bytes, str], raw: Any) -> list[Entry]:
     """Entries of an XREADGROUP reply, which is a map in RESP3 and a list of pairs in RESP2, or nothing."""
-    if not raw:
-        return
-    for stream, entries in raw.items() if isinstance(raw, dict) else raw:
-        queue = named[stream]
-        for entry, flat in entries:
-            if not flat:  # deleted while it was pending
-                yield Entry(queue, entry, b"")
-            elif len(flat) == 2 and flat[0] == b"job":
-                yield Entry(queue, entry, flat[1])
-            else:
-                fields = dict(zip(flat[::2], flat[1::2], strict=True))
-                deliveries = fields.get(b"deliveries", b"0")
-                yield Entry(
-                    queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0
-                )
+    streams = cast("_Streams", raw.items() if hasattr(raw, "items") else raw or ())
+    return [_entry(named[stream], entry, flat) for stream, entries in streams for entry, flat in entries]
+
+
+def _entry(queue: str, entry: bytes, flat: list[bytes] | None) -> Entry:
+    if not flat:  # deleted while it was pending
+        return Entry(queue, entry, b"")
+    if len(flat) == 2 and flat[0] == b"job":
+        return Entry(queue, entry, flat[1])
+    fields = _fields(flat)
+    deliveries = fields.get(b"deliveries", b"0")
+    return Entry(queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0)
 
 
 def _ms(seconds: float) -> int:

@@ -5,8 +5,9 @@ Floor: processes. Reads: CELERY5_BROKER. Writes: what a worker and the embedded 
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import trio
 
@@ -34,7 +35,7 @@ def serve(app: App, options: ServeOptions) -> int:
 
 
 @contextmanager
-def broker_for(app: App) -> Iterator[str]:
+def broker_for(app: App) -> Generator[str, None, None]:
     """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL."""
     configured = os.environ.get("CELERY5_BROKER")
     if configured:
@@ -50,7 +51,7 @@ def broker_for(app: App) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def running(app: App, options: ServeOptions) -> AsyncIterator[trio.Event]:
+async def running(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event, None]:
     """A worker for `app` in this Trio run, up when the block begins and stopped in order when it ends.
 
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
@@ -59,9 +60,7 @@ async def running(app: App, options: ServeOptions) -> AsyncIterator[trio.Event]:
     done = trio.Event()
     told = WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: worker.run(app, told, log=log, done=done, task_status=task_status)
-        )
+        await nursery.start(partial(worker.run, app, told, log=log, done=done))
         try:
             yield done
         finally:

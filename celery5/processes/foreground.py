@@ -5,6 +5,7 @@ Floor: processes. Reads: signals. Writes: the log.
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -52,7 +53,7 @@ async def serve_here(app: App, options: WorkerOptions) -> None:
     try:
         async with trio.open_nursery() as nursery:
             stop = nursery.cancel_scope.cancel
-            await nursery.start(lambda task_status: stop_on_signal(stop, log=log, task_status=task_status))
+            await nursery.start(partial(stop_on_signal, stop, log=log))
             nursery.start_soon(_stop_when, done, nursery.cancel_scope)
             await worker.run(app, options, log=log, done=done, task_status=_Ready(log))
     finally:

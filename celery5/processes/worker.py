@@ -130,7 +130,7 @@ def make_steps(
     )
 
 
-class WorkerParts(Injector):  # type: ignore[misc]  # the library is untyped
+class WorkerParts(Injector):
     """Every part of a worker. A part is built from the names of its constructor's parameters."""
 
     redis = TrioRedis
@@ -165,7 +165,7 @@ async def run(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
-    status = task_status
+    status = _Once(task_status)
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
         worker = options.incarnation or f"{options.name or _here()}:{new_id()[:6]}"
@@ -176,9 +176,8 @@ async def run(
             )
             await boot.run(task_status=status)
         except* LeaseLost as lost:
-            log.event("worker:again", "error", name=worker, why=str(lost.exceptions[0]))
+            log.event("worker:again", "error", name=worker, why=_first_of(lost))
         options = replace(options, incarnation="")
-        status = trio.TASK_STATUS_IGNORED
 
 
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
@@ -210,9 +209,31 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "message_limit": settings.message_limit,
         "max_deliveries": settings.max_deliveries,
         "read_block": settings.read_block,
+        "default_queue": settings.default_queue,
         "burst": options.burst,
         "done": done,
     }
+
+
+class _Once(trio.TaskStatus[None]):
+    """Says that the worker is up, when its first incarnation is that comes up at all."""
+
+    def __init__(self, status: trio.TaskStatus[None]) -> None:
+        self._status = status
+        self._said = False
+
+    def started(self, value: None = None) -> None:
+        if not self._said:
+            self._said = True
+            self._status.started()
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> str:
+    """The first error in a group of groups, as text."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return str(first)
 
 
 def _here() -> str:

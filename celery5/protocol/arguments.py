@@ -34,16 +34,15 @@ def _to_json(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
 
 
-def _from_json(kind: type, value: Any) -> Any:
+def _from_json(kind: type[Any], value: Any) -> Any:
     if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
         return value
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     validate = getattr(kind, "model_validate_json", None)
     if callable(validate):
-        return validate(
-            _ENCODER.encode(value)
-        )  # from JSON, so that strict models take their dates and ids, too
+        # From JSON, so that strict models take their dates and ids, too.
+        return validate(_ENCODER.encode(value))
     raise NotImplementedError(f"{kind.__name__} has no JSON form")
 
 
@@ -65,12 +64,10 @@ def _refuse_infinite(value: Any) -> None:
         if not math.isfinite(value):
             raise ValueError(f"{value} has no JSON form")
     elif isinstance(value, dict):
-        inner: dict[Any, Any] = value
-        for each in inner.values():
+        for each in cast("dict[Any, Any]", value).values():
             _refuse_infinite(each)
     elif isinstance(value, list | tuple):
-        items: Sequence[Any] = value
-        for each in items:
+        for each in cast("Sequence[Any]", value):
             _refuse_infinite(each)
 
 
