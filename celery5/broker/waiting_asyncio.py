@@ -14,7 +14,7 @@ from celery5.broker.on_asyncio import AsyncioRedis
 from celery5.broker.outage import Outage
 from celery5.broker.translate import translated
 from celery5.broker.waiting import Enough, Wait
-from celery5.broker.waiting_talk import LOOK_AGAIN_EVERY, READ_AT_ONCE, WaitingTalk, documents_of
+from celery5.broker.waiting_talk import READ_AT_ONCE, WaitingTalk, documents_of, look_again_every
 from celery5.broker.wire import ProtocolError, ReplyError
 from celery5.errors import BrokerError, BrokerUnavailable
 
@@ -102,7 +102,7 @@ class AsyncioResults:
             return
         self._outage.over()
         self._talk.start_over()
-        self._look_due = time.monotonic() + LOOK_AGAIN_EVERY
+        self._look_due = time.monotonic() + look_again_every(self._timing)
         self._say()
 
     async def _read_once(self, link: AsyncioLink) -> None:
@@ -117,7 +117,7 @@ class AsyncioResults:
             self._lost(error)
             return
         if now >= self._look_due:
-            self._look_due = now + LOOK_AGAIN_EVERY
+            self._look_due = now + look_again_every(self._timing)
             self._talk.look_again()
         self._say()
 

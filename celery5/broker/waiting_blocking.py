@@ -20,7 +20,7 @@ from celery5.broker.outage import Outage
 from celery5.broker.socket_link import SocketLink
 from celery5.broker.translate import translated
 from celery5.broker.waiting import Enough, Wait
-from celery5.broker.waiting_talk import LOOK_AGAIN_EVERY, READ_AT_ONCE, WaitingTalk, documents_of
+from celery5.broker.waiting_talk import READ_AT_ONCE, WaitingTalk, documents_of, look_again_every
 from celery5.broker.wire import ProtocolError, ReplyError
 from celery5.errors import BrokerError, BrokerUnavailable
 
@@ -153,7 +153,7 @@ class BlockingResults:
             self._link = link
             self._outage.over()
             self._talk.start_over()
-            self._look_due = time.monotonic() + LOOK_AGAIN_EVERY
+            self._look_due = time.monotonic() + look_again_every(self._timing)
             self._say()
 
     def _say(self) -> None:
@@ -180,7 +180,7 @@ class BlockingResults:
         if self._talk.asked and now >= self._answer_due:
             raise TimeoutError
         if now >= self._look_due:
-            self._look_due = now + LOOK_AGAIN_EVERY
+            self._look_due = now + look_again_every(self._timing)
             self._talk.look_again()
 
     def _lost(self, error: Exception) -> None:

@@ -12,17 +12,20 @@ from itertools import islice
 from typing import Any, cast
 
 from celery5.broker.call import Call, Word
+from celery5.broker.timing import Timing
 from celery5.broker.waiting import Wait, Waiting
 from celery5.broker.wire import PushNotification, ReplyError, pack_all
 
 READ_AT_ONCE = 25
 SUBSCRIBE_AT_ONCE = 1000
 
+# Seconds after which whatever is still missing is read again: a safety net, and the connection's sign of life.
 LOOK_AGAIN_EVERY = 5.0
-"""Seconds after which whatever is still missing is read again:
 
-a safety net, and the connection's sign of life.
-"""
+
+def look_again_every(timing: Timing) -> float:
+    """The same for connections with these limits."""
+    return min(LOOK_AGAIN_EVERY, timing.idle_ping)
 
 
 class WaitingTalk:

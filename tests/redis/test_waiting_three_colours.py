@@ -3,6 +3,9 @@
 Floor: tests. Reads and writes: keys and channels named after the test.
 """
 
+import os
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -196,6 +199,42 @@ def test_a_server_may_restart_while_its_results_are_waited_for(
 
     with meanwhile(restart_and_settle):
         assert live(colour, own_server.url, story, timing=QUICK) == {"k": b"done"}
+
+
+@in_every_colour
+def test_what_was_not_announced_is_found_all_the_same(
+    colour: str, url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    def settle_silently() -> None:
+        until(lambda: listeners(redis_client, app_name))
+        redis_client.set(app_name, "document", px=60_000)
+
+    async def story(here: Here) -> dict[str, bytes]:
+        return await here.results.wait([app_name], timeout=5)
+
+    with meanwhile(settle_silently):
+        assert live(colour, url, story, timing=Timing(idle_ping=0.1)) == {app_name: b"document"}
+
+
+@in_every_colour
+def test_a_server_that_stalls_is_left_and_found_again(colour: str, own_server: EmbeddedServer) -> None:
+    brisk = Timing(
+        connect=0.2, reply=0.2, idle_ping=0.1, backoff_start=0.01, backoff_cap=0.05, breaker_reset=0.05
+    )
+
+    def stall_and_settle() -> None:
+        with redis.Redis.from_url(own_server.url) as client:
+            until(lambda: listeners(client, "k"))
+            os.kill(own_server.pid, signal.SIGSTOP)
+            time.sleep(0.8)  # longer than all the limits together
+            os.kill(own_server.pid, signal.SIGCONT)
+            settle(client, "k")
+
+    async def story(here: Here) -> dict[str, bytes]:
+        return await here.results.wait(["k"], timeout=10)
+
+    with meanwhile(stall_and_settle):
+        assert live(colour, own_server.url, story, timing=brisk) == {"k": b"done"}
 
 
 @in_every_colour
