@@ -49,7 +49,12 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
             require_rich()
         found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
         app = _make_app(concurrency)
-        outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
+        try:
+            outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
+        except Exception:
+            if not interruption.came:
+                raise
+            raise click.Abort from None  # a server that the same signal hit before it was on its own, for one
         plain = None if outcome is None else _plain(found, interruption, wants_json=wants_json)
         if outcome is None or plain is None:
             raise click.Abort

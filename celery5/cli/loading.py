@@ -30,6 +30,9 @@ def load_app(target: str) -> App:
     if here not in sys.path:
         sys.path.insert(0, here)
     name, colon, attribute = target.partition(":")
+    if "/" in name or name.endswith(".py"):
+        instead = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {instead}{colon}{attribute}")
     if not all(name.split(".")) or (colon and not attribute):
         raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
     module = _imported(name, here)
@@ -55,9 +58,6 @@ def _imported(name: str, here: str) -> ModuleType:
 
 
 def _where_it_may_be(name: str, missing: str, here: str) -> str:
-    if "/" in name or name.endswith(".py"):
-        module = name.removesuffix(".py").strip("./").replace("/", ".")
-        return f"-A takes a module, not a file: -A {module}"
     if missing != name:
         return f"{missing!r} was not found, or is no package; looked in {here} and where Python is installed"
     file = f"{name.replace('.', '/')}.py"

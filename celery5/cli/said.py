@@ -13,6 +13,12 @@ def as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def from_json(text: bytes) -> dict[str, object]:
+    """The fields of a JSON object, those that this version does not know included."""
+    fields: dict[str, object] = msgspec.json.decode(text)
+    return fields
+
+
 def lines(fields: Mapping[str, object]) -> str:
     """One value of several fields, a line for each."""
     width = max(map(len, fields))

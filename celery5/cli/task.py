@@ -4,9 +4,8 @@ Floor: cli. Reads: where a job is, and its document. Writes: stdout.
 """
 
 import click
-import msgspec
 
-from celery5.cli.said import as_json, lines
+from celery5.cli.said import as_json, from_json, lines
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
 
@@ -29,7 +28,6 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     """Show where the job ID is, and how it ended. Exits with 1 when nothing is known of it."""
     app = target.load()
     from celery5.broker import calls
-    from celery5.protocol.envelope import read_document
     from celery5.result import state_of
 
     name = queue or app.settings.default_queue
@@ -42,5 +40,5 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     if place.worker:
         shown["worker"] = place.worker
     if place.document:
-        shown |= msgspec.to_builtins(read_document(place.document))
+        shown |= from_json(place.document)
     click.echo(as_json(shown) if wants_json else lines(shown))
