@@ -99,7 +99,7 @@ def sent() -> dict[str, list[tuple[Words, Words]]]:
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
             }
             for node in ast.walk(function):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "Call.of":
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "scripted":
                     script, keys, argv = node.args[:3]
                     counted = (count(keys, local), count(argv, local))
                     calls.setdefault(scripts[ast.unparse(script)], []).append(counted)
