@@ -55,13 +55,15 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(slots=True)
 class _Up:
-    """A step that runs."""
+    """A step that runs, or is about to."""
 
     step: Step
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
+    begun: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.begun = True
         try:
             with self.scope:
                 await self.step.service.run(task_status=task_status)
@@ -102,12 +104,18 @@ class Boot:
         for needed in step.requires:
             await ready[needed].wait()
         one = _Up(step)
-        with trio.move_on_after(step.start_limit) as limit:
-            await nursery.start(_started(one))
-        if limit.cancelled_caught:
-            raise BootFailed(f"boot step {step.name!r} was not up after {step.start_limit:g} s")
-        one.scope.shield = True  # from here on only stop() takes it down, in its turn
+        # Before it is up: should it be cancelled on the way, what it requires must outlive its end.
         up.append(one)
+        try:
+            with trio.move_on_after(step.start_limit) as limit:
+                await nursery.start(_started(one))
+            if limit.cancelled_caught:
+                raise BootFailed(f"boot step {step.name!r} was not up after {step.start_limit:g} s")
+        except BaseException:
+            if not one.begun:
+                one.done.set()
+            raise
+        one.scope.shield = True  # from here on only stop() takes it down, in its turn
         ready[step.name].set()
 
 

@@ -51,8 +51,10 @@ class Burst:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look until all is done."""
         task_status.started()
-        while self._enabled and not (len(self._ledger) == 0 and await self.is_done()):
-            await trio.sleep(PAUSE)  # noqa: ASYNC110  it is Redis that changes
+        while self._enabled and not (  # noqa: ASYNC110  it is Redis that changes
+            len(self._ledger) == 0 and await self.is_done()
+        ):
+            await trio.sleep(PAUSE)
         if self._enabled:
             self._log.event("burst:done")
             self._done.set()

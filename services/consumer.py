@@ -4,6 +4,7 @@ Floor: services. Reads: the streams of its queues. Writes: the Internal Tasks Qu
 jobs that cannot run here and for jobs given back.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -25,12 +26,15 @@ from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
+from celery5.services.passing import passes
 from celery5.task import Task
 
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
 STALE = 5 * HORIZON
 """Seconds that a job may wait unstarted in this worker before it is given back for others to run."""
+LINGER = 1.0
+"""Seconds beyond its time that a read may go on at a server that has not heard of the connection's end."""
 PAGE = 100
 """Jobs of its own that a worker looks through in one trip."""
 
@@ -67,6 +71,7 @@ class Consumer:
         worker: str,
         read_block: float,
         results_ttl: float,
+        default_queue: str,
     ) -> None:
         self._reader = reader
         self._redis = redis
@@ -83,8 +88,11 @@ class Consumer:
         self._block = read_block
         self._ttl = results_ttl
         self._connects = 1
-        self._mix = Mix()
-        self._kinds: set[str] = {task.kind for task in tasks.values()}
+        self._audit_at = math.inf
+        self._mixes = {keys.queue: Mix() for keys in consumed}
+        self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
+        for task in tasks.values():
+            self._kinds.get(task.options_.queue or default_queue, set()).add(task.kind)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
@@ -101,11 +109,15 @@ class Consumer:
         """One pass: wait for room, read, hand on. Gives how many jobs were read."""
         connects = self._reader.statistics().connects
         if connects != self._connects:
-            # The reading connection was made anew: an answer may have been lost on the way.
+            # The reading connection was made anew: an answer may have been lost on the way. It may be lost even now,
+            # if the server has not heard yet that nobody listens to the old one: then its read ends with its time.
             await self._audit()
             self._connects = connects
-        count = await self._room()
-        entries = await self._reader.perform(self._read(count))
+            self._audit_at = trio.current_time() + self._block + LINGER
+        elif trio.current_time() >= self._audit_at:
+            await self._audit()
+            self._audit_at = math.inf
+        entries = await self._reader.perform(await self._next_read())
         # No checkpoint between the read and the ledger: what was read must be known to be ours.
         self._take(entries)
         return len(entries)
@@ -124,29 +136,43 @@ class Consumer:
             self._connects = -1
             await trio.sleep(AGAIN)
         except BrokerReplied as error:
-            if error.code != "NOGROUP":
+            if error.code == "NOGROUP":
+                raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
+            if not passes(error):
                 raise
-            raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
+            self._log.event("consumer:waiting", "warning", why=str(error))
+            await trio.sleep(AGAIN)
 
-    async def _room(self) -> int:
-        """How many jobs to read now, once there is room for one."""
+    async def _next_read(self) -> Call[list[Entry]]:
+        """What to read now, once there is room for one job. A queue whose jobs have no room holds up no other."""
         while True:
-            count = self._mix.fits({kind: self._room_for(kind) for kind in self._kinds})
-            if count:
-                return count
+            rooms = {keys.queue: self._room(keys.queue) for keys in self._consumed}
+            if any(rooms.values()):
+                return self._read(rooms)
             await self._ledger.changed()
+
+    def _room(self, queue: str) -> int:
+        """How many jobs of one queue there is room for."""
+        rooms = {kind: self._room_for(kind) for kind in self._kinds[queue] or self._paces.keys()}
+        return self._mixes[queue].fits(rooms)
 
     def _room_for(self, kind: str) -> int:
         mean = self._paces[kind].mean
         return to_read(slots=self._budget.slots(kind), held=self._ledger.held(kind), mean=mean)
 
-    def _read(self, count: int) -> Call[list[Entry]]:
-        """COUNT holds for each stream: with less room than queues, the queues take turns."""
-        share = count // len(self._consumed)
+    def _read(self, rooms: Mapping[str, int]) -> Call[list[Entry]]:
+        """COUNT holds for each stream: with less room than queues, the queues take turns.
+
+        A read that leaves a queue out waits for a moment only, since there may be room for that one too.
+        """
+        open_ = [keys for keys in self._consumed if rooms[keys.queue]]
+        block = self._block if len(open_) == len(self._consumed) else min(self._block, AGAIN)
+        share = min(rooms[keys.queue] for keys in open_) // len(open_)
         if share:
-            return calls.read(self._consumed, self._worker, count=share, block=self._block)
-        self._consumed.append(self._consumed.pop(0))
-        return calls.read(self._consumed[:1], self._worker, count=1, block=min(self._block, AGAIN))
+            return calls.read(open_, self._worker, count=share, block=block)
+        self._consumed.remove(open_[0])
+        self._consumed.append(open_[0])
+        return calls.read(open_[:1], self._worker, count=1, block=min(self._block, AGAIN))
 
     async def _audit(self) -> None:
         lost = 0
@@ -154,9 +180,13 @@ class Consumer:
             after = b"0"
             while True:
                 entries = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
-                missing = [each for each in entries if (each.queue, each.id) not in self._ledger]
-                self._take(missing)
-                lost += len(missing)
+                missing = {each.id for each in entries if (each.queue, each.id) not in self._ledger}
+                if missing:
+                    # Some may have been settled while the answer was on its way. Who is still there was lost.
+                    again = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
+                    found = [each for each in again if each.id in missing]
+                    self._take(found)
+                    lost += len(found)
                 if len(entries) < PAGE:
                     break
                 after = entries[-1].id
@@ -167,7 +197,7 @@ class Consumer:
 
     def _take(self, entries: Sequence[Entry]) -> None:
         now = time.time()
-        met: dict[str, int] = {}
+        met: dict[str, dict[str, int]] = {}
         for entry in entries:
             delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now)
             try:
@@ -180,11 +210,13 @@ class Consumer:
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
             kind = delivery.kind = self._tasks[envelope.task].kind
-            met[kind] = met.get(kind, 0) + 1
+            counts = met.setdefault(entry.queue, {})
+            counts[kind] = counts.get(kind, 0) + 1
             self._ledger.adopt(delivery)
             self._queues[kind].put(delivery)
-        self._kinds.update(met)
-        self._mix.read(met)
+        for queue, counts in met.items():
+            self._kinds[queue].update(counts)
+            self._mixes[queue].read(counts)
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
         self._ledger.adopt(delivery)

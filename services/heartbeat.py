@@ -18,9 +18,10 @@ from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.calls import Pulse
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.services.lease import Lease
+from celery5.services.passing import passes
 
 BEATS = 3
 """Beats in one lease."""
@@ -96,6 +97,10 @@ class Heartbeat:
         try:
             await self.beat()
         except BrokerUnavailable as error:
+            self._log.event("heartbeat:missed", "warning", why=str(error))
+        except BrokerReplied as error:
+            if not passes(error):
+                raise
             self._log.event("heartbeat:missed", "warning", why=str(error))
 
     def _calls(self) -> list[Call[Pulse]]:

@@ -3,9 +3,11 @@
 Floor: services. Reads: the queues' leases and pending jobs. Writes: what `recover.lua` says.
 
 The Heartbeat says when a lease has lapsed. After an outage all leases may have lapsed while their workers live, so
-nobody is judged until this worker's own connection has stood for a while.
+nobody is judged until this worker's own heart has beaten steadily for a while: whatever kept it from beating, be it a
+lost connection or a server that refused, may have kept others too.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,15 +23,14 @@ from celery5.services.lease import Lease
 
 PORTION = 100
 """Jobs in one trip."""
-RECONNECTING = 5.0
+RETURNING = 5.0
 """Seconds that live workers get to come back after an outage before they are judged."""
+STEADY = 0.7
+"""Part of a lease. With three beats in each, a longer silence is a beat that was missed."""
 
 
-class Link(Protocol):
-    """A connection that knows since when it has stood (trio time)."""
-
-    @property
-    def up_since(self) -> float | None: ...
+class Performs(Protocol):
+    """Makes one trip to Redis."""
 
     async def perform(self, call: Call[Recovered], /) -> Recovered: ...
 
@@ -40,7 +41,7 @@ class Recoverer:
     def __init__(
         self,
         *,
-        redis: Link,
+        redis: Performs,
         consumed: Sequence[QueueKeys],
         lease: Lease,
         log: Log,
@@ -49,7 +50,9 @@ class Recoverer:
     ) -> None:
         self._redis = redis
         self._consumed = consumed
-        self._wait = min(lease.seconds, RECONNECTING)
+        self._wait = min(lease.seconds, RETURNING)
+        self._silence = lease.seconds * STEADY
+        self._steady_since = self._heard = -math.inf
         self._log = log
         self._max_deliveries = max_deliveries
         self._ttl = results_ttl
@@ -57,6 +60,10 @@ class Recoverer:
 
     def hear(self, keys: QueueKeys, pulse: Pulse) -> None:
         """The Heartbeat's news of one queue."""
+        now = trio.current_time()
+        if now > self._heard + self._silence:
+            self._steady_since = now
+        self._heard = now
         if pulse.lapsed:
             self._lapsed.set()
 
@@ -66,9 +73,8 @@ class Recoverer:
         while True:
             await self._lapsed.wait()
             self._lapsed = trio.Event()
-            await trio.sleep(
-                max(0.0, (self._redis.up_since or trio.current_time()) + self._wait - trio.current_time())
-            )
+            while trio.current_time() < self._steady_since + self._wait:  # noqa: ASYNC110  it moves
+                await trio.sleep_until(self._steady_since + self._wait)
             try:
                 await self.recover()
             except (BrokerUnavailable, BrokerReplied) as error:

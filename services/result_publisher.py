@@ -21,6 +21,7 @@ from celery5.protocol.delivery import Delivery, Words
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
+from celery5.services.passing import passes
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
@@ -74,6 +75,7 @@ class ResultPublisher:
             if not self._lease.lost:
                 with trio.move_on_after(FLUSH_LIMIT, shield=True):
                     await self._flush()
+            self._tell_dropped()
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Settle outcomes of any queues, each queue in one trip."""
@@ -96,34 +98,39 @@ class ResultPublisher:
                 waited = True
                 await trio.sleep(AGAIN)
             except BrokerReplied as error:
-                if error.code not in _PASSING:
+                if not passes(error):
                     raise
-                self._log.event("results:refused", "error", count=len(batch), why=str(error))
+                if not waited:
+                    self._log.event("results:refused", "error", count=len(batch), why=str(error))
                 waited = True
                 await trio.sleep(10 * AGAIN)
             else:
                 break
         if owned < 0:
-            self._log.event(
-                "results:dropped",
-                "error",
-                count=len(batch),
-                jobs=_ids(batch),
-                why="this worker lost its lease",
-            )
             raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
             self._log.event("results:settled-before", "warning", count=len(batch) - owned)
 
     async def _flush(self) -> None:
         await self.settle(self._unsettled)
-        self._unsettled = ()
         while self._results:
-            await self.settle(self._results.drain(BATCH))
+            self._unsettled = self._results.drain(BATCH)
+            await self.settle(self._unsettled)
+        self._unsettled = ()
 
-
-_PASSING = frozenset({"OOM", "MISCONF", "BUSY", "NOREPLICAS"})
-"""Error replies that pass: memory is full, the disk is full, another script runs."""
+    def _tell_dropped(self) -> None:
+        """What could not be settled is run again by others."""
+        dropped = [*self._unsettled, *self._results.drain()]
+        if dropped:
+            why = "this worker lost its lease" if self._lease.lost else "Redis could not be reached in time"
+            self._log.event(
+                "results:dropped",
+                "error",
+                count=len(dropped),
+                jobs=_ids(dropped),
+                worker=self._worker,
+                why=why,
+            )
 
 
 def _ids(batch: Outcomes) -> list[str]:

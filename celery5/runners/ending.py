@@ -13,6 +13,8 @@ from celery5.protocol.verdict import Interrupted, Raised, Reason, Refused, Retur
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that travel with the failure; the end says most."""
 TEXT_LIMIT = 2_000
+ARGS_LIMIT = 20
+"""Arguments of an error that travel with the failure."""
 
 INTERRUPTED = Interrupted()
 
@@ -32,17 +34,35 @@ def raised(error: BaseException) -> Raised:
 
 def failure_of(error: BaseException) -> Failure:
     """An error as text. Never raises, whatever the error's own methods do."""
-    text = "".join(traceback.format_exception(error))
     return Failure(
         type=type(error).__qualname__,
         message=_text(error),
-        args=tuple(_text(each, repr) for each in error.args),
-        traceback=text[-TRACEBACK_LIMIT:],
+        args=_arguments(error),
+        traceback=_traceback(error)[-TRACEBACK_LIMIT:],
     )
+
+
+def _arguments(error: BaseException) -> tuple[str, ...]:
+    try:
+        return tuple(_text(each, repr) for each in error.args[:ARGS_LIMIT])
+    except Exception:  # a class may have made something else of `args`
+        return ()
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return _encodable("".join(traceback.format_exception(error)))
+    except Exception as other:
+        return f"<no traceback: {type(other).__name__} while it was made>"
 
 
 def _text(value: object, form: Any = str) -> str:
     try:
-        return str(form(value))[:TEXT_LIMIT]
+        return _encodable(str(form(value))[:TEXT_LIMIT])
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair, as in the name of a file, has no place in JSON: it is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -18,6 +18,8 @@ from celery5.runners.ending import INTERRUPTED, raised, returned
 
 STOP_LIMIT = 2.0
 """Seconds that the loop's thread gets to end."""
+CANCEL_LIMIT = 3.0
+"""Seconds that a cancelled asyncio task is waited for. One that blocks its loop is left behind, like a thread."""
 
 
 class AsyncioRunner:
@@ -39,7 +41,8 @@ class AsyncioRunner:
     async def execute(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through."""
+        """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through, unless the task
+        ended with an outcome all the same."""
         return await _Crossing(self._running(), function, args, kwargs).wait()
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -77,20 +80,37 @@ class _Crossing:
         self._task: asyncio.Task[None] | None = None
         self._outcome: Outcome | None = None
         self._cancelled = False
+        self._awaited = True
+        self._patience: threading.Timer | None = None
 
     async def wait(self) -> Outcome:
-        """The outcome. Cancelling waits until the asyncio task has really ended."""
+        """The outcome. Cancelling waits until the asyncio task has really ended, for CANCEL_LIMIT seconds."""
         context = contextvars.copy_context()
         self._loop.call_soon_threadsafe(self._begin, context=context)
         await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._cancelled:
+        if self._outcome is None:
             await trio.lowlevel.checkpoint_if_cancelled()
         return self._outcome or INTERRUPTED
 
     def _abort(self, _raise: RaiseCancelT) -> Abort:
         self._cancelled = True
         self._loop.call_soon_threadsafe(self._cancel)
+        self._patience = threading.Timer(CANCEL_LIMIT, self._go_on)
+        self._patience.daemon = True
+        self._patience.start()
         return Abort.FAILED
+
+    def _go_on(self) -> None:
+        """From any thread: let the waiting job go on."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._wake)
+
+    def _wake(self) -> None:
+        if self._awaited:
+            self._awaited = False
+            if self._patience is not None:
+                self._patience.cancel()
+            trio.lowlevel.reschedule(self._waiter)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._run())
@@ -115,8 +135,7 @@ class _Crossing:
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(trio.lowlevel.reschedule, self._waiter)
+        self._go_on()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

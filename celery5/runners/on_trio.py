@@ -6,6 +6,8 @@ Floor: runners. Reads: nothing. Writes: nothing.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import trio
+
 from celery5.protocol.verdict import Outcome
 from celery5.runners.ending import raised, returned
 
@@ -16,8 +18,16 @@ class TrioRunner:
     async def execute(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end. Cancellation goes through: the executor knows what it means."""
+        """Run to the end. Cancellation goes through: the executor knows what it means.
+
+        So does KeyboardInterrupt, which Trio raises in whatever code runs; all else is the job's own affair, a
+        SystemExit too, alone or in the group that a nursery makes of it.
+        """
         try:
             return returned(await function(*args, **kwargs))
         except (Exception, SystemExit) as error:
             return raised(error)
+        except BaseExceptionGroup as group:
+            if group.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+                raise
+            return raised(group)

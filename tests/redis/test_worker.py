@@ -1,0 +1,472 @@
+"""Worker: jobs of every kind run, end in the right state, and leave nothing behind.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+import trio
+
+from celery5 import (
+    App,
+    CurrentJob,
+    JobState,
+    ResultsDisabled,
+    RetryPolicy,
+    TaskFailed,
+    agather,
+    current_job,
+)
+from tests.redis.workers import LEASE, Lines, held, leftovers, until, until_async, working
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application with a short lease and quick retries."""
+    policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
+    one = App(app_name, broker=url, lease=LEASE, cpu_slots=4, concurrency=20, retry_policy=policy)
+    yield one
+    one.close()
+
+
+async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
+    @app.task
+    async def on_trio(a: int) -> list[str]:
+        await trio.sleep(0)
+        return [str(a), threading.current_thread().name]
+
+    @app.task(loop="asyncio")
+    async def on_asyncio(a: int) -> list[str]:
+        await asyncio.sleep(0)
+        return [str(a), threading.current_thread().name]
+
+    @app.task
+    def in_thread(a: int) -> list[str]:
+        return [str(a), threading.current_thread().name]
+
+    async with working(app):
+        sent = [await on_trio.adelay(1), await on_asyncio.adelay(2), await in_thread.adelay(3)]
+        (one, here), (two, loop), (three, thread) = await agather(sent)
+    assert (one, two, three) == ("1", "2", "3")
+    assert here == threading.current_thread().name
+    assert loop == "celery5-asyncio"
+    assert thread not in (here, loop)
+
+
+async def test_results_come_back_as_the_annotation_says(app: App) -> None:
+    @app.task
+    async def typed(id_: UUID, price: Decimal, when: datetime, where: Path) -> dict[str, tuple[Any, ...]]:
+        assert isinstance(id_, UUID)
+        assert isinstance(price, Decimal)
+        assert isinstance(where, Path)
+        return {"all": (id_, price, when, where)}
+
+    @app.task
+    async def path(where: Path) -> Path:
+        return where / "b"
+
+    now = datetime.now(UTC)
+    async with working(app):
+        got = await (await typed.adelay(uuid4(), Decimal("1.10"), now, Path("a"))).aget()
+        assert got["all"][1] == "1.10"
+        assert await (await path.adelay(Path("a"))).aget() == Path("a/b")
+
+
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_a_job_that_fails_is_tried_again_until_it_succeeds(app: App, kind: str) -> None:
+    runs: list[int] = []
+
+    def body() -> int:
+        job = current_job()
+        assert job is not None
+        runs.append(job.attempt)
+        if len(runs) < 3:
+            raise OSError("not yet")
+        return len(runs)
+
+    task = of_kind(app, kind, body)
+    async with working(app):
+        assert await (await task.adelay()).aget() == 3
+    assert runs == [1, 2, 3]
+
+
+def of_kind(app: App, kind: str, body: Any) -> Any:
+    """A task named `flaky` that does `body` where the kind says."""
+    if kind == "thread":
+
+        def flaky() -> Any:
+            return body()
+
+        return app.task(name="flaky")(flaky)
+
+    async def coroutine() -> Any:
+        return body()
+
+    return app.task(name="flaky", loop=kind)(coroutine)
+
+
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+@pytest.mark.parametrize("error", [ValueError("wrong \udc80 \N{SNOWMAN}", 7), SystemExit(3)], ids=repr)
+async def test_a_job_that_never_succeeds_is_buried_with_what_it_raised(
+    app: App, redis_client: "redis.Redis", kind: str, error: BaseException
+) -> None:
+    def body() -> None:
+        raise error
+
+    task = of_kind(app, kind, body)
+    async with working(app):
+        sent = await task.adelay()
+        with pytest.raises(TaskFailed, match="exhausted") as caught:
+            await sent.aget()
+        assert await sent.astatus() is JobState.DEAD
+    failure = caught.value
+    assert failure.type == type(error).__name__
+    assert failure.attempt == 3
+    assert "in body" in failure.traceback
+    assert failure.worker
+    ((_, fields),) = redis_client.xrange(app.queue("default").dead)
+    kept = json.loads(fields[b"job"])
+    assert kept["id"] == sent.id
+    assert [each.get("attempt", 1) for each in kept["failures"]] == [1, 2, 3]
+    assert held(redis_client, app) == {}
+
+
+async def test_a_group_of_errors_and_an_exit_within_a_nursery_are_the_jobs_own_affair(app: App) -> None:
+    @app.task(max_retries=0)
+    async def grouped(leave: bool) -> None:
+        async def fail() -> None:
+            raise SystemExit(1) if leave else ValueError("inside")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+
+    async with working(app) as one:
+        for leave, name in ((False, "ExceptionGroup"), (True, "BaseExceptionGroup")):
+            with pytest.raises(TaskFailed) as caught:
+                await (await grouped.adelay(leave)).aget()
+            assert caught.value.type == name
+        assert not one.ended.is_set()
+
+
+class Awkward(Exception):
+    """An error that cannot be shown."""
+
+    args: Any = property(lambda self: 1 / 0)
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_error_that_cannot_be_shown_is_buried_all_the_same(app: App) -> None:
+    @app.task(max_retries=0)
+    async def awkward() -> None:
+        raise Awkward
+
+    async with working(app):
+        with pytest.raises(TaskFailed, match="cannot be shown"):
+            await (await awkward.adelay()).aget()
+
+
+async def test_what_cannot_be_run_is_buried_with_the_reason_and_the_worker_lives(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    async def strange() -> object:
+        return object()
+
+    @app.task
+    async def large() -> str:
+        return "x" * 2_000_000
+
+    keys = app.queue("default")
+
+    def inject(job_id: str, **fields: Any) -> None:
+        envelope = {"v": 1, "id": job_id, "task": double.name, "args": [], "sent": 0.0, **fields}
+        redis_client.xadd(keys.stream, {"job": json.dumps(envelope)})
+
+    async with working(app) as one:
+        inject("unknown", task="no.such.task")
+        inject("bad", args=["three"])
+        inject("future", v=99)
+        redis_client.xadd(keys.stream, {"job": b"\xff not json"})
+        redis_client.xadd(keys.stream, {"something": "else"})
+        odd, big = await strange.adelay(), await large.adelay()
+        await until(lambda: redis_client.xlen(keys.dead) == 7)
+        assert await (await double.adelay(4)).aget() == 8
+        assert not one.ended.is_set()
+        for sent, reason in ((odd, "unencodable-result"), (big, "result-too-large")):
+            with pytest.raises(TaskFailed, match=reason):
+                await sent.aget()
+    reasons = [json.loads(fields[b"document"])["reason"] for _, fields in redis_client.xrange(keys.dead)]
+    assert sorted(reasons) == sorted(
+        ["unknown-task", "bad-arguments", "unencodable-result", "result-too-large", *["corrupt"] * 3]
+    )
+    assert redis_client.xlen(keys.stream) == 0
+
+
+async def test_a_job_starts_at_its_time_and_not_before(app: App) -> None:
+    started: list[float] = []
+
+    @app.task
+    async def note() -> None:
+        started.append(trio.current_time())
+
+    async with working(app):
+        first = trio.current_time()
+        eta = datetime.now(UTC) + timedelta(seconds=0.3)
+        later = await note.options(eta=eta).adelay()
+        sooner = await note.options(countdown=0.15).adelay()  # is due before the one that waits already
+        assert await later.astatus() is JobState.SCHEDULED
+        await agather([later, sooner])
+    assert len(started) == 2
+    assert 0.15 <= started[0] - first < 0.3
+    assert 0.29 <= started[1] - first < 0.6
+
+
+async def test_a_job_that_is_late_expires_and_does_not_run(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def urgent(n: int) -> int:
+        ran.append(n)
+        return n
+
+    late = await urgent.options(expires=0.01).adelay(1)
+    fine = await urgent.options(expires=60).adelay(2)
+    await trio.sleep(0.02)
+    async with working(app):
+        assert await fine.aget() == 2
+        await until_async(lambda: is_(late, JobState.EXPIRED))
+    assert ran == [2]
+
+
+async def is_(sent: Any, state: JobState) -> bool:
+    return await sent.astatus() is state
+
+
+async def test_a_job_without_a_result_leaves_only_a_mark_that_it_ran(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    ran = trio.Event()
+
+    @app.task(ignore_result=True)
+    async def silent() -> str:
+        ran.set()
+        return "x" * 1000
+
+    async with working(app):
+        sent = await silent.adelay()
+        with pytest.raises(ResultsDisabled):
+            await sent.aget()
+        with trio.fail_after(5):
+            await ran.wait()
+        await until_async(lambda: is_(sent, JobState.SUCCESS))
+    assert len(redis_client.get(sent.key) or b"") < 300
+    assert 0 < redis_client.pttl(sent.key) <= 60_000
+
+
+async def test_the_state_of_a_job_on_its_way(app: App) -> None:
+    go = trio.Event()
+
+    @app.task(backoff=0.3, max_retries=1)
+    async def wait_and_fail() -> None:
+        job = current_job()
+        if job is not None and job.attempt == 1:
+            await go.wait()
+            raise ValueError
+
+    sent = await wait_and_fail.adelay()
+    assert await sent.astatus() is JobState.SENT
+    async with working(app):
+        await until_async(lambda: is_(sent, JobState.EXECUTING))
+        go.set()
+        await until_async(lambda: is_(sent, JobState.RETRY))
+        await sent.aget()
+        assert await sent.astatus() is JobState.SUCCESS
+        await sent.aforget()
+        assert await sent.astatus() is JobState.UNKNOWN
+
+
+async def test_a_burst_ends_when_all_is_done_scheduled_jobs_and_retries_included(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    runs: list[str] = []
+
+    @app.task(backoff=0.2)
+    async def once_more() -> None:
+        runs.append("retry")
+        if len(runs) < 3:
+            raise ValueError
+
+    @app.task
+    async def more() -> None:
+        runs.append("more")
+        await once_more.adelay()
+
+    await more.options(countdown=0.2).adelay()
+    async with working(app, burst=True) as one:
+        with trio.fail_after(10):
+            await one.done.wait()
+    assert runs == ["more", "retry", "retry"]
+    assert redis_client.xlen(app.queue("default").stream) == 0
+
+
+async def test_jobs_send_jobs_in_every_kind_of_task(app: App) -> None:
+    @app.task
+    async def leaf(n: int) -> int:
+        return n + 1
+
+    @app.task
+    async def from_trio(n: int) -> int:
+        return await (await leaf.adelay(n)).aget()
+
+    @app.task(loop="asyncio")
+    async def from_asyncio(n: int) -> int:
+        return await (await leaf.adelay(n)).aget()
+
+    @app.task
+    def from_thread(n: int) -> int:
+        return leaf.delay(n).get()
+
+    async with working(app):
+        sent = [await from_trio.adelay(1), await from_asyncio.adelay(2), await from_thread.adelay(3)]
+        assert await agather(sent) == [2, 3, 4]
+
+
+async def test_a_job_knows_itself_in_every_kind_of_task(app: App) -> None:
+    def body() -> dict[str, Any]:
+        job = current_job()
+        assert isinstance(job, CurrentJob)
+        return {"id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+
+    tasks = []
+    for kind in ("trio", "asyncio", "thread"):
+        tasks.append(of_kind(app, kind, body))
+        app.tasks._tasks[f"flaky-{kind}"] = app.tasks._tasks.pop("flaky")
+        tasks[-1].name = f"flaky-{kind}"
+    async with working(app, name="knower"):
+        for task in tasks:
+            sent = await task.adelay()
+            got = await sent.aget()
+            assert got == {"id": sent.id, "task": task.name, "queue": "default", "attempt": 1}
+    assert current_job() is None
+
+
+async def test_a_thousand_jobs_all_come_back(app: App, redis_client: "redis.Redis") -> None:
+    @app.task
+    async def square(n: int) -> int:
+        return n * n
+
+    async with working(app):
+        sent = await app.asend_many([square.s(n) for n in range(1000)])
+        assert await agather(sent, timeout=20) == [n * n for n in range(1000)]
+    assert redis_client.xlen(app.queue("default").stream) == 0
+
+
+async def test_a_worker_consumes_several_queues_and_only_its_own(app: App, redis_client: "redis.Redis") -> None:
+    @app.task(queue="a")
+    async def one(n: int) -> int:
+        return n
+
+    @app.task
+    def two(n: int) -> int:
+        return n
+
+    other = await one.options(queue="not-consumed").adelay(0)
+    async with working(app, queues=("a", "default")):
+        sent = [await task.adelay(n) for n in range(20) for task in (one, two)]
+        assert await agather(sent) == [n for n in range(20) for _ in range(2)]
+        assert await other.astatus() is JobState.SENT
+
+
+async def test_more_queues_than_room_take_turns(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, lease=LEASE, concurrency=1, cpu_slots=1)
+
+    @app.task
+    async def echo(n: int) -> int:
+        return n
+
+    queues = tuple(f"q{n}" for n in range(5))
+    async with working(app, queues=queues):
+        sent = [await echo.options(queue=name).adelay(n) for n in range(4) for name in queues]
+        assert await agather(sent) == [n for n in range(4) for _ in queues]
+
+
+async def test_a_full_kind_does_not_hold_up_the_queue_of_another(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, lease=LEASE, concurrency=5, cpu_slots=1)
+    go = threading.Event()
+
+    @app.task(queue="heavy")
+    def heavy() -> None:
+        go.wait(20)
+
+    @app.task
+    async def light() -> int:
+        return 1
+
+    async with working(app):
+        slow = await app.asend_many([heavy.s() for _ in range(3)])
+        await until_async(lambda: is_(slow[0], JobState.EXECUTING))
+        try:
+            sent = [await light.adelay() for _ in range(5)]
+            assert await agather(sent, timeout=5) == [1] * 5
+            assert await slow[2].astatus() is JobState.SENT
+        finally:
+            go.set()
+        await agather(slow)
+
+
+async def test_each_job_is_told_of_in_one_line(app: App) -> None:
+    @app.task(max_retries=1)
+    async def half(n: int) -> int:
+        if n:
+            raise ValueError("odd")
+        return n
+
+    with Lines() as lines:
+        async with working(app):
+            good, bad = await half.adelay(0), await half.adelay(1)
+            await good.aget()
+            with pytest.raises(TaskFailed):
+                await bad.aget()
+    by_job: dict[str, list[dict[str, Any]]] = {}
+    for line in lines.of("job"):
+        by_job.setdefault(line["job"], []).append(line)
+    (fine,) = by_job[good.id]
+    assert (fine["state"], fine["task"], fine["queue"]) == ("SUCCESS", half.name, "default")
+    assert (fine["attempt"], fine["level"]) == (1, "info")
+    assert fine["seconds"] >= 0
+    first, second = by_job[bad.id]
+    assert (first["state"], first["attempt"], first["error"]) == ("RETRY", 1, "ValueError: odd")
+    assert (second["state"], second["attempt"], second["reason"]) == ("DEAD", 2, "exhausted")
+    assert fine["task_uuid"] == first["task_uuid"]
+
+
+async def test_a_clean_stop_leaves_no_consumer_no_lease_and_nothing_pending(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.task
+    async def nothing() -> None:
+        pass
+
+    async with working(app):
+        await agather(await app.asend_many([nothing.s() for _ in range(50)]))
+    assert held(redis_client, app) == {}
+    left = leftovers(redis_client, app)
+    assert {key.rpartition(":")[2] for key in left if ":result:" not in key} == {"stream", "queues"}
+    assert redis_client.xlen(app.queue("default").stream) == 0
+    assert all(redis_client.pttl(key) > 0 for key in left if ":result:" in key)
