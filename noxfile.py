@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -79,16 +80,25 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Both type checkers, strict, and the completeness of the public types."""
     _install(session, "types", project=True)
-    session.run("mypy")
-    session.run("basedpyright")
-    _public_types(session)
+    passed = [_passes(session, "mypy"), _passes(session, "basedpyright"), _public_types(session)]
+    if not all(passed):  # each has had its say, even after another had found faults
+        session.error("see above")
+
+
+def _passes(session: nox.Session, *command: str) -> bool:
+    """Whether a command succeeds."""
+    try:
+        session.run(*command)
+    except CommandFailed:
+        return False
+    return True
 
 
 # What an application imports. The rooms below it are for the two checkers above.
 PUBLIC = ("app", "control", "errors", "event", "publisher", "result", "settings", "task")
 
 
-def _public_types(session: nox.Session) -> None:
+def _public_types(session: nox.Session) -> bool:
     """Every type that an application can see is complete, and the same for all checkers."""
     # An editable install is an import hook, which a static checker cannot follow: show it the checkout.
     said = session.run(
@@ -111,8 +121,9 @@ def _public_types(session: nox.Session) -> None:
         for fault in each["diagnostics"]
     ]
     session.log(f"{len(public)} public names")
-    if faults or not public:
-        session.error("\n".join(["public types are not complete:", *faults]))
+    for fault in faults:
+        session.warn(fault)
+    return bool(public) and not faults
 
 
 @nox.session
