@@ -137,7 +137,11 @@ class Parameters:
         parameters = self._signature.parameters
         self._required = sum(parameters[name].default is _EMPTY for name in self._names)
         self._plain = len(self._names) == len(parameters)
-        self._whole = _decoder(GenericAlias(tuple, tuple(self._types[name] for name in self._names)))
+        # Where there are only positional parameters the list is decoded in one go.
+        kinds_of = [self._types[name] for name in self._names]
+        lengths = range(self._required, len(self._names) + 1) if self._plain else ()
+        self._wholes = {many: _decoder(GenericAlias(tuple, tuple(kinds_of[:many]))) for many in lengths}
+        self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Both halves of a call as JSON. Raises BadArguments."""
@@ -164,15 +168,21 @@ class Parameters:
         return values, named
 
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
-        if self._plain and self._required == len(self._names):
+        if self._fixed is not None:
             try:
-                return cast("Sequence[Any]", self._whole.decode(raw))
+                return cast("Sequence[Any]", self._fixed.decode(raw))
             except _FAULTS:
                 pass  # look again, one by one, to say which
         try:
             each = _RAW_ARGS.decode(raw)
+            whole = self._wholes.get(len(each))
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: args are no list: {_line(error)}") from None
+        if whole is not None:
+            try:
+                return cast("Sequence[Any]", whole.decode(raw))
+            except _FAULTS:
+                pass
         rest = self._rest
         if rest is None and len(each) > len(self._names):
             raise BadArguments(

@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 import contextlib
 import enum
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -362,6 +363,11 @@ def test_what_has_no_json_form_is_refused_as_argument_and_as_result(value: Any) 
         taking(Any).encode([], {"p0": value})
     with pytest.raises(TypeError, match=r"^a result of type .+ cannot be encoded: .+"):
         encode_value(value)
+
+
+def test_what_would_fail_only_at_the_worker_is_refused_here() -> None:
+    with pytest.raises(BadArguments, match=r"^shop\.t: parameter 'p0' takes .*PathLike.* has no JSON form"):
+        taking(os.PathLike[str]).encode([Path("a")], {})
 
 
 def test_null_and_the_word_null_are_not_taken_for_nan() -> None:

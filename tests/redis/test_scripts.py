@@ -407,6 +407,18 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
     assert names == [b"other"]
 
 
+def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.recover("w")
+    queue.join("other")
+    for _ in range(3):
+        (entry,) = queue.read("other")
+        assert entry.deliveries == 1
+        queue.settle("other", released(entry, "a"))
+
+
 def test_the_last_portion_may_be_full(queue: Queue) -> None:
     queue.publish("a", "b")
     queue.join("w")
