@@ -119,6 +119,7 @@ async def _connect(endpoint: Endpoint, timing: Timing) -> AsyncioLink:
         # Connecting only: the handshake is ours, so that all drivers speak the same words.
         redis_connect_func=_connected,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        driver_info=None,
     )
     connection = client.connection_pool.make_connection()
     await connection.connect()

@@ -171,6 +171,8 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
             # Connecting only: the handshake is ours, so that all drivers speak the same words.
             redis_connect_func=_connected,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            # Else it looks for its own version on disk, behind import locks that a fork can leave locked.
+            driver_info=None,
         )
         connection = client.connection_pool.make_connection()
         connection.connect()
