@@ -80,7 +80,12 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Both type checkers, strict, and the completeness of the public types."""
     _install(session, "types", project=True)
-    passed = [_passes(session, "mypy"), _passes(session, "basedpyright"), _public_types(session)]
+    passed = [
+        _passes(session, "mypy"),
+        _passes(session, "basedpyright"),
+        _public_types(session),
+        _passes(session, "python", "-m", "pytest", "-q", "tests/typing"),  # what the checkers tell a user
+    ]
     if not all(passed):  # each has had its say, even after another had found faults
         session.error("see above")
 

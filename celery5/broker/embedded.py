@@ -34,6 +34,7 @@ LONGEST_PATH = 103
 """Bytes of a unix socket's path that every system takes (macOS 103, Linux 107)."""
 
 WATCH = """
+PATH=$PATH:/usr/bin:/bin
 trap '' HUP INT TERM
 read -r server || server=
 read -r farewell && exit 0
