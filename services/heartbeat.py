@@ -20,7 +20,7 @@ from celery5.broker.calls import Pulse
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.services.lease import Lease
+from celery5.services.lease import Lease, now
 from celery5.services.passing import passes
 
 BEATS = 3
@@ -83,6 +83,7 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
+        asked = now()
         pulses = await self._redis.perform_all(self._calls())
         self._beaten = time.monotonic()
         for keys, pulse in zip(self._consumed, pulses, strict=True):
@@ -92,6 +93,8 @@ class Heartbeat:
                 )
             for tell in self._wake:
                 tell(keys, pulse)
+        self._lease.renewed(asked)
+        self._lease.tell()
 
     async def _beat_or_wait(self) -> None:
         try:
@@ -116,8 +119,11 @@ class Heartbeat:
                 continue
             try:
                 redis = redis or self._understudy()
-                redis.perform_all(self._calls())
+                asked = now()
+                pulses = redis.perform_all(self._calls())
                 self._beaten = time.monotonic()
+                if all(pulse.alive for pulse in pulses):
+                    self._lease.renewed(asked)
             except BrokerError:
                 continue  # Redis is away for the loop too, which says so
         if redis is not None:

@@ -38,7 +38,7 @@ from celery5.runners.context import CURRENT, CurrentJob
 from celery5.runners.ending import INTERRUPTED
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
-from celery5.services.lease import Lease
+from celery5.services.lease import Lease, now
 from celery5.task import Task
 
 YIELD = 0.005
@@ -130,12 +130,14 @@ class TaskExecution:
 
     async def _work_on(self, hand: "_Hand", queue: TasksQueue, runner: Runner, pace: Pace) -> None:
         """Job after job, until one of them is cancelled."""
-        clock = time.perf_counter
+        clock, lease = time.perf_counter, self._lease
         yielded = clock()
         while not hand.scope.cancel_called:
             delivery = await queue.take()
             hand.delivery = delivery
             self._running[delivery] = hand.scope
+            if now() >= lease.until:
+                await lease.sure()
             delivery.started = time.time()
             began = clock()
             outcome = await self._outcome(delivery, runner)

@@ -377,7 +377,9 @@ async def test_a_thousand_jobs_all_come_back(app: App, redis_client: "redis.Redi
     assert redis_client.xlen(app.queue("default").stream) == 0
 
 
-async def test_a_worker_consumes_several_queues_and_only_its_own(app: App, redis_client: "redis.Redis") -> None:
+async def test_a_worker_consumes_several_queues_and_only_its_own(
+    app: App, redis_client: "redis.Redis"
+) -> None:
     @app.task(queue="a")
     async def one(n: int) -> int:
         return n

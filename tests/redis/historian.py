@@ -1,0 +1,83 @@
+"""Historian: an application whose jobs write down when they begin and end, in a file that outlives everybody.
+
+Floor: tests. Reads: HISTORY_APP, HISTORY. Writes: the history: one line for each begin and each end.
+
+Its workers are real processes that the tests kill, stop and starve.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import trio
+
+from celery5 import App, current_job
+
+app = App(os.environ.get("HISTORY_APP", "historian"))
+
+
+def note(what: str) -> None:
+    """One line, written in one piece: job, what, process, attempt."""
+    job = current_job()
+    assert job is not None
+    line = f"{job.id} {what} {os.getpid()} {job.attempt} {time.time():.6f}\n"
+    file = os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+@app.task(name="nap")
+async def nap(seconds: float) -> int:
+    """Sleep; gives the process that it slept in."""
+    note("begin")
+    await trio.sleep(seconds)
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="block")
+async def block(seconds: float) -> int:
+    """Block the event loop, as no job should."""
+    note("begin")
+    time.sleep(seconds)  # noqa: ASYNC251  what it is for
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="gate")
+async def gate(path: str) -> int:
+    """Wait for a file to appear."""
+    note("begin")
+    while not Path(path).exists():  # noqa: ASYNC110, ASYNC240  the gate is another process's
+        await trio.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="gate_asyncio", loop="asyncio")
+async def gate_asyncio(path: str) -> int:
+    """The same on asyncio."""
+    note("begin")
+    while not Path(path).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="gate_thread")
+def gate_thread(path: str) -> int:
+    """The same in a thread."""
+    note("begin")
+    while not Path(path).exists():
+        time.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="die")
+async def die() -> None:
+    """Take the worker down."""
+    note("begin")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,138 @@
+"""Staff: worker processes of the historian's application, and the history that they leave.
+
+Floor: tests. Reads: the history, the workers' logs. Writes: nothing itself.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from celery5 import App
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line of the history."""
+
+    job: str
+    what: str
+    pid: int
+    attempt: int
+    at: float
+
+
+@dataclass
+class Employee:
+    """A `celery5 worker start` that runs."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What it has logged under `celery5:<name>`."""
+        found = []
+        for line in self.output.read_text().splitlines():
+            with suppress(ValueError):
+                message = json.loads(line)
+                if message.get("message_type") == f"celery5:{name}":
+                    found.append(message)
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        self.process.send_signal(number)
+
+    def wait(self, limit: float = 10.0) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait(limit)
+
+
+class Staff:
+    """Starts workers for one application, and ends them all."""
+
+    def __init__(self, app: App, folder: Path) -> None:
+        self.app = app
+        self.folder = folder
+        self.history = folder / "history"
+        self.history.touch()
+        self._all: list[Employee] = []
+
+    def start(self, *flags: str, ready: int = 1, **settings: object) -> Employee:
+        """Start a worker and wait until it consumes (or `ready` of its processes do)."""
+        one = self.launch([sys.executable, "-m", "celery5", *_TARGET, "worker", "start", *flags], **settings)
+        wait_until(lambda: len(one.lines("worker:ready")) >= ready or one.process.poll() is not None)
+        assert one.process.poll() is None, one.output.read_text()
+        return one
+
+    def launch(self, command: list[str], **settings: object) -> Employee:
+        """Start a process in the surroundings of this staff."""
+        output = self.folder / f"output-{len(self._all)}"
+        said = {f"CELERY5_{name.upper()}": str(value) for name, value in settings.items()}
+        environ = {
+            **os.environ,
+            "CELERY5_BROKER": self.app.settings.broker,
+            "HISTORY": str(self.history),
+            "HISTORY_APP": self.app.name,
+            "PYTHONFAULTHANDLER": "1",
+            **said,
+        }
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environ, cwd=_ROOT, start_new_session=True
+            )
+        one = Employee(process, output)
+        self._all.append(one)
+        return one
+
+    def notes(self, what: str = "begin") -> list[Note]:
+        """The history so far."""
+        found = []
+        for line in self.history.read_text().splitlines():
+            job, said, pid, attempt, at = line.split()
+            if said == what:
+                found.append(Note(job, said, int(pid), int(attempt), float(at)))
+        return found
+
+    def dismiss(self) -> None:
+        """End all of them, gently if they let us."""
+        for one in self._all:
+            if one.process.poll() is None:
+                one.signal(signal.SIGCONT)
+                one.signal(signal.SIGTERM)
+                one.signal(signal.SIGTERM)
+        for one in self._all:
+            try:
+                one.wait(5)
+            except subprocess.TimeoutExpired:
+                one.signal(signal.SIGKILL)
+                one.wait(5)
+
+
+def wait_until(condition: Callable[[], bool], *, within: float = 10.0) -> float:
+    """Wait until `condition()` holds, for `within` seconds at most. Gives how long it took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > within:
+            raise TimeoutError(f"not so after {within} s")
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+_ROOT = Path(__file__).parents[2]
+_TARGET = ("-A", "tests.redis.historian:app")

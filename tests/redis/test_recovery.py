@@ -1,0 +1,256 @@
+"""Recovery: workers are killed, frozen and blocked; none of their jobs is lost, none runs after it has ended.
+
+Floor: tests. Reads and writes: the keys of the test's application; the history.
+"""
+
+import json
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery5 import AsyncResult, JobState, TaskFailed, gather
+from celery5.protocol.envelope import read_document
+from tests.redis.staff import Staff, is_alive, wait_until
+from tests.redis.workers import held, leftovers
+
+LEASE = 1.0
+
+
+def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncResult[int]]:
+    """Send jobs."""
+    return staff.app.send_many([staff.app.signature(task, *args) for _ in range(count)])
+
+
+def assert_each_job_ended_with_its_last_run(
+    staff: Staff, client: "redis.Redis", sent: list[AsyncResult[int]]
+) -> None:
+    """None lost, and none run once more after it was settled: the run that settled it began last."""
+    begins = staff.notes("begin")
+    assert {each.job for each in begins} == {each.id for each in sent}
+    last = {each.job: each for each in begins}
+    for each in sent:
+        raw = client.get(each.key)
+        assert raw is not None
+        document = read_document(raw)
+        assert document.state == "SUCCESS"
+        assert abs(document.started - last[each.id].at) < 0.1
+        assert int(document.value) == last[each.id].pid
+
+
+def test_jobs_of_a_killed_worker_are_finished_by_another(staff: Staff, redis_client: "redis.Redis") -> None:
+    victim = staff.start(lease=LEASE, concurrency=4)
+    other = staff.start(lease=LEASE, concurrency=4)
+    sent = send(staff, "nap", 0.02, count=200)
+    wait_until(lambda: len(staff.notes("end")) > 50)
+    victim.signal(signal.SIGKILL)
+    victim.wait()
+    gather(sent, timeout=15)
+    assert_each_job_ended_with_its_last_run(staff, redis_client, sent)
+    again = [job for job, runs in Counter(each.job for each in staff.notes("begin")).items() if runs > 1]
+    ended_unsettled = 8  # at most what ran, and what had ended within one trip
+    assert len(again) <= ended_unsettled
+    recovered = other.lines("recoverer:recovered")
+    assert sum(each["put_back"] for each in recovered) >= 1
+    assert list(held(redis_client, staff.app)) == [other.lines("worker:starting")[0]["name"]]
+
+
+def test_a_job_that_kills_its_workers_is_buried_as_poisonous_and_the_fleet_lives(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_deliveries=2)
+    (poison,) = send(staff, "die")
+    with pytest.raises(TaskFailed, match="poisoned"):
+        poison.get(timeout=10)
+    begins = staff.notes()
+    assert len(begins) == 3
+    assert [each.attempt for each in begins] == [1, 1, 1]  # a worker's death is no attempt
+    assert send(staff, "nap", 0.0)[0].get(timeout=10)
+    wait_until(lambda: len(children(staff, fleet.process.pid)) == 2)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+
+
+def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    two = [staff.start(lease=LEASE), staff.start(lease=LEASE)]
+    (sent,) = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    frozen, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    frozen.signal(signal.SIGSTOP)
+    wait_until(lambda: len(staff.notes()) == 2)
+    (tmp_path / "gate").touch()
+    pid = sent.get(timeout=10)
+    assert pid == other.process.pid
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: len(frozen.lines("worker:again")) == 1)
+    assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
+    other.signal(signal.SIGTERM)
+    assert other.wait() == 0
+    assert send(staff, "nap", 0.0)[0].get(timeout=10) == frozen.process.pid
+    names = [each["name"] for each in frozen.lines("worker:starting")]
+    assert len(set(names)) == 2
+    assert list(held(redis_client, staff.app)) == [names[1]]
+
+
+def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    two = [staff.start(lease=LEASE), staff.start(lease=LEASE)]
+    (sent,) = send(staff, "block", 0.8)
+    wait_until(lambda: len(staff.notes()) == 1)
+    frozen, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    frozen.signal(signal.SIGSTOP)  # in the middle of the job, with the loop blocked
+    assert sent.get(timeout=10) == other.process.pid
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: len(frozen.lines("worker:again")) == 1)
+    ended = [each for each in staff.notes("end") if each.pid == frozen.process.pid]
+    if ended:  # it ended before the heart noticed: its outcome must have been dropped
+        assert sent.id in frozen.lines("results:dropped")[0]["jobs"]
+    assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
+
+
+def test_jobs_read_by_a_worker_already_taken_for_dead_are_not_lost(staff: Staff) -> None:
+    frozen = staff.start(lease=LEASE)
+    frozen.signal(signal.SIGSTOP)  # its blocked read still waits at the server
+    other = staff.start(lease=LEASE)
+    wait_until(lambda: len(other.lines("recoverer:recovered")) == 1)
+    sent = send(staff, "nap", 0.0, count=20)
+    assert set(gather(sent, timeout=10)) == {other.process.pid}
+
+
+def test_a_job_that_blocks_the_loop_of_a_live_worker_is_not_given_to_another(staff: Staff) -> None:
+    first = staff.start(lease=0.6)
+    (sent,) = send(staff, "block", 2.4)
+    wait_until(lambda: len(staff.notes()) == 1)
+    staff.start(lease=0.6)
+    assert sent.get(timeout=10) == first.process.pid
+    assert len(staff.notes()) == 1
+    assert first.lines("worker:again") == []
+
+
+def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    worker = staff.start(lease=LEASE, concurrency=2)
+    warm = send(staff, "nap", 0.001, count=20)  # it has learnt that jobs are short, and holds some ahead
+    gather(warm, timeout=10)
+    sent = send(staff, "nap", 0.4, count=10)
+    wait_until(lambda: len(staff.notes()) >= 22)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    states = Counter(each.status() for each in sent)
+    begun = len(staff.notes()) - 20
+    assert states == {JobState.SUCCESS: begun, JobState.SENT: 10 - begun}
+    assert 2 <= begun <= 4
+    assert held(redis_client, staff.app) == {}
+    assert not redis_client.exists(staff.app.queue("default").leases)
+    assert worker.lines("worker:stopped")
+
+
+def test_a_job_longer_than_the_grace_period_is_given_back_uncounted(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    worker = staff.start(lease=LEASE, grace_period=0.2)
+    kinds = ("gate", "gate_asyncio", "gate_thread")
+    sent = [send(staff, kind, str(tmp_path / "gate"))[0] for kind in kinds]
+    wait_until(lambda: len(staff.notes()) == 3)
+    worker.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert worker.wait() == 0
+    assert time.monotonic() - began < 2.0
+    assert [each.status() for each in sent] == [JobState.SENT] * 3
+    for _, fields in redis_client.xrange(staff.app.queue("default").stream):
+        assert json.loads(fields[b"job"]).get("attempt", 1) == 1
+        assert fields[b"deliveries"] == b"0"
+    assert held(redis_client, staff.app) == {}
+    (tmp_path / "gate").touch()
+    staff.start(lease=LEASE)
+    gather(sent, timeout=10)
+    assert [each.attempt for each in staff.notes()] == [1] * 6
+
+
+def test_a_second_signal_ends_the_worker_at_once(staff: Staff, tmp_path: Path) -> None:
+    worker = staff.start(grace_period=30)
+    send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+    assert worker.process.poll() is None
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(1) != 0
+
+
+def test_a_burst_that_is_done_ends_with_success(staff: Staff, redis_client: "redis.Redis") -> None:
+    sent = send(staff, "nap", 0.0, count=100)
+    worker = staff.start("--burst", ready=0)
+    assert worker.wait() == 0
+    assert {each.status() for each in sent} == {JobState.SUCCESS}
+    kept = {key for key in leftovers(redis_client, staff.app) if ":result:" not in key}
+    assert {key.rpartition(":")[2] for key in kept} == {"stream", "queues"}
+
+
+def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Staff, tmp_path: Path) -> None:
+    fleet = staff.start("--processes", "2", ready=2)  # with a lease of 10 s
+    (sent,) = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    (first,) = staff.notes()
+    killed = time.time()
+    signal_pid(first.pid, signal.SIGKILL)
+    wait_until(lambda: len(staff.notes()) == 2)
+    assert staff.notes()[1].at - killed < 1.0
+    wait_until(lambda: len(fleet.lines("worker:ready")) == 3)
+    (tmp_path / "gate").touch()
+    assert sent.get(timeout=10) == staff.notes()[1].pid
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+
+
+def signal_pid(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a child of a worker that a test started."""
+    import os
+
+    os.kill(pid, number)
+
+
+def children(staff: Staff, worker_pid: int) -> list[int]:
+    """The processes that a worker has forked."""
+    return [int(each) for each in Path(f"/proc/{worker_pid}/task/{worker_pid}/children").read_text().split()]
+
+
+def test_a_stopped_fleet_ends_all_its_children(staff: Staff, redis_client: "redis.Redis") -> None:
+    fleet = staff.start("--processes", "2", ready=2)
+    pids = children(staff, fleet.process.pid)
+    assert len(pids) == 2
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+    assert not any(is_alive(pid) for pid in pids)
+    assert held(redis_client, staff.app) == {}
+
+
+def test_children_of_a_killed_fleet_end_by_themselves(staff: Staff, redis_client: "redis.Redis") -> None:
+    fleet = staff.start("--processes", "2", ready=2)
+    pids = children(staff, fleet.process.pid)
+    fleet.signal(signal.SIGKILL)
+    fleet.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    assert held(redis_client, staff.app) == {}
+
+
+def test_a_fleet_whose_children_cannot_start_gives_up(staff: Staff) -> None:
+    import sys
+
+    script = (
+        "import os, sys\n"
+        "from celery5 import App\n"
+        "from celery5.processes.foreground import ServeOptions, serve\n"
+        "app = App('nobody', broker=os.environ['CELERY5_BROKER'].replace('unix://', 'unix://nobody:wrong@'))\n"
+        "sys.exit(serve(app, ServeOptions(processes=2)))\n"
+    )
+    fleet = staff.launch([sys.executable, "-c", script])
+    assert fleet.wait() == 1
+    assert "giving up" in fleet.output.read_text()
