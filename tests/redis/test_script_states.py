@@ -63,9 +63,8 @@ class Model:
             self.driver.perform(calls.schedule(self.keys, [(job, message, "+0")]))
         elif job in self.entries:
             self.settle(job, message, move)
-        else:
-            return
-        self.advance(job, move)
+        if move in SENT or self.states[job] is JobState.EXECUTING:  # nothing else can be settled
+            self.advance(job, move)
 
     def settle(self, job: str, message: bytes, move: Move) -> None:
         """Settle the entry that was read last for a job, even when it was settled before."""

@@ -1,0 +1,205 @@
+"""Arguments refused: whatever a worker would refuse the producer refuses first, and says why.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from celery5.errors import BadArguments, Misconfigured
+from celery5.protocol.arguments import Parameters, encode_value
+from tests.pure.shop_types import Address, Colour, Customer, Line, Point, Size, taking, there_and_back
+
+WRONG: list[tuple[Any, Any, str]] = [
+    (UUID, 5, "UUID"),
+    (int, "5", "int"),
+    (int, True, "int"),
+    (int, 1.5, "int"),
+    (str, 5, "str"),
+    (str, b"a", "str"),
+    (float, None, "float"),
+    (float, math.nan, "float"),
+    (Decimal, [], "Decimal"),
+    (datetime, "yesterday", "datetime"),
+    (Path, 5, "Path"),
+    (Colour, "green", "Colour"),
+    (Size, 7, "Size"),
+    (Point, "1,2", "Point"),
+    (Address, 5, "Address"),
+    (Line, Point(1), "Line"),
+    (Customer, 5, "Customer"),
+    (list[int], ["a"], r"list\[int\]"),
+    (dict[str, int], {"a": "b"}, r"dict\[str, int\]"),
+    (tuple[int, str], (1,), r"tuple\[int, str\]"),
+    (Line | None, 5, "Line | None"),
+    (Annotated[int, msgspec.Meta(gt=0)], 0, "int"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda each: str(each)[:30])
+def test_a_wrong_argument_names_the_task_the_parameter_and_both_types(
+    annotation: Any, value: Any, shown: str
+) -> None:
+    parameters = taking(int, annotation)
+    for args, kwargs in (([1, value], {}), ([1], {"p1": value}), ([], {"p0": 1, "p1": value})):
+        with pytest.raises(BadArguments) as caught:
+            parameters.encode(args, kwargs)
+        assert isinstance(caught.value, TypeError)
+        message = str(caught.value)
+        assert message.startswith("shop.t: ")
+        if isinstance(value, float) and math.isnan(value):
+            assert "nan has no JSON form" in message
+            continue
+        assert "parameter 'p1' takes " in message
+        assert shown.replace("\\", "") in message
+        assert f"got {type(value).__name__} (" in message
+
+
+@pytest.mark.parametrize(("annotation", "value", "shown"), WRONG, ids=lambda each: str(each)[:30])
+def test_a_worker_names_the_parameter_too(annotation: Any, value: Any, shown: str) -> None:
+    if annotation is Colour or not isinstance(value, int | float | str | list | None) or value != value:
+        value = {"no": ["such", "thing"]}
+    raw = Raw(msgspec.json.encode(value))
+    parameters = taking(int, annotation)
+    with pytest.raises(BadArguments, match=r"shop\.t: parameter 'p1' takes "):
+        parameters.decode(Raw(b"[1," + bytes(raw) + b"]"), Raw(b"{}"))
+    with pytest.raises(BadArguments, match=r"shop\.t: parameter 'p1' takes "):
+        parameters.decode(Raw(b"[1]"), Raw(b'{"p1":' + bytes(raw) + b"}"))
+
+
+def full(
+    a: int, b: UUID | None = None, /, c: str = "c", *rest: Path, d: Decimal, e: bool = False, **more: date
+) -> None:
+    """Every kind of parameter."""
+
+
+FULL = Parameters("shop.full", full)
+NEAR = UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((), {"d": Decimal(1)}, "missing a required argument: 'a'"),
+        ((1,), {}, "missing a required( keyword-only)? argument: 'd'"),
+        ((1, NEAR, "x"), {"d": Decimal(1), "c": "y"}, "multiple values for argument 'c'"),
+        ((1, NEAR, "x", 5), {"d": Decimal(1)}, "parameter 'rest' takes Path, got int"),
+        ((1,), {"d": Decimal(1), "z": 5}, "parameter 'more' takes date, got int"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(
+    args: tuple[Any, ...], kwargs: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadArguments, match=rf"^shop\.full.*{says}"):
+        FULL.encode(args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"),
+    [
+        (lambda: 0, b"[1]", b"{}"),
+        (lambda a: a, b"[]", b"{}"),
+        (lambda a: a, b"[1,2]", b"{}"),
+        (lambda a, b=1: a, b"[1,2,3]", b"{}"),
+        (lambda a, b=1: a, b"[]", b'{"b":1}'),
+        (lambda a: a, b"[1]", b'{"b":1}'),
+        (lambda a: a, b"[1]", b'{"a":1}'),
+        (lambda a, /: a, b"[]", b'{"a":1}'),
+        (lambda *, a: a, b"[1]", b"{}"),
+        (lambda a: a, b"{}", b"{}"),
+        (lambda a: a, b"null", b"{}"),
+        (lambda a=1: a, b'"abc"', b"{}"),
+        (lambda a=1: a, b"[]", b"[1]"),
+        (lambda a=1: a, b"[]", b'"abc"'),
+        (lambda a: a, b"[" * 3000 + b"]" * 3000, b"{}"),
+        (lambda a: a, b"[" + b"[" * 30000 + b"]" * 30000 + b"]", b"{}"),
+        (lambda a=1: a, b'["\xff"]', b"{}"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_a_worker_refuses_a_call_that_does_not_fit_and_nothing_worse_happens(
+    function: Callable[..., Any], args: bytes, kwargs: bytes
+) -> None:
+    parameters = Parameters("shop.t", function)
+    if args.startswith(b"[[") and len(args) == 6000:
+        assert parameters.decode(Raw(b"[" + b"[]]"), Raw(kwargs))  # nesting itself is fine
+    with pytest.raises(BadArguments, match=r"^shop\.t"):
+        parameters.decode(Raw(args), Raw(kwargs))
+
+
+@given(st.binary(max_size=20), st.binary(max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_arguments_or_refused(args: bytes, kwargs: bytes) -> None:
+    with contextlib.suppress(BadArguments):
+        FULL.decode(Raw(args), Raw(kwargs))
+
+
+class Opaque:
+    """A class of which nobody knows how to make JSON."""
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Opaque(),
+        lambda: 0,
+        1j,
+        LOOP,
+        {(1, 2): 3},
+        "\ud800",
+        math.inf,
+        [{"a": -math.inf}, None],
+        open,
+        Opaque,
+    ],
+    ids=lambda each: repr(each)[:20],
+)
+def test_what_has_no_json_form_is_refused_as_argument_and_as_result(value: Any) -> None:
+    with pytest.raises(BadArguments, match=r"^shop\.t: an argument cannot be encoded: .+"):
+        taking(Any).encode([value], {})
+    with pytest.raises(BadArguments, match=r"^shop\.t: an argument cannot be encoded: .+"):
+        taking(Any).encode([], {"p0": value})
+    with pytest.raises(TypeError, match=r"^a result of type .+ cannot be encoded: .+"):
+        encode_value(value)
+
+
+def test_what_would_fail_only_at_the_worker_is_refused_here() -> None:
+    with pytest.raises(BadArguments, match=r"^shop\.t: parameter 'p0' takes .*PathLike.* has no JSON form"):
+        taking(os.PathLike).encode([Path("a")], {})
+
+
+def test_null_and_the_word_null_are_not_taken_for_nan() -> None:
+    assert there_and_back(taking(Any), [None, "null", 1.5]) == ([[None, "null", 1.5]], {})
+    assert encode_value({"null": None}) == b'{"null":null}'
+
+
+def test_an_optional_float_that_is_nan_does_not_become_none_in_silence() -> None:
+    with pytest.raises(BadArguments, match="nan has no JSON form"):
+        taking(float | None).encode([math.nan], {})
+    assert there_and_back(taking(float | None), None) == ([None], {})
+
+
+@pytest.mark.parametrize("annotation", [int | Point | Line, Path | str, list[Path | int], Literal[1.5]])
+def test_an_annotation_with_no_json_form_is_refused_at_declaration(annotation: Any) -> None:
+    with pytest.raises(Misconfigured, match=r"^task shop\.t: parameter 'p0' has no JSON form: "):
+        taking(annotation)
+    with pytest.raises(Misconfigured, match=r"^task shop\.t: the result has no JSON form: "):
+        taking(returns=annotation)

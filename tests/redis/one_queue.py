@@ -1,0 +1,105 @@
+"""One queue: every trip to it as a method, for tests of the scripts.
+
+Floor: tests. Reads and writes: the keys of one queue of one application that only the test has.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.call import Call
+from celery5.broker.calls import Entry
+from celery5.broker.keys import QueueKeys
+from celery5.protocol.envelope import Envelope, encode
+
+Words = tuple[str, bytes, str, bytes, int, bytes | int]
+
+
+def envelope(job_id: str) -> bytes:
+    """The message of a job."""
+    return encode(Envelope(v=1, id=job_id, task="shop.t"))
+
+
+class Queue:
+    """One queue, and the trips to it."""
+
+    def __init__(self, driver: BlockingRedis, keys: QueueKeys, client: Any) -> None:
+        self.driver = driver
+        self.keys = keys
+        self.client = client
+
+    def __call__(self, call: Call[Any]) -> Any:
+        return self.driver.perform(call)
+
+    def publish(self, *ids: str) -> int:
+        return int(self(calls.publish(self.keys, [(each, envelope(each)) for each in ids])))
+
+    def schedule(self, job_id: str, when: str) -> int:
+        return int(self(calls.schedule(self.keys, [(job_id, envelope(job_id), when)])))
+
+    def join(self, worker: str, lease: float = 30.0) -> None:
+        assert self(calls.join(self.keys, worker, lease=lease)) == 1
+
+    def read(self, worker: str, count: int = 100) -> list[Entry]:
+        return list(self(calls.read([self.keys], worker, count=count, block=0.001)))
+
+    def mine(self, worker: str) -> list[Entry]:
+        return list(self(calls.mine(self.keys, worker, after=b"0", count=100)))
+
+    def settle(self, worker: str, *words: Words) -> int:
+        return int(self(calls.settle(self.keys, worker, words)))
+
+    def recover(self, worker: str = "", *, limit: int = 100, deliveries: int = 3) -> calls.Recovered:
+        call = calls.recover(self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60)
+        found = self(call)
+        assert isinstance(found, calls.Recovered)
+        return found
+
+    def lapse(self, worker: str) -> None:
+        """End a worker's lease, as time would."""
+        self.client.zadd(self.keys.leases, {worker: 1})
+
+    def where(self, job_id: str) -> str:
+        return str(self(calls.locate(self.keys, job_id)).state)
+
+    def size(self) -> calls.Size:
+        found = self(calls.measure(self.keys))
+        assert isinstance(found, calls.Size)
+        return found
+
+    def contents(self) -> dict[str, Any]:
+        """Every key of the queue with its value; times to live rounded away."""
+        found: dict[str, Any] = {}
+        prefix = self.keys.stream.removesuffix("stream")
+        for key in sorted(self.client.scan_iter(match=prefix.replace("{", "[{]") + "*")):
+            found[key.decode()] = self.client.dump(key)
+        return found
+
+
+def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
+    """The job succeeded."""
+    return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, 0)
+
+
+def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Words:
+    """The job is tried again."""
+    return ("retry", entry.id, job_id, envelope(job_id), delay, 0)
+
+
+def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
+    """The job is dead."""
+    return ("bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}')
+
+
+def released(entry: Entry, job_id: str) -> Words:
+    """The job goes back."""
+    return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 0)
+
+
+VERBS: dict[str, tuple[Callable[[Entry, str], Words], str]] = {
+    "complete": (done, "ENDED"),
+    "retry": (failed, "RETRY"),
+    "bury": (buried, "DEAD"),
+    "release": (released, "SENT"),
+}

@@ -1,0 +1,217 @@
+"""Scripts for workers: they join, beat, leave and die, and whatever they held goes on.
+
+Floor: tests. Reads and writes: the keys of one queue of one application that only the test has.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import GROUP, Keys
+from celery5.errors import BrokerReplied
+from tests.redis.one_queue import Queue, done, envelope, released
+
+
+@pytest.fixture
+def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
+    driver = BlockingRedis(Endpoint.from_url(url))
+    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
+    driver.close()
+
+
+def test_joining_twice_changes_nothing_but_the_lease(queue: Queue) -> None:
+    queue.join("w", lease=1)
+    queue.publish("a")
+    assert len(queue.read("w")) == 1
+    queue.join("w", lease=1000)
+    assert len(queue.mine("w")) == 1
+    lease = queue.client.zscore(queue.keys.leases, "w")
+    assert lease is not None
+    assert lease / 1000 > time.time() + 900
+
+
+def test_joining_something_that_is_no_stream_fails(queue: Queue) -> None:
+    queue.client.set(queue.keys.stream, "x", px=60_000)
+    with pytest.raises(BrokerReplied, match="WRONGTYPE"):
+        queue(calls.join(queue.keys, "w", lease=1))
+
+
+def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    assert len(queue.read("w")) == 1
+
+
+def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
+    queue.join("w", lease=1)
+    assert queue(calls.beat(queue.keys, "w", lease=500)) == calls.Pulse(alive=True, lapsed=0, due_in=None)
+    assert (queue.client.zscore(queue.keys.leases, "w") or 0) / 1000 > time.time() + 400
+    queue.schedule("a", "+20000")
+    queue.join("other")
+    queue.lapse("other")
+    pulse = queue(calls.beat(queue.keys, "w", lease=5))
+    assert (pulse.alive, pulse.lapsed) == (True, 1)
+    assert 15 < pulse.due_in <= 20
+
+
+@pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
+def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Queue, state: str) -> None:
+    if state != "never joined":
+        queue.join("w")
+    if state == "left":
+        queue(calls.leave(queue.keys, "w"))
+    if state == "recovered":
+        queue.recover("w")
+    if state == "being recovered":
+        queue.client.zadd(queue.keys.leases, {"w": -1})
+    before = queue.contents()
+    assert queue(calls.beat(queue.keys, "w", lease=5)).alive is False
+    assert queue.contents() == before
+
+
+def test_a_worker_that_leaves_with_nothing_leaves_nothing(queue: Queue) -> None:
+    queue.join("w")
+    assert queue(calls.leave(queue.keys, "w")) == 0
+    assert queue.client.xinfo_consumers(queue.keys.stream, GROUP) == []
+    assert not queue.client.exists(queue.keys.leases)
+    assert queue(calls.leave(queue.keys, "w")) == 0
+
+
+def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    queue.join("other")
+    queue.read("w")
+    assert queue(calls.leave(queue.keys, "w")) > 0
+    assert queue(calls.beat(queue.keys, "other", lease=5)).lapsed == 1
+    assert queue.recover() == calls.Recovered(worker="w", back=2, buried=0, more=False)
+
+
+def test_leaving_does_not_undo_the_fence(queue: Queue) -> None:
+    queue.publish(*[f"j{n}" for n in range(5)])
+    queue.join("w")
+    *_, last = queue.read("w")
+    assert queue.recover("w", limit=2).more
+    queue(calls.leave(queue.keys, "w"))
+    assert queue.settle("w", done(last, "j4")) == -1
+
+
+def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) -> None:
+    queue.publish(*[f"j{n}" for n in range(5)])
+    queue.join("w")
+    queue.join("other")
+    assert queue.recover() == calls.Recovered(worker="", back=0, buried=0, more=False)
+    assert len(queue.read("w")) == 5
+    queue.lapse("w")
+    for expected in ((2, True), (2, True), (1, False)):
+        found = queue.recover(limit=2)
+        assert (found.worker, found.back, found.more) == ("w", *expected)
+        assert queue(calls.beat(queue.keys, "w", lease=5)).alive is False
+    assert queue.recover().worker == ""
+    assert [each.deliveries for each in queue.read("other")] == [1] * 5
+    names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
+    assert names == [b"other"]
+
+
+def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.recover("w")
+    queue.join("other")
+    for _ in range(3):
+        (entry,) = queue.read("other")
+        assert entry.deliveries == 1
+        queue.settle("other", released(entry, "a"))
+
+
+def test_the_last_portion_may_be_full(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    queue.read("w")
+    assert queue.recover("w", limit=2).more
+    assert queue.recover("w", limit=2) == calls.Recovered(worker="w", back=0, buried=0, more=False)
+
+
+def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Queue) -> None:
+    queue.publish("a")
+    for death in range(1, 4):
+        queue.join(f"w{death}")
+        (entry,) = queue.read(f"w{death}")
+        assert entry.deliveries == death - 1
+        found = queue.recover(f"w{death}", deliveries=2)
+        assert (found.back, found.buried) == ((0, 1) if death == 3 else (1, 0))
+    place = queue(calls.locate(queue.keys, "a"))
+    document = json.loads(place.document)
+    assert (place.state, document["state"], document["reason"]) == ("DEAD", "DEAD", "poisoned")
+    assert (document["id"], document["task"], document["attempt"]) == ("a", "shop.t", 1)
+    assert document["failure"]["worker"] == document["worker"] == "w3"
+    assert "3 times" in document["failure"]["message"]
+    assert abs(document["finished"] - time.time()) < 60
+    ((_, message, grave),) = queue(calls.dead(queue.keys, count=9))
+    assert (message, json.loads(grave)) == (envelope("a"), document)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff",
+        b"5",
+        b"true",
+        b"null",
+        b'"text"',
+        b"[1]",
+        b"{}",
+        b'{"id":{}}',
+        b'{"id":5,"task":[]}',
+        b"[" * 2000,
+    ],
+    ids=repr,
+)
+def test_a_corrupt_message_is_put_back_and_at_last_buried(queue: Queue, message: bytes) -> None:
+    queue.client.xadd(queue.keys.stream, {"job": message})
+    for death in range(1, 3):
+        queue.join(f"w{death}")
+        (entry,) = queue.read(f"w{death}")
+        assert entry.message == message
+        found = queue.recover(f"w{death}", deliveries=1)
+        assert (found.back, found.buried) == ((1, 0) if death == 1 else (0, 1))
+    ((_, kept, document),) = queue(calls.dead(queue.keys, count=9))
+    assert kept == message
+    assert json.loads(document)["reason"] == "poisoned"
+    assert not queue.client.exists(queue.keys.jobs)
+
+
+def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    first, _ = queue.read("w")
+    queue.client.xdel(queue.keys.stream, first.id)
+    assert [each.message for each in queue.mine("w")] == [b"", envelope("b")]
+    assert queue.recover("w").back == 1
+    assert queue.size() == calls.Size(stream=1, held=0, due=0, dead=0)
+
+
+def test_recovering_a_worker_of_whom_nothing_is_known_does_nothing(queue: Queue) -> None:
+    assert queue.recover("nobody") == calls.Recovered(worker="nobody", back=0, buried=0, more=False)
+    assert queue.contents() == {}
+
+
+def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Queue) -> None:
+    queue.join("dead")
+    queue.join("other")
+    queue.recover("dead")
+    queue.publish("a")
+    assert len(queue.read("dead")) == 1  # its blocked read was served after its recovery
+    pulse = queue(calls.beat(queue.keys, "other", lease=5))
+    assert (pulse.alive, pulse.lapsed) == (True, 1)
+    assert queue.recover() == calls.Recovered(worker="dead", back=1, buried=0, more=False)
+    assert queue.recover().worker == ""
+    assert len(queue.read("other")) == 1
