@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -209,7 +210,8 @@ class EmbeddedServer:
             return
         _tell(self._watcher, "\nfarewell\n")  # the empty line stands for a server that never started
         assert self._watcher.stdin is not None
-        self._watcher.stdin.close()
+        with suppress(BrokenPipeError):  # it is gone, and what it was told is still in the buffer
+            self._watcher.stdin.close()
         _end(self._watcher, None)
         self._watcher = None
 
