@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import redis
 import trio
@@ -72,7 +72,7 @@ async def working(app: App, **options: Any) -> AsyncGenerator[Working, None]:
 async def until(condition: Callable[[], bool], *, within: float = 5.0) -> None:
     """Wait until `condition()` holds, for `within` seconds at most."""
     with trio.fail_after(within):
-        while not condition():  # noqa: ASYNC110  it is looked at from outside
+        while not condition():
             await trio.sleep(0.005)
 
 
@@ -105,7 +105,7 @@ class Lines:
         self._stream = io.StringIO()
         self._journal = Journal(self._stream, level="debug")
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> Self:
         self._journal.__enter__()
         return self
 

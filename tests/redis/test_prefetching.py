@@ -1,0 +1,108 @@
+"""Prefetching: short jobs are read many at a time, long ones one for one, so that other workers get their share.
+
+Floor: tests. Reads and writes: the keys of the test's application; a server of the test's own where commands are
+counted.
+"""
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, agather, gather
+from celery5.broker.embedded import EmbeddedServer
+from tests.redis.staff import Staff, wait_until
+from tests.redis.workers import held, start, until
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> App:
+    """An application whose workers run two jobs at once."""
+    return App(app_name, broker=url, lease=1.0, concurrency=2, cpu_slots=2)
+
+
+async def test_long_jobs_are_shared_and_no_worker_holds_one_that_it_does_not_run(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    go, running = trio.Event(), 0
+
+    @app.task
+    async def long() -> None:
+        nonlocal running
+        running += 1
+        await go.wait()
+
+    async with trio.open_nursery() as nursery:
+        two = [await start(nursery, app) for _ in range(2)]
+        sent = await app.asend_many([long.s() for _ in range(6)])
+        await until(lambda: running == 4)
+        await trio.sleep(0.2)  # time enough to read one too many
+        assert sorted(held(redis_client, app).values()) == [2, 2]
+        assert running == 4
+        go.set()
+        await agather(sent)
+        for one in two:
+            await one.stop()
+
+
+async def test_long_jobs_after_many_short_ones_are_given_back_for_others(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    go, running = trio.Event(), 0
+
+    @app.task
+    async def job(long: bool) -> None:
+        nonlocal running
+        if long:
+            running += 1
+            await go.wait()
+
+    async with trio.open_nursery() as nursery:
+        first = await start(nursery, app)
+        await agather(await app.asend_many([job.s(False) for _ in range(600)]))
+        sent = await app.asend_many([job.s(True) for _ in range(40)])
+        await until(lambda: running == 2)
+        assert max(held(redis_client, app).values()) > 2  # it took them for short ones
+        second = await start(nursery, app)
+        await until(lambda: running == 4, within=3)
+        await until(lambda: sorted(held(redis_client, app).values()) == [2, 2])
+        go.set()
+        await agather(sent)
+        await first.stop()
+        await second.stop()
+
+
+def counted(client: "redis.Redis") -> dict[str, int]:
+    """How often each command was called on this server so far."""
+    stats = client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+
+
+def on_the_wire(counts: dict[str, int]) -> int:
+    """Commands that came over a connection and not out of a script, as far as they are a worker's."""
+    return sum(counts.get(name, 0) for name in ("evalsha", "eval", "xreadgroup", "ping"))
+
+
+def test_many_short_jobs_cost_few_trips(own_staff: Staff, own_server: EmbeddedServer) -> None:
+    app = own_staff.app
+    sent = [each for _ in range(10) for each in app.send_many([app.signature("nap", 0.0)] * 300)]
+    with redis.Redis.from_url(own_server.url) as client:
+        before = on_the_wire(counted(client))
+        own_staff.start("--burst", ready=0).wait(20)
+        trips = on_the_wire(counted(client)) - before
+    assert len(gather(sent, timeout=5)) == 3000
+    assert trips / 3000 <= 0.2
+
+
+def test_an_idle_worker_sends_less_than_one_command_a_second(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    own_staff.start()
+    with redis.Redis.from_url(own_server.url) as client:
+        wait_until(lambda: counted(client).get("xreadgroup", 0) >= 1)
+        before, seconds = counted(client), 6
+        trio.run(trio.sleep, seconds)
+        after = counted(client)
+    ours = {name: after[name] - before.get(name, 0) for name in after if name != "info"}
+    inside = ("time", "zscore", "zadd", "zcount", "zrange", "xinfo|consumers")  # what beat.lua calls
+    sent = sum(count for name, count in ours.items() if name not in inside)
+    assert sent <= seconds
