@@ -242,3 +242,12 @@ def test_a_folder_with_a_space_makes_a_url_that_works(
         with EmbeddedServer.start(server_binary) as server, redis.Redis.from_url(server.url) as client:
             assert quote("a b") in server.url
             assert client.ping()
+
+
+def test_a_watcher_that_was_killed_does_not_keep_the_folder(server_binary: str | None) -> None:
+    server = EmbeddedServer.start(server_binary)
+    assert server._watcher is not None
+    server._watcher.kill()  # as Ctrl-C does to a child that is not yet in a session of its own
+    server._watcher.wait()
+    server.stop()
+    assert not server.folder.exists()

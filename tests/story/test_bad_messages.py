@@ -1,4 +1,4 @@
-"""Bad messages: what a producer sends wrongly is refused before it leaves; what a worker gets is buried, and it lives on.
+"""Bad messages: what a producer sends wrongly is refused before it leaves; what a worker gets is buried.
 
 Floor: tests. Reads: dead-letter queues. Writes: jobs, good and bad, for one real worker process.
 """
