@@ -3,7 +3,7 @@
 Floor: domain. Reads: nothing. Writes: what the calls it makes say (streams, scheduled jobs, the set of queues).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from celery5.broker import calls
 from celery5.broker.call import Call
@@ -12,6 +12,8 @@ from celery5.protocol.job import Job
 
 PORTION = 200
 """Jobs in one trip: long scripts would hold the server up."""
+PORTION_BYTES = 4 * 1024 * 1024
+"""Bytes of messages in one trip, unless one message alone has more."""
 
 
 class Publisher:
@@ -41,8 +43,7 @@ class Publisher:
         made = [calls.announce(self._keys, name) for name in queues if name not in self._announced]
         for (name, scheduled), group in groups.items():
             keys = self.queue(name)
-            for start in range(0, len(group), PORTION):
-                part = group[start : start + PORTION]
+            for part in _portions(group):
                 if scheduled:
                     made.append(calls.schedule(keys, [(job.id, job.message, job.at) for job in part]))
                 else:
@@ -55,3 +56,16 @@ class Publisher:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
+
+
+def _portions(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs in their order, as many at a time as go in one trip."""
+    part: list[Job] = []
+    size = 0
+    for job in jobs:
+        if part and (len(part) == PORTION or size + len(job.message) > PORTION_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += len(job.message)
+    yield part

@@ -10,7 +10,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import PUBLISH, SCHEDULE
 from celery5.broker.keys import Keys
 from celery5.protocol.job import Job
-from celery5.publisher import PORTION, Publisher
+from celery5.publisher import PORTION, PORTION_BYTES, Publisher
 
 KEYS = Keys("shop")
 
@@ -63,6 +63,13 @@ def test_many_jobs_go_in_portions() -> None:
     assert [len(call.words) for call in made] == [5 + 3 * count for count in (PORTION, PORTION, 1)]
     sent = [word for call in made for word in call.words if str(word).startswith("id")]
     assert sent == [each.id for each in jobs]
+
+
+def test_large_jobs_go_in_smaller_portions() -> None:
+    large = [Job(f"id{n}", "shop.t", "default", b"x" * (PORTION_BYTES // 4 + 1)) for n in range(5)]
+    one = [Job("huge", "shop.t", "default", b"x" * (2 * PORTION_BYTES))]
+    made = [call for call in Publisher(keys=KEYS).publish([*large, *one]) if call.script]
+    assert [len(call.words) for call in made] == [5 + 3 * count for count in (3, 2, 1)]
 
 
 def test_publishing_may_be_repeated_when_nobody_knows_whether_it_ran() -> None:
