@@ -12,7 +12,7 @@ from dependencies import Injector
 T = TypeVar("T")
 
 
-def build(root: type[T], parts: type[Injector], /, **given: object) -> T:
+def build(root: type[T], parts: Injector, /, **given: object) -> T:
     """One `root` with everything its constructor asks for, directly or not: from `parts`, where `given` wins.
 
     Asked for once, so that every part in it exists once.

@@ -130,30 +130,30 @@ def make_steps(
     )
 
 
-class WorkerParts(Injector):
-    """Every part of a worker. A part is built from the names of its constructor's parameters."""
-
-    redis = TrioRedis
-    reader = value(make_reader)
-    push = value(make_push)
-    listen = ListenForDueJobs
-    join = JoinQueues
-    publishing = OpenPublishing
-    ledger = Ledger
-    results = ResultsQueue
-    asyncio_runner = AsyncioRunner
-    runners = value(make_runners)
-    budget = ConcurrencyBudget
-    heartbeat = Heartbeat
-    understudy = value(make_understudy)
-    wake = value(make_wake)
-    mover = Mover
-    recoverer = Recoverer
-    result_publisher = ResultPublisher
-    task_execution = TaskExecution
-    consumer = Consumer
-    burst_watch = Burst
-    steps = value(make_steps)
+WorkerParts = Injector(
+    redis=TrioRedis,
+    reader=value(make_reader),
+    push=value(make_push),
+    listen=ListenForDueJobs,
+    join=JoinQueues,
+    publishing=OpenPublishing,
+    ledger=Ledger,
+    results=ResultsQueue,
+    asyncio_runner=AsyncioRunner,
+    runners=value(make_runners),
+    budget=ConcurrencyBudget,
+    heartbeat=Heartbeat,
+    understudy=value(make_understudy),
+    wake=value(make_wake),
+    mover=Mover,
+    recoverer=Recoverer,
+    result_publisher=ResultPublisher,
+    task_execution=TaskExecution,
+    consumer=Consumer,
+    burst_watch=Burst,
+    steps=value(make_steps),
+)
+"""Every part of a worker. A part is built from the names of its constructor's parameters."""
 
 
 async def run(
