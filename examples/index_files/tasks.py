@@ -35,9 +35,12 @@ async def read(path: Path) -> Seen | None:
     seen = Seen(bytes=0, lines=0)
     try:
         async with await trio.open_file(path, "rb") as file:
-            while portion := await file.read(PORTION):
+            whole = False
+            while not whole:
+                portion = await file.read(PORTION)
                 seen.bytes += len(portion)
                 seen.lines += portion.count(b"\n")
+                whole = len(portion) < PORTION
     except OSError:
         return None
     return seen
