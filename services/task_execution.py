@@ -97,7 +97,9 @@ class TaskExecution:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
         async with trio.open_nursery() as nursery:
-            executors: trio.CancelScope = await nursery.start(self._executors)
+            # Not by nursery.start(): cancelled meanwhile, it would wait for a shielded task for ever.
+            executors = trio.CancelScope(shield=True)
+            nursery.start_soon(self._executors, executors)
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -106,13 +108,12 @@ class TaskExecution:
                     await self._wind_up()
                 executors.cancel()
 
-    async def _executors(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        with trio.CancelScope(shield=True) as scope:
+    async def _executors(self, scope: trio.CancelScope) -> None:
+        with scope:
             async with trio.open_nursery() as nursery:
                 for kind, queue in self._queues.items():
                     for _ in range(self._budget.slots(kind)):
                         nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind])
-                task_status.started(scope)
 
     async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace) -> None:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job

@@ -25,9 +25,12 @@ class TrioRunner:
         """
         try:
             return returned(await function(*args, **kwargs))
-        except (Exception, SystemExit) as error:
-            return raised(error)
-        except BaseExceptionGroup as group:
-            if group.subgroup((trio.Cancelled, KeyboardInterrupt)) is not None:
+        except _NOT_ITS_OWN:
+            raise
+        except BaseException as error:
+            if isinstance(error, BaseExceptionGroup) and error.subgroup(_NOT_ITS_OWN) is not None:
                 raise
-            return raised(group)
+            return raised(error)
+
+
+_NOT_ITS_OWN = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)

@@ -50,7 +50,7 @@ async def block(seconds: float) -> int:
 async def gate(path: str) -> int:
     """Wait for a file to appear."""
     note("begin")
-    while not Path(path).exists():  # noqa: ASYNC110, ASYNC240  the gate is another process's
+    while not Path(path).exists():  # noqa: ASYNC240  the gate is another process's
         await trio.sleep(0.01)
     note("end")
     return os.getpid()
@@ -60,7 +60,7 @@ async def gate(path: str) -> int:
 async def gate_asyncio(path: str) -> int:
     """The same on asyncio."""
     note("begin")
-    while not Path(path).exists():  # noqa: ASYNC110, ASYNC240
+    while not Path(path).exists():  # noqa: ASYNC240
         await asyncio.sleep(0.01)
     note("end")
     return os.getpid()

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 import redis
 import trio
+import trio.lowlevel
 
 from celery5 import (
     App,
@@ -42,7 +43,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
     @app.task
     async def on_trio(a: int) -> list[str]:
-        await trio.sleep(0)
+        await trio.lowlevel.checkpoint()
         return [str(a), threading.current_thread().name]
 
     @app.task(loop="asyncio")

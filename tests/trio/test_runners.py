@@ -1,0 +1,222 @@
+"""Runners: whatever a task does, there is one outcome, and a cancelled task has really ended.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+
+from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
+from celery5.runners import on_asyncio
+from celery5.runners.context import CURRENT, CurrentJob, current_job
+from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.on_trio import TrioRunner
+from celery5.runners.thread import ThreadRunner
+
+KINDS = ("trio", "asyncio", "thread")
+
+
+@pytest.fixture
+async def runners(nursery: trio.Nursery) -> AsyncIterator[dict[str, Any]]:
+    """One runner of each kind."""
+    loop = AsyncioRunner()
+    await nursery.start(loop.run)
+    yield {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=2)}
+    nursery.cancel_scope.cancel()
+
+
+async def execute(runners: dict[str, Any], kind: str, body: Any) -> Outcome:
+    """Run `body` as a task of this kind."""
+
+    async def coroutine(n: int, *, add: int) -> Any:
+        return body(n + add)
+
+    def function(n: int, *, add: int) -> Any:
+        return body(n + add)
+
+    outcome: Outcome = await runners[kind].execute(
+        function if kind == "thread" else coroutine, [1], {"add": 2}
+    )
+    return outcome
+
+
+def raiser(error: BaseException) -> Any:
+    """A body that raises."""
+
+    def body(_n: int) -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_result_is_encoded(runners: dict[str, Any], kind: str) -> None:
+    assert await execute(runners, kind, lambda n: {"n": n}) == Returned(b'{"n":3}')
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_result_without_a_json_form_is_refused(runners: dict[str, Any], kind: str) -> None:
+    for value in (object(), "half of a pair: \udc80", float("nan")):
+        outcome = await execute(runners, kind, lambda _n, value=value: value)
+        assert isinstance(outcome, Refused)
+        assert outcome.reason is Reason.UNENCODABLE_RESULT
+        assert "cannot be encoded" in outcome.failure.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("wrong", 7),
+        SystemExit(2),
+        ExceptionGroup("two", [ValueError("a"), OSError("b")]),
+        BaseExceptionGroup("exit", [SystemExit(1)]),
+        asyncio.CancelledError("by itself"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_is_raised_is_the_tasks_failure(
+    runners: dict[str, Any], kind: str, error: BaseException
+) -> None:
+    outcome = await execute(runners, kind, raiser(error))
+    assert isinstance(outcome, Raised)
+    assert outcome.failure.type == type(error).__name__
+    assert outcome.failure.args == tuple(map(repr, error.args))
+    assert "in body" in outcome.failure.traceback
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_task_knows_its_job_and_keeps_its_context_to_itself(
+    runners: dict[str, Any], kind: str
+) -> None:
+    job = CurrentJob("id", "task", "queue", 1, "worker")
+    CURRENT.set(job)
+
+    def body(_n: int) -> list[str]:
+        found = current_job()
+        assert found == job
+        return [found.id]
+
+    assert await execute(runners, kind, body) == Returned(b'["id"]')
+    CURRENT.set(None)
+
+
+async def test_a_cancelled_trio_task_has_ended(runners: dict[str, Any]) -> None:
+    ended = trio.Event()
+
+    async def task() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    with trio.move_on_after(0.02) as scope:
+        await runners["trio"].execute(task, [], {})
+    assert scope.cancelled_caught
+    assert ended.is_set()
+
+
+async def test_a_cancelled_asyncio_task_has_ended_when_execute_returns(runners: dict[str, Any]) -> None:
+    notes: list[str] = []
+
+    async def task() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            notes.append("ended")
+
+    with trio.move_on_after(0.02) as scope:
+        await runners["asyncio"].execute(task, [], {})
+    assert scope.cancelled_caught
+    assert notes == ["ended"]
+
+
+async def test_an_asyncio_task_that_is_done_all_the_same_keeps_its_result(runners: dict[str, Any]) -> None:
+    async def task() -> int:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return 5
+        return 6
+
+    with trio.move_on_after(0.02):
+        assert await runners["asyncio"].execute(task, [], {}) == Returned(b"5")
+
+
+async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
+    runners: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_asyncio, "CANCEL_LIMIT", 0.1)
+    go = threading.Event()
+
+    async def task() -> None:
+        go.wait(10)
+
+    began = time.monotonic()
+    with trio.move_on_after(0.02) as scope:
+        await runners["asyncio"].execute(task, [], {})
+    assert scope.cancelled_caught
+    assert time.monotonic() - began < 1
+    go.set()
+    assert await execute(runners, "asyncio", lambda n: n) == Returned(b"3")
+
+
+async def test_asyncio_tasks_run_side_by_side_and_each_gets_its_own_outcome(runners: dict[str, Any]) -> None:
+    found: dict[int, Outcome] = {}
+
+    async def task(n: int) -> int:
+        await asyncio.sleep(0.01 * (n % 3))
+        return n
+
+    async def ask(n: int) -> None:
+        with trio.move_on_after(0.005 if n % 5 == 0 else 5):
+            found[n] = await runners["asyncio"].execute(task, [n], {})
+
+    async with trio.open_nursery() as nursery:
+        for n in range(100):
+            nursery.start_soon(ask, n)
+    for n in range(100):
+        if n % 5:
+            assert found[n] == Returned(str(n).encode())
+
+
+async def test_a_cancelled_thread_is_left_to_itself_and_can_find_out(runners: dict[str, Any]) -> None:
+    go, told = threading.Event(), threading.Event()
+
+    def task() -> None:
+        go.wait(10)
+        try:
+            trio.from_thread.check_cancelled()
+        except trio.Cancelled:
+            told.set()
+            raise
+
+    began = time.monotonic()
+    with trio.move_on_after(0.02) as scope:
+        await runners["thread"].execute(task, [], {})
+    assert scope.cancelled_caught
+    assert time.monotonic() - began < 1
+    go.set()
+    assert told.wait(5)
+
+
+async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
+    loop = AsyncioRunner()
+    for _ in range(2):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(loop.run)
+
+            async def name() -> str:
+                asyncio.get_running_loop().create_task(asyncio.sleep(60))
+                return threading.current_thread().name
+
+            assert await loop.execute(name, [], {}) == Returned(b'"celery5-asyncio"')
+            nursery.cancel_scope.cancel()
+        assert not any(each.name == "celery5-asyncio" for each in threading.enumerate())

@@ -1,0 +1,117 @@
+"""Service shape: every service starts, is cancelled at once, starts again, and leaves no task behind.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+
+The services are found by looking: a new one is tried here before anybody remembers to write a test for it.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import threading
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+import celery5.bootsteps
+import celery5.runners
+import celery5.services
+from celery5 import App
+from celery5.bootsteps.boot import Boot, Service, Step, in_order
+from celery5.log import Log
+from celery5.processes import worker
+from celery5.processes.worker import WorkerOptions, WorkerParts
+from celery5.wiring import build
+
+
+def living() -> list[type]:
+    """Every class with `run(self, *, task_status)` in the services, the boot steps and the runners."""
+    found = []
+    for room in (celery5.services, celery5.bootsteps, celery5.runners):
+        for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+            for thing in vars(importlib.import_module(module.name)).values():
+                ours = inspect.isclass(thing) and thing.__module__ == module.name
+                run = getattr(thing, "run", None) if ours else None
+                protocol = getattr(thing, "_is_protocol", False)
+                if run and not protocol and not thing.__name__.startswith("_"):
+                    assert "task_status" in inspect.signature(run).parameters, thing
+                    found.append(thing)
+    return sorted(set(found), key=lambda each: each.__name__)
+
+
+def test_the_services_are_found() -> None:
+    names = {each.__name__ for each in living()}
+    assert {"Consumer", "TaskExecution", "ResultPublisher", "Heartbeat", "Mover", "Recoverer"} <= names
+    assert {"JoinQueues", "OpenPublishing", "AsyncioRunner", "Boot"} <= names
+
+
+class Parts:
+    """A worker's steps."""
+
+    def __init__(self, *, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+
+
+def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
+    """The service as a worker has it, and all that must be up before it, in order."""
+    log = Log(worker="w", app=app.name)
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event())
+    steps = build(Parts, WorkerParts, **given).steps
+    if service is Boot:
+        return Boot(steps=steps), []
+    one = next((step for step in steps if type(step.service) is service), None)
+    assert one is not None, (
+        f"{service.__name__} is no step of the worker: wire it, or try it here in another way"
+    )
+    needed = set(one.requires)
+    for step in reversed(in_order(steps)):
+        if step.name in needed:
+            needed.update(step.requires)
+    return one.service, [step.service for step in in_order(steps) if step.name in needed]
+
+
+@pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)
+async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
+    service: type, url: str, app_name: str
+) -> None:
+    app = App(app_name, broker=url, lease=1.0)
+
+    @app.task
+    async def nothing() -> None:
+        pass
+
+    one, needs = in_its_place(service, app)
+    threads = {each.ident for each in threading.enumerate()}
+    async with trio.open_nursery() as around:
+        for each in needs:
+            await around.start(each.run)
+        await wait_all_tasks_blocked(0.01)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        for _ in range(3):
+            with trio.fail_after(10):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(one.run)
+                    nursery.cancel_scope.cancel()
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(one.run)
+                    nursery.cancel_scope.cancel()
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(one.run)
+                    await wait_all_tasks_blocked(0.01)
+                    nursery.cancel_scope.cancel()
+            await wait_all_tasks_blocked(0.01)
+            assert trio.lowlevel.current_statistics().tasks_living == tasks
+        around.cancel_scope.cancel()
+    with trio.fail_after(5):
+        while ours(threads):
+            await trio.sleep(0.01)
+
+
+def ours(before: set[int | None]) -> list[str]:
+    """Threads of celery5 that were not there before. Trio keeps its own for later."""
+    return [
+        each.name
+        for each in threading.enumerate()
+        if each.ident not in before and each.name.startswith("celery5")
+    ]
