@@ -76,16 +76,16 @@ class App:
             raise Misconfigured(
                 f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
             )
-        self.name = name
-        self.include = tuple(include)
-        self.module = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
+        self.name: str = name
+        self.include: tuple[str, ...] = tuple(include)
+        self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.settings: Settings = read_settings(self._said, os.environ)
-        self.retry_policy = (retry_policy or RetryPolicy()).checked()
-        self.tasks = Registry()
-        self.task = Declare(self.tasks.add, self)
-        self.keys = Keys(name)
-        self.connections = Connections(self.settings.broker)
+        self.retry_policy: RetryPolicy = (retry_policy or RetryPolicy()).checked()
+        self.tasks: Registry = Registry()
+        self.task: Declare = Declare(self.tasks.add, self)
+        self.keys: Keys = Keys(name)
+        self.connections: Connections = Connections(self.settings.broker)
         self._publisher = Publisher(keys=self.keys)
         _APPS.add(self)
 
@@ -196,7 +196,7 @@ class App:
 _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 
-task = Declare(lambda _task: None, None)
+task: Declare = Declare(lambda _task: None, None)
 """Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
 
 

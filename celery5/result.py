@@ -42,10 +42,10 @@ class AsyncResult(Generic[R_co]):
         type: ResultType = _ANYTHING,  # noqa: A002
         ignored: bool = False,
     ) -> None:
-        self.app = app
-        self.id = id
-        self.queue = queue
-        self.task = task
+        self.app: App = app
+        self.id: str = id
+        self.queue: str = queue
+        self.task: str = task
         self._type = type
         self._ignored = ignored
         self._value: Any = _MISSING

@@ -48,17 +48,17 @@ class Task(Generic[P, R_co]):
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
-        self.function = function
-        self.name = name or _name_of(function)
-        self.kind = _kind(function, loop, self.name)
-        self.options_ = (options or Options()).checked()
+        self.function: Callable[..., Any] = function
+        self.name: str = name or _name_of(function)
+        self.kind: Kind = _kind(function, loop, self.name)
+        self.options_: Options = (options or Options()).checked()
         self._app = app
         self._policy: RetryPolicy | None = None
-        self.parameters = Parameters(self.name, function)
-        self.result_type = ResultType(self.parameters.returns)
+        self.parameters: Parameters = Parameters(self.name, function)
+        self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", "")
-        self.__name__ = getattr(function, "__name__", self.name)
+        self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class Signature(Generic[R_co]):
     __slots__ = ("_args", "_kwargs", "task")
 
     def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.task = task
+        self.task: Task[..., R_co] = task
         self._args = args
         self._kwargs = kwargs
 
