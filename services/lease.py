@@ -20,8 +20,8 @@ def now() -> float:
 class Lease:
     """This worker's right to settle jobs: how long it lasts unrenewed, in seconds, and whether it was lost.
 
-    `until` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer wakes with
-    jobs in its hands that others may have finished long ago: it begins none before it is `sure` of its lease (I3).
+    `until` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer wakes
+    with jobs in its hands that others may have finished long ago: it begins none before it is `sure` of its lease (I3).
     """
 
     def __init__(self, *, seconds: float) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from celery5 import App
+from celery5 import App, RetryPolicy
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.historian import app as historian
 from tests.redis.staff import Staff
+from tests.redis.workers import LEASE
 
 
 def _staff(url: str, name: str, folder: Path) -> Iterator[Staff]:
@@ -36,3 +37,12 @@ def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
 def own_staff(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[Staff]:
     """Worker processes over a server of the test's own."""
     yield from _staff(own_server.url, app_name, tmp_path)
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application with a short lease and quick retries, for workers in the test's own Trio run."""
+    policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
+    one = App(app_name, broker=url, lease=LEASE, cpu_slots=4, concurrency=20, retry_policy=policy)
+    yield one
+    one.close()

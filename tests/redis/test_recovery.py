@@ -4,7 +4,9 @@ Floor: tests. Reads and writes: the keys of the test's application; the history.
 """
 
 import json
+import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +17,7 @@ import redis
 from celery5 import AsyncResult, JobState, TaskFailed, gather
 from celery5.protocol.envelope import read_document
 from tests.redis.staff import Staff, is_alive, wait_until
-from tests.redis.workers import held, leftovers
+from tests.redis.workers import entries, held, leftovers
 
 LEASE = 1.0
 
@@ -34,7 +36,7 @@ def assert_each_job_ended_with_its_last_run(
     last = {each.job: each for each in begins}
     for each in sent:
         raw = client.get(each.key)
-        assert raw is not None
+        assert isinstance(raw, bytes)
         document = read_document(raw)
         assert document.state == "SUCCESS"
         assert abs(document.started - last[each.id].at) < 0.1
@@ -164,7 +166,7 @@ def test_a_job_longer_than_the_grace_period_is_given_back_uncounted(
     assert worker.wait() == 0
     assert time.monotonic() - began < 2.0
     assert [each.status() for each in sent] == [JobState.SENT] * 3
-    for _, fields in redis_client.xrange(staff.app.queue("default").stream):
+    for fields in entries(redis_client, staff.app.queue("default").stream):
         assert json.loads(fields[b"job"]).get("attempt", 1) == 1
         assert fields[b"deliveries"] == b"0"
     assert held(redis_client, staff.app) == {}
@@ -200,7 +202,7 @@ def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Sta
     wait_until(lambda: len(staff.notes()) == 1)
     (first,) = staff.notes()
     killed = time.time()
-    signal_pid(first.pid, signal.SIGKILL)
+    os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: len(staff.notes()) == 2)
     assert staff.notes()[1].at - killed < 1.0
     wait_until(lambda: len(fleet.lines("worker:ready")) == 3)
@@ -208,13 +210,6 @@ def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Sta
     assert sent.get(timeout=10) == staff.notes()[1].pid
     fleet.signal(signal.SIGTERM)
     assert fleet.wait() == 0
-
-
-def signal_pid(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a child of a worker that a test started."""
-    import os
-
-    os.kill(pid, number)
 
 
 def children(staff: Staff, worker_pid: int) -> list[int]:
@@ -242,8 +237,6 @@ def test_children_of_a_killed_fleet_end_by_themselves(staff: Staff, redis_client
 
 
 def test_a_fleet_whose_children_cannot_start_gives_up(staff: Staff) -> None:
-    import sys
-
     script = (
         "import os, sys\n"
         "from celery5 import App\n"

@@ -4,9 +4,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,21 +21,11 @@ from celery5 import (
     CurrentJob,
     JobState,
     ResultsDisabled,
-    RetryPolicy,
     TaskFailed,
     agather,
     current_job,
 )
-from tests.redis.workers import LEASE, Lines, held, leftovers, until, until_async, working
-
-
-@pytest.fixture
-def app(url: str, app_name: str) -> Iterator[App]:
-    """An application with a short lease and quick retries."""
-    policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
-    one = App(app_name, broker=url, lease=LEASE, cpu_slots=4, concurrency=20, retry_policy=policy)
-    yield one
-    one.close()
+from tests.redis.workers import LEASE, Lines, held, leftovers, of_kind, until_async, working
 
 
 async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
@@ -57,7 +45,8 @@ async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
 
     async with working(app):
         sent = [await on_trio.adelay(1), await on_asyncio.adelay(2), await in_thread.adelay(3)]
-        (one, here), (two, loop), (three, thread) = await agather(sent)
+        got: Any = await agather(sent)
+    (one, here), (two, loop), (three, thread) = got
     assert (one, two, three) == ("1", "2", "3")
     assert here == threading.current_thread().name
     assert loop == "celery5-asyncio"
@@ -81,142 +70,6 @@ async def test_results_come_back_as_the_annotation_says(app: App) -> None:
         got = await (await typed.adelay(uuid4(), Decimal("1.10"), now, Path("a"))).aget()
         assert got["all"][1] == "1.10"
         assert await (await path.adelay(Path("a"))).aget() == Path("a/b")
-
-
-@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
-async def test_a_job_that_fails_is_tried_again_until_it_succeeds(app: App, kind: str) -> None:
-    runs: list[int] = []
-
-    def body() -> int:
-        job = current_job()
-        assert job is not None
-        runs.append(job.attempt)
-        if len(runs) < 3:
-            raise OSError("not yet")
-        return len(runs)
-
-    task = of_kind(app, kind, body)
-    async with working(app):
-        assert await (await task.adelay()).aget() == 3
-    assert runs == [1, 2, 3]
-
-
-def of_kind(app: App, kind: str, body: Any) -> Any:
-    """A task named `flaky` that does `body` where the kind says."""
-    if kind == "thread":
-
-        def flaky() -> Any:
-            return body()
-
-        return app.task(name="flaky")(flaky)
-
-    async def coroutine() -> Any:
-        return body()
-
-    return app.task(name="flaky", loop=kind)(coroutine)
-
-
-@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
-@pytest.mark.parametrize("error", [ValueError("wrong \udc80 \N{SNOWMAN}", 7), SystemExit(3)], ids=repr)
-async def test_a_job_that_never_succeeds_is_buried_with_what_it_raised(
-    app: App, redis_client: "redis.Redis", kind: str, error: BaseException
-) -> None:
-    def body() -> None:
-        raise error
-
-    task = of_kind(app, kind, body)
-    async with working(app):
-        sent = await task.adelay()
-        with pytest.raises(TaskFailed, match="exhausted") as caught:
-            await sent.aget()
-        assert await sent.astatus() is JobState.DEAD
-    failure = caught.value
-    assert failure.type == type(error).__name__
-    assert failure.attempt == 3
-    assert "in body" in failure.traceback
-    assert failure.worker
-    ((_, fields),) = redis_client.xrange(app.queue("default").dead)
-    kept = json.loads(fields[b"job"])
-    assert kept["id"] == sent.id
-    assert [each.get("attempt", 1) for each in kept["failures"]] == [1, 2, 3]
-    assert held(redis_client, app) == {}
-
-
-async def test_a_group_of_errors_and_an_exit_within_a_nursery_are_the_jobs_own_affair(app: App) -> None:
-    @app.task(max_retries=0)
-    async def grouped(leave: bool) -> None:
-        async def fail() -> None:
-            raise SystemExit(1) if leave else ValueError("inside")
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-
-    async with working(app) as one:
-        for leave, name in ((False, "ExceptionGroup"), (True, "BaseExceptionGroup")):
-            with pytest.raises(TaskFailed) as caught:
-                await (await grouped.adelay(leave)).aget()
-            assert caught.value.type == name
-        assert not one.ended.is_set()
-
-
-class Awkward(Exception):
-    """An error that cannot be shown."""
-
-    args: Any = property(lambda self: 1 / 0)
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-async def test_an_error_that_cannot_be_shown_is_buried_all_the_same(app: App) -> None:
-    @app.task(max_retries=0)
-    async def awkward() -> None:
-        raise Awkward
-
-    async with working(app):
-        with pytest.raises(TaskFailed, match="cannot be shown"):
-            await (await awkward.adelay()).aget()
-
-
-async def test_what_cannot_be_run_is_buried_with_the_reason_and_the_worker_lives(
-    app: App, redis_client: "redis.Redis"
-) -> None:
-    @app.task
-    async def double(n: int) -> int:
-        return 2 * n
-
-    @app.task
-    async def strange() -> object:
-        return object()
-
-    @app.task
-    async def large() -> str:
-        return "x" * 2_000_000
-
-    keys = app.queue("default")
-
-    def inject(job_id: str, **fields: Any) -> None:
-        envelope = {"v": 1, "id": job_id, "task": double.name, "args": [], "sent": 0.0, **fields}
-        redis_client.xadd(keys.stream, {"job": json.dumps(envelope)})
-
-    async with working(app) as one:
-        inject("unknown", task="no.such.task")
-        inject("bad", args=["three"])
-        inject("future", v=99)
-        redis_client.xadd(keys.stream, {"job": b"\xff not json"})
-        redis_client.xadd(keys.stream, {"something": "else"})
-        odd, big = await strange.adelay(), await large.adelay()
-        await until(lambda: redis_client.xlen(keys.dead) == 7)
-        assert await (await double.adelay(4)).aget() == 8
-        assert not one.ended.is_set()
-        for sent, reason in ((odd, "unencodable-result"), (big, "result-too-large")):
-            with pytest.raises(TaskFailed, match=reason):
-                await sent.aget()
-    reasons = [json.loads(fields[b"document"])["reason"] for _, fields in redis_client.xrange(keys.dead)]
-    assert sorted(reasons) == sorted(
-        ["unknown-task", "bad-arguments", "unencodable-result", "result-too-large", *["corrupt"] * 3]
-    )
-    assert redis_client.xlen(keys.stream) == 0
 
 
 async def test_a_job_starts_at_its_time_and_not_before(app: App) -> None:

@@ -92,10 +92,15 @@ def held(client: "redis.Redis", app: App, queue: str = "default") -> dict[str, i
 
 def leftovers(client: "redis.Redis", app: App) -> dict[str, str]:
     """The keys of the application that are left, with their types."""
-    return {
-        key.decode(): client.type(key).decode()
-        for key in client.scan_iter(f"celery5:{{{app.name}*", count=1000)
-    }
+    looked: Any = client
+    found = looked.scan_iter(f"celery5:{{{app.name}*", count=1000)
+    return {key.decode(): looked.type(key).decode() for key in found}
+
+
+def entries(client: "redis.Redis", stream: str) -> list[dict[bytes, bytes]]:
+    """What is on a stream, from the oldest on."""
+    found: Any = client.xrange(stream)
+    return [fields for _, fields in found]
 
 
 class Lines:
@@ -116,3 +121,18 @@ class Lines:
         """All messages `celery5:<name>` so far."""
         lines = [json.loads(line) for line in self._stream.getvalue().splitlines()]
         return [line for line in lines if line.get("message_type") == f"celery5:{name}"]
+
+
+def of_kind(app: App, kind: str, body: Any) -> Any:
+    """A task named `flaky` that does `body` where the kind says."""
+    if kind == "thread":
+
+        def flaky() -> Any:
+            return body()
+
+        return app.task(name="flaky")(flaky)
+
+    async def coroutine() -> Any:
+        return body()
+
+    return app.task(name="flaky", loop="asyncio" if kind == "asyncio" else "trio")(coroutine)

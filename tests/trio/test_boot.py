@@ -35,7 +35,8 @@ class Part:
                 raise ValueError(self.fails)
             self.notes.append(f"{self.name} up")
             task_status.started()
-            await (self.crash.wait() if self.crash is not None else trio.sleep_forever())
+            crash = trio.Event() if self.crash is None else self.crash
+            await crash.wait()
             raise RuntimeError(f"{self.name} crashed")
         finally:
             with trio.CancelScope(shield=True):

@@ -214,7 +214,7 @@ async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
             await nursery.start(loop.run)
 
             async def name() -> str:
-                asyncio.get_running_loop().create_task(asyncio.sleep(60))
+                _left = asyncio.get_running_loop().create_task(asyncio.sleep(60))
                 return threading.current_thread().name
 
             assert await loop.execute(name, [], {}) == Returned(b'"celery5-asyncio"')

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pkgutil
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -91,7 +92,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
         for _ in range(3):
             with trio.fail_after(10):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(one.run)
+                    nursery.start_soon(partial(one.run, task_status=trio.TASK_STATUS_IGNORED))
                     nursery.cancel_scope.cancel()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(one.run)
