@@ -70,6 +70,10 @@ def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError
             return BrokerReplied(f"broker {where}: this cannot be sent: {error}", code="DATA")
         case redis.exceptions.TimeoutError() | TimeoutError():
             return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
+        case redis.exceptions.ConnectionError() if isinstance(why := _while_connecting(error), OSError):
+            return BrokerUnavailable(
+                f"broker {where} cannot be reached: {_reason(why)}", maybe_done=maybe_done
+            )
         case OSError():
             return BrokerUnavailable(
                 f"broker {where} cannot be reached: {_reason(error)}", maybe_done=maybe_done
@@ -100,6 +104,11 @@ def replied(text: str, *, where: str) -> BrokerError:
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def _while_connecting(error: Exception) -> BaseException | None:
+    """What redis-py met while it connected; it keeps that in the context, and says so in its text only."""
+    return error.__context__ if " connecting to " in str(error) else None
 
 
 def _reason(error: Exception) -> str:
