@@ -134,8 +134,8 @@ class Log:
     def __init__(self, *, worker: str, app: str) -> None:
         self._action = eliot.start_action(action_type="celery5:worker", worker=worker, app=app)
         self._write = self._action.log
-        # Jobs are written on a branch of the action that is reserved for them: counting along it ourselves costs a third
-        # of what the action's own bookkeeping costs.
+        # Jobs are written on a branch of the action that is reserved for them: counting along it costs a third of
+        # the action's own bookkeeping.
         self._uuid, _, branch = self._action.serialize_task_id().decode().partition("@")
         self._branch = [int(part) for part in branch.split("/") if part]
         self._jobs = 0

@@ -25,7 +25,7 @@ from celery5.protocol.job import new_id
 DEATHS = 10
 """Deaths within PERIOD seconds after which the fleet gives up."""
 PERIOD = 60.0
-EARLY = 3.0
+EARLY = 8.0
 """Seconds: a child that ends by itself with an error before that could not start; another would not either."""
 KILL_AFTER = 30.0
 """Seconds beyond the grace period that children get before they are killed."""

@@ -3,6 +3,7 @@
 Floor: processes. Reads: signals. Writes: the log.
 """
 
+import gc
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -62,12 +63,14 @@ async def serve_here(app: App, options: WorkerOptions) -> None:
 
 
 class _Ready(trio.TaskStatus[None]):
-    """Says in the log that the worker consumes."""
+    """Says in the log that the worker consumes. What is loaded by now stays: the collector need not look at it again."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def started(self, value: None = None) -> None:
+        gc.collect()
+        gc.freeze()
         self._log.event("worker:ready")
 
 

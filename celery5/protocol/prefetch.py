@@ -76,9 +76,9 @@ def ahead(slots: int, mean: float | None) -> int:
 def to_read(*, slots: int, held: int, mean: float | None) -> int:
     """How many jobs to read now, with `held` jobs in hand; 0 says wait.
 
-    With nothing held ahead every free slot is filled one for one. Otherwise reading waits until half of what may be
-    held ahead is gone, so that trips are few and large.
+    With nothing held ahead every free slot is filled one for one. Otherwise reading waits until a quarter of what may
+    be held ahead is gone, so that trips are few and large and executors do not run dry meanwhile.
     """
     buffer = ahead(slots, mean)
     room = slots + buffer - held
-    return min(room, BATCH) if room > buffer // 2 else 0
+    return min(room, BATCH) if room > buffer // 4 else 0
