@@ -112,6 +112,7 @@ class Lines:
 
     def __enter__(self) -> Self:
         self._journal.__enter__()
+        self._journal._buffer.clear()  # what eliot had kept for the first who would listen
         return self
 
     def __exit__(self, *_exc: object) -> None:
