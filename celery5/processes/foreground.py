@@ -63,7 +63,7 @@ async def serve_here(app: App, options: WorkerOptions) -> None:
 
 
 class _Ready(trio.TaskStatus[None]):
-    """Says in the log that the worker consumes. What is loaded by now stays: the collector need not look at it again."""
+    """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
