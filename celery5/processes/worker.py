@@ -228,12 +228,10 @@ class _Once(trio.TaskStatus[None]):
             self._status.started()
 
 
-def _first_of(group: BaseExceptionGroup[BaseException]) -> str:
+def _first_of(group: BaseExceptionGroup[Any]) -> str:
     """The first error in a group of groups, as text."""
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return str(first)
+    first: Any = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else str(first)
 
 
 def _here() -> str:

@@ -27,9 +27,11 @@ class TrioRunner:
             return returned(await function(*args, **kwargs))
         except _NOT_ITS_OWN:
             raise
-        except BaseException as error:
-            if isinstance(error, BaseExceptionGroup) and error.subgroup(_NOT_ITS_OWN) is not None:
+        except BaseExceptionGroup as group:
+            if group.subgroup(_NOT_ITS_OWN) is not None:
                 raise
+            return raised(group)
+        except BaseException as error:
             return raised(error)
 
 
