@@ -228,10 +228,11 @@ class _Once(trio.TaskStatus[None]):
             self._status.started()
 
 
-def _first_of(group: BaseExceptionGroup[Any]) -> str:
+def _first_of(group: Any) -> str:
     """The first error in a group of groups, as text."""
-    first: Any = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else str(first)
+    first = group.exceptions[0]
+    inner = getattr(first, "exceptions", None)  # a group in the group
+    return str(first) if inner is None else _first_of(first)
 
 
 def _here() -> str:
