@@ -7,6 +7,7 @@ reports a child's death at once: the child's jobs are put back within moments, n
 """
 
 import ctypes
+import mmap
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery5.app import App
@@ -25,8 +27,6 @@ from celery5.protocol.job import new_id
 DEATHS = 10
 """Deaths within PERIOD seconds after which the fleet gives up."""
 PERIOD = 60.0
-EARLY = 8.0
-"""Seconds: a child that ends by itself with an error before that could not start; another would not either."""
 KILL_AFTER = 30.0
 """Seconds beyond the grace period that children get before they are killed."""
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
@@ -34,20 +34,23 @@ _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What `supervise` gives in a child: the name it is to have."""
+    """What `supervise` gives in a child: the name it is to have, and what to call when it consumes."""
 
     name: str
+    ready: Callable[[], None]
 
 
 @dataclass(slots=True)
 class _Fleet:
-    """The children that run, by process id; when to start others; the deaths of late."""
+    """The children that run, by process id; when to start others; the deaths of late; and one byte that it shares with
+    its children, which is 1 once one of them has consumed."""
 
     app: App
     prefix: str
-    children: dict[int, tuple[str, float]] = field(default_factory=dict)
+    children: dict[int, str] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS))
+    begun: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 1))
     code: int = 0
     stopping: float | None = None
 
@@ -81,9 +84,14 @@ def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | N
         pid = os.fork()
         if pid == 0:
             _become_child(parent, mask)
-            return Child(name)
-        fleet.children[pid] = (name, now)
+            return Child(name, lambda: _say_begun(fleet))
+        fleet.children[pid] = name
     return None
+
+
+def _say_begun(fleet: _Fleet) -> None:
+    """In a child: it consumes."""
+    fleet.begun[0] = 1
 
 
 def _become_child(parent: int, mask: set[signal.Signals] | set[int]) -> None:
@@ -129,7 +137,7 @@ def _reap(fleet: _Fleet) -> None:
             return
         if pid not in fleet.children:
             continue
-        name, started = fleet.children.pop(pid)
+        name = fleet.children.pop(pid)
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
             continue
@@ -138,15 +146,17 @@ def _reap(fleet: _Fleet) -> None:
         if fleet.stopping is not None:
             fleet.code = fleet.code or (0 if code == -signal.SIGTERM else 1)
         else:
-            _replace(fleet, code, started)
+            _replace(fleet, code)
 
 
-def _replace(fleet: _Fleet, code: int, started: float) -> None:
+def _replace(fleet: _Fleet, code: int) -> None:
     now = time.monotonic()
     fleet.deaths.append(now)
     often = len(fleet.deaths) == DEATHS and now - fleet.deaths[0] < PERIOD
-    if often or (code > 0 and now - started < EARLY):
-        _say("worker processes keep ending: giving up")
+    # It ended by itself, and none has ever come up: another would not either.
+    in_vain = code > 0 and not fleet.begun[0]
+    if often or in_vain:
+        _say(f"worker processes {'cannot start' if in_vain else 'keep ending'}: giving up")
         fleet.code, fleet.stopping = 1, now
         fleet.starts.clear()
         _tell(fleet, signal.SIGTERM)

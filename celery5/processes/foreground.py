@@ -5,16 +5,19 @@ Floor: processes. Reads: signals. Writes: the log.
 
 import gc
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 
 from celery5.app import App
 from celery5.log import Format, Journal, Level, Log
 from celery5.processes import fleet, worker
-from celery5.processes.signals import stop_on_signal
+from celery5.processes.signals import stopping_on_signal
 from celery5.processes.worker import WorkerOptions
+
+STOP_LIMIT = 60.0
+"""Seconds beyond the grace period after which a process that was told to stop is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +38,28 @@ def serve(app: App, options: ServeOptions) -> int:
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
-    incarnation = ""
+    incarnation, ready = "", _nothing
     if options.processes > 1:
         part = fleet.supervise(app, processes=options.processes, name=options.name)
         if isinstance(part, int):
             return part
-        incarnation = part.name
+        incarnation, ready = part.name, part.ready
     told = WorkerOptions(options.queues, options.burst, options.name, incarnation)
     with Journal(sys.stdout, form=options.log_format, level=options.log_level):
-        trio.run(serve_here, app, told)
+        trio.run(serve_here, app, told, ready)
     return 0
 
 
-async def serve_here(app: App, options: WorkerOptions) -> None:
-    """Be one worker in this Trio run until a signal, or until a burst is done."""
+async def serve_here(app: App, options: WorkerOptions, told: Callable[[], None] = lambda: None) -> None:
+    """Be one worker in this Trio run until a signal, or until a burst is done. `told` is called when it consumes."""
     log = Log(worker=options.name or "worker", app=app.name)
     done = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
-            stop = nursery.cancel_scope.cancel
-            await nursery.start(partial(stop_on_signal, stop, log=log))
-            nursery.start_soon(_stop_when, done, nursery.cancel_scope)
-            await worker.run(app, options, log=log, done=done, task_status=_Ready(log))
+            limit = app.settings.grace_period + STOP_LIMIT
+            with stopping_on_signal(nursery.cancel_scope.cancel, log=log, limit=limit):
+                nursery.start_soon(_stop_when, done, nursery.cancel_scope)
+                await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
     finally:
         log.event("worker:stopped")
         log.finish()
@@ -65,13 +68,19 @@ async def serve_here(app: App, options: WorkerOptions) -> None:
 class _Ready(trio.TaskStatus[None]):
     """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, told: Callable[[], None]) -> None:
         self._log = log
+        self._told = told
 
     def started(self, value: None = None) -> None:
         gc.collect()
         gc.freeze()
+        self._told()
         self._log.event("worker:ready")
+
+
+def _nothing() -> None:
+    """Nobody wants to know that this worker is ready."""
 
 
 async def _stop_when(done: trio.Event, scope: trio.CancelScope) -> None:

@@ -81,3 +81,18 @@ async def die() -> None:
     """Take the worker down."""
     note("begin")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="leave")
+async def leave(code: int) -> None:
+    """Take the worker down with an exit code."""
+    note("begin")
+    os._exit(code)
+
+
+@app.task(name="deaf")
+async def deaf(seconds: float) -> None:
+    """Take no notice of being cancelled."""
+    note("begin")
+    with trio.CancelScope(shield=True):
+        await trio.sleep(seconds)

@@ -1,0 +1,63 @@
+"""Stopping: a worker that is told twice ends at once, whatever its jobs do; one that was told once ends in the end.
+
+Floor: tests. Reads and writes: the keys of the test's application; the history.
+"""
+
+import signal
+import sys
+import time
+
+from celery5 import AsyncResult
+from tests.redis.staff import Staff, wait_until
+
+
+def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
+    """Send one job."""
+    return staff.app.send_many([staff.app.signature(task, *args)])[0]
+
+
+def test_a_second_signal_ends_a_worker_whose_loop_is_blocked(staff: Staff) -> None:
+    worker = staff.start(grace_period=30)
+    send(staff, "block", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    time.sleep(0.1)  # it can say nothing: its loop is blocked
+    assert worker.process.poll() is None
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(1) == 128 + signal.SIGTERM
+    assert "for the second time: exiting at once" in worker.output.read_text()
+
+
+def test_a_second_ctrl_c_ends_a_worker_that_is_finishing_its_jobs(staff: Staff) -> None:
+    worker = staff.start(grace_period=30)
+    send(staff, "nap", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGINT)
+    wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+    worker.signal(signal.SIGINT)
+    assert worker.wait(1) == 128 + signal.SIGINT
+
+
+def test_a_worker_whose_job_takes_no_notice_ends_in_the_end(staff: Staff) -> None:
+    script = (
+        "from celery5.processes import foreground\n"
+        "from tests.redis.historian import app\n"
+        "foreground.STOP_LIMIT = 0.3\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
+    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    send(staff, "deaf", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(3) == 128 + signal.SIGTERM
+    assert "not stopped" in worker.output.read_text()
+
+
+def test_a_child_that_dies_early_with_an_exit_code_does_not_end_the_fleet(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_deliveries=1)
+    send(staff, "leave", 3)
+    wait_until(lambda: len(staff.notes()) == 2)  # two workers went down with it
+    assert send(staff, "nap", 0.0).get(timeout=10)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
