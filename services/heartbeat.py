@@ -1,12 +1,14 @@
-"""Heartbeat: keeps this worker's lease alive, whatever the jobs do to its event loop.
+"""Heartbeat: keeps this worker's lease alive, also while a job blocks its event loop.
 
 Floor: services. Reads: the queues' leases and scheduled jobs. Writes: this worker's leases; wakes the Mover and the
 Recoverer.
 
 The loop renews the lease. Should a job block the loop, a thread that only watches the time renews it instead, over a
-connection of its own that is opened only then. So a long job on a live worker is never given to another (I3).
+connection of its own that is opened only then. So a long job on a live worker is never given to another (I3). One
+thing stops both: C code that holds the interpreter's lock for longer than a lease.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +27,12 @@ from celery5.services.passing import passes
 
 BEATS = 3
 """Beats in one lease."""
+JUST_AFTER = 0.02
+"""Seconds after a lapse that it is looked for."""
+SHORTEST = 0.05
+"""Seconds between two beats at least."""
+AGAIN = 0.2
+"""Seconds between attempts while Redis is away."""
 
 
 class Performs(Protocol):
@@ -62,6 +70,8 @@ class Heartbeat:
         self._log = log
         self._worker = worker
         self._wake = wake
+        self._missed = False
+        self._lapse_in = math.inf
         self._beaten = time.monotonic()
         self._stop = threading.Event()
 
@@ -76,8 +86,9 @@ class Heartbeat:
         task_status.started()
         try:
             while True:
-                await trio.sleep(self._lease.seconds / BEATS)
-                await self._beat_or_wait()
+                await trio.sleep(self._pause())
+                while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
+                    await trio.sleep(min(AGAIN, self._lease.seconds / BEATS))
         finally:
             self._stop.set()
 
@@ -86,6 +97,7 @@ class Heartbeat:
         asked = now()
         pulses = await self._redis.perform_all(self._calls())
         self._beaten = time.monotonic()
+        self._lapse_in = min([each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf)
         for keys, pulse in zip(self._consumed, pulses, strict=True):
             if not pulse.alive:
                 raise self._lease.lose(
@@ -96,15 +108,25 @@ class Heartbeat:
         self._lease.renewed(asked)
         self._lease.tell()
 
-    async def _beat_or_wait(self) -> None:
+    def _pause(self) -> float:
+        """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
+        does. So a death is noticed when it can be known, and not up to a third of a lease later."""
+        return min(self._lease.seconds / BEATS, max(self._lapse_in + JUST_AFTER, SHORTEST))
+
+    async def _beaten_now(self) -> bool:
+        """Beat; False when Redis is away. It is told once: jobs wait for the beat after an outage (`Lease.sure`)."""
         try:
             await self.beat()
-        except BrokerUnavailable as error:
-            self._log.event("heartbeat:missed", "warning", why=str(error))
-        except BrokerReplied as error:
-            if not passes(error):
+        except BrokerError as error:
+            if not isinstance(error, BrokerUnavailable) and not (
+                isinstance(error, BrokerReplied) and passes(error)
+            ):
                 raise
-            self._log.event("heartbeat:missed", "warning", why=str(error))
+            self._log.event("heartbeat:missed", "debug" if self._missed else "warning", why=str(error))
+            self._missed = True
+            return False
+        self._missed = False
+        return True
 
     def _calls(self) -> list[Call[Pulse]]:
         return [calls.beat(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]

@@ -34,11 +34,13 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """The answer to a beat. `due_in` is seconds until the next scheduled job, None when none waits."""
+    """The answer to a beat. `due_in` is seconds until the next scheduled job, `lapse_in` until the next lease of
+    another worker would lapse; None when there is none."""
 
     alive: bool
     lapsed: int
     due_in: float | None
+    lapse_in: float | None = None
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -104,23 +106,14 @@ def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
 
 
 def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) -> Call[list[Entry]]:
-    """Take up to `count` jobs of each queue for this worker, waiting up to `block` seconds for the first.
+    """Take up to `count` jobs of each queue for this worker. `block`: seconds to wait for the first, 0 for not at all.
 
     Not repeatable: what a lost answer carried is found in the worker's own pending list (`mine`).
     """
     named = {each.stream.encode(): each.queue for each in queues}
     streams = tuple(each.stream for each in queues)
-    words = (
-        "XREADGROUP",
-        "GROUP",
-        GROUP,
-        worker,
-        "COUNT",
-        count,
-        "BLOCK",
-        max(1, int(block * 1000)),
-        "STREAMS",
-    )
+    wait = ("BLOCK", max(1, int(block * 1000))) if block else ()
+    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *wait, "STREAMS")
     new = (">",) * len(streams)
     return Call((*words, *streams, *new), partial(_entries, named), blocks=block)
 
@@ -212,7 +205,7 @@ def _moved(raw: Any) -> tuple[int, float | None]:
 
 
 def _pulse(raw: Any) -> Pulse:
-    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]))
+    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]), _seconds(raw[3]))
 
 
 def _recovered(raw: Any) -> Recovered:

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 import redis
+import trio
 
-from celery5 import AsyncResult, JobState, TaskFailed, gather
+from celery5 import App, AsyncResult, JobState, TaskFailed, gather
+from celery5.broker import calls
+from celery5.broker.keys import GROUP
 from celery5.protocol.envelope import read_document
 from tests.redis.staff import Staff, is_alive, wait_until
-from tests.redis.workers import entries, held, leftovers
+from tests.redis.workers import entries, held, leftovers, working
 
 LEASE = 1.0
 
@@ -194,6 +197,25 @@ def test_a_burst_that_is_done_ends_with_success(staff: Staff, redis_client: "red
     assert {each.status() for each in sent} == {JobState.SUCCESS}
     kept = {key for key in leftovers(redis_client, staff.app) if ":result:" not in key}
     assert {key.rpartition(":")[2] for key in kept} == {"stream", "queues"}
+
+
+async def test_a_lapsed_lease_is_noticed_when_it_lapses_and_not_a_beat_later(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, lease=1.5)  # beats at 0, 0.5, 1, 1.5, 2 s
+
+    @app.task
+    async def nothing() -> None:
+        pass
+
+    keys = app.queue("default")
+    await app.aperform(calls.join(keys, "ghost", lease=1.65))
+    began = trio.current_time()
+    sent = await nothing.adelay()
+    redis_client.xreadgroup(GROUP, "ghost", {keys.stream: ">"})
+    async with working(app):
+        await sent.aget(timeout=5)
+        assert 1.65 <= trio.current_time() - began < 1.9
 
 
 def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Staff, tmp_path: Path) -> None:

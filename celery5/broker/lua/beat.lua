@@ -5,13 +5,14 @@
 -- ARGV  1 this worker's name
 --       2 lease in ms
 --       3 consumer group
--- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, and in
--- how many ms the next scheduled job falls due (-1 when none waits).
+-- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
+-- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
+-- lapse (-1 when there is none).
 local leases, due, stream = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local mine = redis.call('ZSCORE', leases, ARGV[1])
-if not mine or tonumber(mine) < 0 then return {0, 0, -1} end
+if not mine or tonumber(mine) < 0 then return {0, 0, -1, -1} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
@@ -21,6 +22,14 @@ for _, consumer in ipairs(consumers.err and {} or consumers) do
   for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
   if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then lapsed = lapsed + 1 end
 end
+local lapse = -1
+local standing = redis.call('ZRANGEBYSCORE', leases, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+for n = 1, #standing, 2 do
+  if standing[n] ~= ARGV[1] then
+    lapse = math.ceil(standing[n + 1] - now)
+    break
+  end
+end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if not first[2] then return {1, lapsed, -1} end
-return {1, lapsed, math.max(0, math.ceil(first[2] - now))}
+if not first[2] then return {1, lapsed, -1, lapse} end
+return {1, lapsed, math.max(0, math.ceil(first[2] - now)), lapse}
