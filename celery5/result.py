@@ -216,6 +216,10 @@ async def await_(
 
 
 def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":
+    if any(each.app is not results[0].app for each in results):
+        raise Misconfigured(
+            "these are results of several applications: wait for each application's by themselves"
+        )
     return results[0].app
 
 

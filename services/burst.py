@@ -51,9 +51,10 @@ class Burst:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look until all is done."""
         task_status.started()
-        while self._enabled and not (  # noqa: ASYNC110  it is Redis that changes
-            len(self._ledger) == 0 and await self.is_done()
-        ):
+        # Two looks in a row: a job may send another to a queue that was looked at a moment before.
+        empty = 0
+        while self._enabled and empty < 2:
+            empty = empty + 1 if len(self._ledger) == 0 and await self.is_done() else 0
             await trio.sleep(PAUSE)
         if self._enabled:
             self._log.event("burst:done")

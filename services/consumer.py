@@ -16,11 +16,11 @@ from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.broker.link_events import LinkStatistics
-from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, settlement
 from celery5.protocol.envelope import Failure, read_envelope
-from celery5.protocol.prefetch import HORIZON, Mix, Pace, to_read
+from celery5.protocol.prefetch import BATCH, HORIZON, Mix, Pace, to_read
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
@@ -117,10 +117,7 @@ class Consumer:
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
-        entries = await self._reader.perform(await self._next_read())
-        # No checkpoint between the read and the ledger: what was read must be known to be ours.
-        self._take(entries)
-        return len(entries)
+        return await self._read(await self._rooms())
 
     def give_back(self) -> None:
         """Release what waits unstarted; its attempt is not counted (I9)."""
@@ -143,16 +140,18 @@ class Consumer:
             self._log.event("consumer:waiting", "warning", why=str(error))
             await trio.sleep(AGAIN)
 
-    async def _next_read(self) -> Call[list[Entry]]:
-        """What to read now, once there is room for one job. A queue whose jobs have no room holds up no other."""
+    async def _rooms(self) -> dict[str, int]:
+        """How many jobs of each queue there is room for, once there is room for one."""
         while True:
             rooms = {keys.queue: self._room(keys.queue) for keys in self._consumed}
             if any(rooms.values()):
-                return self._read(rooms)
+                return rooms
             await self._ledger.changed()
 
     def _room(self, queue: str) -> int:
         """How many jobs of one queue there is room for."""
+        if self._ledger.held("") >= BATCH:
+            return 0  # jobs that cannot run here wait to be buried
         rooms = {kind: self._room_for(kind) for kind in self._kinds[queue] or self._paces.keys()}
         return self._mixes[queue].fits(rooms)
 
@@ -160,19 +159,45 @@ class Consumer:
         mean = self._paces[kind].mean
         return to_read(slots=self._budget.slots(kind), held=self._ledger.held(kind), mean=mean)
 
-    def _read(self, rooms: Mapping[str, int]) -> Call[list[Entry]]:
-        """COUNT holds for each stream: with less room than queues, the queues take turns.
-
-        A read that leaves a queue out waits for a moment only, since there may be room for that one too.
-        """
+    async def _read(self, rooms: Mapping[str, int]) -> int:
+        """Read from the queues that have room. COUNT holds for each stream, so with less room than queues they take
+        turns, without waiting; only when all are empty are all waited for."""
         open_ = [keys for keys in self._consumed if rooms[keys.queue]]
-        block = self._block if len(open_) == len(self._consumed) else min(self._block, AGAIN)
+        closed = [queue for queue, room in rooms.items() if not room]
         share = min(rooms[keys.queue] for keys in open_) // len(open_)
-        if share:
-            return calls.read(open_, self._worker, count=share, block=block)
-        self._consumed.remove(open_[0])
-        self._consumed.append(open_[0])
-        return calls.read(open_[:1], self._worker, count=1, block=min(self._block, AGAIN))
+        if not share:
+            for keys in open_:
+                self._consumed.remove(keys)
+                self._consumed.append(keys)
+                found = await self._receive(calls.read([keys], self._worker, count=1, block=0))
+                if found:
+                    return found
+        call = calls.read(open_, self._worker, count=max(share, 1), block=self._block)
+        if not closed:
+            return await self._receive(call)
+        found, failure = 0, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_room, closed, nursery.cancel_scope)
+            try:
+                found = await self._receive(call)
+            except BrokerError as error:
+                failure = error  # raised outside, so that it does not arrive wrapped in a group
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return found
+
+    async def _receive(self, call: Call[list[Entry]]) -> int:
+        entries = await self._reader.perform(call)
+        # No checkpoint between the read and the ledger: what was read must be known to be ours.
+        self._take(entries)
+        return len(entries)
+
+    async def _until_room(self, closed: Sequence[str], reading: trio.CancelScope) -> None:
+        """End a read that leaves queues out as soon as there is room for one of them, too."""
+        while not any(map(self._room, closed)):
+            await self._ledger.changed()
+        reading.cancel()
 
     async def _audit(self) -> None:
         lost = 0

@@ -6,7 +6,9 @@ Read it from the bottom: `run` keeps one incarnation of the worker after another
 `WorkerParts` and brought up by `Boot`. A worker that was taken for dead begins a new incarnation under a new name.
 """
 
+import itertools
 import os
+import random
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,16 +18,17 @@ import trio
 from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.boot import Boot, BootFailed, Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen_for_due_jobs import ListenForDueJobs
 from celery5.bootsteps.open_publishing import OpenPublishing
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
-from celery5.errors import LeaseLost
+from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.processes.link_log import LinkLog
+from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
 from celery5.protocol.prefetch import Pace
 from celery5.runners.on_asyncio import AsyncioRunner
@@ -166,7 +169,8 @@ async def run(
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
     status = _Once(task_status)
-    while True:
+    again: tuple[type[Exception], ...] = (LeaseLost,)
+    for life in itertools.count():
         # Never used twice: what a former incarnation held is for recovery, not for us.
         worker = options.incarnation or f"{options.name or _here()}:{new_id()[:6]}"
         boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
@@ -175,9 +179,12 @@ async def run(
                 "worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks)
             )
             await boot.run(task_status=status)
-        except* LeaseLost as lost:
-            log.event("worker:again", "error", name=worker, why=_first_of(lost))
+        except* again as ended:
+            log.event("worker:again", "error", name=worker, why=_first_of(ended))
         options = replace(options, incarnation="")
+        # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
+        again = (LeaseLost, BrokerUnavailable, BootFailed)
+        await trio.sleep(full_jitter(life, start=0.1, cap=5.0, random=random.random) if life else 0)
 
 
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
