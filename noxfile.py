@@ -167,7 +167,7 @@ def package(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The documentation, with every warning an error."""
     _install(session, "docs")
-    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "true"})
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "true"})
 
 
 @nox.session

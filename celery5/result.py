@@ -151,7 +151,7 @@ def failure_of(document: Document) -> TaskFailed:
         traceback=failure.traceback,
         attempt=document.attempt,
         worker=document.worker,
-        reason=document.reason,
+        reason=document.reason or document.state.lower(),
     )
 
 
