@@ -72,7 +72,7 @@ class Kept(Generic[R]):
 class _Home:
     drivers: dict[Endpoint, Kept[TrioRedis]] = field(default_factory=dict)
     results: dict[Endpoint, Kept[TrioResults]] = field(default_factory=dict)
-    lent: dict[Endpoint, TrioRedis] = field(default_factory=dict)
+    lent: dict[Endpoint, list[TrioRedis]] = field(default_factory=dict)
 
 
 _home: trio.lowlevel.RunVar[_Home] = trio.lowlevel.RunVar("celery5_home")
@@ -90,9 +90,8 @@ def _of_this_run() -> _Home:
 async def redis(endpoint: Endpoint) -> TrioRedis:
     """The driver of this run: one that was lent, or one of its own."""
     home = _of_this_run()
-    driver = home.lent.get(endpoint)
-    if driver is not None:
-        return driver
+    if home.lent.get(endpoint):
+        return home.lent[endpoint][-1]
     kept = home.drivers.get(endpoint)
     if kept is None or kept.over:
         kept = home.drivers[endpoint] = Kept(
@@ -118,12 +117,9 @@ async def results(endpoint: Endpoint) -> TrioResults:
 def lent(endpoint: Endpoint, driver: TrioRedis) -> Generator[None, None, None]:
     """Within this block `redis` gives `driver`, to all tasks of this run."""
     home = _of_this_run()
-    before = home.lent.get(endpoint)
-    home.lent[endpoint] = driver
+    lent = home.lent.setdefault(endpoint, [])
+    lent.append(driver)
     try:
         yield
     finally:
-        if before is None:
-            home.lent.pop(endpoint, None)
-        else:
-            home.lent[endpoint] = before
+        lent.remove(driver)  # not the last one, perhaps: of two workers in one run, either may end first

@@ -25,7 +25,7 @@ from celery5 import (
     agather,
     current_job,
 )
-from tests.redis.workers import LEASE, Lines, held, leftovers, of_kind, until_async, working
+from tests.redis.workers import LEASE, Lines, held, leftovers, of_kind, start, until_async, working
 
 
 async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
@@ -326,3 +326,16 @@ async def test_a_clean_stop_leaves_no_consumer_no_lease_and_nothing_pending(
     assert {key.rpartition(":")[2] for key in left if ":result:" not in key} == {"stream", "queues"}
     assert redis_client.xlen(app.queue("default").stream) == 0
     assert all(redis_client.pttl(key) > 0 for key in left if ":result:" in key)
+
+
+async def test_of_two_workers_in_one_run_either_may_end_first(app: App, nursery: trio.Nursery) -> None:
+    @app.task
+    async def echo(n: int) -> int:
+        return n
+
+    for first in (0, 1):
+        two = [await start(nursery, app) for _ in range(2)]
+        await two[first].stop()
+        assert await (await echo.adelay(1)).aget() == 1
+        await two[1 - first].stop()
+        assert await (await echo.adelay(2)).astatus() is JobState.SENT
