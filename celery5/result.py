@@ -127,7 +127,9 @@ class AsyncResult(Generic[R_co]):
             )
 
     def _too_late(self, timeout: float | None, state: JobState) -> ResultTimeout:
-        return ResultTimeout(f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value}")
+        return ResultTimeout(
+            f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} on queue {self.queue!r}"
+        )
 
 
 def state_of(place: Place) -> JobState:

@@ -8,6 +8,7 @@ this page: wiring hands them values.
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -65,6 +66,7 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
     values: dict[str, Any] = {}
     known = ", ".join(sorted(_TYPES))
     errors = [f"setting {name!r} is not known; known: {known}" for name in said if name not in _TYPES]
+    errors += [f"{name} is no setting: did you mean {near}?" for name, near in _misspelt(environ)]
     for name, kind in _TYPES.items():
         if said.get(name) is not None:
             origin, raw = f"setting {name}", said[name]
@@ -79,6 +81,14 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
     if errors:
         raise Misconfigured("; ".join(errors))
     return Settings(**values)
+
+
+def _misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Variables that look like ours and are not, with what was probably meant."""
+    known = [PREFIX + name.upper() for name in _TYPES]
+    ours = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
+    near = [(name, get_close_matches(name, known, n=1, cutoff=0.9)) for name in ours]
+    return [(name, found[0]) for name, found in near if found]
 
 
 def descriptions() -> dict[str, str]:

@@ -88,6 +88,7 @@ class Consumer:
         self._block = read_block
         self._ttl = results_ttl
         self._connects = 1
+        self._waiting_since: float | None = None
         self._audit_at = math.inf
         self._mixes = {keys.queue: Mix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
@@ -129,16 +130,26 @@ class Consumer:
         try:
             await self.fetch()
         except BrokerUnavailable as error:
-            self._log.event("consumer:waiting", "warning", why=str(error))
             self._connects = -1
-            await trio.sleep(AGAIN)
+            await self._wait(error)
         except BrokerReplied as error:
             if error.code == "NOGROUP":
                 raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
             if not passes(error):
                 raise
+            await self._wait(error)
+        else:
+            if self._waiting_since is not None:
+                away = round(trio.current_time() - self._waiting_since, 1)
+                self._log.event("consumer:resumed", "info", after=away)
+                self._waiting_since = None
+
+    async def _wait(self, error: BrokerError) -> None:
+        """Redis does not serve: told once for each outage."""
+        if self._waiting_since is None:
+            self._waiting_since = trio.current_time()
             self._log.event("consumer:waiting", "warning", why=str(error))
-            await trio.sleep(AGAIN)
+        await trio.sleep(AGAIN)
 
     async def _rooms(self) -> dict[str, int]:
         """How many jobs of each queue there is room for, once there is room for one."""

@@ -103,7 +103,7 @@ class BlockingRedis:
                 raise SendAgain from error
             self._pool.discard(link)
             done = maybe_done(trip, sent=sent)
-            raise translated(error, maybe_done=done, where=self._where) from error
+            raise translated(error, maybe_done=done, where=self._where) from None
         except BaseException:
             # Interrupted between request and reply: they could be out of step.
             self._pool.discard(link)

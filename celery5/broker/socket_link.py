@@ -177,7 +177,7 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
         connection = client.connection_pool.make_connection()
         connection.connect()
     except Exception as error:
-        raise translated(error, maybe_done=False, where=endpoint.masked) from error
+        raise translated(error, maybe_done=False, where=endpoint.masked) from None
     # Taken over: redis-py's object is done, and must not shut the socket down when it goes.
     link = SocketLink(connection._sock)
     connection._sock = None
@@ -189,7 +189,7 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
         link.allow(timing.reply)
     except (OSError, ProtocolError) as error:
         link.close()
-        raise translated(error, maybe_done=False, where=endpoint.masked) from error
+        raise translated(error, maybe_done=False, where=endpoint.masked) from None
     except BaseException:
         link.close()
         raise

@@ -9,8 +9,8 @@ from celery5.broker.on_trio import BreakerClosed, BreakerOpened, Connected, Conn
 from celery5.log import Level, Log
 
 _SAID: dict[type, tuple[str, Level]] = {
-    Connected: ("redis:connected", "debug"),
-    ConnectFailed: ("redis:connect-failed", "warning"),
+    Connected: ("redis:connected", "info"),
+    ConnectFailed: ("redis:connect-failed", "debug"),
     Lost: ("redis:lost", "warning"),
     BreakerOpened: ("redis:breaker-opened", "warning"),
     BreakerClosed: ("redis:breaker-closed", "info"),

@@ -89,8 +89,9 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def new_id() -> str:
-    """A new job id: 22 url-safe characters of 128 random bits, as Fennel's (F16)."""
-    return urlsafe_b64encode(urandom(16))[:22].decode()
+    """A new job id: 22 url-safe characters, as Fennel's (F16). It never begins with `-`, which is for options."""
+    made = urlsafe_b64encode(urandom(16))[:22].decode()
+    return made if made[0] != "-" else new_id()
 
 
 def _seconds(span: float | timedelta) -> float:

@@ -116,3 +116,7 @@ def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
     assert not Options(queue="a", countdown=1).has_policy
     assert Options(max_retries=0).has_policy
     assert Options(jitter=False).has_policy
+
+
+def test_an_id_can_be_typed_after_a_command() -> None:
+    assert not any(new_id().startswith("-") for _ in range(2_000))

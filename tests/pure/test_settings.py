@@ -88,3 +88,9 @@ def test_every_setting_is_explained_in_one_line() -> None:
     explained = descriptions()
     assert set(explained) == set(Settings.__struct_fields__)
     assert all(text and "\n" not in text for text in explained.values())
+
+
+def test_a_misspelt_variable_is_told_and_a_stranger_is_left_alone() -> None:
+    with pytest.raises(Misconfigured, match="CELERY5_CONCURENCY is no setting: did you mean CELERY5_CONCURRENCY"):
+        read_settings({}, {"CELERY5_CONCURENCY": "5"})
+    assert read_settings({}, {"CELERY5_APP": "shop"}) == Settings()
