@@ -35,7 +35,7 @@ from celery5.protocol.verdict import (
     judge,
 )
 from celery5.runners.context import CURRENT, CurrentJob
-from celery5.runners.ending import INTERRUPTED
+from celery5.runners.ending import INTERRUPTED, failure_of, raised
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease, now
@@ -110,11 +110,16 @@ class TaskExecution:
                 executors.cancel()
 
     async def _executors(self, scope: trio.CancelScope) -> None:
-        with scope:
-            async with trio.open_nursery() as nursery:
-                for kind, queue in self._queues.items():
-                    for _ in range(self._budget.slots(kind)):
-                        nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind])
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    for kind, queue in self._queues.items():
+                        for _ in range(self._budget.slots(kind)):
+                            nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind])
+        finally:
+            # Nobody works any more, for whatever reason: nobody need be waited for.
+            self._running.clear()
+            self._idle.set()
 
     async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace) -> None:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
@@ -165,8 +170,13 @@ class TaskExecution:
             args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
         except BadArguments as error:
             return Refused(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
+        except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
+            return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
         CURRENT.set(CurrentJob(envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker))
-        return await runner.execute(task.function, args, kwargs)
+        try:
+            return await runner.execute(task.function, args, kwargs)
+        except Exception as error:  # no thread could be started, say
+            return raised(error)
 
     def _ended(self, hand: "_Hand", delivery: Delivery, finished: float, outcome: Outcome) -> None:
         """The job is out of the executor's hands: judge, hand on, log."""
