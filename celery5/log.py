@@ -132,6 +132,7 @@ class Log:
     """What one process writes: all inside one action, so that every line says which process it is from."""
 
     def __init__(self, *, worker: str, app: str) -> None:
+        self._worker = worker
         self._action = eliot.start_action(action_type="celery5:worker", worker=worker, app=app)
         self._write = self._action.log
         # Jobs are written on a branch of the action that is reserved for them: counting along it costs a third of
@@ -141,13 +142,19 @@ class Log:
         self._jobs = 0
         self._write_job = eliot.Logger().write
 
+    def named(self, worker: str) -> None:
+        """From here on this is the worker's name: each of its incarnations has another."""
+        self._worker = worker
+
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
         """Something happened to the process: `celery5:<name>`."""
+        fields.setdefault("worker", self._worker)
         self._write(message_type=f"celery5:{name}", level=level, **fields)
 
     def job(self, level: Level, **fields: Any) -> None:
         """A job has ended here: the one message of its run."""
         self._jobs += 1
+        fields["worker"] = self._worker
         fields["timestamp"] = time.time()
         fields["level"] = level
         fields["message_type"] = "celery5:job"

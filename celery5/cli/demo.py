@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.demo_screen import Screen, require_rich, screen, show_table
-from celery5.cli.interruption import Interruption
 from celery5.cli.said import as_json
 from celery5.errors import CeleryError, Misconfigured
+from celery5.processes.signals import Interruption
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -27,6 +27,8 @@ GRACE_PERIOD = 2.0
 """Seconds that running jobs get after Ctrl-C: reading a file again costs nothing."""
 TIDY_LIMIT = 5.0
 """Seconds that removing the keys from a shared broker may take."""
+PATIENCE = 10.0
+"""Seconds for tidying up, after which one more signal ends the process at once."""
 
 
 class CountsDiffer(CeleryError):
@@ -44,7 +46,7 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
     Everything runs in this process over a private server, which ends with it; CELERY5_BROKER names another one.
     Exits with 1 when the jobs do not count what a plain count of the same files counts.
     """
-    with Interruption() as interruption:
+    with Interruption(patience=PATIENCE) as interruption:
         if not wants_json:
             require_rich()
         found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
@@ -103,7 +105,7 @@ def _indexed(
     tasks = [task.name for task in JOBS_FOR_A_FILE for _ in folder.files]
     shown = screen([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
     index = Index(app, folder, told=shown.ended)
-    with broker_for(app):
+    with broker_for(app, interruption):
         return trio.run(_run, app, index, shown, interruption)
 
 
@@ -129,7 +131,7 @@ async def _run(
     try:
         with trio.CancelScope() as scope:
             token = trio.lowlevel.current_trio_token()
-            interruption.ends(lambda: _cancel_soon(token, scope))
+            interruption.ends(lambda _number: _cancel_soon(token, scope))
             async with running(app, ServeOptions()):
                 with shown:
                     began = time.perf_counter()

@@ -5,7 +5,10 @@ Floor: cli. Reads: CELERY5_APP, the command's arguments. Writes: nothing itself.
 Trio, Redis and the user's modules are imported by the commands that need them, when they run: `--help` stays quick.
 """
 
+import atexit
+import os
 import sys
+import threading
 from collections.abc import Sequence
 
 import click
@@ -19,6 +22,9 @@ from celery5.cli.queue import queue
 from celery5.cli.target import Target
 from celery5.cli.task import task
 from celery5.cli.worker import worker
+
+THREADS_LIMIT = 2.0
+"""Seconds that threads get which are left when a command is done."""
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,5 +53,15 @@ for each in (worker, controller, queue, task, dlq, demo):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code."""
-    sys.exit(guarded(lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False)))
+    """Run one command and exit with its code.
+
+    Threads that its jobs have left behind (`asyncio.to_thread`, say) cannot be ended. The interpreter would wait for
+    them for ever: they get THREADS_LIMIT seconds.
+    """
+    code = guarded(lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False))
+    if threading.active_count() > 1:  # daemons, too: an executor's threads are waited for whatever they are
+        limit = threading.Timer(THREADS_LIMIT, os._exit, (code,))
+        limit.daemon = True
+        limit.start()
+        atexit.register(limit.cancel)  # which runs when the threads have been waited for
+    sys.exit(code)

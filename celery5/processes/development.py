@@ -4,6 +4,8 @@ Floor: processes. Reads: CELERY5_BROKER. Writes: what a worker and the embedded 
 """
 
 import os
+import shutil
+import signal
 import sys
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,7 +17,8 @@ from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.log import Journal, Log
 from celery5.processes import worker
-from celery5.processes.foreground import ServeOptions, serve_here
+from celery5.processes.foreground import ServeOptions, serve_here, stopping
+from celery5.processes.signals import Interruption
 from celery5.processes.worker import WorkerOptions
 
 
@@ -25,18 +28,23 @@ def serve(app: App, options: ServeOptions) -> int:
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
     """
-    with broker_for(app) as url, Journal(sys.stdout, form=options.log_format, level=options.log_level):
+    with (
+        stopping(app) as interruption,
+        broker_for(app, interruption) as url,
+        Journal(sys.stdout, form=options.log_format, level=options.log_level),
+    ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
-        trio.run(
-            serve_here, app, WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
-        )
+        trio.run(serve_here, app, WorkerOptions(options.queues, options.burst, options.name), interruption)
     return 0
 
 
 @contextmanager
-def broker_for(app: App) -> Generator[str, None, None]:
-    """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL."""
+def broker_for(app: App, interruption: Interruption | None = None) -> Generator[str, None, None]:
+    """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL.
+
+    An `interruption` that ends the process at once removes the server first.
+    """
     configured = os.environ.get("CELERY5_BROKER")
     if configured:
         app.use_broker(configured)
@@ -44,10 +52,19 @@ def broker_for(app: App) -> Generator[str, None, None]:
         return
     with EmbeddedServer.start() as server:
         app.use_broker(server.url)
+        if interruption is not None:
+            interruption.last_things(partial(_remove, server))
         try:
             yield server.url
         finally:
             app.close()
+
+
+def _remove(server: EmbeddedServer) -> None:
+    """Without waiting for anything: its watcher sees to what is left."""
+    if server.pid:
+        os.kill(server.pid, signal.SIGKILL)
+    shutil.rmtree(server.folder, ignore_errors=True)
 
 
 @asynccontextmanager
@@ -56,9 +73,9 @@ async def running(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event,
 
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
     """
-    log = Log(worker=options.name or "development", app=app.name)
+    told = WorkerOptions(options.queues, options.burst, options.name, worker.new_name(options.name))
+    log = Log(worker=told.incarnation, app=app.name)
     done = trio.Event()
-    told = WorkerOptions(queues=options.queues, burst=options.burst, name=options.name)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(worker.run, app, told, log=log, done=done))
         try:

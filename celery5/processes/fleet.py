@@ -27,7 +27,7 @@ from celery5.protocol.job import new_id
 DEATHS = 10
 """Deaths within PERIOD seconds after which the fleet gives up."""
 PERIOD = 60.0
-KILL_AFTER = 30.0
+KILL_AFTER = 50.0
 """Seconds beyond the grace period that children get before they are killed."""
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 

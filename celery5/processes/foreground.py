@@ -4,20 +4,23 @@ Floor: processes. Reads: signals. Writes: the log.
 """
 
 import gc
+import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import trio
 
 from celery5.app import App
 from celery5.log import Format, Journal, Level, Log
 from celery5.processes import fleet, worker
-from celery5.processes.signals import stopping_on_signal
+from celery5.processes.signals import Interruption
 from celery5.processes.worker import WorkerOptions
 
-STOP_LIMIT = 60.0
-"""Seconds beyond the grace period after which a process that was told to stop is ended."""
+STOP_LIMIT = 40.0
+"""Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
+patience, and systemd more again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,48 @@ def serve(app: App, options: ServeOptions) -> int:
             return part
         incarnation, ready = part.name, part.ready
     told = WorkerOptions(options.queues, options.burst, options.name, incarnation)
-    with Journal(sys.stdout, form=options.log_format, level=options.log_level):
-        trio.run(serve_here, app, told, ready)
+    with stopping(app) as interruption, Journal(sys.stdout, form=options.log_format, level=options.log_level):
+        trio.run(serve_here, app, told, interruption, ready)
     return 0
 
 
-async def serve_here(app: App, options: WorkerOptions, told: Callable[[], None] = lambda: None) -> None:
+def stopping(app: App) -> Interruption:
+    """What stops a process that serves `app`."""
+    return Interruption(limit=app.settings.grace_period + STOP_LIMIT)
+
+
+async def serve_here(
+    app: App, options: WorkerOptions, interruption: Interruption, told: Callable[[], None] = lambda: None
+) -> None:
     """Be one worker in this Trio run until a signal, or until a burst is done. `told` is called when it consumes."""
-    log = Log(worker=options.name or "worker", app=app.name)
+    options = replace(options, incarnation=options.incarnation or worker.new_name(options.name))
+    log = Log(worker=options.incarnation, app=app.name)
     done = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
-            limit = app.settings.grace_period + STOP_LIMIT
-            with stopping_on_signal(nursery.cancel_scope.cancel, log=log, limit=limit):
-                nursery.start_soon(_stop_when, done, nursery.cancel_scope)
-                await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
+            interruption.ends(_asking(nursery.cancel_scope, log))
+            nursery.start_soon(_stop_when, done, nursery.cancel_scope)
+            await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
     finally:
         log.event("worker:stopped")
         log.finish()
+
+
+def _asking(scope: trio.CancelScope, log: Log) -> Callable[[signal.Signals], None]:
+    """What asks the worker in `scope` to stop; it may be called in a signal handler, and after the run."""
+    token = trio.lowlevel.current_trio_token()
+
+    def stop(number: signal.Signals) -> None:
+        log.event(
+            "process:stopping", signal=number.name, hint="finishing what runs; once more to exit at once"
+        )
+        scope.cancel()
+
+    def ask(number: signal.Signals) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(stop, number)
+
+    return ask
 
 
 class _Ready(trio.TaskStatus[None]):

@@ -1,70 +1,106 @@
-"""Signals: stopping a process: the first signal asks, the second insists, and so does a clock.
+"""Signals: stopping a process in order: the first signal asks, the second insists, and so does a clock.
 
-Floor: processes. Reads: SIGTERM and SIGINT. Writes: log messages; the last one on stderr.
+Floor: processes. Reads: SIGTERM and SIGINT. Writes: one line on stderr when a process ends at once.
 
-The second signal is dealt with in the handler itself: it ends even a process whose event loop a job has blocked.
+The handlers stay from before a Trio run until after it, so a signal never is an exception out of nowhere:
+KeyboardInterrupt may strike between making a folder and noting that it must be removed, or in the winding up. They run
+between two bytecodes of the main thread, so they end a process whose event loop a job has blocked, too.
 """
 
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
-
-import trio
-
-from celery5.log import Log
+from typing import Any, Self
 
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 
-def exit_at_once(number: int, why: str) -> None:
-    """End this process now. What it held is recovered when its lease lapses."""
-    os.write(2, f"{why}: exiting at once\n".encode())
-    os._exit(128 + number)
+class Interruption:
+    """A context manager for the main thread, around a Trio run and what belongs to it.
 
-
-@contextmanager
-def stopping_on_signal(
-    stop: Callable[[], None],
-    *,
-    log: Log,
-    limit: float,
-    at_once: Callable[[int, str], None] = exit_at_once,
-) -> Generator[None, None, None]:
-    """In the main thread of a Trio run: call `stop` at the first SIGTERM or SIGINT, `at_once` at the second.
-
-    Who has not ended `limit` seconds after the first is ended `at_once` too: nothing waits for ever on a job that takes
-    no notice of being cancelled.
+    Who has not left the block `limit` seconds after the first signal is ended all the same: nothing waits for ever on
+    a job that takes no notice of being cancelled. Further signals within `patience` seconds of the first are taken for
+    the same one.
     """
-    token = trio.lowlevel.current_trio_token()
-    clocks: list[threading.Timer] = []
 
-    def asked(number: int) -> None:
-        name = signal.Signals(number).name
-        log.event("process:stopping", signal=name, hint="finishing what runs; once more to exit at once")
-        clock = threading.Timer(limit, at_once, (number, f"not stopped {limit:g} s after {name}"))
-        clock.daemon = True
-        clock.start()
-        clocks.append(clock)
-        stop()
+    def __init__(self, *, limit: float | None = None, patience: float = 0.0) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._owner = os.getpid()
+        self._first: signal.Signals | None = None
+        self._at = 0.0
+        self._end: Callable[[signal.Signals], object] | None = None
+        self._last_things: Callable[[], object] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._bell = (-1, -1)
 
-    times = 0
+    @property
+    def came(self) -> bool:
+        """Whether a signal has arrived."""
+        return self._first is not None
 
-    def handle(number: int, _frame: FrameType | None) -> None:
-        nonlocal times
-        times += 1
-        if times == 1:
-            token.run_sync_soon(asked, number)
-        else:
-            at_once(number, f"{signal.Signals(number).name} for the second time")
+    def ends(self, end: Callable[[signal.Signals], object]) -> None:
+        """Call `end`, which must be safe in a signal handler, at the first signal; at once if it has already been."""
+        self._end = end
+        if self._first is not None:
+            end(self._first)
 
-    before = {each: signal.signal(each, handle) for each in _WATCHED}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
+    def last_things(self, do: Callable[[], object] | None) -> None:
+        """Call `do` before the process is ended at once. It must neither wait nor lock."""
+        self._last_things = do
+
+    def __enter__(self) -> Self:
+        if self._limit is not None:
+            self._bell = os.pipe()
+            threading.Thread(target=self._watch_clock, name="celery5-stop", daemon=True).start()
+        self._before = {each: signal.signal(each, self._note) for each in _WATCHED}
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for each, handler in self._before.items():
             signal.signal(each, handler)
-        for clock in clocks:
-            clock.cancel()
+        if self._bell[1] >= 0:
+            os.write(
+                self._bell[1], b"."
+            )  # the end of the pipe alone may not come: forked processes have it, too
+            os.close(self._bell[1])
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a process that a job has forked: it ends as any would
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._first is None:
+            self._first, self._at = signal.Signals(number), time.monotonic()
+            if self._bell[1] >= 0:
+                os.write(self._bell[1], b"!")  # starting a thread here could wait for a lock that we hold
+            if self._end is not None:
+                self._end(self._first)
+        elif time.monotonic() - self._at >= self._patience:
+            self._exit(number, f"{signal.Signals(number).name} for the second time")
+
+    def _watch_clock(self) -> None:
+        """In a thread: from the first signal on, wait for the end of the block, but not for ever."""
+        ear = self._bell[0]
+        try:
+            if not os.read(ear, 1) or self._first is None:
+                return
+            if not select.select([ear], [], [], self._limit)[0]:
+                self._exit(self._first, f"not stopped {self._limit:g} s after {self._first.name}")
+        finally:
+            os.close(ear)
+
+    def _exit(self, number: int, why: str) -> None:
+        """End this process now. What it held is recovered when its lease lapses."""
+        try:
+            with suppress(Exception):
+                if self._last_things is not None:
+                    self._last_things()
+            if select.select([], [2], [], 0)[1]:  # a terminal that is held up must not hold us up
+                os.write(2, f"{why}: exiting at once\n".encode())
+        finally:
+            os._exit(128 + number)

@@ -172,7 +172,8 @@ async def run(
     again: tuple[type[Exception], ...] = (LeaseLost,)
     for life in itertools.count():
         # Never used twice: what a former incarnation held is for recovery, not for us.
-        worker = options.incarnation or f"{options.name or _here()}:{new_id()[:6]}"
+        worker = options.incarnation or new_name(options.name)
+        log.named(worker)
         boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
         try:
             log.event(
@@ -242,8 +243,9 @@ def _first_of(group: Any) -> str:
     return str(first) if inner is None else _first_of(first)
 
 
-def _here() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+def new_name(name: str = "") -> str:
+    """A name that no incarnation has had: `name`, else host and process, and a new word."""
+    return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{new_id()[:6]}"
 
 
 def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:

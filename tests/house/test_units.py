@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from celery5.processes import fleet, foreground
 from celery5.settings import Settings
 
 UNITS = sorted((Path(__file__).parents[2] / "systemd").glob("*.service"))
@@ -47,9 +48,11 @@ def test_systemd_has_nothing_to_say(
     assert (said.stdout + said.stderr, said.returncode) == ("", 0)
 
 
-def test_the_worker_has_longer_to_stop_than_its_grace_period() -> None:
+def test_systemd_has_more_patience_than_a_parent_and_that_has_more_than_a_worker() -> None:
     unit = options(next(path for path in UNITS if path.name == "celery5-worker@.service"))
-    assert float(unit["TimeoutStopSec"]) >= Settings().grace_period + 20
+    grace = Settings().grace_period
+    assert float(unit["TimeoutStopSec"]) >= grace + fleet.KILL_AFTER + 5
+    assert fleet.KILL_AFTER >= foreground.STOP_LIMIT + 5
 
 
 def test_the_worker_is_started_by_a_command_that_exists() -> None:

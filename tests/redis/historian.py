@@ -6,6 +6,7 @@ Its workers are real processes that the tests kill, stop and starve.
 """
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import time
@@ -96,3 +97,24 @@ async def deaf(seconds: float) -> None:
     note("begin")
     with trio.CancelScope(shield=True):
         await trio.sleep(seconds)
+
+
+@app.task(name="linger", loop="asyncio")
+async def linger(seconds: float) -> None:
+    """Leave a thread behind that nobody can end."""
+    note("begin")
+    await asyncio.to_thread(time.sleep, seconds)
+
+
+@app.task(name="spawn")
+def spawn() -> int | None:
+    """Fork a process that waits, and end it with SIGTERM; gives its exit code."""
+    note("begin")
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    child.start()
+    time.sleep(0.05)
+    child.terminate()
+    child.join(3)
+    code = child.exitcode
+    child.kill()
+    return code

@@ -8,7 +8,7 @@ import sys
 import time
 
 from celery5 import AsyncResult
-from tests.redis.staff import Staff, wait_until
+from tests.redis.staff import Employee, Staff, wait_until
 
 
 def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
@@ -38,7 +38,8 @@ def test_a_second_ctrl_c_ends_a_worker_that_is_finishing_its_jobs(staff: Staff) 
     assert worker.wait(1) == 128 + signal.SIGINT
 
 
-def test_a_worker_whose_job_takes_no_notice_ends_in_the_end(staff: Staff) -> None:
+def hasty(staff: Staff) -> Employee:
+    """A worker that ends 0.4 s after it was told to stop, whatever holds it up."""
     script = (
         "from celery5.processes import foreground\n"
         "from tests.redis.historian import app\n"
@@ -47,11 +48,40 @@ def test_a_worker_whose_job_takes_no_notice_ends_in_the_end(staff: Staff) -> Non
     )
     worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
     wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    return worker
+
+
+def test_a_worker_whose_job_takes_no_notice_ends_in_the_end(staff: Staff) -> None:
+    worker = hasty(staff)
     send(staff, "deaf", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
     assert worker.wait(3) == 128 + signal.SIGTERM
     assert "not stopped" in worker.output.read_text()
+
+
+def test_a_worker_whose_loop_is_blocked_ends_in_the_end_without_a_second_signal(staff: Staff) -> None:
+    worker = hasty(staff)
+    send(staff, "block", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(3) == 128 + signal.SIGTERM
+
+
+def test_a_worker_does_not_wait_for_threads_that_its_jobs_left_behind(staff: Staff) -> None:
+    worker = staff.start(grace_period=0.1)
+    send(staff, "linger", 60.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(8) == 0
+    assert len(worker.lines("worker:stopped")) == 1, "and what it had to say is written"
+
+
+def test_a_process_that_a_job_has_forked_ends_by_sigterm_and_its_worker_goes_on(staff: Staff) -> None:
+    worker = staff.start()
+    assert send(staff, "spawn").get(timeout=10) == -signal.SIGTERM
+    assert send(staff, "nap", 0.0).get(timeout=10) == worker.process.pid
+    assert worker.lines("process:stopping") == []
 
 
 def test_a_child_that_dies_early_with_an_exit_code_does_not_end_the_fleet(staff: Staff) -> None:

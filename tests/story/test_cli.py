@@ -4,10 +4,8 @@ Floor: tests. Reads: what the commands print. Writes: jobs, for real worker proc
 """
 
 import json
-import signal
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,76 +13,11 @@ import pytest
 import trio
 
 import celery5 as package
-from celery5 import App, BrokerUnavailable, JobState, TaskFailed, default_app
+from celery5 import BrokerUnavailable, TaskFailed, default_app
 from celery5.cli.boundary import explained
 from celery5.cli.loading import CannotLoad, load_app
-from tests.story.commands import Serving, celery5
-
-SHOP = """
-import os
-from celery5 import App, current_job
-
-app = App({name!r}, broker={url!r}, grace_period=5)
-
-@app.task
-async def add(a: int, b: int) -> int:
-    return a + b
-
-@app.task(queue="slow")
-def multiply(a: int, b: int) -> int:
-    return a * b
-
-@app.task(max_retries=2, backoff=0.1)
-async def moody() -> int:
-    if current_job().attempt < 3:
-        raise ConnectionError("not now")
-    return current_job().attempt
-
-@app.task(max_retries=0)
-async def hopeless() -> None:
-    raise ValueError("never")
-
-@app.task
-def whose() -> int:
-    return os.getpid()
-"""
-
-
-class Desk:
-    """A folder with the application `shop`, and this process' own handle of it."""
-
-    def __init__(self, folder: Path, app: App) -> None:
-        self.folder = folder
-        self.app = app
-
-    def __call__(self, *words: object, **env: str) -> str:
-        """What the command prints; it must go well."""
-        ended = celery5("-A", "shop", *words, cwd=self.folder, env=env)
-        assert (ended.code, ended.err) == (0, "")
-        return ended.out
-
-
-@pytest.fixture
-def desk(
-    tmp_path: Path, app_name: str, url: str, fresh_modules: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Desk]:
-    (tmp_path / "shop.py").write_text(SHOP.format(name=app_name, url=url))
-    monkeypatch.chdir(tmp_path)
-    app = load_app("shop")
-    yield Desk(tmp_path, app)
-    app.close()
-
-
-@pytest.fixture
-def fresh_modules() -> Iterator[None]:
-    """Forgets what the test has imported, and its folder on the import path."""
-    before, path = set(sys.modules), list(sys.path)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - before:
-        if not name.startswith("celery5."):
-            del sys.modules[name]
-
+from tests.story.commands import celery5
+from tests.story.conftest import Desk
 
 # Which application
 
@@ -222,109 +155,6 @@ def test_the_first_error_of_ours_inside_a_group_is_what_counts() -> None:
     assert explained(click.UsageError("what?")) == ("Error: what?", 2)
     assert explained(ValueError("a bug shows its traceback")) is None
     assert explained(ExceptionGroup("nursery", [trio.ClosedResourceError()])) is None
-
-
-# Serving
-
-
-def test_a_burst_ends_when_all_is_done(desk: Desk) -> None:
-    shop = sys.modules["shop"]
-    sums = desk.app.send_many([shop.add.s(number, 1) for number in range(100)])
-    product, retried = shop.multiply.delay(6, 7), shop.moody.delay()
-    later = shop.add.options(countdown=0.5).delay(20, 22)
-    out = desk("worker", "start", "--burst")
-    assert [each.get(timeout=0.1) for each in sums] == list(range(1, 101))
-    assert (product.get(timeout=0.1), retried.get(timeout=0.1), later.get(timeout=0.1)) == (42, 3, 42)
-    kinds = [json.loads(line).get("message_type") for line in out.splitlines()]
-    assert kinds.count("celery5:job") == 105, "100 sums, a product, 3 attempts, and one that was scheduled"
-
-
-def test_a_burst_of_several_processes(desk: Desk) -> None:
-    shop = sys.modules["shop"]
-    results = desk.app.send_many([shop.add.s(number, 1) for number in range(500)])
-    out = desk("worker", "start", "--burst", "--processes", 2, "--concurrency", 4)
-    assert [each.get(timeout=0.1) for each in results] == list(range(1, 501))
-    ready = [line for line in out.splitlines() if '"celery5:worker:ready"' in line]
-    assert len(ready) == 2
-
-
-def test_a_burst_of_chosen_queues_leaves_the_others_alone(desk: Desk) -> None:
-    shop = sys.modules["shop"]
-    total, product = shop.add.delay(1, 2), shop.multiply.delay(6, 7)
-    desk("worker", "start", "--burst", "--queues", "slow, slow")
-    assert product.get(timeout=0.1) == 42
-    assert total.status() is JobState.SENT
-
-
-def test_flags_win_over_the_environment_and_that_over_the_default(desk: Desk, url: str) -> None:
-    desk.folder.joinpath("told.py").write_text(
-        textwrap.dedent(f"""
-            from celery5 import App
-            app = App({desk.app.name!r})
-
-            @app.task(name="told")
-            def told() -> list[float]:
-                settings = app.settings
-                return [settings.concurrency, settings.cpu_slots, settings.grace_period]
-        """)
-    )
-    result = desk.app.task(name="told")(_told).delay()
-    environment = {
-        "CELERY5_CONCURRENCY": "7",
-        "CELERY5_CPU_SLOTS": "3",
-        "CELERY5_BROKER": "redis://127.0.0.1:1",
-    }
-    flags = ("--cpu-slots", 2, "--grace-period", 1.5, "--broker", url, "--burst", "--name", "teller")
-    ended = celery5("-A", "told", "worker", "start", *flags, cwd=desk.folder, env=environment)
-    assert (ended.code, ended.err) == (0, "")
-    assert result.get(timeout=0.1) == [7, 2, 1.5]
-    assert '"teller"' in ended.out
-
-
-def _told() -> list[float]:
-    return []
-
-
-def test_people_may_have_another_log(desk: Desk) -> None:
-    sys.modules["shop"].add.delay(1, 2)
-    out = desk("worker", "start", "--burst", "--log-format", "console")
-    assert "state=SUCCESS" in out
-    assert "{" not in out
-    sys.modules["shop"].add.delay(1, 2)
-    assert (
-        desk("worker", "start", "--burst", "--log-level", "error", "--log-format", "console").count("\n") <= 2
-    )
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_signal_ends_a_worker_in_order(desk: Desk, number: signal.Signals, processes: int) -> None:
-    words = ("-A", "shop", "worker", "start", "--processes", processes)
-    with Serving(*words, cwd=desk.folder) as worker:
-        worker.ready(processes)
-        sys.modules["shop"].add.delay(1, 2).get()
-        worker.signal(number)
-        ended = worker.ended()
-    assert (ended.code, ended.err) == (0, "")
-    assert len(worker.logged("worker:stopped")) == processes
-
-
-def test_the_development_controller_brings_its_own_server_and_takes_it_away(
-    desk: Desk, tmp_path: Path
-) -> None:
-    words = ("-A", "shop", "controller", "start", "--development")
-    with Serving(*words, cwd=desk.folder) as controller:
-        controller.ready()
-        said = controller.err
-        assert said.startswith("producers reach this server with CELERY5_BROKER='unix:///")
-        own = said.split("'")[1]
-        socket = Path(own.removeprefix("unix://").partition("?")[0])
-        desk.app.use_broker(own)
-        assert sys.modules["shop"].whose.delay().get() == controller.process.pid
-        desk.app.close()
-        controller.signal(signal.SIGINT)
-        assert controller.ended().code == 0
-    assert not socket.parent.exists()
 
 
 # Looking
