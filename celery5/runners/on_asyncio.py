@@ -23,11 +23,14 @@ CANCEL_LIMIT = 3.0
 
 
 class AsyncioRunner:
-    """Runs tasks declared with `loop="asyncio"` (C60), all in one loop, which starts with the first of them."""
+    """Runs tasks declared with `loop="asyncio"` (C60), all in one loop, which starts with the first of them.
+
+    A job may stop the loop, or raise SystemExit in it: it goes on with the others. Should a loop really be lost, its
+    jobs have failed and the next one gets a new loop.
+    """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: _Loop | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the loop until cancelled, then end it."""
@@ -43,24 +46,76 @@ class AsyncioRunner:
     ) -> Outcome:
         """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through, unless the task
         ended with an outcome all the same."""
-        return await _Crossing(self._running(), function, args, kwargs).wait()
+        loop = self._running()
+        crossing = _Crossing(loop.loop, function, args, kwargs)
+        loop.crossings.add(crossing)
+        try:
+            return await crossing.wait()
+        finally:
+            loop.crossings.discard(crossing)
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=_serve, args=(self._loop,), name="celery5-asyncio", daemon=True
-            )
-            self._thread.start()
+    def _running(self) -> "_Loop":
+        if self._loop is None or not self._loop.alive:
+            self._loop = _Loop()
         return self._loop
 
     async def _end(self) -> None:
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        await trio.to_thread.run_sync(thread.join, STOP_LIMIT)
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.end()
+            await trio.to_thread.run_sync(loop.thread.join, STOP_LIMIT)
+
+
+class _Loop:
+    """The loop in its thread, and those who wait for what runs in it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.crossings: set[_Crossing] = set()
+        self.thread = threading.Thread(target=self._serve, name="celery5-asyncio", daemon=True)
+        self._ending = False
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes jobs."""
+        return self.thread.is_alive() and not self.loop.is_closed()
+
+    def end(self) -> None:
+        """Cancel what is left and end the thread."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self.loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._ending = True
+        self.loop.stop()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        why = ""
+        try:
+            while not self._ending:
+                # Whatever a job does to it, loop.stop() or SystemExit in a task of its own, the loop goes on.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    self.loop.run_forever()
+            self._sweep()
+        except BaseException as error:  # it cannot go on: its selector is broken, say
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            with contextlib.suppress(Exception):
+                self.loop.close()
+            for each in list(self.crossings):
+                each.lost(why)
+
+    def _sweep(self) -> None:
+        """Cancel what jobs have left behind."""
+        self.loop.set_task_factory(None)
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
 
 class _Crossing:
@@ -94,11 +149,21 @@ class _Crossing:
 
     def _abort(self, _raise: RaiseCancelT) -> Abort:
         self._cancelled = True
-        self._loop.call_soon_threadsafe(self._cancel)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is lost, and is told so
+            self._loop.call_soon_threadsafe(self._cancel)
         self._patience = threading.Timer(CANCEL_LIMIT, self._go_on)
         self._patience.daemon = True
-        self._patience.start()
+        try:
+            self._patience.start()
+        except RuntimeError:  # no thread can be started: no patience
+            self._go_on()
         return Abort.FAILED
+
+    def lost(self, why: str) -> None:
+        """From any thread: the loop has ended under the job; in order, unless it says `why`."""
+        if why and self._outcome is None:
+            self._outcome = raised(RuntimeError(f"the asyncio event loop ended under the job: {why}"))
+        self._go_on()
 
     def _go_on(self) -> None:
         """From any thread: let the waiting job go on."""
@@ -113,7 +178,14 @@ class _Crossing:
             trio.lowlevel.reschedule(self._waiter)
 
     def _begin(self) -> None:
-        self._task = self._loop.create_task(self._run())
+        run = self._run()
+        try:
+            self._task = self._loop.create_task(run)
+        except BaseException as error:  # a job may have set a task factory
+            run.close()
+            self._outcome = raised(error)
+            self._go_on()
+            return
         self._task.add_done_callback(self._done)
         if self._cancelled:
             self._cancel()
@@ -136,17 +208,3 @@ class _Crossing:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
         self._go_on()
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left, timeout=1.0))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
