@@ -14,6 +14,7 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from celery5.protocol.verdict import Outcome
+from celery5.runners.context import own_decimals
 from celery5.runners.ending import INTERRUPTED, raised, returned
 
 STOP_LIMIT = 2.0
@@ -196,6 +197,7 @@ class _Crossing:
 
     async def _run(self) -> None:
         function, args, kwargs = self._call
+        own_decimals()
         try:
             self._outcome = returned(await function(*args, **kwargs))
         except asyncio.CancelledError as error:

@@ -3,12 +3,15 @@
 Floor: runners. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextvars import Context, copy_context
 from typing import Any
 
 import trio
 
 from celery5.protocol.verdict import Outcome
+from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
 
 
@@ -18,13 +21,20 @@ class TrioRunner:
     async def execute(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Outcome:
-        """Run to the end. Cancellation goes through: the executor knows what it means.
+        """Run to the end, in a context of the job's own. Cancellation goes through: the executor knows what it means.
 
         So does KeyboardInterrupt, which Trio raises in whatever code runs; all else is the job's own affair, a
         SystemExit too, alone or in the group that a nursery makes of it.
         """
+        context = copy_context()
+        context.run(own_decimals)
         try:
-            return returned(await function(*args, **kwargs))
+            coroutine = function(*args, **kwargs)
+            try:
+                asked = context.run(coroutine.send, None)
+            except StopIteration as stop:
+                return returned(stop.value)
+            return returned(await _the_rest(coroutine, context, asked))
         except _NOT_ITS_OWN:
             raise
         except BaseExceptionGroup as group:
@@ -33,6 +43,28 @@ class TrioRunner:
             return raised(group)
         except BaseException as error:
             return raised(error)
+
+
+@types.coroutine
+def _the_rest(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any) -> Generator[Any, Any, Any]:
+    """What a coroutine does after it `asked` the loop for the first time, in a `context` that is not the task's.
+
+    An executor takes job after job in one Trio task, and a task has one context: so each step of a job is made in the
+    job's own. What it spawns copies that one.
+    """
+    while True:
+        try:
+            answer = yield asked
+            step = coroutine.send
+        except GeneratorExit:
+            context.run(coroutine.close)
+            raise
+        except BaseException as error:
+            answer, step = error, coroutine.throw
+        try:
+            asked = context.run(step, answer)
+        except StopIteration as stop:
+            return stop.value
 
 
 _NOT_ITS_OWN = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)

@@ -10,6 +10,7 @@ from typing import Any
 import trio
 
 from celery5.protocol.verdict import Outcome
+from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
 
 
@@ -33,6 +34,7 @@ class ThreadRunner:
 
 def _work(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
     """In the thread: the result is encoded here too, off the loop."""
+    own_decimals()
     try:
         return returned(function(*args, **kwargs))
     except trio.Cancelled:

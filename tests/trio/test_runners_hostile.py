@@ -4,7 +4,9 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import asyncio
+import decimal
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import trio
 
 from celery5.protocol.verdict import Raised, Returned
 from celery5.runners.on_asyncio import AsyncioRunner
+from celery5.runners.on_trio import TrioRunner
+from celery5.runners.thread import ThreadRunner
 
 LIMIT = 5.0
 """Seconds for one task."""
@@ -104,3 +108,76 @@ async def test_a_task_factory_that_breaks_fails_the_next_job_and_not_the_worker(
         outcome = await loop.execute(hostile, [], {})
     assert isinstance(outcome, Raised)
     assert outcome.failure.type == "ZeroDivisionError"
+
+
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
+
+WAITS = {"at once": False, "after a while": True}
+
+
+@pytest.mark.parametrize("waits", WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_what_a_job_sets_in_its_context_the_next_one_does_not_see(
+    loop: AsyncioRunner, kind: str, waits: bool
+) -> None:
+    async def wait() -> None:
+        if waits and kind == "asyncio":
+            await asyncio.sleep(0.001)
+        elif waits:
+            await trio.sleep(0.001)
+
+    def work(who: str) -> list[Any]:
+        seen = [WHO.get(), decimal.getcontext().prec]
+        WHO.set(who)
+        decimal.getcontext().prec = 5
+        return seen
+
+    async def coroutine(who: str) -> list[Any]:
+        await wait()
+        seen = work(who)
+        await wait()
+        assert (WHO.get(), decimal.getcontext().prec) == (who, 5)
+        return seen
+
+    runners: dict[str, Any] = {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=1)}
+    precision = decimal.getcontext().prec
+    for who in ("one", "two"):
+        outcome = await runners[kind].execute(work if kind == "thread" else coroutine, [who], {})
+        assert outcome == Returned(b'["nobody",%d]' % precision)
+    assert (WHO.get(), decimal.getcontext().prec) == ("nobody", precision)
+
+
+async def test_a_trio_job_hands_its_context_on_to_what_it_starts() -> None:
+    async def child() -> None:
+        await trio.lowlevel.checkpoint()
+        seen.append(WHO.get())
+        WHO.set("the child")
+
+    async def job() -> str:
+        WHO.set("the job")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child)
+        seen.append(await trio.to_thread.run_sync(WHO.get))
+        return WHO.get()
+
+    seen: list[str] = []
+    assert await TrioRunner().execute(job, [], {}) == Returned(b'"the job"')
+    assert seen == ["the job", "the job"]
+
+
+async def test_a_trio_job_that_asks_the_loop_for_nonsense_has_failed() -> None:
+    class Nonsense:
+        def __await__(self) -> Any:
+            try:
+                yield "nonsense"
+            except TypeError:
+                heard.append("told so")
+                raise
+
+    async def job() -> None:
+        await Nonsense()
+
+    heard: list[str] = []
+    outcome = await TrioRunner().execute(job, [], {})
+    assert isinstance(outcome, Raised)
+    assert (outcome.failure.type, heard) == ("TypeError", ["told so"])
