@@ -1,13 +1,14 @@
 """Systemd Notify: tells systemd that the process is ready, alive and stopping.
 
-Floor: services. Reads: nothing. Writes: datagrams to systemd's notification socket, when there is one.
+Floor: services. Reads: an environment it is given. Writes: datagrams to systemd's notification socket, if there is one.
 
 The protocol is sd_notify(3): one datagram of `NAME=value` lines to the socket named in NOTIFY_SOCKET. The watchdog is
 fed from the event loop, so a loop that hangs for longer than `WatchdogSec` gets the process restarted.
 """
 
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TypedDict
 
 import trio
@@ -36,6 +37,39 @@ def from_environment(environ: Mapping[str, str], pid: int) -> Notification:
     ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
     watched = ours and limit.isascii() and limit.isdigit() and int(limit) > 0
     return {"address": address, "interval": int(limit) / 2_000_000 if watched else None}
+
+
+def taken_from_environment(environ: MutableMapping[str, str], pid: int) -> Notification:
+    """As `from_environment`, and takes it out, so that no child speaks for its parent: systemd listens to one."""
+    wanted = from_environment(environ, pid)
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        environ.pop(name, None)
+    return wanted
+
+
+def notify(address: str | None, *lines: str) -> bool:
+    """Send one datagram without ever waiting. False when systemd's socket is full.
+
+    A socket that is gone is no reason to stop working: systemd itself acts on what it does not hear.
+    """
+    if address is None:
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.setblocking(False)
+        try:
+            line.sendto("\n".join(lines).encode(), f"\0{address[1:]}" if address.startswith("@") else address)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def insist(address: str | None, *lines: str) -> None:
+    """Send one datagram that matters, in blocking code: again while the socket is full, for a second at most."""
+    limit = time.monotonic() + PATIENCE
+    while not notify(address, *lines) and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 def _always() -> bool:
@@ -73,7 +107,7 @@ class SystemdNotify:
                 await trio.sleep_forever()
             while True:
                 await trio.sleep(self._interval)
-                self._say("WATCHDOG=1", *self._shown())
+                notify(self._address, "WATCHDOG=1", *self._shown())
         finally:
             if self._leaving():
                 with trio.CancelScope(shield=True):
@@ -89,23 +123,5 @@ class SystemdNotify:
     async def _insist(self, *lines: str) -> None:
         """Say it again while systemd's socket is full, for a second at most: we must not hang with it."""
         with trio.move_on_after(PATIENCE):
-            while not self._say(*lines):  # noqa: ASYNC110  only looking again tells that there is room
+            while not notify(self._address, *lines):  # noqa: ASYNC110  only looking again tells that there is room
                 await trio.sleep(0.01)
-
-    def _say(self, *lines: str) -> bool:
-        """Send one datagram without ever waiting. False when the socket is full.
-
-        A socket that is gone is no reason to stop working: systemd itself acts on what it does not hear.
-        """
-        if self._address is None:
-            return True
-        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
-            line.setblocking(False)
-            try:
-                line.sendto("\n".join(lines).encode(), address)
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
-        return True

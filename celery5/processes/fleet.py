@@ -1,13 +1,15 @@
 """Fleet: several worker processes of one application under one parent.
 
-Floor: processes. Reads: signals. Writes: what recovering a dead child's jobs writes; lines on stderr.
+Floor: processes. Reads: signals; a pipe from its children; systemd's variables, which it takes out of the environment.
+Writes: what recovering a dead child's jobs writes; datagrams to systemd; lines on stderr.
 
 The parent is plain blocking code with no thread and no event loop, so it can fork a child again at any time. It
-reports a child's death at once: the child's jobs are put back within moments, not when its lease has lapsed.
+reports a child's death at once: the child's jobs are put back within moments, not when its lease has lapsed. To systemd
+it alone speaks, for all of them.
 """
 
 import ctypes
-import mmap
+import fcntl
 import os
 import random
 import signal
@@ -15,21 +17,34 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from celery5.app import App
 from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.timing import Timing
 from celery5.errors import BrokerError
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
+from celery5.services.systemd_notify import Notification, insist, notify, taken_from_environment
 
-DEATHS = 10
-"""Deaths within PERIOD seconds after which the fleet gives up."""
+DEATHS = 100
+"""Deaths within PERIOD seconds after which the fleet gives up: jobs that kill workers are buried long before."""
 PERIOD = 60.0
+IN_VAIN = 5
+"""Children that could not start, while none has ever come up, after which the fleet gives up."""
 KILL_AFTER = 50.0
 """Seconds beyond the grace period that children get before they are killed."""
-_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+KILL_AGAIN = 0.5
+"""Seconds between two looks at children that should be dead."""
+RECOVERY = Timing(connect=1.0, reply=1.0)
+"""The parent must not be held up by a broker that is away: leases put the jobs back, too."""
+_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO)
+_PID = 8
+"""Bytes of a process id on the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +57,68 @@ class Child:
 
 @dataclass(slots=True)
 class _Fleet:
-    """The children that run, by process id; when to start others; the deaths of late; and one byte that it shares with
-    its children, which is 1 once one of them has consumed."""
+    """How many are `wanted`; the children that run, by process id, and which of them consume; when to start others; the
+    deaths of late; what systemd wants and has heard; and the pipe on which children say that they consume."""
 
     app: App
     prefix: str
+    wanted: int
+    burst: bool
+    systemd: Notification
+    pipe: tuple[int, int] = field(default_factory=os.pipe)
     children: dict[int, str] = field(default_factory=dict)
+    ready: set[int] = field(default_factory=set)
     starts: list[float] = field(default_factory=list)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS))
-    begun: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 1))
+    begun: bool = False
+    in_vain: int = 0
     code: int = 0
     stopping: float | None = None
+    killed: float = 0.0
+    fed: float = 0.0
+    told: str = ""
+
+    @property
+    def kill_at(self) -> float | None:
+        """When to kill who is left, once it is stopping."""
+        if self.stopping is None:
+            return None
+        return max(self.stopping + self.app.settings.grace_period + KILL_AFTER, self.killed + KILL_AGAIN)
 
 
-def supervise(app: App, *, processes: int, name: str = "") -> int | Child:
-    """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent."""
-    fleet = _Fleet(app, name or f"{socket.gethostname()}:{os.getpid()}", starts=[0.0] * processes)
+def supervise(app: App, *, processes: int, name: str = "", burst: bool = False) -> int | Child:
+    """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent.
+
+    A child that ends with 0 is done in a `burst`; else it is replaced like any other.
+    """
+    systemd = taken_from_environment(os.environ, os.getpid())
+    fleet = _Fleet(app, name or f"{socket.gethostname()}:{os.getpid()}", processes, burst, systemd)
+    fleet.starts.extend([0.0] * processes)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    signal.signal(signal.SIGALRM, _nothing)
+    for each in (signal.SIGALRM, signal.SIGIO):
+        signal.signal(each, _nothing)
+    _listen(fleet.pipe[0])
     try:
         while fleet.starts or fleet.children:
             child = _start_due(fleet, mask)
             if child is not None:
                 return child
-            _set_alarm(fleet)
+            _keep_time(fleet)
             _react(fleet, signal.sigwait(_WATCHED))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _tell_systemd(fleet, "STOPPING=1")
+    for end in fleet.pipe:
+        os.close(end)
     return fleet.code
+
+
+def _listen(ear: int) -> None:
+    """Have SIGIO sent to this process when there is something to read."""
+    fcntl.fcntl(ear, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(ear, fcntl.F_GETFL)
+    fcntl.fcntl(ear, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_ASYNC)
 
 
 def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | None:
@@ -84,14 +132,18 @@ def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | N
         pid = os.fork()
         if pid == 0:
             _become_child(parent, mask)
-            return Child(name, lambda: _say_begun(fleet))
+            ear, mouth = fleet.pipe
+            os.close(ear)
+            return Child(name, partial(_say_ready, mouth))
         fleet.children[pid] = name
     return None
 
 
-def _say_begun(fleet: _Fleet) -> None:
+def _say_ready(mouth: int) -> None:
     """In a child: it consumes."""
-    fleet.begun[0] = 1
+    with suppress(OSError):  # its parent is gone, and it is about to hear of that
+        os.write(mouth, os.getpid().to_bytes(_PID))
+        os.close(mouth)
 
 
 def _become_child(parent: int, mask: set[signal.Signals] | set[int]) -> None:
@@ -106,92 +158,128 @@ def _become_child(parent: int, mask: set[signal.Signals] | set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _set_alarm(fleet: _Fleet) -> None:
-    moments = list(fleet.starts)
-    if fleet.stopping is not None:
-        moments.append(fleet.stopping + fleet.app.settings.grace_period + KILL_AFTER)
-    pause = min(moments) - time.monotonic() if moments else 0.0
-    signal.setitimer(signal.ITIMER_REAL, max(pause, 0.001) if moments else 0.0)
+def _keep_time(fleet: _Fleet) -> None:
+    """Do what the clock asks for, and have it ring when it next does."""
+    now, moments = time.monotonic(), list(fleet.starts)
+    if fleet.kill_at is not None and fleet.kill_at <= now:
+        fleet.code, fleet.killed = 1, now
+        _tell(fleet, signal.SIGKILL)
+    if fleet.kill_at is not None:
+        moments.append(fleet.kill_at)
+    interval = fleet.systemd["interval"]
+    if interval is not None:
+        if fleet.fed + interval <= now:
+            fleet.fed = now
+            notify(fleet.systemd["address"], "WATCHDOG=1", _status(fleet))
+        moments.append(fleet.fed + interval)
+    signal.setitimer(signal.ITIMER_REAL, max(min(moments) - now, 0.001) if moments else 0.0)
 
 
 def _react(fleet: _Fleet, number: int) -> None:
-    if number == signal.SIGCHLD:
+    if number in (signal.SIGCHLD, signal.SIGIO):
+        _hear(fleet)
         _reap(fleet)
     elif number in (signal.SIGTERM, signal.SIGINT):
-        if fleet.stopping is None:
-            fleet.stopping = time.monotonic()
-        fleet.starts.clear()
-        _tell(fleet, signal.SIGTERM)
-    elif (
-        fleet.stopping is not None
-        and time.monotonic() > fleet.stopping + fleet.app.settings.grace_period + KILL_AFTER
-    ):
-        fleet.code = 1
-        _tell(fleet, signal.SIGKILL)
+        _stop(fleet)
+
+
+def _stop(fleet: _Fleet) -> None:
+    """Ask the children to end; those that were asked before end at once."""
+    if fleet.stopping is None:
+        fleet.stopping = time.monotonic()
+    fleet.starts.clear()
+    _tell(fleet, signal.SIGTERM)
+    _tell_systemd(fleet, "STOPPING=1")
+
+
+def _hear(fleet: _Fleet) -> None:
+    """Which children consume; systemd hears of it when all of them do."""
+    with suppress(BlockingIOError):
+        said = os.read(fleet.pipe[0], 512 * _PID)
+        fleet.begun = True
+        pids = {int.from_bytes(said[at : at + _PID]) for at in range(0, len(said), _PID)}
+        fleet.ready |= pids & fleet.children.keys()
+    if len(fleet.ready) >= fleet.wanted and fleet.told != "STOPPING=1":
+        _tell_systemd(fleet, "READY=1")
 
 
 def _reap(fleet: _Fleet) -> None:
+    dead: list[str] = []
     while fleet.children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
-            return
+            break
         if pid not in fleet.children:
             continue
-        name = fleet.children.pop(pid)
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0:
+        name, code = fleet.children.pop(pid), os.waitstatus_to_exitcode(status)
+        was_ready = pid in fleet.ready
+        fleet.ready.discard(pid)
+        if code == 0 and (fleet.burst or fleet.stopping is not None):
             continue
         _say(f"worker {name} (pid {pid}) ended with {code}")
-        _recover(fleet.app, name)
+        dead.append(name)
         if fleet.stopping is not None:
             fleet.code = fleet.code or (0 if code == -signal.SIGTERM else 1)
         else:
-            _replace(fleet, code)
+            _replace(fleet, could_not_start=code > 0 and not was_ready)
+    if dead:
+        _recover(fleet.app, dead)
 
 
-def _replace(fleet: _Fleet, code: int) -> None:
+def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
     now = time.monotonic()
     fleet.deaths.append(now)
+    fleet.in_vain += could_not_start
     often = len(fleet.deaths) == DEATHS and now - fleet.deaths[0] < PERIOD
-    # It ended by itself, and none has ever come up: another would not either.
-    in_vain = code > 0 and not fleet.begun[0]
+    # Once one has come up the others can, too, as soon as the broker is back or a job that kills them is buried.
+    in_vain = fleet.in_vain >= IN_VAIN and not fleet.begun
     if often or in_vain:
         _say(f"worker processes {'cannot start' if in_vain else 'keep ending'}: giving up")
-        fleet.code, fleet.stopping = 1, now
-        fleet.starts.clear()
-        _tell(fleet, signal.SIGTERM)
+        fleet.code = 1
+        _stop(fleet)
         return
     recent = sum(now - each < PERIOD for each in fleet.deaths)
     fleet.starts.append(now + full_jitter(recent - 1, start=0.05, cap=5.0, random=random.random))
 
 
-def _recover(app: App, name: str) -> None:
-    """Put back what a dead child held, at once."""
+def _recover(app: App, names: Sequence[str]) -> None:
+    """Put back what dead children held, at once."""
+    redis = BlockingRedis(app.connections.endpoint, timing=RECOVERY)
     try:
-        redis = app.connections.blocking(instead="")
-        for queue in redis.perform(calls.queues(app.keys)):
-            while True:
-                done = redis.perform(
+        queues = [app.queue(queue) for queue in redis.perform(calls.queues(app.keys))]
+        for name in names:
+            for queue in queues:
+                while redis.perform(
                     calls.recover(
-                        app.queue(queue),
+                        queue,
                         worker=name,
                         max_deliveries=app.settings.max_deliveries,
                         limit=100,
                         ttl=app.settings.results_ttl,
                     )
-                )
-                if not done.more:
-                    break
+                ).more:
+                    pass
     except BrokerError as error:
-        _say(f"jobs of {name} are recovered when its lease lapses: {error}")
+        _say(f"jobs of {', '.join(names)} are recovered when a lease lapses: {error}")
+    finally:
+        redis.close()
 
 
 def _tell(fleet: _Fleet, number: signal.Signals) -> None:
     for pid in fleet.children:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+
+
+def _tell_systemd(fleet: _Fleet, what: str) -> None:
+    """Once."""
+    if fleet.told != what:
+        fleet.told = what
+        insist(fleet.systemd["address"], what, _status(fleet))
+
+
+def _status(fleet: _Fleet) -> str:
+    return f"STATUS={len(fleet.ready)} of {fleet.wanted} worker processes at work"
 
 
 def _say(line: str) -> None:
@@ -200,4 +288,4 @@ def _say(line: str) -> None:
 
 
 def _nothing(_number: int, _frame: object) -> None:
-    """A handler, so that SIGALRM is not ignored while it is blocked."""
+    """A handler, so that these signals are not ignored, nor end the process, when they are not blocked."""

@@ -43,7 +43,7 @@ def serve(app: App, options: ServeOptions) -> int:
     """
     incarnation, ready = "", _nothing
     if options.processes > 1:
-        part = fleet.supervise(app, processes=options.processes, name=options.name)
+        part = fleet.supervise(app, processes=options.processes, name=options.name, burst=options.burst)
         if isinstance(part, int):
             return part
         incarnation, ready = part.name, part.ready

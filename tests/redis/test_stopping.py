@@ -82,12 +82,3 @@ def test_a_process_that_a_job_has_forked_ends_by_sigterm_and_its_worker_goes_on(
     assert send(staff, "spawn").get(timeout=10) == -signal.SIGTERM
     assert send(staff, "nap", 0.0).get(timeout=10) == worker.process.pid
     assert worker.lines("process:stopping") == []
-
-
-def test_a_child_that_dies_early_with_an_exit_code_does_not_end_the_fleet(staff: Staff) -> None:
-    fleet = staff.start("--processes", "2", ready=2, max_deliveries=1)
-    send(staff, "leave", 3)
-    wait_until(lambda: len(staff.notes()) == 2)  # two workers went down with it
-    assert send(staff, "nap", 0.0).get(timeout=10)
-    fleet.signal(signal.SIGTERM)
-    assert fleet.wait() == 0

@@ -1,0 +1,91 @@
+"""Fleet: a parent that keeps several workers alive through jobs that end them, and gives up on what cannot start.
+
+Floor: tests. Reads and writes: the keys of the test's application; the history.
+"""
+
+import os
+import signal
+import sys
+import time
+
+from celery5 import AsyncResult
+from celery5.broker.embedded import EmbeddedServer
+from tests.redis.staff import Staff, wait_until
+
+VAIN = """
+import os
+from celery5.processes import fleet, foreground
+from tests.redis.historian import app
+foreground.worker.run = lambda *words, **named: os._exit(7)
+raise SystemExit(foreground.serve(app, foreground.ServeOptions(processes=2)))
+"""
+
+
+def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
+    """Send one job."""
+    return staff.app.send_many([staff.app.signature(task, *args)])[0]
+
+
+def test_a_child_that_dies_early_with_an_exit_code_does_not_end_the_fleet(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_deliveries=1)
+    send(staff, "leave", 3)
+    wait_until(lambda: len(staff.notes()) == 2)  # two workers went down with it
+    assert send(staff, "nap", 0.0).get(timeout=10)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+
+
+def test_many_deaths_within_a_minute_do_not_end_the_fleet(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_deliveries=9)
+    send(staff, "leave", 3)
+    wait_until(lambda: len(staff.notes()) == 10, within=60)
+    assert send(staff, "nap", 0.0).get(timeout=20)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+
+
+def test_a_child_that_a_job_ends_with_0_is_replaced_and_its_jobs_are_put_back_at_once(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_deliveries=2)  # with a lease of 10 s
+    send(staff, "leave", 0)
+    wait_until(lambda: len(staff.notes()) == 3, within=5)
+    assert send(staff, "nap", 0.0).get(timeout=10)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait() == 0
+
+
+def test_a_fleet_of_which_none_ever_comes_up_gives_up(staff: Staff) -> None:
+    fleet = staff.launch([sys.executable, "-c", VAIN])
+    assert fleet.wait(10) == 1
+    said = fleet.output.read_text().splitlines()
+    assert "worker processes cannot start: giving up" in said
+    assert sum("ended with 7" in line for line in said) >= 5
+
+
+def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> None:
+    script = (
+        "from celery5.processes import fleet, foreground\n"
+        "from tests.redis.historian import app\n"
+        "fleet.KILL_AFTER = 0.2\n"
+        "raise SystemExit(foreground.serve(app, foreground.ServeOptions(processes=2)))\n"
+    )
+    fleet = staff.launch([sys.executable, "-c", script], grace_period=0.1)
+    wait_until(lambda: len(fleet.lines("worker:ready")) == 2)
+    send(staff, "deaf", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait(3) == 1
+    assert "ended with -9" in fleet.output.read_text()
+
+
+def test_a_parent_is_not_held_up_by_a_broker_that_hangs(own_staff: Staff, own_server: EmbeddedServer) -> None:
+    fleet = own_staff.start("--processes", "2", ready=2, grace_period=0.1)
+    send(own_staff, "nap", 20.0)
+    wait_until(lambda: len(own_staff.notes()) == 1)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        os.kill(own_staff.notes()[0].pid, signal.SIGKILL)
+        began = time.monotonic()
+        wait_until(lambda: "are recovered when a lease lapses" in fleet.output.read_text(), within=5)
+        assert time.monotonic() - began < 4
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
