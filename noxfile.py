@@ -82,12 +82,17 @@ def types(session: nox.Session) -> None:
     _install(session, "types", project=True)
     passed = [
         _passes(session, "mypy"),
-        _passes(session, "basedpyright"),
+        _passes(session, "basedpyright", "--pythonpath", _python_of(session)),
         _public_types(session),
         _passes(session, "python", "-m", "pytest", "-q", "tests/typing"),  # what the checkers tell a user
     ]
     if not all(passed):  # each has had its say, even after another had found faults
         session.error("see above")
+
+
+def _python_of(session: nox.Session) -> str:
+    """The session's interpreter. Left to itself basedpyright takes a `.venv` beside it, which is not where we install."""
+    return str(Path(session.bin) / "python")
 
 
 def _passes(session: nox.Session, *command: str) -> bool:

@@ -97,7 +97,9 @@ class Heartbeat:
         asked = now()
         pulses = await self._redis.perform_all(self._calls())
         self._beaten = time.monotonic()
-        self._lapse_in = min([each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf)
+        self._lapse_in = min(
+            [each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf
+        )
         for keys, pulse in zip(self._consumed, pulses, strict=True):
             if not pulse.alive:
                 raise self._lease.lose(

@@ -39,9 +39,9 @@ class BlockingRedis:
         timing: Timing = Timing(),  # noqa: B008  frozen
         connections: int = 10,
     ) -> None:
-        self.endpoint = endpoint
+        self.endpoint: Endpoint = endpoint
         self.timing = timing
-        self.dialer = Dialer(endpoint, timing)
+        self.dialer: Dialer = Dialer(endpoint, timing)
         self._pool = Pool(self.dialer, connections)
         self._where = endpoint.masked
         _drivers.add(self)

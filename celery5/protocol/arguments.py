@@ -123,7 +123,7 @@ class Parameters:
         self._task = task
         self._signature = inspect.signature(function)
         hints = _hints(function)
-        self.returns = hints.get("return", Any)
+        self.returns: Any = hints.get("return", Any)
         self._types = {name: hints.get(name, Any) for name in self._signature.parameters}
         self._decoders = {
             name: self._declared(f"parameter {name!r}", self._types[name]) for name in self._types

@@ -91,6 +91,8 @@ def test_every_setting_is_explained_in_one_line() -> None:
 
 
 def test_a_misspelt_variable_is_told_and_a_stranger_is_left_alone() -> None:
-    with pytest.raises(Misconfigured, match="CELERY5_CONCURENCY is no setting: did you mean CELERY5_CONCURRENCY"):
+    with pytest.raises(
+        Misconfigured, match="CELERY5_CONCURENCY is no setting: did you mean CELERY5_CONCURRENCY"
+    ):
         read_settings({}, {"CELERY5_CONCURENCY": "5"})
     assert read_settings({}, {"CELERY5_APP": "shop"}) == Settings()
