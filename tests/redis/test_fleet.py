@@ -1,4 +1,4 @@
-"""Fleet: a parent that keeps several workers alive through jobs that end them, and gives up on what cannot start.
+"""Fleet: a parent that keeps several workers alive through jobs that end them, and is held up by nothing.
 
 Floor: tests. Reads and writes: the keys of the test's application; the history.
 """
@@ -11,14 +11,6 @@ import time
 from celery5 import AsyncResult
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.staff import Staff, wait_until
-
-VAIN = """
-import os
-from celery5.processes import fleet, foreground
-from tests.redis.historian import app
-foreground.worker.run = lambda *words, **named: os._exit(7)
-raise SystemExit(foreground.serve(app, foreground.ServeOptions(processes=2)))
-"""
 
 
 def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
@@ -53,14 +45,6 @@ def test_a_child_that_a_job_ends_with_0_is_replaced_and_its_jobs_are_put_back_at
     assert fleet.wait() == 0
 
 
-def test_a_fleet_of_which_none_ever_comes_up_gives_up(staff: Staff) -> None:
-    fleet = staff.launch([sys.executable, "-c", VAIN])
-    assert fleet.wait(10) == 1
-    said = fleet.output.read_text().splitlines()
-    assert "worker processes cannot start: giving up" in said
-    assert sum("ended with 7" in line for line in said) >= 5
-
-
 def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> None:
     script = (
         "from celery5.processes import fleet, foreground\n"
@@ -75,6 +59,16 @@ def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> N
     fleet.signal(signal.SIGTERM)
     assert fleet.wait(3) == 1
     assert "ended with -9" in fleet.output.read_text()
+
+
+def test_a_second_signal_ends_a_fleet_whose_worker_is_blocked(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, grace_period=30)
+    send(staff, "block", 20.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    fleet.signal(signal.SIGTERM)
+    wait_until(lambda: len(fleet.lines("worker:stopped")) == 1)  # the other one
+    fleet.signal(signal.SIGTERM)
+    assert fleet.wait(2) == 1
 
 
 def test_a_parent_is_not_held_up_by_a_broker_that_hangs(own_staff: Staff, own_server: EmbeddedServer) -> None:

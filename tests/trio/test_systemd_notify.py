@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from celery5.services import systemd_notify
-from celery5.services.systemd_notify import SystemdNotify, from_environment
+from celery5.services.systemd_notify import SystemdNotify, from_environment, insist, taken_from_environment
 
 NOTHING = {"address": None, "interval": None}
 
@@ -160,3 +160,24 @@ async def test_what_the_environment_says_is_what_the_service_takes(
         await nursery.start(SystemdNotify(**wanted).run)
         nursery.cancel_scope.cancel()
     assert heard()[0] == "READY=1"
+
+
+def test_a_parent_takes_out_of_the_environment_what_its_children_must_not_use(
+    address: str, heard: Callable[[], list[str]]
+) -> None:
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "7", "HOME": "/"}
+    wanted = taken_from_environment(environ, 7)
+    assert wanted == {"address": address, "interval": 1.0}
+    assert environ == {"HOME": "/"}
+    insist(wanted["address"], "READY=1", "STATUS=up")
+    assert heard() == ["READY=1\nSTATUS=up"]
+
+
+def test_blocking_code_insists_for_a_while_only(
+    address: str, heard: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd_notify, "PATIENCE", 0.05)
+    while systemd_notify.notify(address, "WATCHDOG=1"):
+        pass  # until its socket is full
+    insist(address, "READY=1")
+    assert "READY=1" not in heard()
