@@ -5,6 +5,7 @@ Floor: tests. Reads: CELERY5_TEST_SERVER (the server binary to test with). Write
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -12,6 +13,10 @@ import pytest
 import redis
 
 from celery5.broker.embedded import EmbeddedServer
+
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that: Ctrl-C would reach nobody here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
