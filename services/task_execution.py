@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import trio
 
-from celery5.errors import BadArguments
+from celery5.broker.call import Call
+from celery5.errors import BadArguments, BrokerError
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, settlement
 from celery5.protocol.envelope import Envelope, Failure
@@ -25,12 +26,14 @@ from celery5.protocol.verdict import (
     Expire,
     Lapsed,
     Outcome,
+    Postpone,
     Raised,
     Reason,
     Refused,
     Release,
     Retry,
     Returned,
+    Stranded,
     Verdict,
     judge,
 )
@@ -45,6 +48,21 @@ YIELD = 0.005
 """Seconds that one executor may go on with jobs that never wait, before it lets others run."""
 CANCEL_LIMIT = 5.0
 """Seconds that cancelled jobs get to end."""
+
+
+ASK_LIMIT = 1.0
+"""Seconds that Redis gets to show that it is there, when a job says that it is not."""
+RECENT = 2.0
+"""Seconds after its return in which a job may still say that Redis is away: a breaker of the job's own is open."""
+
+
+class Redis(Protocol):
+    """The worker's own connection."""
+
+    @property
+    def up_since(self) -> float | None: ...
+
+    async def perform(self, call: Call[object], /) -> object: ...
 
 
 class Runner(Protocol):
@@ -64,6 +82,7 @@ class TaskExecution:
         tasks: Mapping[str, Task[..., Any]],
         queues: Mapping[str, TasksQueue],
         runners: Mapping[str, Runner],
+        redis: Redis,
         paces: Mapping[str, Pace],
         results: ResultsQueue,
         budget: ConcurrencyBudget,
@@ -77,6 +96,7 @@ class TaskExecution:
         self._tasks = tasks
         self._queues = queues
         self._runners = runners
+        self._redis = redis
         self._paces = paces
         self._results = results
         self._budget = budget
@@ -148,9 +168,11 @@ class TaskExecution:
             delivery.started = time.time()
             began = clock()
             outcome = await self._outcome(delivery, runner)
+            ended = clock()
+            if type(outcome) is Stranded and await self._redis_is_here():
+                outcome = Raised(outcome.failure)
             if hand.scope.cancel_called and type(outcome) is Raised:
                 outcome = INTERRUPTED  # whatever it made of being cancelled, it is not its failure (I9)
-            ended = clock()
             pace.ran(ended - began)
             self._ended(hand, delivery, delivery.started + ended - began, outcome)
             if self._latest is not hand:
@@ -177,6 +199,17 @@ class TaskExecution:
             return await runner.execute(task.function, args, kwargs)
         except Exception as error:  # no thread could be started, say
             return raised(error)
+
+    async def _redis_is_here(self) -> bool:
+        """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
+        with trio.move_on_after(ASK_LIMIT):
+            try:
+                await self._redis.perform(_PING)
+            except BrokerError:
+                return False
+            up = self._redis.up_since
+            return up is not None and trio.current_time() - up >= RECENT
+        return False
 
     def _ended(self, hand: "_Hand", delivery: Delivery, finished: float, outcome: Outcome) -> None:
         """The job is out of the executor's hands: judge, hand on, log."""
@@ -237,6 +270,7 @@ class _Hand:
 
 
 LAPSED = Lapsed()
+_PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 
 
 def _too_large(size: int, limit: int) -> Refused:
@@ -251,5 +285,6 @@ _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Retry: ("warning", "RETRY", ("delay", "failure")),
     Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
+    Postpone: ("warning", "RETRY", ("delay", "failure")),
     Expire: ("warning", "EXPIRED", ()),
 }

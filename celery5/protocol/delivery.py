@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from celery5.protocol.envelope import VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
 from celery5.protocol.states import JobState
-from celery5.protocol.verdict import Bury, Complete, Expire, Release, Retry, Verdict
+from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Release, Retry, Verdict
 
 TOMBSTONE = 60.0
 """Seconds that a job sent with `ignore_result` is remembered: publishing it again by mistake changes nothing."""
@@ -48,6 +48,8 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
             return ("retry", entry, job_id, message, int(delay * 1000), 0)
         case Release():
             return ("release", entry, job_id, delivery.message, delivery.deliveries, 0)
+        case Postpone(delay):
+            return ("retry", entry, job_id, delivery.message, int(delay * 1000), 0)
         case Expire():
             document = _document(delivery, worker, JobState.EXPIRED, b"null")
             return ("complete", entry, job_id, document, int(ttl * 1000), 0)

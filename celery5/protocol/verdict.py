@@ -37,6 +37,12 @@ class Raised(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class Stranded(msgspec.Struct, frozen=True):
+    """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either."""
+
+    failure: Failure
+
+
 class Interrupted(msgspec.Struct, frozen=True):
     """The worker left before the task was done. The job did nothing wrong."""
 
@@ -52,7 +58,7 @@ class Refused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Outcome = Returned | Raised | Interrupted | Lapsed | Refused
+Outcome = Returned | Raised | Stranded | Interrupted | Lapsed | Refused
 
 
 class Complete(msgspec.Struct, frozen=True, gc=False):
@@ -79,11 +85,21 @@ class Release(msgspec.Struct, frozen=True):
     """Give the job back to its queue; no attempt is counted (I9)."""
 
 
+class Postpone(msgspec.Struct, frozen=True):
+    """Run this attempt again after `delay` seconds; it is not counted (I9)."""
+
+    delay: float
+    failure: Failure
+
+
 class Expire(msgspec.Struct, frozen=True):
     """Drop the job and say so."""
 
 
-Verdict = Complete | Retry | Bury | Release | Expire
+Verdict = Complete | Retry | Bury | Release | Postpone | Expire
+
+PAUSE = 1.0
+"""Seconds after which a job that could not reach the broker runs again."""
 
 _RELEASE = Release()
 _EXPIRE = Expire()
@@ -100,6 +116,8 @@ def judge(outcome: Outcome, *, attempt: int, policy: RetryPolicy, random: Callab
             return Bury(Reason.EXHAUSTED, failure)
         case Refused(reason, failure):
             return Bury(reason, failure)
+        case Stranded(failure):
+            return Postpone(PAUSE, failure)
         case Interrupted():
             return _RELEASE
         case Lapsed():

@@ -6,9 +6,10 @@ Floor: runners. Reads: nothing. Writes: nothing.
 import traceback
 from typing import Any
 
+from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.envelope import Failure
-from celery5.protocol.verdict import Interrupted, Raised, Reason, Refused, Returned
+from celery5.protocol.verdict import Interrupted, Raised, Reason, Refused, Returned, Stranded
 
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that travel with the failure; the end says most."""
@@ -17,6 +18,7 @@ ARGS_LIMIT = 20
 """Arguments of an error that travel with the failure."""
 
 INTERRUPTED = Interrupted()
+_OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
 
 def returned(value: Any) -> Returned | Refused:
@@ -27,9 +29,17 @@ def returned(value: Any) -> Returned | Refused:
         return Refused(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT]))
 
 
-def raised(error: BaseException) -> Raised:
-    """The outcome of a task that raised `error`."""
-    return Raised(failure_of(error))
+def raised(error: BaseException) -> Raised | Stranded:
+    """The outcome of a task that raised `error`: Stranded, to be looked into, when it could not reach a broker."""
+    return Stranded(failure_of(error)) if _is_an_outage(error) else Raised(failure_of(error))
+
+
+def _is_an_outage(error: Any) -> bool:
+    """Whether it is celery5's own word for a broker that cannot be reached, alone or in a nursery's group."""
+    if isinstance(error, BaseExceptionGroup):
+        inner: tuple[Any, ...] = error.exceptions
+        return all(_is_an_outage(each) for each in inner)
+    return type(error) in _OUTAGES
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from celery5.protocol.delivery import TOMBSTONE, Delivery, settlement
 from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
-from celery5.protocol.verdict import Bury, Complete, Expire, Reason, Release, Retry
+from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry
 
 FAILURE = Failure(type="ValueError", message="no", args=("no",), traceback="...")
 
@@ -59,6 +59,12 @@ def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
 def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
     given = delivery()
     assert settlement(Release(), given, worker="w", ttl=60) == ("release", b"5-1", "a", given.message, 1, 0)
+
+
+def test_a_postponed_job_is_the_very_message_again_later() -> None:
+    held = delivery()
+    words = settlement(Postpone(1.5, FAILURE), held, worker="w", ttl=60)
+    assert words == ("retry", b"5-1", "a", held.message, 1500, 0)
 
 
 def test_an_expired_job_leaves_a_document_that_says_so() -> None:

@@ -9,18 +9,21 @@ from hypothesis import strategies as st
 from celery5 import RetryPolicy
 from celery5.protocol.envelope import Failure
 from celery5.protocol.verdict import (
+    PAUSE,
     Bury,
     Complete,
     Expire,
     Interrupted,
     Lapsed,
     Outcome,
+    Postpone,
     Raised,
     Reason,
     Refused,
     Release,
     Retry,
     Returned,
+    Stranded,
     judge,
 )
 
@@ -36,6 +39,7 @@ policies = st.builds(
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Returned, st.binary(max_size=5)),
     st.just(Raised(FAILURE)),
+    st.just(Stranded(FAILURE)),
     st.just(Interrupted()),
     st.just(Lapsed()),
     st.builds(Refused, st.sampled_from(Reason), st.just(FAILURE)),
@@ -50,6 +54,8 @@ def test_every_outcome_has_its_verdict(
     match outcome:
         case Returned(value):
             assert verdict == Complete(value)
+        case Stranded(failure):
+            assert verdict == Postpone(PAUSE, failure)
         case Interrupted():
             assert verdict == Release()
         case Lapsed():

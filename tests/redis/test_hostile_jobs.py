@@ -5,16 +5,21 @@ Floor: tests. Reads and writes: the keys of the test's application.
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import trio
 
-from celery5 import App, TaskFailed
+from celery5 import App, RetryPolicy, TaskFailed, current_job
+from celery5.broker.embedded import EmbeddedServer
+from celery5.errors import BrokerUnavailable
 from celery5.services import task_execution
-from tests.redis.workers import held, working
+from tests.redis.workers import Lines, held, until, working
 
 
 @dataclass
@@ -101,3 +106,93 @@ async def test_executors_that_break_down_are_not_waited_for(
             await trio.sleep_forever()
     assert time.monotonic() - began < 5
     app.close()
+
+
+class Sender:
+    """A task that waits until it may go, then sends a job of another one; and what became of that."""
+
+    def __init__(self, app: App, kind: str) -> None:
+        self.running, self.go = threading.Event(), threading.Event()
+        self.raised: list[str] = []
+        self.attempts: list[int] = []
+
+        @app.task
+        async def other() -> None:
+            pass
+
+        async def on_trio() -> int:
+            self._begin()
+            while not self.go.is_set():
+                await trio.sleep(0.01)
+            with self._noting():
+                await other.adelay()
+            return len(self.attempts)
+
+        def in_thread() -> int:
+            self._begin()
+            self.go.wait(10)
+            with self._noting():
+                other.delay()
+            return len(self.attempts)
+
+        self.task: Any = app.task(on_trio) if kind == "trio" else app.task(in_thread)
+
+    def _begin(self) -> None:
+        job = current_job()
+        assert job is not None
+        self.attempts.append(job.attempt)
+        self.running.set()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokerUnavailable as error:
+            self.raised.append(type(error).__name__)
+            raise
+
+
+@pytest.mark.parametrize("kind", ["trio", "thread"])
+async def test_a_job_that_cannot_send_another_while_redis_is_away_loses_no_attempt(
+    own_server: EmbeddedServer, app_name: str, kind: str
+) -> None:
+    app = App(
+        app_name, broker=own_server.url, lease=1.0, cpu_slots=2, retry_policy=RetryPolicy(max_retries=0)
+    )
+    sender = Sender(app, kind)
+    with Lines() as lines:
+        async with working(app):
+            sent = await sender.task.adelay()
+            await until(sender.running.is_set)
+            await trio.sleep(1.1)  # what the server was told is on its disk now
+            own_server.kill()
+            sender.go.set()
+            await until(lambda: len(lines.of("job")) > 0, within=15)
+            await trio.to_thread.run_sync(own_server.revive)
+            assert await sent.aget(timeout=10) > 1
+        (first, *_more) = [line for line in lines.of("job") if line["job"] == sent.id]
+    assert set(sender.attempts) == {1}
+    assert first["state"] == "RETRY"
+    assert first["error"].startswith(sender.raised[0])
+    app.close()
+
+
+async def test_a_job_that_cannot_reach_another_broker_has_failed(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_execution, "RECENT", 0.0)
+    elsewhere = App("elsewhere", broker=f"unix://{tmp_path}/nobody.sock")
+
+    @elsewhere.task
+    def far() -> None:
+        pass
+
+    @app.task(max_retries=1)
+    def near() -> None:
+        far.delay()
+
+    async with working(app):
+        with pytest.raises(TaskFailed, match="exhausted") as caught:
+            await (await near.adelay()).aget(timeout=10)
+    assert caught.value.attempt == 2
+    elsewhere.close()
