@@ -14,7 +14,7 @@ import redis
 
 from celery5.broker.embedded import EmbeddedServer
 
-# A shell starts what runs in its background with SIGINT ignored, and children inherit that: Ctrl-C would reach nobody here.
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
