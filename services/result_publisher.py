@@ -7,7 +7,7 @@ Whatever finished while one trip was under way goes with the next: at low load a
 waits, at high load it is hundreds. An outcome is kept until Redis has it, however long that takes (I2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import trio
@@ -25,6 +25,8 @@ from celery5.services.passing import passes
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""Bytes in one trip, unless one outcome alone has more: a trip must be sent and answered within the time-out."""
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
 FLUSH_LIMIT = 10.0
@@ -78,13 +80,14 @@ class ResultPublisher:
             self._tell_dropped()
 
     async def settle(self, outcomes: Outcomes) -> None:
-        """Settle outcomes of any queues, each queue in one trip."""
+        """Settle outcomes of any queues, each queue in one trip, or in several where they are large."""
         by_queue: dict[str, list[tuple[Delivery, Words]]] = {}
         for outcome in outcomes:
             by_queue.setdefault(outcome[0].queue, []).append(outcome)
         for queue, batch in by_queue.items():
-            await self._settle(self._queues[queue], batch)
-            self._ledger.settled(delivery for delivery, _ in batch)
+            for part in _portions(batch):
+                await self._settle(self._queues[queue], part)
+                self._ledger.settled(delivery for delivery, _ in part)
 
     async def _settle(self, keys: QueueKeys, batch: Outcomes) -> None:
         call = calls.settle(keys, self._worker, [words for _, words in batch])
@@ -109,7 +112,8 @@ class ResultPublisher:
         if owned < 0:
             raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
-            self._log.event("results:settled-before", "warning", count=len(batch) - owned)
+            # A connection that was lost sends again by itself, so this is no cause for alarm.
+            self._log.event("results:settled-before", "debug", count=len(batch) - owned)
 
     async def _flush(self) -> None:
         await self.settle(self._unsettled)
@@ -131,6 +135,26 @@ class ResultPublisher:
                 worker=self._worker,
                 why=why,
             )
+
+
+def _portions(batch: Outcomes) -> Iterator[Outcomes]:
+    """The outcomes in their order, as many at a time as go in one trip."""
+    sizes = [_size(words) for _, words in batch]
+    if sum(sizes) <= BATCH_BYTES:
+        yield batch
+        return
+    first, total = 0, 0
+    for at, size in enumerate(sizes):
+        if at > first and total + size > BATCH_BYTES:
+            yield batch[first:at]
+            first, total = at, 0
+        total += size
+    yield batch[first:]
+
+
+def _size(words: Words) -> int:
+    message, extra = words[3], words[5]
+    return len(message) + (len(extra) if isinstance(extra, bytes) else 0)
 
 
 def _ids(batch: Outcomes) -> list[str]:

@@ -37,8 +37,8 @@ def raised(error: BaseException) -> Raised | Stranded:
 def _is_an_outage(error: Any) -> bool:
     """Whether it is celery5's own word for a broker that cannot be reached, alone or in a nursery's group."""
     if isinstance(error, BaseExceptionGroup):
-        inner: tuple[Any, ...] = error.exceptions
-        return all(_is_an_outage(each) for each in inner)
+        group: BaseExceptionGroup[BaseException] = error
+        return all(_is_an_outage(each) for each in group.exceptions)
     return type(error) in _OUTAGES
 
 
