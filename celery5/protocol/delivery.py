@@ -11,7 +11,8 @@ from celery5.protocol.states import JobState
 from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Release, Retry, Verdict
 
 TOMBSTONE = 60.0
-"""Seconds that a job sent with `ignore_result` is remembered: publishing it again by mistake changes nothing."""
+"""Seconds that a job which has ended is remembered at least, whatever is said of results: a producer whose connection
+was lost publishes it again, which must not run it again."""
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -33,7 +34,8 @@ Words = tuple[str, bytes, str, bytes, int, bytes | int]
 
 
 def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Words:
-    """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds."""
+    """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
+    ttl = max(ttl, TOMBSTONE)
     envelope, entry = delivery.envelope, delivery.entry
     job_id = envelope.id if envelope else ""
     match verdict:

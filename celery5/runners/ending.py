@@ -4,7 +4,7 @@ Floor: runners. Reads: nothing. Writes: nothing.
 """
 
 import traceback
-from typing import Any
+from typing import Any, cast
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen
 from celery5.protocol.arguments import encode_value
@@ -37,7 +37,7 @@ def raised(error: BaseException) -> Raised | Stranded:
 def _is_an_outage(error: Any) -> bool:
     """Whether it is celery5's own word for a broker that cannot be reached, alone or in a nursery's group."""
     if isinstance(error, BaseExceptionGroup):
-        group: BaseExceptionGroup[BaseException] = error
+        group = cast("BaseExceptionGroup[BaseException]", error)
         return all(_is_an_outage(each) for each in group.exceptions)
     return type(error) in _OUTAGES
 

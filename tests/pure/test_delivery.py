@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from celery5.protocol.delivery import TOMBSTONE, Delivery, settlement
 from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
-from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry
+from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry, Verdict
 
 FAILURE = Failure(type="ValueError", message="no", args=("no",), traceback="...")
 
@@ -42,6 +42,11 @@ def test_an_ignored_result_leaves_a_tombstone_without_it() -> None:
     )
     assert number == TOMBSTONE * 1000
     assert json.loads(message).get("value") is None
+
+
+@pytest.mark.parametrize("verdict", [Complete(b"7"), Expire(), Bury(Reason.EXHAUSTED, FAILURE)], ids=repr)
+def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdict: Verdict) -> None:
+    assert settlement(verdict, delivery(), worker="w", ttl=0.5)[4] == TOMBSTONE * 1000
 
 
 def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
