@@ -9,6 +9,7 @@ leads through one job: run, judge, hand on, log.
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -108,6 +109,7 @@ class TaskExecution:
         self._limit = message_limit
         self._running: dict[Delivery, trio.CancelScope] = {}
         self._idle = trio.Event()
+        self._stuck = False
         self._latest: _Hand | None = None
 
     @property
@@ -117,17 +119,29 @@ class TaskExecution:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
-        async with trio.open_nursery() as nursery:
-            # Not by nursery.start(): cancelled meanwhile, it would wait for a shielded task for ever.
-            executors = trio.CancelScope(shield=True)
-            nursery.start_soon(self._executors, executors)
-            task_status.started()
+        executors, gone = trio.CancelScope(shield=True), trio.Event()
+        broken: list[BaseException] = []
+
+        async def work() -> None:
             try:
-                await trio.sleep_forever()
+                await self._executors(executors)
+            except BaseException as error:  # whatever it is, it is for whoever runs us
+                broken.append(error)
             finally:
-                with trio.CancelScope(shield=True):
-                    await self._wind_up()
+                gone.set()
+
+        # Not in a nursery of our own, which could not be left while a job takes no notice of being cancelled.
+        trio.lowlevel.spawn_system_task(work, context=copy_context())
+        task_status.started()
+        try:
+            await gone.wait()
+            raise broken[0]
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._wind_up()
                 executors.cancel()
+                if not self._stuck:
+                    await gone.wait()
 
     async def _executors(self, scope: trio.CancelScope) -> None:
         try:
@@ -214,7 +228,8 @@ class TaskExecution:
     def _ended(self, hand: "_Hand", delivery: Delivery, finished: float, outcome: Outcome) -> None:
         """The job is out of the executor's hands: judge, hand on, log."""
         hand.delivery = None
-        del self._running[delivery]
+        if self._running.pop(delivery, None) is None:
+            return  # it was stuck, and nobody waits for it any more
         if not self._running:
             self._idle.set()
         envelope = delivery.envelope
@@ -254,6 +269,12 @@ class TaskExecution:
             scope.cancel()
         with trio.move_on_after(CANCEL_LIMIT):
             await self._drained()
+        self._stuck = bool(self._running)
+        if self._stuck:
+            # Nobody settles them: they stay where they are, for recovery.
+            ids = [each.envelope.id for each in self._running if each.envelope]
+            self._log.event("job:stuck", "error", count=len(ids), jobs=ids[:20])
+            self._running.clear()
 
     async def _drained(self) -> None:
         while self._running:

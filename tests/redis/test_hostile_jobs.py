@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 import trio
+import trio.testing
 
 from celery5 import App, RetryPolicy, TaskFailed, current_job
 from celery5.broker.embedded import EmbeddedServer
@@ -196,3 +197,44 @@ async def test_a_job_that_cannot_reach_another_broker_has_failed(
             await (await near.adelay()).aget(timeout=10)
     assert caught.value.attempt == 2
     elsewhere.close()
+
+
+@contextmanager
+def set_at_last(event: trio.Event) -> Iterator[None]:
+    """Let the job go, however the test ends."""
+    try:
+        yield
+    finally:
+        event.set()
+
+
+async def test_a_job_that_takes_no_notice_of_being_cancelled_is_left_behind_for_others(
+    url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_execution, "CANCEL_LIMIT", 0.1)
+    app = App(app_name, broker=url, lease=1.0, grace_period=0.1)
+    running, go = trio.Event(), trio.Event()
+
+    @app.task
+    async def deaf() -> int:
+        running.set()
+        with trio.CancelScope(shield=True):
+            await go.wait()
+        return 1
+
+    with Lines() as lines, set_at_last(go):
+        began = time.monotonic()
+        async with working(app):
+            sent = await deaf.adelay()
+            await running.wait()
+        assert time.monotonic() - began < 3
+        await until(lambda: len(lines.of("job:stuck")) == 1)
+        (stuck,) = lines.of("job:stuck")
+        assert stuck["jobs"] == [sent.id]
+        go.set()
+        await trio.testing.wait_all_tasks_blocked()
+        async with working(app):
+            assert await sent.aget(timeout=5) == 1
+    assert [line["state"] for line in lines.of("job")] == ["SUCCESS"]  # of the second run alone
+    assert held(redis_client, app) == {}
+    app.close()
