@@ -91,7 +91,7 @@ def types(session: nox.Session) -> None:
 
 
 def _python_of(session: nox.Session) -> str:
-    """The session's interpreter. Left to itself basedpyright takes a `.venv` beside it, which is not where we install."""
+    """The session's interpreter. Left to itself basedpyright takes a `.venv` beside it, where nothing is installed."""
     return str(Path(session.bin) / "python")
 
 

@@ -33,9 +33,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_queue: Annotated[
         str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{}]{1,200}\Z")
     ] = "default"
-    results_ttl: Annotated[float, Meta(description="how long a result is kept", ge=0.001, le=LONGEST)] = (
-        3600.0
-    )
+    results_ttl: Annotated[
+        float, Meta(description="how long a result is kept; a minute at least", ge=0.001, le=LONGEST)
+    ] = 3600.0
     message_limit: Annotated[int, Meta(description="largest message or result", ge=1024)] = 1024 * 1024
     concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = (
         100
