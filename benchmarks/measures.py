@@ -33,7 +33,7 @@ START_LIMIT = 30.0
 IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
 IDLE_FOR = 6.0
-KEPT = 1.0
+KEPT = 60  # seconds; documents are kept a minute at least
 NOTHING: Mapping[str, str] = {}
 
 
