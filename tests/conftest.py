@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from uuid import uuid4
 
+import hypothesis
 import pytest
 import redis
 
@@ -17,6 +18,10 @@ from celery5.broker.embedded import EmbeddedServer
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Speed is never tested, so an example has no deadline. CI tries the same examples each time, a developer new ones.
+hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
