@@ -149,7 +149,7 @@ def tests(session: nox.Session) -> None:
     _install(session, "test", project=True)
     if _passes(session, "python", "-m", "pytest", *session.posargs):
         return
-    # A shared machine can stand still for seconds, which no limit of a test foresees. What fails again, alone, is broken;
+    # A shared machine can stand still for seconds, which no limit of a test foresees. What fails again alone is broken;
     # what does not is named in the output above and deserves a look.
     session.run("python", "-m", "pytest", "--last-failed", "--last-failed-no-failures=none", *session.posargs)
 
