@@ -99,7 +99,10 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     assert send(staff, "nap", 0.0)[0].get(timeout=10) == frozen.process.pid
     names = [each["name"] for each in frozen.lines("worker:starting")]
     assert len(set(names)) == 2
-    assert list(held(redis_client, staff.app)) == [names[1]]
+    # Valkey makes the old name's consumer anew when its blocked read ends; it holds nothing.
+    left = held(redis_client, staff.app)
+    assert names[1] in left
+    assert not any(left.values())
 
 
 def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
