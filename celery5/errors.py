@@ -54,6 +54,33 @@ class Corrupt(CeleryError, ValueError):
     """Bytes on a stream are no envelope of ours."""
 
 
+# Raised inside tasks
+
+
+class Retry(CeleryError):
+    """Raise it in a task to have the job tried again (C22): after `countdown` seconds, or as the retry policy says. It
+    counts as an attempt; `max_retries` replaces the policy's own for this time. Beyond them the job is buried."""
+
+    def __init__(
+        self, message: str = "asked for", *, countdown: float | None = None, max_retries: int | None = None
+    ) -> None:
+        self.countdown = countdown
+        self.max_retries = max_retries
+        super().__init__(message)
+
+
+class Reject(CeleryError):
+    """Raise it in a task that will not do this job (C59): the job ends as REJECTED, which is no failure."""
+
+
+class TimeLimitExceeded(CeleryError, TimeoutError):
+    """An attempt ran for longer than its `time_limit`, and was ended."""
+
+
+class SoftTimeLimitExceeded(TimeLimitExceeded):
+    """Raised inside a task that runs for longer than its `soft_time_limit`, so that it can clean up."""
+
+
 # Waiting for results
 
 
@@ -88,6 +115,18 @@ class TaskFailed(CeleryError):
         self.worker = worker
         self.reason = reason
         super().__init__(f"{task}[{job_id}] failed at attempt {attempt} ({reason}): {type}: {message}")
+
+
+class TaskRevoked(TaskFailed):
+    """The job was revoked: what `get()` raises for it."""
+
+
+class TaskRejected(TaskFailed):
+    """The job was rejected by its task, or by its `deduplicate` policy: what `get()` raises for it."""
+
+
+class TaskExpired(TaskFailed):
+    """The job was not started before its `expires`: what `get()` raises for it."""
 
 
 class BadResult(CeleryError, TypeError):

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.broker import calls
 from celery5.broker.calls import Place
-from celery5.errors import BadResult, Corrupt, Misconfigured, ResultsDisabled, ResultTimeout, TaskFailed
+from celery5.errors import (
+    BadResult,
+    Corrupt,
+    Misconfigured,
+    ResultsDisabled,
+    ResultTimeout,
+    TaskExpired,
+    TaskFailed,
+    TaskRejected,
+    TaskRevoked,
+)
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, read_document
 from celery5.protocol.states import JobState
@@ -141,10 +151,9 @@ def state_of(place: Place) -> JobState:
 
 def failure_of(document: Document) -> TaskFailed:
     """The error that tells of a job that did not succeed."""
-    failure = document.failure or Failure(
-        type=document.state.title(), message=document.reason or document.state.lower()
-    )
-    return TaskFailed(
+    kind, type_ = _ENDS.get(document.state, (TaskFailed, document.state.title()))
+    failure = document.failure or Failure(type=type_, message=document.reason or document.state.lower())
+    return kind(
         job_id=document.id,
         task=document.task,
         type=failure.type,
@@ -155,6 +164,13 @@ def failure_of(document: Document) -> TaskFailed:
         worker=document.worker,
         reason=document.reason or document.state.lower(),
     )
+
+
+_ENDS: Mapping[str, tuple[type[TaskFailed], str]] = {
+    JobState.REVOKED: (TaskRevoked, "Revoked"),
+    JobState.REJECTED: (TaskRejected, "Rejected"),
+    JobState.EXPIRED: (TaskExpired, "Expired"),
+}
 
 
 def gather(

@@ -9,7 +9,7 @@ this page: wiring hands them values.
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +52,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: Annotated[
         int, Meta(description="workers a job may take down before it is buried", ge=1)
     ] = 3
+    ignore_result: Annotated[bool, Meta(description="keep no results, unless a task says otherwise")] = False
+    time_limit: Annotated[
+        Annotated[float, Meta(gt=0, le=LONGEST)] | None,
+        Meta(description="how long an attempt may run, unless its task says otherwise"),
+    ] = None
+    soft_time_limit: Annotated[
+        Annotated[float, Meta(gt=0, le=LONGEST)] | None,
+        Meta(description="after how long SoftTimeLimitExceeded is raised inside it"),
+    ] = None
+    recent_jobs: Annotated[
+        int, Meta(description="jobs that one worker process remembers, to discard what comes twice", ge=0)
+    ] = 1000
+    backlog: Annotated[
+        int, Meta(description="jobs a producer keeps while Redis is away; 0 raises instead", ge=0)
+    ] = 0
+    replicas: Annotated[
+        int, Meta(description="replicas that must have a job before sending it returns", ge=0)
+    ] = 0
+    when_unpublishable: Annotated[
+        Literal["backlog", "local", "abandon"],
+        Meta(description="a retry while Redis is away: keep it, run it in the same worker, or give up"),
+    ] = "backlog"
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
 
 

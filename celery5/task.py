@@ -6,7 +6,8 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 import inspect
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
@@ -15,7 +16,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.envelope import VERSION, Envelope, encode
-from celery5.protocol.job import Job, Options, new_id
+from celery5.protocol.job import Job, Options, digest, new_id, seconds
 from celery5.protocol.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class Task(Generic[P, R_co]):
         return self._policy
 
     def options(self, **options: Any) -> Self:
-        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `ignore_result`,
-        `max_retries`, `backoff`, `cap` or `jitter`. Raises Misconfigured."""
+        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `time_limit`,
+        `max_retries` or any other field of `Options`. Raises Misconfigured."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._app, twin._policy = self.app, None
@@ -103,6 +104,12 @@ class Task(Generic[P, R_co]):
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
         raw_args, raw_kwargs = self.parameters.encode(args, kwargs)
         options, app, now = self.options_, self.app, time.time()
+        settings = app.settings
+        ignored = settings.ignore_result if options.ignore_result is None else options.ignore_result
+        unique_for = seconds(options.unique_for)
+        key = options.key or ""
+        if unique_for is not None and not key:
+            key = digest(raw_args, raw_kwargs)
         envelope = Envelope(
             v=VERSION,
             id=new_id(),
@@ -112,11 +119,15 @@ class Task(Generic[P, R_co]):
             sent=now,
             expires=options.expiry(now),
             retry=self.policy if options.has_policy else None,
-            ignore_result=options.ignore_result,
+            ignore_result=ignored,
+            key=key,
+            time_limit=seconds(options.time_limit),
+            soft_time_limit=seconds(options.soft_time_limit),
+            results_ttl=seconds(options.results_ttl),
         )
         message = app.fitting(encode(envelope), self.name)
-        queue = options.queue or app.settings.default_queue
-        return Job(envelope.id, self.name, queue, message, options.at(), options.ignore_result)
+        queue = options.queue or settings.default_queue
+        return Job(envelope.id, self.name, queue, message, options.at(), ignored, envelope.lock, unique_for)
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
@@ -243,12 +254,19 @@ class Declare:
         name: str | None = None,
         queue: str | None = None,
         loop: Literal["trio", "asyncio"] = "trio",
-        expires: float | None = None,
-        ignore_result: bool = False,
+        expires: float | timedelta | None = None,
+        ignore_result: bool | None = None,
         max_retries: int | None = None,
         backoff: float | None = None,
         cap: float | None = None,
         jitter: bool | None = None,
+        step: float | None = None,
+        autoretry_for: Sequence[str | type[BaseException]] | None = None,
+        dont_autoretry_for: Sequence[str | type[BaseException]] | None = None,
+        results_ttl: float | timedelta | None = None,
+        time_limit: float | timedelta | None = None,
+        soft_time_limit: float | timedelta | None = None,
+        unique_for: float | timedelta | None = None,
     ) -> Decorator: ...
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""

@@ -31,9 +31,11 @@ from celery5.protocol.verdict import (
     Raised,
     Reason,
     Refused,
+    Reject,
     Release,
     Retry,
     Returned,
+    Revoke,
     Stranded,
     Verdict,
     judge,
@@ -238,7 +240,13 @@ class TaskExecution:
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
         policy = envelope.retry or self._tasks[envelope.task].policy
-        verdict = judge(outcome, attempt=envelope.attempt, policy=policy, random=random.random)
+        verdict = judge(
+            outcome,
+            attempt=envelope.attempt,
+            policy=policy,
+            random=random.random,
+            sections=envelope.sections,
+        )
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         self._tell(delivery, envelope, verdict)
 
@@ -247,8 +255,9 @@ class TaskExecution:
         fields: dict[str, Any] = {}
         if more:
             fields = {name: getattr(verdict, name) for name in more}
-            failure = fields.pop("failure")
-            fields["error"] = f"{failure.type}: {failure.message}"
+            failure = fields.pop("failure", None)
+            if failure is not None:
+                fields["error"] = f"{failure.type}: {failure.message}"
         self._log.job(
             level,
             job=envelope.id,
@@ -308,4 +317,6 @@ _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
     Expire: ("warning", "EXPIRED", ()),
+    Reject: ("warning", "REJECTED", ("why",)),
+    Revoke: ("warning", "REVOKED", ()),
 }

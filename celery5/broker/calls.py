@@ -133,7 +133,7 @@ def settle(
     Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
     """
     results = tuple([keys.result(each[2]) for each in outcomes])
-    named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, *results)
+    named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, keys.unique, *results)
     args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
     return scripted(SETTLE, named, (GROUP, worker, keys.wake, *args), int, repeatable=True)
 
@@ -158,7 +158,7 @@ def recover(keys: QueueKeys, *, worker: str, max_deliveries: int, limit: int, tt
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none."""
     return scripted(
         RECOVER,
-        (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix),
+        (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique),
         (GROUP, worker, max_deliveries, limit, _ms(ttl)),
         _recovered,
         repeatable=True,

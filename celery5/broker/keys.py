@@ -23,8 +23,15 @@ class QueueKeys:
     waiting: str
     dead: str
     leases: str
+    unique: str
     wake: str
+    revoke: str
     result_prefix: str
+    window_prefix: str
+
+    def window(self, lock: str) -> str:
+        """STRING  the last job of a task and key, for as long as `unique_for` says."""
+        return self.window_prefix + lock
 
     def result(self, job_id: str) -> str:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
@@ -54,6 +61,9 @@ class Keys:
             waiting=f"{tag}:waiting",  # HASH    their envelopes
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
+            unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
+            revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
             result_prefix=f"{tag}:result:",
+            window_prefix=f"{tag}:unique:",
         )

@@ -17,6 +17,11 @@ def exponential(attempt: int, *, start: float, cap: float) -> float:
     return min(cap, start * float(1 << min(max(attempt, 0), _FURTHEST)))
 
 
+def linear(attempt: int, *, start: float, step: float, cap: float) -> float:
+    """The longest wait in seconds after `attempt` (counted from 0): `step` more each time, at most `cap` (C22)."""
+    return min(cap, start + step * max(attempt, 0))
+
+
 def full_jitter(attempt: int, *, start: float, cap: float, random: Callable[[], float]) -> float:
     """A wait in seconds between 0 and `exponential(attempt)`, so never above `cap`.
 

@@ -3,12 +3,24 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import Raw
 
 from celery5.protocol.envelope import VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
 from celery5.protocol.states import JobState
-from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Release, Retry, Verdict
+from celery5.protocol.verdict import (
+    Bury,
+    Complete,
+    Expire,
+    Postpone,
+    Reject,
+    Release,
+    Retry,
+    Revoke,
+    Verdict,
+)
 
 TOMBSTONE = 60.0
 """Seconds that a job which has ended is remembered at least, whatever is said of results: a producer whose connection
@@ -35,31 +47,46 @@ Words = tuple[str, bytes, str, bytes, int, bytes | int]
 
 def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Words:
     """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
-    ttl = max(ttl, TOMBSTONE)
     envelope, entry = delivery.envelope, delivery.entry
-    job_id = envelope.id if envelope else ""
+    job_id, lock, ttl = _terms(envelope, ttl)
     match verdict:
         case Complete(value):
             assert envelope is not None
             kept = TOMBSTONE if envelope.ignore_result else ttl
             content = b"null" if envelope.ignore_result else value
             document = _document(delivery, worker, JobState.SUCCESS, content)
-            return ("complete", entry, job_id, document, int(kept * 1000), 0)
-        case Retry(delay, failure):
-            message = next_attempt(delivery.message, _signed(failure, delivery, worker))
-            return ("retry", entry, job_id, message, int(delay * 1000), 0)
+            return ("complete", entry, job_id, document, int(kept * 1000), lock)
+        case Retry(delay, failure, section):
+            message = next_attempt(delivery.message, _signed(failure, delivery, worker), section)
+            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Release():
-            return ("release", entry, job_id, delivery.message, delivery.deliveries, 0)
+            return ("release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000))
         case Postpone(delay):
-            return ("retry", entry, job_id, delivery.message, int(delay * 1000), 0)
-        case Expire():
-            document = _document(delivery, worker, JobState.EXPIRED, b"null")
-            return ("complete", entry, job_id, document, int(ttl * 1000), 0)
+            return ("retry", entry, job_id, delivery.message, int(delay * 1000), int(ttl * 1000))
+        case Expire() | Reject() | Revoke():
+            state, reason = _DROPPED[type(verdict)], getattr(verdict, "why", "")
+            document = _document(delivery, worker, state, b"null", reason=reason)
+            return ("complete", entry, job_id, document, int(ttl * 1000), lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
             message = with_failure(delivery.message, signed) if envelope else delivery.message
             document = _document(delivery, worker, JobState.DEAD, b"null", signed, reason.value)
             return ("bury", entry, job_id, message, int(ttl * 1000), document)
+
+
+_DROPPED: Mapping[type, JobState] = {
+    Expire: JobState.EXPIRED,
+    Reject: JobState.REJECTED,
+    Revoke: JobState.REVOKED,
+}
+
+
+def _terms(envelope: Envelope | None, ttl: float) -> tuple[str, bytes, float]:
+    """The job's id, what its key is remembered under, and how long its document is kept, in seconds."""
+    if envelope is None:
+        return "", b"", max(ttl, TOMBSTONE)
+    lock = envelope.lock.encode() if envelope.key else b""
+    return envelope.id, lock, max(ttl if envelope.results_ttl is None else envelope.results_ttl, TOMBSTONE)
 
 
 def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
@@ -92,3 +119,8 @@ def _document(
             finished=delivery.finished,
         )
     )
+
+
+def dropped(delivery: Delivery) -> Words:
+    """The words that take an entry off the stream and touch nothing else: its job has ended under another (C47)."""
+    return ("drop", delivery.entry, "", b"", 0, 0)

@@ -50,6 +50,19 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_result: bool = False
     trace: str = ""
     failures: tuple[Failure, ...] = ()
+    sections: dict[str, Annotated[int, Meta(ge=0)]] | None = (
+        None  # retries so far, by the section that asked for them
+    )
+    key: str = ""  # at most one job of this task and key is alive on the queue
+    time_limit: Annotated[float, Meta(gt=0)] | None = None
+    soft_time_limit: Annotated[float, Meta(gt=0)] | None = None
+    results_ttl: Annotated[float, Meta(gt=0)] | None = None
+    replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
+
+    @property
+    def lock(self) -> str:
+        """Under what the queue remembers that a job of this key is alive; '' without a key."""
+        return lock(self.task, self.key) if self.key else ""
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,6 +80,11 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True):
     sent: float = 0.0
     started: float = 0.0
     finished: float = 0.0
+
+
+def lock(task: str, key: str) -> str:
+    """Under what a queue remembers that a job of `task` with `key` is alive. The scripts make it, too."""
+    return f"{task} {key}"
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -118,17 +136,34 @@ def read_document(raw: bytes) -> Document:
         raise Corrupt(f"not a document: {error}") from None
 
 
-def next_attempt(raw: bytes, failure: Failure) -> bytes:
-    """The same message for its next attempt, `failure` remembered. All other fields are passed on byte for byte: the
-    arguments, numbers that Python would round, and what this version does not know."""
+def next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
+    """The same message for its next attempt, `failure` remembered, counted for `section` if any.
+
+    All other fields are passed on byte for byte: the arguments, numbers that Python would round, and what this version
+    does not know.
+    """
     fields: dict[str, Any] = _FIELDS.decode(raw)
     fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
+    if section:
+        counts = msgspec.json.decode(fields.get("sections", b"null"), type=dict[str, int] | None) or {}
+        fields["sections"] = counts | {section: counts.get(section, 0) + 1}
     return encode(_remembering(fields, failure))
 
 
 def with_failure(raw: bytes, failure: Failure) -> bytes:
     """The same message with its last failure in it, for the dead-letter queue."""
     return encode(_remembering(_FIELDS.decode(raw), failure))
+
+
+def replayed(raw: bytes) -> bytes:
+    """The same message as if it had just been sent, but for the number of its replays: a fresh retry budget, and no old
+    failures. All other fields are passed on byte for byte. Raises Corrupt for what is no envelope."""
+    read_envelope(raw)
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    for name in ("attempt", "failures", "sections", "expires"):
+        fields.pop(name, None)
+    fields["replays"] = msgspec.json.decode(fields.get("replays", b"0"), type=int) + 1
+    return encode(fields)
 
 
 def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:

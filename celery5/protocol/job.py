@@ -5,10 +5,12 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 
 from base64 import urlsafe_b64encode
 from datetime import datetime, timedelta
+from hashlib import sha256
 from os import urandom
 from typing import cast
 
 import msgspec
+from msgspec import Raw
 
 from celery5.errors import Misconfigured
 from celery5.protocol.retry import LONGEST, RetryPolicy
@@ -23,23 +25,36 @@ class Job(msgspec.Struct, frozen=True):
     message: bytes
     at: str = ""
     ignore_result: bool = False
+    lock: str = ""
+    unique_for: float | None = None
 
 
 class Options(msgspec.Struct, frozen=True):
     """How a job is sent. Every field may be given for a task and again for one call.
 
-    `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime.
+    `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime. `results_ttl`,
+    `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
+    one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
+    a `key` takes the arguments for one. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
     """
 
     queue: str | None = None
     countdown: float | timedelta | None = None
     eta: datetime | None = None
     expires: float | timedelta | datetime | None = None
-    ignore_result: bool = False
+    ignore_result: bool | None = None
     max_retries: int | None = None
     backoff: float | None = None
     cap: float | None = None
     jitter: bool | None = None
+    step: float | None = None
+    autoretry_for: tuple[str | type[BaseException], ...] | None = None
+    dont_autoretry_for: tuple[str | type[BaseException], ...] | None = None
+    results_ttl: float | timedelta | None = None
+    time_limit: float | timedelta | None = None
+    soft_time_limit: float | timedelta | None = None
+    key: str | None = None
+    unique_for: float | timedelta | None = None
 
     def checked(self) -> "Options":
         """Itself. Raises Misconfigured when options contradict each other or make no sense."""
@@ -55,21 +70,26 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured(
                 f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces or braces"
             )
+        for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
+            _check_positive(name, getattr(self, name))
+        if not _is_key(self.key):
+            raise Misconfigured(f"key is {self.key!r}: give a text of 1 to 200 characters")
         self.policy(RetryPolicy()).checked()
         return self
 
     def policy(self, fallback: RetryPolicy) -> RetryPolicy:
         """The retry policy: what is said here, over `fallback`."""
-        said = {name: getattr(self, name) for name in ("max_retries", "backoff", "cap", "jitter")}
+        said = {name: getattr(self, name) for name in _POLICY}
         given = {name: value for name, value in said.items() if value is not None}
+        for name in ("autoretry_for", "dont_autoretry_for"):
+            if name in given:
+                given[name] = tuple(map(name_of_error, given[name]))
         return msgspec.structs.replace(fallback, **given) if given else fallback
 
     @property
     def has_policy(self) -> bool:
         """Whether anything about retries is said here."""
-        return not (
-            self.max_retries is None and self.backoff is None and self.cap is None and self.jitter is None
-        )
+        return any(getattr(self, name) is not None for name in _POLICY)
 
     def at(self) -> str:
         """When the job may start, as the schedule script reads it; '' for now."""
@@ -94,6 +114,25 @@ def new_id() -> str:
     return made if made[0] != "-" else new_id()
 
 
+def digest(args: bytes | Raw, kwargs: bytes | Raw) -> str:
+    """A key for a call that was given none: the same for the same arguments."""
+    return sha256(bytes(args) + b" " + bytes(kwargs)).hexdigest()[:32]
+
+
+def name_of_error(error: str | type[BaseException]) -> str:
+    """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
+    if isinstance(error, str):
+        return error
+    if not _is_error_class(error):
+        raise Misconfigured(f"{error!r} is no class of errors: give classes of errors, or their full names")
+    return f"{error.__module__}.{error.__qualname__}"
+
+
+def seconds(span: float | timedelta | None) -> float | None:
+    """A span in seconds, if there is one."""
+    return None if span is None else _seconds(span)
+
+
 def _seconds(span: float | timedelta) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
@@ -113,6 +152,23 @@ def _check_span(name: str, span: object) -> None:
     number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
     if not number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
         raise Misconfigured(f"{name} is {span!r}: give seconds or a timedelta, at most a hundred years")
+
+
+def _check_positive(name: str, span: object) -> None:
+    _check_span(name, span)
+    if span is not None and _seconds(cast("float | timedelta", span)) <= 0:
+        raise Misconfigured(f"{name} is {span!r}: give more than 0 seconds")
+
+
+def _is_error_class(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, BaseException)
+
+
+def _is_key(key: object) -> bool:
+    return key is None or (isinstance(key, str) and 0 < len(key) <= 200)
+
+
+_POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")
 
 
 def _is_queue_name(name: object) -> bool:

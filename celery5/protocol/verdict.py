@@ -3,7 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import assert_never
 
@@ -17,12 +17,17 @@ class Reason(StrEnum):
     """Why a job is in the dead-letter queue."""
 
     EXHAUSTED = "exhausted"  # every attempt failed
+    POISONOUS = "poisonous"  # it failed in a `poisonous` section, which is never tried again
     POISONED = "poisoned"  # it took its worker down too often
     UNKNOWN_TASK = "unknown-task"
     BAD_ARGUMENTS = "bad-arguments"
     UNENCODABLE_RESULT = "unencodable-result"
     RESULT_TOO_LARGE = "result-too-large"
     CORRUPT = "corrupt"
+    REJECTED_BY_LIMIT = "rejected-by-limit"
+    ABANDONED = (
+        "abandoned"  # its next attempt could not be published, and `when_unpublishable` says to give up then
+    )
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):
@@ -31,10 +36,40 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
+class Ruling(msgspec.Struct, frozen=True):
+    """What the section in which an error was raised says of it (C23, C24): bury with `reason`, or, when there is none,
+    try again by `policy`, counted under the section's own name."""
+
+    section: str = ""
+    policy: RetryPolicy | None = None
+    reason: Reason | None = None
+
+
 class Raised(msgspec.Struct, frozen=True):
-    """The task raised."""
+    """The task raised. `kinds` are the names of the error's class and of its bases; `ruling`, a section's word on
+    it."""
 
     failure: Failure
+    kinds: tuple[str, ...] = ()
+    ruling: Ruling | None = None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, where given."""
+
+    failure: Failure
+    countdown: float | None = None
+    policy: RetryPolicy | None = None
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """The task, or its `deduplicate` policy, will not have this job (C59). That is no failure."""
+
+    why: str
+
+
+class Withdrawn(msgspec.Struct, frozen=True):
+    """The job was revoked before it ended, and did not end otherwise."""
 
 
 class Stranded(msgspec.Struct, frozen=True):
@@ -58,7 +93,7 @@ class Refused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Outcome = Returned | Raised | Stranded | Interrupted | Lapsed | Refused
+Outcome = Returned | Raised | Asked | Declined | Withdrawn | Stranded | Interrupted | Lapsed | Refused
 
 
 class Complete(msgspec.Struct, frozen=True, gc=False):
@@ -68,10 +103,11 @@ class Complete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Try again after `delay` seconds."""
+    """Try again after `delay` seconds, counted for `section` when one is named, else for the task."""
 
     delay: float
     failure: Failure
+    section: str = ""
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -96,31 +132,79 @@ class Expire(msgspec.Struct, frozen=True):
     """Drop the job and say so."""
 
 
-Verdict = Complete | Retry | Bury | Release | Postpone | Expire
+class Reject(msgspec.Struct, frozen=True):
+    """Drop the job because it is not wanted, and say why."""
+
+    why: str
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """Drop the job because it was revoked, and say so."""
+
+
+Verdict = Complete | Retry | Bury | Release | Postpone | Expire | Reject | Revoke
 
 PAUSE = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
 
 _RELEASE = Release()
 _EXPIRE = Expire()
+_REVOKE = Revoke()
+_NONE: Mapping[str, int] = {}
 
 
-def judge(outcome: Outcome, *, attempt: int, policy: RetryPolicy, random: Callable[[], float]) -> Verdict:
-    """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1)."""
+def judge(
+    outcome: Outcome,
+    *,
+    attempt: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    sections: Mapping[str, int] | None = None,
+) -> Verdict:
+    """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
+    far were made for a section, which the task's own policy does not count."""
     match outcome:
         case Returned(value):
             return Complete(value)
-        case Raised(failure) if policy.allows(attempt):
-            return Retry(policy.delay(attempt, random), failure)
-        case Raised(failure):
-            return Bury(Reason.EXHAUSTED, failure)
+        case Raised() | Asked():
+            return _after_failure(outcome, attempt, policy, random, sections or _NONE)
         case Refused(reason, failure):
             return Bury(reason, failure)
         case Stranded(failure):
             return Postpone(PAUSE, failure)
+        case Declined(why):
+            return Reject(why)
+        case Withdrawn():
+            return _REVOKE
         case Interrupted():
             return _RELEASE
         case Lapsed():
             return _EXPIRE
         case _:
             assert_never(outcome)
+
+
+def _after_failure(
+    outcome: Raised | Asked,
+    attempt: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    sections: Mapping[str, int],
+) -> Verdict:
+    failure = outcome.failure
+    own = attempt - sum(sections.values())
+    if isinstance(outcome, Asked):
+        policy = outcome.policy or policy
+        if not policy.allows(own):
+            return Bury(Reason.EXHAUSTED, failure)
+        delay = policy.delay(own, random) if outcome.countdown is None else outcome.countdown
+        return Retry(delay, failure)
+    ruling = outcome.ruling
+    if ruling is not None and ruling.reason is not None:
+        return Bury(ruling.reason, failure)
+    if ruling is not None and ruling.policy is not None:
+        count = sections.get(ruling.section, 0) + 1
+        return Retry(ruling.policy.delay(count, random), failure, ruling.section)
+    if policy.allows(own) and policy.covers(outcome.kinds):
+        return Retry(policy.delay(own, random), failure)
+    return Bury(Reason.EXHAUSTED, failure)

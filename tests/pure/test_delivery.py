@@ -30,7 +30,7 @@ DOCUMENT = Document(
 
 def test_complete_stores_the_result() -> None:
     verb, entry, job, message, number, extra = settlement(Complete(b"[7]"), delivery(), worker="w", ttl=60)
-    assert (verb, entry, job, number, extra) == ("complete", b"5-1", "a", 60_000, 0)
+    assert (verb, entry, job, number, extra) == ("complete", b"5-1", "a", 60_000, b"")
     document = read_document(message)
     assert bytes(document.value) == b"[7]"
     assert {**json.loads(message), "value": None} == {**json.loads(encode(DOCUMENT)), "value": None}
@@ -53,7 +53,7 @@ def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
     verb, entry, job, message, number, extra = settlement(
         Retry(1.25, FAILURE), delivery(), worker="w", ttl=60
     )
-    assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 0)
+    assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 60_000)
     envelope = read_envelope(message)
     assert envelope.attempt == 3
     (failure,) = envelope.failures
@@ -63,13 +63,20 @@ def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
 
 def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
     given = delivery()
-    assert settlement(Release(), given, worker="w", ttl=60) == ("release", b"5-1", "a", given.message, 1, 0)
+    assert settlement(Release(), given, worker="w", ttl=60) == (
+        "release",
+        b"5-1",
+        "a",
+        given.message,
+        1,
+        60_000,
+    )
 
 
 def test_a_postponed_job_is_the_very_message_again_later() -> None:
     held = delivery()
     words = settlement(Postpone(1.5, FAILURE), held, worker="w", ttl=60)
-    assert words == ("retry", b"5-1", "a", held.message, 1500, 0)
+    assert words == ("retry", b"5-1", "a", held.message, 1500, 60_000)
 
 
 def test_an_expired_job_leaves_a_document_that_says_so() -> None:

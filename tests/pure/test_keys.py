@@ -23,8 +23,13 @@ queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min
 def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
-    del own["queue"], own["result_prefix"]
-    return {"queues": SHOP.queues, **own, "result": MAIL.result("<id>")}
+    del own["queue"], own["result_prefix"], own["window_prefix"]
+    return {
+        "queues": SHOP.queues,
+        **own,
+        "result": MAIL.result("<id>"),
+        "window": MAIL.window("<task> <key>"),
+    }
 
 
 def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
@@ -32,7 +37,7 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
     assert {name: key for name, key, _ in rows} | dict(told) == made()
-    assert {name for name, _ in told} == {"wake", "result"}
+    assert {name for name, _ in told} == {"wake", "revoke", "result"}
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
 
 
@@ -51,7 +56,10 @@ def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) 
         keys.waiting,
         keys.dead,
         keys.leases,
+        keys.unique,
         keys.wake,
+        keys.revoke,
+        keys.window(job_id),
         keys.result(job_id),
     ]
     assert {slot_tag(key) for key in own} == {f"{app}:{queue}"}

@@ -79,12 +79,12 @@ class Queue:
 
 def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
     """The job succeeded."""
-    return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, 0)
+    return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, b"")
 
 
 def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Words:
     """The job is tried again."""
-    return ("retry", entry.id, job_id, envelope(job_id), delay, 0)
+    return ("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
 
 
 def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
@@ -94,7 +94,7 @@ def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
 
 def released(entry: Entry, job_id: str) -> Words:
     """The job goes back."""
-    return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 0)
+    return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
 
 
 VERBS: dict[str, tuple[Callable[[Entry, str], Words], str]] = {

@@ -72,11 +72,11 @@ class Model:
         document = encode(Document(v=1, id=job, task="t", state=state.value))
         entry = self.entries[job].id
         words: dict[Move, tuple[str, bytes, str, bytes, int, bytes | int]] = {
-            Move.RETRY: ("retry", entry, job, message, 0, 0),
+            Move.RETRY: ("retry", entry, job, message, 0, 60_000),
             Move.BURY: ("bury", entry, job, message, 60_000, document),
-            Move.RELEASE: ("release", entry, job, message, 0, 0),
+            Move.RELEASE: ("release", entry, job, message, 0, 60_000),
         }
-        complete = ("complete", entry, job, document, 60_000, 0)
+        complete = ("complete", entry, job, document, 60_000, b"")
         self.driver.perform(calls.settle(self.keys, self.worker, [words.get(move, complete)]))
 
     def make_of_all(self, move: Move) -> None:

@@ -12,7 +12,7 @@ if not place then
   return {'ENDED', '', document}
 end
 local kind = string.sub(place, 1, 1)
-if kind == 'S' then
+if kind == 'S' or kind == 'V' then -- V: revoked, and a worker still has it
   local entry = string.sub(place, 2)
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
   if not pending.err and pending[1] then return {'EXECUTING', pending[1][2], ''} end

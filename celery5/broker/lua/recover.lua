@@ -5,14 +5,15 @@
 --       3 leases of its workers
 --       4 dead-letter queue
 --       5 prefix of the result keys (same slot; the jobs' ids are not known before)
+--       6 the live job of each key
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
 --       4 how many jobs at most
 --       5 ttl of a document in ms
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
--- 1 when there is more to do.
-local stream, jobs, leases, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED.
+local stream, jobs, leases, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -23,6 +24,15 @@ local function stray()
     local field = {}
     for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
     if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
+  end
+end
+-- The job has ended: its document is kept and announced, its key is free.
+local function tell(envelope, id, document)
+  redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
+  redis.call('PUBLISH', KEYS[5] .. id, document)
+  if type(envelope.key) == 'string' and envelope.key ~= '' then
+    local lock = envelope.task .. ' ' .. envelope.key
+    if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
   end
 end
 if name == '' then
@@ -49,17 +59,20 @@ for _, one in ipairs(pending) do
     local task = type(envelope.task) == 'string' and envelope.task or ''
     local attempt = type(envelope.attempt) == 'number' and envelope.attempt or 1
     local deliveries = (tonumber(field.deliveries) or 0) + 1
-    if deliveries > tonumber(ARGV[3]) then
-      local document = cjson.encode({
-        v = 1, id = id, task = task, state = 'DEAD', reason = 'poisoned', worker = name, finished = now / 1000,
-        attempt = attempt,
-        failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name},
-      })
-      local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', document)
+    local place = id ~= '' and redis.call('HGET', jobs, id) or ''
+    local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = attempt}
+    if string.sub(place, 1, 1) == 'V' then
+      document.state = 'REVOKED'
+      redis.call('HDEL', jobs, id)
+      tell(envelope, id, cjson.encode(document))
+    elseif deliveries > tonumber(ARGV[3]) then
+      document.state, document.reason = 'DEAD', 'poisoned'
+      document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
+      local text = cjson.encode(document)
+      local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', text)
       if id ~= '' then
         redis.call('HSET', jobs, id, 'X' .. grave)
-        redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
-        redis.call('PUBLISH', KEYS[5] .. id, document)
+        tell(envelope, id, text)
       end
       buried = buried + 1
     else
