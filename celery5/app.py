@@ -5,7 +5,6 @@ Floor: domain. Reads: the environment, once. Writes: nothing until something is 
 Making an App does nothing but remember: no connection, no logging, no import (F1).
 """
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.connections import AwaitingResults, BlockingResults, Connections
 from celery5.errors import DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
+from celery5.include import covers, import_all, modules_of
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.publisher import Publisher
@@ -59,7 +59,8 @@ class App:
     """An application. `name` scopes every key in Redis.
 
     `broker` is the URL of Redis or Valkey (default: `CELERY5_BROKER`, then redis://127.0.0.1:6379/0). `include` names
-    modules whose free tasks (declared with `celery5.task`) are this application's. Other keywords are settings, see
+    modules that `load` imports, and whose free tasks (declared with `celery5.task`) are this application's; so does a
+    pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
     `celery5.settings`; a keyword beats the environment, which beats the default. Raises Misconfigured.
     """
 
@@ -68,7 +69,7 @@ class App:
         name: str,
         *,
         broker: str | None = None,
-        include: Sequence[str] = (),
+        include: str | Sequence[str] = (),
         retry_policy: RetryPolicy | None = None,
         **settings: Any,
     ) -> None:
@@ -77,7 +78,7 @@ class App:
                 f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
             )
         self.name: str = name
-        self.include: tuple[str, ...] = tuple(include)
+        self.include: tuple[str, ...] = (include,) if isinstance(include, str) else tuple(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.settings: Settings = read_settings(self._said, os.environ)
@@ -109,10 +110,13 @@ class App:
         return self._publisher.queue(name)
 
     def load(self) -> None:
-        """Import what `include` names, and adopt the free tasks of those modules and of the application's own."""
-        for module in self.include:
-            importlib.import_module(module)
-        for module in (*self.include, self.module):
+        """Import what `include` means, and adopt the free tasks of those modules and of the application's own.
+
+        Raises Misconfigured, which names the module, when one is not there or fails.
+        """
+        included = modules_of(self.include)
+        import_all(included)
+        for module in (*included, self.module):
             for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
                 if isinstance(value, Task):
                     self._adopt(cast("Task[Any, Any]", value))
@@ -211,7 +215,7 @@ def owner_of(free: Task[Any, Any]) -> App:
     """The application that a free task belongs to: the one that includes its module or imports it, else the default."""
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
-        if free.__module__ in app.include or any(value is free for value in own):
+        if covers(app.include, free.__module__) or any(value is free for value in own):
             app.tasks.add(free)
             return app
     app = default_app()

@@ -39,10 +39,9 @@ def load_app(target: str) -> App:
     app = _named(module, attribute) if attribute else _only(module)
     try:
         app.load()
-    except Exception as error:
-        raise CannotLoad(
-            f"application {app.name!r} cannot load its tasks: {_last_words(error, module)}"
-        ) from error
+    except Misconfigured as error:
+        where = f" {_place(error.__cause__)}" if error.__cause__ else ""
+        raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
     return app
 
 
@@ -120,18 +119,23 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _last_words(error: BaseException, module: ModuleType | None = None) -> str:
-    """An error as its last line and its place: the innermost line of the user's, else of anybody's."""
+def _last_words(error: BaseException) -> str:
+    """An error as its last line and its place."""
     said = " ".join("".join(traceback.format_exception_only(error)[-1:]).split())
+    return f"{said} {_place(error)}".rstrip()
+
+
+def _place(error: BaseException) -> str:
+    """Where an error comes from: the innermost line of the user's, else of anybody's."""
     if isinstance(error, SyntaxError):
-        return f"{said} ({error.filename}:{error.lineno})"
+        return f"({error.filename}:{error.lineno})"
     frames = [
         each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")
     ]
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     users = [each for each in frames if not os.path.abspath(each.filename).startswith((ours, *_libraries()))]
     place = (users or frames)[-1:]
-    return f"{said} ({place[0].filename}:{place[0].lineno})" if place else said
+    return f"({place[0].filename}:{place[0].lineno})" if place else ""
 
 
 def _libraries() -> tuple[str, ...]:

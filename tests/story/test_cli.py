@@ -44,7 +44,11 @@ from tests.story.conftest import Desk
         ("shop", "def (:", "SyntaxError: invalid syntax (HERE:1)"),
         ("shop", "raise SystemExit('no')", "fails while it is imported: SystemExit: no (HERE:1)"),
         ("shop", "from celery5 import App\napp = App('a b')", "application name 'a b'"),
-        ("shop", "from celery5 import App\napp = App('a', include=['no_such'])", "No module named 'no_such'"),
+        (
+            "shop",
+            "from celery5 import App\napp = App('a', include=['no_such'])",
+            "no module 'no_such' to include",
+        ),
     ],
 )
 @pytest.mark.usefixtures("fresh_modules")
@@ -58,6 +62,24 @@ def test_what_is_no_application_is_told_in_one_line(
         load_app(target)
     assert said.replace("HERE", str(tmp_path / "shop.py")) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_an_included_module_that_fails_is_told_with_its_name_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "market").mkdir()
+    (tmp_path / "market" / "__init__.py").write_text(
+        "from celery5 import App\napp = App('m', include='market.**.tasks')"
+    )
+    (tmp_path / "market" / "tasks.py").write_text("\nimport no_such_library")
+    with pytest.raises(CannotLoad) as caught:
+        load_app("market")
+    assert str(caught.value) == (
+        "application 'm' cannot load its tasks: included module 'market.tasks' fails while it is imported: "
+        f"ModuleNotFoundError: No module named 'no_such_library' ({tmp_path}/market/tasks.py:2)"
+    )
 
 
 @pytest.mark.parametrize("target", ["shop", "shop:app", "shop:inside.app"])

@@ -77,9 +77,11 @@ class Desk:
     def keep(self, block: Block) -> None:
         """A file of that title: written, and imported as a worker would."""
         self._stop()
-        (self.folder / block.title).write_text(block.text)
+        file = self.folder / block.title
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text)
         importlib.invalidate_caches()
-        name = block.title.removesuffix(".py")
+        name = block.title.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         sys.modules.pop(name, None)
         self.modules[name] = importlib.import_module(name)
 

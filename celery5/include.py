@@ -1,0 +1,101 @@
+"""Include: from what an application includes to the modules that it means.
+
+Floor: domain. Reads: the folders of packages that are named. Writes: nothing.
+
+Fennel globbed `**/tasks.py` below the working directory, and so imported virtualenvs, and one module under two names
+(F38). Here the first word is always a package, and a module has the one name that Python imports it by.
+"""
+
+import importlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pkgutil import iter_modules
+
+from celery5.errors import Misconfigured
+
+
+def modules_of(includes: Sequence[str]) -> list[str]:
+    """The names of the modules that `includes` mean, each once, in order.
+
+    `shop.mail` is that module. In a pattern `*` stands for one word, or a part of one, and `**` for any number of
+    words, none too: `shop.**.tasks` is every module named `tasks` in the package shop, `shop.*` every module right in
+    it. Raises Misconfigured for a pattern that names no package first, or that no module fits.
+    """
+    found: list[str] = []
+    for include in includes:
+        found += _fitting(include) if "*" in include else [include]
+    return list(dict.fromkeys(found))
+
+
+def covers(includes: Iterable[str], module: str) -> bool:
+    """Whether `module` is one of those that `includes` mean. Looks at nothing but names."""
+    return any(_pattern(each).fullmatch(f".{module}") for each in includes)
+
+
+def _pattern(include: str) -> re.Pattern[str]:
+    words = [_word(each) for each in include.split(".")]
+    return re.compile("".join(words))
+
+
+def _word(word: str) -> str:
+    """One word of a pattern with the dot before it."""
+    return r"(?:\.\w+)*" if word == "**" else r"\." + re.escape(word).replace(r"\*", r"\w*")
+
+
+def _fitting(include: str) -> list[str]:
+    words = include.split(".")
+    root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
+    if not root:
+        raise Misconfigured(f"include {include!r}: a pattern begins with a package, such as shop.**.tasks")
+    parent = root.rpartition(".")[0]
+    import_all([parent] if parent else [])  # finding a package does so anyway
+    spec = find_spec(root)
+    if spec is None or spec.submodule_search_locations is None:
+        raise Misconfigured(f"include {include!r}: there is no package {root!r}")
+    pattern = _pattern(include)
+    places = [*spec.submodule_search_locations]
+    above = {
+        os.path.realpath(os.path.join(place, *[".."] * n))
+        for place in places
+        for n in range(root.count(".") + 1)
+    }
+    below = [root, *_below(root, places, above)]
+    found = [each for each in below if pattern.fullmatch(f".{each}") and not each.endswith(".__main__")]
+    if not found:
+        raise Misconfigured(
+            f"include {include!r}: no module of package {root!r} fits; a folder with modules needs an __init__.py"
+        )
+    return found
+
+
+def _below(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str]:
+    """The names of all modules inside a package, found without importing any. A folder that was `seen` is left out:
+    by a link it could be there under two names, or inside itself."""
+    for each in iter_modules(folders):
+        name = f"{package}.{each.name}"
+        inner = each.module_finder.find_spec(name, None) if each.ispkg else None
+        places = inner.submodule_search_locations if inner else None
+        if places is None:
+            yield name
+        elif new := [place for place in places if os.path.realpath(place) not in seen]:
+            seen.update(map(os.path.realpath, new))
+            yield name
+            yield from _below(name, new, seen)
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import modules. Raises Misconfigured, with the module's own error as its cause, for one that cannot be."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            if (
+                isinstance(error, ModuleNotFoundError)
+                and error.name
+                and f"{name}.".startswith(f"{error.name}.")
+            ):
+                raise Misconfigured(f"there is no module {name!r} to include") from None
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise Misconfigured(f"included module {name!r} fails while it is imported: {said}") from error
