@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Se
 
 import msgspec
 
+from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.envelope import VERSION, Envelope, encode
@@ -46,6 +47,7 @@ class Task(Generic[P, R_co]):
         name: str | None = None,
         loop: Literal["trio", "asyncio"] = "trio",
         options: Options | None = None,
+        deduplicate: Policy | None = None,
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -56,6 +58,9 @@ class Task(Generic[P, R_co]):
         self._app = app
         self._policy: RetryPolicy | None = None
         self.parameters: Parameters = Parameters(self.name, function)
+        self.deduplicate: Policy | None = (
+            None if deduplicate is None else policy_of(deduplicate, function, self.name)
+        )
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", "")
@@ -267,17 +272,21 @@ class Declare:
         time_limit: float | timedelta | None = None,
         soft_time_limit: float | timedelta | None = None,
         unique_for: float | timedelta | None = None,
+        deduplicate: Policy | None = None,
     ) -> Decorator: ...
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
         name, loop = said.pop("name", None), said.pop("loop", "trio")
+        deduplicate = said.pop("deduplicate", None)
         options = _options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
             kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
                 CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
             )
-            task = kind(function, app=self._app, name=name, loop=loop, options=options)
+            task = kind(
+                function, app=self._app, name=name, loop=loop, options=options, deduplicate=deduplicate
+            )
             self._keep(task)
             return task
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import trio
 
 from celery5.broker.call import Call
+from celery5.deduplicate import declined
 from celery5.errors import BadArguments, BrokerError
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, settlement
@@ -212,6 +213,10 @@ class TaskExecution:
             return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
         CURRENT.set(CurrentJob(envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker))
         try:
+            if task.deduplicate is not None:
+                unwanted = declined(await runner.execute(task.deduplicate, args, kwargs))
+                if unwanted is not None:
+                    return unwanted
             return await runner.execute(task.function, args, kwargs)
         except Exception as error:  # no thread could be started, say
             return raised(error)
