@@ -188,7 +188,7 @@ def test_a_process_that_just_ends_leaves_no_warning(url: str) -> None:
 INTERRUPTED_HEAD = """
 import random, signal, threading, time
 from contextlib import suppress
-sys.unraisablehook = lambda _: None  # an interruption may well hit a finaliser
+sys.unraisablehook = id  # an interruption may well hit a finaliser, and a hook in Python, too
 main, over, chance = threading.main_thread().ident, threading.Event(), random.Random(1)
 def interrupt():
     while not over.wait(chance.random() * 0.01):
