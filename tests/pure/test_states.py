@@ -1,17 +1,15 @@
 """States: the table is complete, its ends are ends, and every state can be reached.
 
-Floor: tests. Reads: docs/reference/states.md. Writes: nothing.
+Floor: tests. Reads: docs/reference/states.md and .svg. Writes: nothing.
 """
-
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.protocol.states import FINISHED, TRANSITIONS, IllegalTransition, JobState, Move, advance
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "states.md"
+from tests.house import diagram
+from tests.house.diagram import PAGE
 
 
 def test_the_table_has_a_row_for_every_state_and_uses_every_move() -> None:
@@ -67,19 +65,21 @@ def test_a_job_starts_only_from_its_queue(moves: list[Move]) -> None:
         state = after
 
 
-def diagram() -> str:
-    """The table as the page shows it."""
-    lines = ["```mermaid", "stateDiagram-v2"]
-    for state, row in TRANSITIONS.items():
-        start = "[*]" if state is JobState.UNKNOWN else state.value
-        lines += [f"    {start} --> {after.value}: {move.value}" for move, after in row.items()]
-        if state in FINISHED:
-            lines.append(f"    {state.value} --> [*]")
-    return "\n".join([*lines, "```"])
-
-
 def test_the_diagram_in_the_documentation_is_this_table() -> None:
-    assert diagram() in PAGE.read_text(), f"put this into {PAGE.name}:\n{diagram()}"
+    again = "run: python -m tests.house.diagram"
+    assert diagram.PICTURE.read_text() == diagram.picture(), again
+    assert diagram.table() in PAGE.read_text(), again
+    assert f"]({diagram.PICTURE.name})" in PAGE.read_text()
+
+
+def test_the_diagram_shows_every_state_and_every_move() -> None:
+    text = diagram.picture()
+    assert [state for state in JobState if f">{state.value}</text>" not in text] == []
+    drawn = [move for moves in diagram.lines().values() for move in moves]
+    by_all = len(diagram.living()) * len(diagram.shared())
+    assert len(drawn) + by_all == sum(map(len, TRANSITIONS.values()))
+    assert [move for move in {*drawn, *diagram.shared()} if move.value not in text] == []
+    assert text.count("marker-end") == len(diagram.lines()) + len(diagram.shared())
 
 
 def test_the_documentation_explains_every_state() -> None:
