@@ -6,9 +6,10 @@ Executors are tasks that stay and take job after job: spawning one for each job 
 leads through one job: run, judge, hand on, log.
 """
 
+import itertools
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from celery5.broker.call import Call
+from celery5.broker.keys import QueueKeys
 from celery5.deduplicate import declined
 from celery5.errors import BadArguments, BrokerError
 from celery5.log import Level, Log
@@ -43,6 +45,7 @@ from celery5.protocol.verdict import (
 )
 from celery5.runners.context import CURRENT, CurrentJob
 from celery5.runners.ending import INTERRUPTED, failure_of, raised
+from celery5.services.black_box import BlackBox, numbered
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease, now
@@ -91,6 +94,8 @@ class TaskExecution:
         results: ResultsQueue,
         budget: ConcurrencyBudget,
         lease: Lease,
+        black_box: BlackBox | None,
+        consumed: Sequence[QueueKeys],
         log: Log,
         worker: str,
         grace_period: float,
@@ -105,6 +110,8 @@ class TaskExecution:
         self._results = results
         self._budget = budget
         self._lease = lease
+        self._black_box = black_box
+        self._numbers = numbered([keys.queue for keys in consumed])
         self._log = log
         self._worker = worker
         self._grace_period = grace_period
@@ -147,32 +154,39 @@ class TaskExecution:
                     await gone.wait()
 
     async def _executors(self, scope: trio.CancelScope) -> None:
+        count = itertools.count()
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
                     for kind, queue in self._queues.items():
                         for _ in range(self._budget.slots(kind)):
-                            nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind])
+                            pen = self._pen(next(count))
+                            nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind], pen)
         finally:
             # Nobody works any more, for whatever reason: nobody need be waited for.
             self._running.clear()
             self._idle.set()
 
-    async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace) -> None:
+    def _pen(self, slot: int) -> "_Pen":
+        return None if self._black_box is None else self._black_box.pen(slot, self._numbers)
+
+    async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> None:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
         would cost a quarter of a short job's time."""
         while True:
             hand = _Hand()
             try:
                 with hand.scope:
-                    await self._work_on(hand, queue, runner, pace)
+                    await self._work_on(hand, queue, runner, pace, pen)
             except* Exception:
                 if not hand.scope.cancel_called:
                     raise
             if hand.delivery is not None:
                 self._ended(hand, hand.delivery, time.time(), INTERRUPTED)
 
-    async def _work_on(self, hand: "_Hand", queue: TasksQueue, runner: Runner, pace: Pace) -> None:
+    async def _work_on(
+        self, hand: "_Hand", queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen"
+    ) -> None:
         """Job after job, until one of them is cancelled."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
@@ -182,6 +196,8 @@ class TaskExecution:
             self._running[delivery] = hand.scope
             if now() >= lease.until:
                 await lease.sure()
+            if pen is not None:
+                pen(delivery)
             delivery.started = time.time()
             began = clock()
             outcome = await self._outcome(delivery, runner)
@@ -304,6 +320,7 @@ class _Hand:
     delivery: Delivery | None = None
 
 
+_Pen = Callable[[Delivery], None] | None
 LAPSED = Lapsed()
 _PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 

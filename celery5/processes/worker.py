@@ -204,6 +204,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "log": log,
         "watch": LinkLog(log=log),
         "lease": lease,
+        "black_box": None,
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
         "slots": {

@@ -1,0 +1,71 @@
+"""Black Box: memory that this process shares with its understudy: what its executors run, until when its lease lasts.
+
+Floor: services. Reads: nothing. Writes: nothing.
+
+When a worker dies its understudy reads here which jobs had begun, so that only those are counted as having taken their
+worker down, and not the hundreds that merely waited in it (I5). And when a job blocks the worker's loop, the
+understudy renews the lease and writes here until when. The kernel keeps the memory for as long as one of the two lives,
+whatever kills the other.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+from celery5.protocol.delivery import Delivery
+
+_HEAD = 8
+_RECORD = struct.Struct("=H46s")
+"""One slot: the number of the queue, counted from 1, and the stream entry, which has 41 digits at most."""
+
+
+class BlackBox:
+    """A page for so many executors. Make it before the process forks.
+
+    A record is written when a job begins and stays until the executor's next one: what has ended and is not settled
+    may still be what brought the worker down, and what is settled cannot be counted any more.
+    """
+
+    def __init__(self, *, slots: int) -> None:
+        self._slots = slots
+        self._page = mmap.mmap(-1, _HEAD + slots * _RECORD.size)
+        # A double at the start of a page is written and read in one piece.
+        self._lease = memoryview(self._page)[:_HEAD].cast("d")
+
+    @property
+    def lease_until(self) -> float:
+        """Until when the understudy has renewed the lease, on the clock of `lease.now()`; 0.0 when it has not."""
+        return float(self._lease[0])
+
+    @lease_until.setter
+    def lease_until(self, end: float) -> None:
+        self._lease[0] = end
+
+    def wipe(self) -> None:
+        """Begin anew, for a worker with a new name."""
+        self._page[:] = bytes(len(self._page))
+
+    def pen(self, slot: int, queues: Mapping[str, int]) -> Callable[[Delivery], None] | None:
+        """What an executor calls when a job begins; None for one too many. `queues` numbers the queues, from 1 on."""
+        if slot >= self._slots:
+            return None
+        page, at, pack = self._page, _HEAD + slot * _RECORD.size, _RECORD.pack_into
+
+        def begins(delivery: Delivery) -> None:
+            pack(page, at, queues[delivery.queue], delivery.entry)
+
+        return begins
+
+    def begun(self, queues: Sequence[str]) -> dict[str, list[bytes]]:
+        """The last stream entry that each executor began, by queue; `queues` in the order of their numbers."""
+        found: dict[str, list[bytes]] = {queue: [] for queue in queues}
+        for slot in range(self._slots):
+            number, entry = _RECORD.unpack_from(self._page, _HEAD + slot * _RECORD.size)
+            if 0 < number <= len(queues):
+                found[queues[number - 1]].append(entry.rstrip(b"\0"))
+        return found
+
+
+def numbered(queues: Sequence[str]) -> dict[str, int]:
+    """The numbers of queues in a black box."""
+    return {queue: number for number, queue in enumerate(queues, 1)}
