@@ -18,8 +18,8 @@ from celery5.broker.keys import QueueKeys
 from celery5.broker.link_events import LinkStatistics
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, settlement
-from celery5.protocol.envelope import Failure, read_envelope
+from celery5.protocol.delivery import Delivery, dropped, settlement
+from celery5.protocol.envelope import Envelope, Failure, read_envelope
 from celery5.protocol.prefetch import BATCH, HORIZON, Mix, Pace, to_read
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
@@ -27,6 +27,7 @@ from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
+from celery5.services.recent import Recent
 from celery5.task import Task
 
 AGAIN = 0.1
@@ -66,6 +67,7 @@ class Consumer:
         budget: ConcurrencyBudget,
         results: ResultsQueue,
         ledger: Ledger,
+        recent: Recent,
         lease: Lease,
         log: Log,
         worker: str,
@@ -82,6 +84,7 @@ class Consumer:
         self._budget = budget
         self._results = results
         self._ledger = ledger
+        self._recent = recent
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -241,6 +244,9 @@ class Consumer:
             except Corrupt as error:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue
+            if self._recent.has(delivery, envelope):
+                self._discard(delivery, envelope)
+                continue
             if envelope.task not in self._tasks:
                 text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
@@ -263,6 +269,15 @@ class Consumer:
         self._log.job(
             "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
         )
+
+    def _discard(self, delivery: Delivery, envelope: Envelope) -> None:
+        """The very same message came before (C47): this one goes, and the job is as it was."""
+        self._ledger.adopt(delivery)
+        self._results.put((delivery, dropped(delivery)))
+        self._log.event(
+            "consumer:duplicate", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
+            queue=delivery.queue, entry=delivery.entry.decode(),
+        )  # fmt: skip
 
     def _settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
         words = settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)

@@ -17,11 +17,12 @@ from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, Words
+from celery5.protocol.delivery import Delivery, Words, goes_back
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
+from celery5.services.recent import Recent
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
@@ -51,6 +52,7 @@ class ResultPublisher:
         consumed: Sequence[QueueKeys],
         results: ResultsQueue,
         ledger: Ledger,
+        recent: Recent,
         lease: Lease,
         log: Log,
         worker: str,
@@ -59,6 +61,7 @@ class ResultPublisher:
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
         self._ledger = ledger
+        self._recent = recent
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -83,7 +86,11 @@ class ResultPublisher:
         """Settle outcomes of any queues, each queue in one trip, or in several where they are large."""
         by_queue: dict[str, list[tuple[Delivery, Words]]] = {}
         for outcome in outcomes:
-            by_queue.setdefault(outcome[0].queue, []).append(outcome)
+            delivery, words = outcome
+            by_queue.setdefault(delivery.queue, []).append(outcome)
+            if goes_back(words, delivery):
+                # Before the trip, not after: the answer and the next delivery come by different connections.
+                self._recent.forget(delivery)
         for queue, batch in by_queue.items():
             for part in _portions(batch):
                 await self._settle(self._queues[queue], part)

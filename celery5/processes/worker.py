@@ -42,6 +42,7 @@ from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.mover import Mover
+from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.systemd_notify import SystemdNotify, from_environment
@@ -141,6 +142,7 @@ WorkerParts = Injector(
     join=JoinQueues,
     publishing=OpenPublishing,
     ledger=Ledger,
+    recent=Recent,
     results=ResultsQueue,
     asyncio_runner=AsyncioRunner,
     runners=value(make_runners),
@@ -217,6 +219,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "results_ttl": settings.results_ttl,
         "message_limit": settings.message_limit,
         "max_deliveries": settings.max_deliveries,
+        "recent_jobs": settings.recent_jobs,
         "read_block": settings.read_block,
         "default_queue": settings.default_queue,
         "burst": options.burst,

@@ -122,5 +122,18 @@ def _document(
 
 
 def dropped(delivery: Delivery) -> Words:
-    """The words that take an entry off the stream and touch nothing else: its job has ended under another (C47)."""
-    return ("drop", delivery.entry, "", b"", 0, 0)
+    """The words that take an entry off the stream and touch nothing else: the very same message came before (C47).
+
+    Unless this entry is where Redis has the job. Then its first run is not known there (Redis has lost it, or its id
+    was published anew long after), and the job goes back, with one delivery more.
+    """
+    job_id = delivery.envelope.id if delivery.envelope else ""
+    return ("drop", delivery.entry, job_id, delivery.message, delivery.deliveries + 1, int(TOMBSTONE * 1000))
+
+
+def goes_back(words: Words, delivery: Delivery) -> bool:
+    """Whether `words` give the message back as it is, to be run again."""
+    return words[3] is delivery.message and words[0] in _BACK
+
+
+_BACK = frozenset({"release", "retry"})

@@ -15,7 +15,8 @@
 --           retry:    envelope, delay in ms, ttl of a document in ms
 --           bury:     envelope, ttl in ms, document
 --           release:  envelope, deliveries so far, ttl of a document in ms
---           drop:     '', 0, 0: takes the entry off the stream and touches nothing else
+--           drop:     envelope, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
+--                     touches nothing else; but if the job's place is this very entry, it is a release
 -- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done (I4).
 -- An entry that is not pending any more was settled before; it is left alone, so the call may be repeated. A job that
 -- was revoked meanwhile (its place says V) is not tried again and not given back: it ends as REVOKED.
@@ -56,6 +57,10 @@ for n = 8, #KEYS do
   local extra = ARGV[at + 5]
   if redis.call('XACK', stream, group, entry) == 1 then
     gone[#gone + 1] = entry
+    if verb == 'drop' and id ~= '' then
+      local place = redis.call('HGET', jobs, id)
+      if place and string.sub(place, 2) == entry then verb = 'release' end
+    end
     if verb == 'complete' then
       redis.call('SET', KEYS[n], message, 'PX', number)
       redis.call('PUBLISH', KEYS[n], message)
