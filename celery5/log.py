@@ -1,18 +1,20 @@
 """Log: structured messages through eliot, to a bounded buffer that a thread writes out.
 
-Floor: domain. Reads: nothing. Writes: JSON lines (or lines for people) on the stream it is given.
+Floor: domain. Reads: NO_COLOR. Writes: JSON lines (or lines for people) on the stream it is given.
 
 One completion message for each job inside a worker-long action; never a write on the event loop; what does not fit
 the buffer is shed and counted. No other module imports eliot.
 """
 
 import json
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from textwrap import indent
 from typing import Any, Literal, Self, TextIO
 
 import eliot
@@ -32,7 +34,10 @@ _HIDDEN = {
     "action_status",
     "level",
     "worker",
+    "traceback",
 }
+_COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
+_PLAIN = "\x1b[0m"
 
 
 class Journal:
@@ -49,6 +54,7 @@ class Journal:
         self._stream = stream or sys.stdout
         self._encoding = self._stream.encoding or "utf-8"
         self._form = form
+        self._coloured = self._stream.isatty() and not os.environ.get("NO_COLOR")
         self._least = _RANK[level]
         self._buffer: deque[dict[str, Any]] = deque()
         self._capacity = capacity
@@ -121,11 +127,13 @@ class Journal:
 
     def _shown(self, message: dict[str, Any]) -> str:
         """One line. A message that cannot be shown is told of in its place."""
-        line = _console if self._form == "console" else _json
         try:
-            return line(message)
+            return self._line(message)
         except Exception as error:  # values of user code, with methods of their own
-            return line(_unshowable(message, error))
+            return self._line(_unshowable(message, error))
+
+    def _line(self, message: dict[str, Any]) -> str:
+        return _console(message, self._coloured) if self._form == "console" else _json(message)
 
 
 class Log:
@@ -196,9 +204,15 @@ def _json(message: dict[str, Any]) -> str:
         return json.dumps(message, default=str) + "\n"
 
 
-def _console(message: dict[str, Any]) -> str:
-    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+def _console(message: dict[str, Any], coloured: bool) -> str:
+    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed."""
+    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
+    when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
     level = str(message.get("level", "info"))
     shown = "  ".join(f"{name}={value}" for name, value in message.items() if name not in _HIDDEN)
-    return f"{at} {level:7} {what.removeprefix('celery5:'):16} {shown}\n"
+    colour = _COLOURS.get(level, "") if coloured else ""
+    line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
+    return (
+        line + indent(str(message.get("traceback") or "").rstrip(), "    ") + "\n" * ("traceback" in message)
+    )

@@ -279,6 +279,7 @@ class TaskExecution:
             failure = fields.pop("failure", None)
             if failure is not None:
                 fields["error"] = f"{failure.type}: {failure.message}"
+                fields |= {"traceback": failure.traceback} if failure.traceback else {}
         self._log.job(
             level,
             job=envelope.id,

@@ -68,16 +68,47 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     assert (lines[2]["level"], lines[2]["job"], lines[2]["state"]) == ("error", "j1", "DEAD")
 
 
+class Terminal(io.StringIO):
+    """A stream that people look at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
     stream = io.StringIO()
     with Journal(stream, form="console"):
         log = Log(worker="w1", app="shop")
         log.job("warning", job="j1", state="RETRY")
     line = stream.getvalue().splitlines()[1]
-    clock, level, what, *fields = line.split()
-    assert time.strptime(clock.split(".")[0], "%H:%M:%S")
+    date, clock, level, what, *fields = line.split()
+    assert time.strptime(f"{date} {clock.split('.')[0]}", "%Y-%m-%d %H:%M:%S")
     assert (level, what, fields) == ("warning", "job", ["job=j1", "state=RETRY"])
     assert "task_uuid" not in line
+
+
+def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:
+    stream = io.StringIO()
+    with Journal(stream, form="console"):
+        log = Log(worker="w1", app="shop")
+        log.job("error", job="j1", traceback="Traceback (most recent call last):\n  ...\nValueError: no\n")
+        log.job("info", job="j2")
+    line, *trace, after = stream.getvalue().splitlines()[1:]
+    assert "traceback" not in line
+    assert trace == ["    Traceback (most recent call last):", "      ...", "    ValueError: no"]
+    assert after.endswith("job=j2")
+
+
+def test_a_terminal_shows_how_bad_it_is_in_colour_unless_it_is_asked_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for no_color, level in (("", "\x1b[31merror  \x1b[0m job"), ("1", " error   job")):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        stream = Terminal()
+        with Journal(stream, form="console"):
+            Log(worker="w1", app="shop").job("error", job="j1")
+        assert level in stream.getvalue()
+        assert ("\x1b" in stream.getvalue()) == (not no_color)
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
