@@ -14,6 +14,7 @@ processes/  one wiring page for each process; cli/ words on a terminal
 
 from celery5.app import App, default_app, task
 from celery5.errors import (
+    BacklogFull,
     BadArguments,
     BadBrokerURL,
     BadResult,
@@ -27,6 +28,7 @@ from celery5.errors import (
     DuplicateTask,
     MessageTooLarge,
     Misconfigured,
+    NotReplicated,
     Reject,
     ResultsDisabled,
     ResultTimeout,
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "AsyncResult",
+    "BacklogFull",
     "BadArguments",
     "BadBrokerURL",
     "BadResult",
@@ -65,6 +68,7 @@ __all__ = [
     "JobState",
     "MessageTooLarge",
     "Misconfigured",
+    "NotReplicated",
     "Reject",
     "ResultTimeout",
     "ResultsDisabled",

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
+from celery5.backlog import Backlog
 from celery5.broker.call import Call
+from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.connections import AwaitingResults, BlockingResults, Connections
-from celery5.errors import DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
+from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
@@ -88,6 +90,7 @@ class App:
         self.keys: Keys = Keys(name)
         self.connections: Connections = Connections(self.settings.broker)
         self._publisher = Publisher(keys=self.keys)
+        self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         _APPS.add(self)
 
     def __repr__(self) -> str:
@@ -136,20 +139,38 @@ class App:
     ) -> list[AsyncResult[R]]:
         """Send many jobs in few round trips; gives their handles in order. For plain Python.
 
-        Raises BadArguments and MessageTooLarge before anything is sent; BrokerUnavailable when Redis is not there.
+        Raises BadArguments and MessageTooLarge before anything is sent. When Redis is not there: BrokerUnavailable, or,
+        with the setting `backlog`, BacklogFull when that has no room for all of them. With `replicas`: NotReplicated.
         """
         redis = self.connections.blocking(instead=instead)
         jobs = [each.job() for each in signatures]
-        redis.perform_all(self._publisher.publish(jobs))
-        self._publisher.published(jobs)
+        if self.backlog.holds_up(jobs):
+            self.backlog.keep(jobs, None, limit=self.settings.backlog)
+        else:
+            try:
+                redis.perform_all(self._publisher.publish(jobs))
+                self._publisher.published(jobs)
+            except BrokerUnavailable as error:
+                self._keep(jobs, error)
+            else:
+                self._assure(jobs)
         return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
-        redis = await self.connections.awaiting()
         jobs = [each.job() for each in signatures]
-        await redis.perform_all(self._publisher.publish(jobs))
-        self._publisher.published(jobs)
+        if self.backlog.holds_up(jobs):
+            self.backlog.keep(jobs, None, limit=self.settings.backlog)
+        else:
+            try:
+                redis = await self.connections.awaiting()
+                await redis.perform_all(self._publisher.publish(jobs))
+                self._publisher.published(jobs)
+            except BrokerUnavailable as error:
+                self._keep(jobs, error)
+            else:
+                if self.settings.replicas and jobs:
+                    await in_thread(lambda: self._assure(jobs))
         return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
 
     def result(
@@ -190,6 +211,24 @@ class App:
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
         self.connections.close()
+
+    def _publish(self, jobs: Sequence[Job]) -> None:
+        self.connections.blocking(instead="asend_many").perform_all(self._publisher.publish(jobs))
+        self._publisher.published(jobs)
+
+    def _keep(self, jobs: Sequence[Job], error: BrokerUnavailable) -> None:
+        """Redis cannot be reached: the backlog takes the jobs, if there is to be one."""
+        if not self.settings.backlog:
+            raise error
+        self.backlog.keep(jobs, error, limit=self.settings.backlog)
+
+    def _assure(self, jobs: Sequence[Job]) -> None:
+        """Return when as many replicas as the setting asks for have the jobs."""
+        if self.settings.replicas and jobs:
+            from celery5.replicas import assure
+
+            redis = self.connections.blocking(instead="asend_many")
+            assure(redis, self.queue(jobs[0].queue), jobs, wanted=self.settings.replicas)
 
     def _handle(self, job: Job, task: Task[..., R]) -> AsyncResult[R]:
         return AsyncResult(

@@ -175,6 +175,24 @@ class BrokerReadOnly(BrokerUnavailable):
     """Redis is a read-only replica: the command did not run."""
 
 
+class BacklogFull(BrokerUnavailable):
+    """Redis cannot be reached, and the backlog (setting `backlog`) has no room for these jobs. None of them is kept."""
+
+
+class NotReplicated(BrokerError):
+    """The jobs are on their queue and will run, but fewer replicas have them than the setting `replicas` asks for.
+
+    `ids` are the jobs' ids, `replicas` is how many have them, `wanted` how many should. Sending them again would make
+    second jobs.
+    """
+
+    def __init__(self, message: str, *, ids: tuple[str, ...], replicas: int, wanted: int) -> None:
+        self.ids = ids
+        self.replicas = replicas
+        self.wanted = wanted
+        super().__init__(message)
+
+
 class BrokerDenied(BrokerError):
     """Redis refuses this user, password or permission. Trying again does not help."""
 

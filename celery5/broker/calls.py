@@ -89,6 +89,14 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
     return scripted(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
 
 
+def replicated(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
+    """Wait, `within` seconds, until so many replicas have all that was written before; the last call gives how many
+    have. In a trip of their own: a script that the server does not know runs after the rest of its trip."""
+    # WAIT waits for the last write of its own connection, so there must be one; a job that is known already is none.
+    mark = Call(("SET", keys.mark, "", "PX", 1000), lambda _ok: 0, repeatable=True)
+    return [mark, Call(("WAIT", replicas, _ms(within)), int, repeatable=True, blocks=within)]
+
+
 def announce(keys: Keys, queue: str) -> Call[int]:
     """Remember that the application has this queue."""
     return Call(("SADD", keys.queues, queue), int, repeatable=True)

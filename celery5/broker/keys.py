@@ -26,6 +26,7 @@ class QueueKeys:
     unique: str
     wake: str
     revoke: str
+    mark: str
     result_prefix: str
     window_prefix: str
 
@@ -64,6 +65,7 @@ class Keys:
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
+            mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",
         )
