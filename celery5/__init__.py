@@ -39,6 +39,7 @@ from celery5.errors import (
     TaskRejected,
     TaskRevoked,
     TimeLimitExceeded,
+    UnknownQueue,
     UnknownTask,
 )
 from celery5.protocol.retry import RetryPolicy
@@ -82,6 +83,7 @@ __all__ = [
     "TaskRejected",
     "TaskRevoked",
     "TimeLimitExceeded",
+    "UnknownQueue",
     "UnknownTask",
     "agather",
     "await_",

@@ -16,6 +16,7 @@ from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.connections import AwaitingResults, BlockingResults, Connections
+from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
 from celery5.protocol.job import Job
@@ -91,6 +92,7 @@ class App:
         self.connections: Connections = Connections(self.settings.broker)
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
+        self.dlq: DeadLetters = DeadLetters(self)
         _APPS.add(self)
 
     def __repr__(self) -> str:

@@ -38,6 +38,20 @@ class UnknownTask(CeleryError, LookupError):
         return str(self.args[0])
 
 
+class UnknownQueue(CeleryError, LookupError):
+    """The application has no queue of that name: nothing was ever sent to it. `name` is the name that was asked for."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        self.name = name
+        names = sorted(known)
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"used so far: {', '.join(names[:10]) or 'none'}"
+        super().__init__(f"no queue {name!r} here; {hint}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class BadArguments(CeleryError, TypeError):
     """Arguments do not fit the task: the message names the task, the parameter and both types."""
 

@@ -1,6 +1,6 @@
 """Lua: every script has a legend, and the legend is what the calls really send.
 
-Floor: tests. Reads: celery5/broker/lua/, celery5/broker/calls*.py. Writes: nothing.
+Floor: tests. Reads: celery5/broker/lua/, the modules of celery5/broker/ that load scripts. Writes: nothing.
 
 The legend, as the first comment of a script:
 
@@ -21,7 +21,7 @@ import pytest
 from tests.house.sources import files, name, tree
 
 SCRIPTS = files("celery5/broker/lua", suffix=".lua")
-CALLS = [path for path in files("celery5/broker") if path.stem.startswith("calls")]
+CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
 
 
 @dataclass(frozen=True)

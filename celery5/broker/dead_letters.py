@@ -1,0 +1,86 @@
+"""Dead letters: the trips to dead-letter queues: to look into graves, to put jobs back, and to remove them for good.
+
+Floor: broker. Reads and writes: dead-letter queues, and what `replay.lua` and `purge.lua` say.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.keys import QueueKeys
+
+REPLAY = Script.load("replay")
+PURGE = Script.load("purge")
+
+DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
+"""What the scripts say of each job."""
+
+
+class Grave(msgspec.Struct, frozen=True):
+    """One entry of a dead-letter queue: the job's message and its document, as bytes; empty when it has none."""
+
+    entry: str
+    message: bytes
+    document: bytes
+
+
+def graves(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[Grave]]:
+    """The oldest `count` entries from `first` to `last`, as XRANGE takes them."""
+    return Call(("XRANGE", keys.dead, first, last, "COUNT", count), _graves, repeatable=True)
+
+
+def newest(keys: QueueKeys) -> Call[str]:
+    """The newest entry; '' when there is none."""
+    return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)
+
+
+def entries_of(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
+    """The entry of each job that is dead, by its id; '' for one that is not."""
+    return Call(("HMGET", keys.jobs, *ids), _dead_places, repeatable=True)
+
+
+def exists(keys: QueueKeys) -> Call[bool]:
+    """Whether anything was ever sent to this queue, or read from it."""
+    return Call(("EXISTS", keys.stream, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
+
+
+def clock() -> Call[int]:
+    """The time by Redis, in ms since 1970."""
+    return Call(("TIME",), _ms, repeatable=True)
+
+
+def replay(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
+    """Put dead jobs (entry, id, fresh message, lock) back; gives DONE, GONE, KEY_TAKEN or ALIVE for each."""
+    results = tuple([keys.result(job[1]) for job in jobs])
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    named = (keys.stream, keys.jobs, keys.dead, keys.unique, *results)
+    return scripted(REPLAY, named, (*args,), _as_it_is, repeatable=True)
+
+
+def purge(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
+    """Remove dead jobs (entry, id); gives DONE or GONE for each."""
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    return scripted(PURGE, (keys.dead, keys.jobs), (*args,), _as_it_is, repeatable=True)
+
+
+def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[Grave]:
+    found = [(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
+    return [Grave(entry, each.get(b"job", b""), each.get(b"document", b"")) for entry, each in found]
+
+
+def _newest(raw: Any) -> str:
+    return raw[0][0].decode() if raw else ""
+
+
+def _dead_places(raw: Iterable[bytes | None]) -> list[str]:
+    return [place[1:].decode() if place and place.startswith(b"X") else "" for place in raw]
+
+
+def _ms(raw: Any) -> int:
+    return int(raw[0]) * 1000 + int(raw[1]) // 1000
+
+
+def _as_it_is(raw: list[int]) -> list[int]:
+    return raw

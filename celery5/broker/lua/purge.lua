@@ -1,0 +1,26 @@
+-- Remove dead jobs for good, each by itself. Their documents stay until they expire.
+-- KEYS  1 dead-letter queue
+--       2 where the queue's jobs are
+-- ARGV  1.. for each job: its entry in the dead-letter queue, its id ('' when the caller could not read it)
+-- Gives for each job: 1 purged; 0 it was not in its grave any more. Safe to repeat.
+local dead, jobs = KEYS[1], KEYS[2]
+local told = {}
+-- What a caller cannot read may still have an id here: recovery is less strict.
+local function id_of(grave)
+  local found = redis.call('XRANGE', dead, grave, grave)[1]
+  for n = 1, found and #found[2] or 0, 2 do
+    if found[2][n] == 'job' then
+      local readable, envelope = pcall(cjson.decode, found[2][n + 1])
+      if readable and type(envelope) == 'table' and type(envelope.id) == 'string' then return envelope.id end
+    end
+  end
+  return ''
+end
+for n = 1, #ARGV, 2 do
+  local grave, id = ARGV[n], ARGV[n + 1]
+  if id == '' then id = id_of(grave) end
+  told[#told + 1] = redis.call('XDEL', dead, grave)
+  if id ~= '' and redis.call('HGET', jobs, id) == 'X' .. grave then redis.call('HDEL', jobs, id) end
+end
+if redis.call('XLEN', dead) == 0 then redis.call('DEL', dead) end
+return told

@@ -1,0 +1,239 @@
+"""Dead letters: read, count, replay and purge what is in an application's dead-letter queues.
+
+Floor: domain. Reads: dead-letter queues. Writes: `replay` puts dead jobs back on their queues, `purge` removes them.
+
+Everything goes in batches, so a million dead jobs need no more memory than a hundred; and each job by itself, so that
+whoever is interrupted has done some jobs and left the others as they were. Fennel read and wrote all at once (F12).
+"""
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+import msgspec
+
+from celery5.broker import dead_letters as graveyard
+from celery5.broker.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
+from celery5.colourless import Plain, finished, rest
+from celery5.connections import AwaitingRedis
+from celery5.errors import Corrupt, Misconfigured
+from celery5.graves import BATCH, Reading
+from celery5.protocol.dead_letters import By, Choice, DeadJob, Wanted, checked_by, count, most_first, wanted
+from celery5.protocol.envelope import replayed
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+_LEFT = {GONE: "gone", KEY_TAKEN: "key-taken", ALIVE: "alive"}
+
+
+class Tally(msgspec.Struct):
+    """What a replay or a purge came to, or has come to so far.
+
+    `matched` is how many jobs were meant, `done` how many of them were replayed or purged, in `causes` by task, reason
+    and error. `left` says how many were left alone, and why: `gone` (somebody else was first), `key-taken` (another
+    live job has its key), `alive` (a job of its id is alive again), `corrupt` (there is no message to replay).
+    """
+
+    matched: int = 0
+    done: int = 0
+    causes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+
+
+Progress = Callable[[Tally], object]
+
+
+class DeadLetters:
+    """The dead-letter queues of an application: `app.dlq`.
+
+    What all methods share are the words of `Choice`: they say which jobs are meant. Raises Misconfigured for a choice
+    that makes no sense, UnknownQueue for a queue that nobody ever used, BrokerError.
+    """
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    def read(self, **choice: Unpack[Choice]) -> Iterator[DeadJob]:
+        """The dead jobs that are meant, as of now, queue by queue and the oldest first. For plain Python."""
+        reading = Reading(self._app, self._plain("aread"), wanted(choice))
+        return _each(reading)
+
+    def aread(self, **choice: Unpack[Choice]) -> AsyncIterator[DeadJob]:
+        """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
+        return _EachAwaited(self._app, wanted(choice))
+
+    def count(self, by: By = "reason", **choice: Unpack[Choice]) -> dict[str, int]:
+        """How many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, most first."""
+        return finished(_counted(self._app, self._plain("acount"), wanted(choice), checked_by(by)))
+
+    async def acount(self, by: By = "reason", **choice: Unpack[Choice]) -> dict[str, int]:
+        """`count`, from Trio or asyncio."""
+        meant, by = wanted(choice), checked_by(by)
+        return await _counted(self._app, await self._app.connections.awaiting(), meant, by)
+
+    def replay(
+        self,
+        *,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        **choice: Unpack[Choice],
+    ) -> Tally:
+        """Put dead jobs back on their queues, with a fresh retry budget and without their old failure.
+
+        `rate` is the most jobs in a second. With `dry_run` nothing is done but counted. `progress` is called with the
+        tally so far after each batch. A job that dies again meanwhile is not replayed again. For plain Python.
+        """
+        redis, meant = self._plain("areplay"), wanted(choice)
+        return finished(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
+
+    async def areplay(
+        self,
+        *,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        **choice: Unpack[Choice],
+    ) -> Tally:
+        """`replay`, from Trio or asyncio."""
+        meant, rate = wanted(choice), _checked_rate(rate)
+        redis = await self._app.connections.awaiting()
+        return await _replayed(self._app, redis, meant, rate, dry_run, progress)
+
+    def purge(
+        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[Choice]
+    ) -> Tally:
+        """Remove dead jobs for good. `dry_run` and `progress` as for `replay`. For plain Python."""
+        return finished(_purged(self._app, self._plain("apurge"), wanted(choice), dry_run, progress))
+
+    async def apurge(
+        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[Choice]
+    ) -> Tally:
+        """`purge`, from Trio or asyncio."""
+        meant = wanted(choice)
+        return await _purged(self._app, await self._app.connections.awaiting(), meant, dry_run, progress)
+
+    def _plain(self, instead: str) -> AwaitingRedis:
+        return Plain(self._app.connections.blocking(instead=f"app.dlq.{instead}"))
+
+
+def _each(reading: "Reading") -> Iterator[DeadJob]:
+    while jobs := finished(reading.batch()):
+        yield from jobs
+
+
+class _EachAwaited:
+    """The jobs of a reading, one by one. No generator: those must be closed, and nobody would."""
+
+    def __init__(self, app: "App", meant: Wanted) -> None:
+        self._app = app
+        self._meant = meant
+        self._reading: Reading | None = None
+        self._jobs: Iterator[DeadJob] = iter(())
+
+    def __aiter__(self) -> "_EachAwaited":
+        return self
+
+    async def __anext__(self) -> DeadJob:
+        if self._reading is None:
+            self._reading = Reading(self._app, await self._app.connections.awaiting(), self._meant)
+        for job in self._jobs:
+            return job
+        jobs = await self._reading.batch()
+        if not jobs:
+            raise StopAsyncIteration
+        self._jobs = iter(jobs)
+        return next(self._jobs)
+
+
+async def _counted(app: "App", redis: AwaitingRedis, meant: Wanted, by: By) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    reading = Reading(app, redis, meant)
+    while jobs := await reading.batch():
+        count(counts, jobs, by)
+    return most_first(counts)
+
+
+async def _replayed(
+    app: "App",
+    redis: AwaitingRedis,
+    meant: Wanted,
+    rate: float | None,
+    dry_run: bool,
+    progress: Progress | None,
+) -> Tally:
+    tally, reading, pace = Tally(), Reading(app, redis, meant), _Pace(rate)
+    while jobs := await reading.batch():
+        for part in _parts(jobs, pace.portion):
+            fresh = [(job, message) for job in part if (message := _fresh(job, tally)) is not None]
+            if fresh and not dry_run:
+                await pace.wait(len(fresh))
+                words = [(job.entry, job.id, message, job.lock) for job, message in fresh]
+                told = await redis.perform(graveyard.replay(app.queue(part[0].queue), words))
+                _note(tally, [job for job, _ in fresh], told)
+            tally.matched += len(part)
+            if progress is not None:
+                progress(tally)
+    return tally
+
+
+async def _purged(
+    app: "App", redis: AwaitingRedis, meant: Wanted, dry_run: bool, progress: Progress | None
+) -> Tally:
+    tally, reading = Tally(), Reading(app, redis, meant)
+    while jobs := await reading.batch():
+        if not dry_run:
+            words = [(job.entry, job.id) for job in jobs]
+            _note(tally, jobs, await redis.perform(graveyard.purge(app.queue(jobs[0].queue), words)))
+        tally.matched += len(jobs)
+        if progress is not None:
+            progress(tally)
+    return tally
+
+
+def _fresh(job: DeadJob, tally: Tally) -> bytes | None:
+    try:
+        return replayed(job.raw)
+    except Corrupt:
+        tally.left["corrupt"] = tally.left.get("corrupt", 0) + 1
+        return None
+
+
+def _note(tally: Tally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
+    done = [job for job, said in zip(jobs, told, strict=True) if said == DONE]
+    tally.done += len(done)
+    count(tally.causes, done, "cause")
+    for said in told:
+        if said != DONE:
+            tally.left[_LEFT[said]] = tally.left.get(_LEFT[said], 0) + 1
+
+
+def _parts(jobs: Sequence[DeadJob], most: int) -> Iterator[Sequence[DeadJob]]:
+    for at in range(0, len(jobs), most):
+        yield jobs[at : at + most]
+
+
+class _Pace:
+    """Keeps to so many jobs a second, in portions of a tenth of a second's."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._due = time.monotonic()
+        self.portion = BATCH if rate is None else max(1, min(BATCH, int(rate / 10)))
+
+    async def wait(self, jobs: int) -> None:
+        """Wait until so many more jobs may go."""
+        if self._rate is None:
+            return
+        now = time.monotonic()
+        if self._due > now:
+            await rest(self._due - now)
+        self._due = max(self._due, now) + jobs / self._rate
+
+
+def _checked_rate(rate: float | None) -> float | None:
+    if rate is not None and (isinstance(rate, bool) or not 0 < rate < math.inf):
+        raise Misconfigured(f"rate is {rate!r}: give a number of jobs per second, more than 0")
+    return rate

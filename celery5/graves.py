@@ -1,0 +1,136 @@
+"""Graves: reading dead-letter queues, batch by batch.
+
+Floor: domain. Reads: dead-letter queues, the set of queues. Writes: nothing.
+
+A batch is as small as its jobs are large, so that no trip is long and no answer fills the memory.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery5.broker import calls
+from celery5.broker import dead_letters as graveyard
+from celery5.broker.dead_letters import Grave
+from celery5.broker.keys import QueueKeys
+from celery5.connections import AwaitingRedis
+from celery5.errors import UnknownQueue
+from celery5.protocol.dead_letters import DeadJob, Wanted, exhumed, is_entry
+from celery5.publisher import PORTION_BYTES
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+BATCH = 100
+"""Jobs in one trip: longer scripts would hold the server up."""
+FIRST_BATCH = 10
+"""Jobs in the first trip, when nobody knows how large they are."""
+
+
+class Reading:
+    """The dead jobs that are meant, batch by batch. What dies after a queue's turn has begun is not among them."""
+
+    def __init__(self, app: "App", redis: AwaitingRedis, meant: Wanted) -> None:
+        self._app = app
+        self._redis = redis
+        self._meant = meant
+        self._left = math.inf if meant.limit is None else meant.limit
+        self._sources: list[_Span | _Picked] | None = None
+
+    async def batch(self) -> list[DeadJob]:
+        """The next jobs, all of one queue; none when there are no more."""
+        if self._sources is None:
+            self._sources = await self._opened()
+        while self._sources and self._left > 0:
+            source = self._sources[0]
+            found = await source.page(self._redis)
+            if not found:
+                self._sources.pop(0)
+                continue
+            dead = (exhumed(source.keys.queue, each.entry, each.message, each.document) for each in found)
+            jobs = [job for job in dead if job in self._meant]
+            if self._left < len(jobs):
+                jobs = jobs[: int(self._left)]
+            self._left -= len(jobs)
+            if jobs:
+                return jobs
+        return []
+
+    async def _opened(self) -> "list[_Span | _Picked]":
+        first, last = await self._ages()
+        queues = [self._app.queue(name) for name in await self._names()]
+        if self._meant.ids:
+            return [_Picked(keys, sorted(self._meant.ids), first, last) for keys in queues]
+        return [_Span(keys, first, last) for keys in queues]
+
+    async def _names(self) -> Sequence[str]:
+        known = await self._redis.perform(calls.queues(self._app.keys))
+        for name in self._meant.queues:
+            if name not in known and not await self._redis.perform(graveyard.exists(self._app.queue(name))):
+                raise UnknownQueue(name, known)
+        return self._meant.queues or known
+
+    async def _ages(self) -> tuple[int, float]:
+        """The first and the last ms in which the jobs that are meant died."""
+        older, newer = self._meant.older_than, self._meant.newer_than
+        if older is None and newer is None:
+            return 0, math.inf
+        now = await self._redis.perform(graveyard.clock())
+        first = 0 if newer is None else max(0, now - int(newer * 1000))
+        return first, math.inf if older is None else max(0, now - int(older * 1000))
+
+
+class _Span:
+    """The graves of one queue, from one ms to another."""
+
+    def __init__(self, keys: QueueKeys, first: int, last: float) -> None:
+        self.keys = keys
+        self._first = str(first)
+        self._last_ms = last
+        self._last = ""
+        self._count = FIRST_BATCH
+
+    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+        if not self._last:
+            newest = await redis.perform(graveyard.newest(self.keys))
+            if not newest:
+                return []
+            self._last = newest if _ms_of(newest) <= self._last_ms else str(int(self._last_ms))
+        found = await redis.perform(
+            graveyard.graves(self.keys, first=self._first, last=self._last, count=self._count)
+        )
+        if found:
+            self._first = f"({found[-1].entry}"
+            size = sum(len(each.message) + len(each.document) for each in found) / len(found)
+            self._count = max(1, min(BATCH, int(PORTION_BYTES / max(size, 1))))
+        return found
+
+
+class _Picked:
+    """The graves of one queue whose jobs, or entries, were named."""
+
+    def __init__(self, keys: QueueKeys, ids: Sequence[str], first: int, last: float) -> None:
+        self.keys = keys
+        self._ids = ids
+        self._first, self._last = first, last
+        self._at = 0
+
+    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+        while self._at < len(self._ids):
+            ids = self._ids[self._at : self._at + FIRST_BATCH]
+            self._at += len(ids)
+            places = await redis.perform(graveyard.entries_of(self.keys, ids))
+            entries = dict.fromkeys([*filter(None, places), *filter(is_entry, ids)])
+            asked = [
+                graveyard.graves(self.keys, first=entry, last=entry, count=1)
+                for entry in entries
+                if self._first <= _ms_of(entry) <= self._last
+            ]
+            found = [grave for graves in await redis.perform_all(asked) for grave in graves] if asked else []
+            if found:
+                return found
+        return []
+
+
+def _ms_of(entry: str) -> int:
+    return int(entry.partition("-")[0])

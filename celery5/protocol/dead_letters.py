@@ -1,0 +1,272 @@
+"""Dead letters: a dead job as a value, which of them somebody means, and their numbers by cause.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+Whatever bytes lie in a dead-letter queue, they can be looked at: what cannot be read is `corrupt`, and nothing worse.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from inspect import iscoroutinefunction
+from typing import Any, Literal, TypedDict, cast, get_args
+
+import msgspec
+
+from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
+from celery5.protocol.job import seconds
+from celery5.protocol.verdict import Reason
+
+By = Literal["reason", "task", "error", "queue", "cause"]
+"""What dead jobs are counted by. A `cause` is the task, the reason and the class of the error together."""
+
+UNTOLD = "untold"
+"""The reason of a job whose document is missing or cannot be read."""
+
+
+class DeadJob(msgspec.Struct, frozen=True):
+    """A job in a dead-letter queue (F12).
+
+    `entry` is its place there. `args` and `kwargs` are decoded JSON; None when they cannot be decoded. `type`,
+    `message`, `error_args` and `traceback` tell of the last error, as text; `failures`, of the last attempts, oldest
+    first. `died` is seconds since 1970, by the clock of Redis. `replays` says how often it was replayed before. Of
+    bytes that are no message the `id` and the `task` are empty. `raw` is the message as it lies there.
+    """
+
+    queue: str
+    entry: str
+    id: str
+    task: str
+    args: Any
+    kwargs: Any
+    attempt: int
+    replays: int
+    key: str
+    reason: str
+    type: str
+    message: str
+    error_args: tuple[str, ...]
+    traceback: str
+    worker: str
+    died: float
+    sent: float
+    failures: tuple[Failure, ...]
+    raw: bytes
+
+    @property
+    def error(self) -> str:
+        """The error in one line, as Python writes it."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    @property
+    def lock(self) -> str:
+        """Under what its queue remembers that a job of this task and key is alive; '' without a key."""
+        return f"{self.task} {self.key}" if self.key else ""
+
+
+class Choice(TypedDict, total=False):
+    """Which dead jobs: each word narrows it, and without any it is all of them.
+
+    `queue`, `task`, `error`, `reason` and `ids` each take one text or several, of which any will do. `task` and `error`
+    (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs, or of entries. `message` is a
+    part of the error's text. `older_than` and `newer_than` go by the time of death, in seconds or as a timedelta.
+    `limit` is how many at most, the oldest of each queue first. `where` is asked last, with a `DeadJob`.
+    """
+
+    queue: str | Sequence[str] | None
+    task: str | Sequence[str] | None
+    error: str | Sequence[str] | None
+    reason: str | Sequence[str] | None
+    ids: str | Sequence[str] | None
+    message: str | None
+    older_than: float | timedelta | None
+    newer_than: float | timedelta | None
+    limit: int | None
+    where: Callable[[DeadJob], bool] | None
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A choice that was found to make sense. Ages are seconds."""
+
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    ids: frozenset[str] = frozenset()
+    message: str = ""
+    older_than: float | None = None
+    newer_than: float | None = None
+    limit: int | None = None
+    where: Callable[[DeadJob], bool] | None = None
+
+    def __contains__(self, job: DeadJob) -> bool:
+        """Whether `job` is meant. Its queue and its age were looked at when it was read."""
+        return (
+            (not self.ids or job.id in self.ids or job.entry in self.ids)
+            and (not self.reasons or job.reason in self.reasons)
+            and _like(job.task, self.tasks)
+            and _like(job.type, self.errors)
+            and self.message in job.message
+            and (self.where is None or bool(self.where(job)))
+        )
+
+
+def wanted(choice: Mapping[str, Any]) -> Wanted:
+    """What a `Choice` means. Raises Misconfigured for one that makes no sense."""
+    unknown = sorted(set(choice) - set(Choice.__annotations__))
+    if unknown:
+        raise Misconfigured(
+            f"dead jobs are not chosen by {unknown[0]!r}, but by {', '.join(Choice.__annotations__)}"
+        )
+    limit, message = choice.get("limit"), choice.get("message")
+    where: Any = choice.get("where")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise Misconfigured(f"limit is {limit!r}: give a number of jobs, 1 or more")
+    if where is not None and (not callable(where) or iscoroutinefunction(where)):
+        raise Misconfigured(f"where is {where!r}: give a plain function that takes a DeadJob")
+    if message is not None and not isinstance(message, str):
+        raise Misconfigured(f"message is {message!r}: give a part of the error's text")
+    return Wanted(
+        queues=_texts(choice, "queue"),
+        tasks=_texts(choice, "task"),
+        errors=_texts(choice, "error"),
+        reasons=_reasons(_texts(choice, "reason")),
+        ids=frozenset(_texts(choice, "ids")),
+        message=message or "",
+        older_than=_age(choice, "older_than"),
+        newer_than=_age(choice, "newer_than"),
+        limit=limit,
+        where=choice.get("where"),
+    )
+
+
+def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
+    """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are."""
+    envelope, why = _readable(message)
+    told = _told(document)
+    failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
+    history = envelope.failures if envelope else ()
+    if told and told.failure and told.failure not in history:
+        history = (*history, told.failure)  # a worker's death is told of in the document alone
+    return DeadJob(
+        queue=queue,
+        entry=entry,
+        id=envelope.id if envelope else told.id if told else "",
+        task=envelope.task if envelope else told.task if told else "",
+        args=_decoded(envelope.args) if envelope else None,
+        kwargs=_decoded(envelope.kwargs) if envelope else None,
+        attempt=told.attempt if told else envelope.attempt if envelope else 1,
+        replays=envelope.replays if envelope else 0,
+        key=envelope.key if envelope else "",
+        reason=told.reason if told and told.reason else Reason.CORRUPT.value if why else UNTOLD,
+        type=failure.type,
+        message=failure.message,
+        error_args=failure.args,
+        traceback=failure.traceback,
+        worker=(told.worker if told else "") or failure.worker,
+        died=died(entry),
+        sent=envelope.sent if envelope else told.sent if told else 0.0,
+        failures=history,
+        raw=message,
+    )
+
+
+def died(entry: str) -> float:
+    """When the job in that entry died, in seconds since 1970."""
+    ms, _, _ = entry.partition("-")
+    return int(ms) / 1000 if ms.isascii() and ms.isdigit() else 0.0
+
+
+def is_entry(text: str) -> bool:
+    """Whether `text` is the id of an entry, `1763713000000-0`."""
+    ms, dash, number = text.partition("-")
+    return bool(dash) and text.isascii() and ms.isdigit() and number.isdigit() and len(text) <= 40
+
+
+def count(counts: dict[str, int], jobs: Iterable[DeadJob], by: By) -> None:
+    """Add `jobs` to `counts`."""
+    for job in jobs:
+        group = _GROUPS[by](job)
+        counts[group] = counts.get(group, 0) + 1
+
+
+def most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    """The same, the largest number first."""
+    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+
+
+def checked_by(by: str) -> By:
+    """Itself. Raises Misconfigured for what dead jobs are not counted by."""
+    if by not in _GROUPS:
+        raise Misconfigured(f"dead jobs are not counted by {by!r}, but by {', '.join(get_args(By))}")
+    return cast("By", by)
+
+
+_GROUPS: Mapping[By, Callable[[DeadJob], str]] = {
+    "reason": lambda job: job.reason,
+    "task": lambda job: job.task,
+    "error": lambda job: job.type,
+    "queue": lambda job: job.queue,
+    "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.type))),
+}
+
+
+def _readable(message: bytes) -> tuple[Envelope | None, str]:
+    try:
+        return read_envelope(message), ""
+    except Corrupt as error:
+        return None, str(error)
+
+
+def _told(document: bytes) -> Document | None:
+    try:
+        return read_document(document)
+    except Corrupt:
+        return None
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _like(text: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(text, each) for each in patterns)
+
+
+def _texts(choice: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    said: Any = choice.get(name)
+    listed: list[Any] = [] if said is None else [said] if isinstance(said, str) else _listed(said, name)
+    if not all(isinstance(each, str) and each for each in listed) or (said is not None and not listed):
+        raise Misconfigured(f"{name} is {said!r}: give a text, or several")
+    return tuple(dict.fromkeys(listed))
+
+
+def _listed(said: Any, name: str) -> list[Any]:
+    try:
+        return list(said)
+    except TypeError:
+        raise Misconfigured(f"{name} is {said!r}: give a text, or several") from None
+
+
+def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
+    known = [*(each.value for each in Reason), UNTOLD]
+    for each in said:
+        if each not in known:
+            near = get_close_matches(each, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            raise Misconfigured(f"reason {each!r} is not known: {hint}")
+    return said
+
+
+def _age(choice: Mapping[str, Any], name: str) -> float | None:
+    said: Any = choice.get(name)
+    number = isinstance(said, int | float | timedelta) and not isinstance(said, bool)
+    age = seconds(said) if number else None
+    if said is not None and (age is None or not 0 <= age < float("inf")):
+        raise Misconfigured(f"{name} is {said!r}: give seconds or a timedelta, 0 or more")
+    return age
