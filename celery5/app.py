@@ -7,7 +7,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from celery5.connections import AwaitingResults, BlockingResults, Connections
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
+from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.publisher import Publisher
@@ -54,7 +55,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
     def add(self, task: Task[Any, Any]) -> None:
         """Remember a task. Raises DuplicateTask when another function has its name."""
         known = self._tasks.setdefault(task.name, task)
-        if known.function is not task.function:
+        if known.__wrapped__ is not task.__wrapped__:
             raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
 
 
@@ -73,7 +74,8 @@ class App:
         *,
         broker: str | None = None,
         include: str | Sequence[str] = (),
-        retry_policy: RetryPolicy | None = None,
+        retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
+        retry_backoff: Callable[[int], float] | None = None,
         **settings: Any,
     ) -> None:
         if not name or any(each.isspace() or each in "{}:" for each in name):
@@ -85,7 +87,10 @@ class App:
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.settings: Settings = read_settings(self._said, os.environ)
-        self.retry_policy: RetryPolicy = (retry_policy or RetryPolicy()).checked()
+        self.retry_policy: RetryPolicy = (
+            RetryPolicy() if retry_policy is None else RetryPolicy.of(retry_policy)
+        )
+        self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
         self.keys: Keys = Keys(name)

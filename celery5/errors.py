@@ -6,6 +6,7 @@ Named for the condition, with no prefix and no suffix. A message says what is wr
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 from difflib import get_close_matches
 
 
@@ -73,14 +74,34 @@ class Corrupt(CeleryError, ValueError):
 
 class Retry(CeleryError):
     """Raise it in a task to have the job tried again (C22): after `countdown` seconds, or as the retry policy says. It
-    counts as an attempt; `max_retries` replaces the policy's own for this time. Beyond them the job is buried."""
+    counts as an attempt; `max_retries` replaces the policy's own for this time. Beyond them the job is buried.
+
+    Raises Misconfigured for numbers that make no sense.
+    """
+
+    retry_policy: object = None
+    """A RetryPolicy instead of the task's own: see `CurrentJob.retry`."""
 
     def __init__(
-        self, message: str = "asked for", *, countdown: float | None = None, max_retries: int | None = None
+        self,
+        message: str = "asked for",
+        *,
+        countdown: float | timedelta | None = None,
+        max_retries: int | None = None,
     ) -> None:
-        self.countdown = countdown
-        self.max_retries = max_retries
+        if isinstance(countdown, timedelta):
+            countdown = countdown.total_seconds()
+        if countdown is not None and not (_is_number(countdown) and 0 <= countdown <= 100 * 365 * 86400):
+            raise Misconfigured(f"countdown is {countdown!r}: give 0 seconds or more, or a timedelta")
+        if max_retries is not None and not (_is_number(max_retries, int) and max_retries >= 0):
+            raise Misconfigured(f"max_retries is {max_retries!r}: give a whole number, 0 or more")
+        self.countdown: float | None = countdown
+        self.max_retries: int | None = max_retries
         super().__init__(message)
+
+
+def _is_number(thing: object, kind: type[int | float] = float) -> bool:
+    return isinstance(thing, int | kind) and not isinstance(thing, bool)
 
 
 class Reject(CeleryError):

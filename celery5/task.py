@@ -3,22 +3,36 @@
 Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 """
 
+import functools
 import inspect
-import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
-
-import msgspec
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
+from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, digest, new_id, seconds
+from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
+from celery5.runners.context import CURRENT, CurrentJob
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -36,7 +50,8 @@ class Task(Generic[P, R_co]):
     """A task: `delay` it and its function runs on a worker; call it and the function runs here.
 
     `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
-    runs on Trio (or asyncio, when declared so), `def` in a thread.
+    runs on Trio (or asyncio, when declared so), `def` in a thread. With `bind` the function's first parameter is the
+    running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
     """
 
     def __init__(
@@ -48,18 +63,21 @@ class Task(Generic[P, R_co]):
         loop: Literal["trio", "asyncio"] = "trio",
         options: Options | None = None,
         deduplicate: Policy | None = None,
+        bind: bool = False,
+        retry_backoff: Callable[[int], float] | None = None,
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
-        self.function: Callable[..., Any] = function
         self.name: str = name or _name_of(function)
         self.kind: Kind = _kind(function, loop, self.name)
+        self.function: Callable[..., Any] = _bound(function, self.name) if bind else function
         self.options_: Options = (options or Options()).checked()
         self._app = app
         self._policy: RetryPolicy | None = None
-        self.parameters: Parameters = Parameters(self.name, function)
+        self._backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
+        self.parameters: Parameters = Parameters(self.name, self.function)
         self.deduplicate: Policy | None = (
-            None if deduplicate is None else policy_of(deduplicate, function, self.name)
+            None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
         )
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
@@ -95,6 +113,11 @@ class Task(Generic[P, R_co]):
         if self._policy is None:
             self._policy = self.options_.policy(self.app.retry_policy)
         return self._policy
+
+    @property
+    def backoff(self) -> OwnBackoff | None:
+        """The function that says how long to wait before another attempt, instead of the policy's numbers (F45)."""
+        return self._backoff or self.app.retry_backoff
 
     def options(self, **options: Any) -> Self:
         """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `time_limit`,
@@ -199,12 +222,33 @@ def _name_of(function: Callable[..., Any]) -> str:
     qualified = getattr(function, "__qualname__", None)
     if qualified is None:
         raise Misconfigured(f"{function!r} has no name of its own: give it one with @task(name=...)")
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules[module]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else PurePath(file).stem if file else module
-    return f"{module}.{qualified}"
+    return f"{module_of(function)}.{qualified}"
+
+
+def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` as it is called without its first parameter, which is the running job."""
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values() or [None]
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise Misconfigured(f"task {name}: bind=True needs a first parameter, for the running job")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(_running(name), *args, **kwargs)
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        return await function(_running(name), *args, **kwargs)
+
+    bound: Callable[..., Any] = wait if inspect.iscoroutinefunction(function) else call
+    functools.update_wrapper(bound, function)
+    vars(bound)["__signature__"] = signature.replace(parameters=[each for each in others if each])
+    annotations = getattr(function, "__annotations__", {})
+    bound.__annotations__ = {each: what for each, what in annotations.items() if each != first.name}
+    return bound
+
+
+def _running(task: str) -> CurrentJob:
+    """The running job; where there is none, since the task is called like any function, one that stands for it."""
+    return CURRENT.get() or CurrentJob(new_id(), task, "", 1, "")
 
 
 def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noqa: B008  frozen
@@ -213,7 +257,7 @@ def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noq
     if unknown:
         known = ", ".join(Options.__struct_fields__)
         raise Misconfigured(f"task option {unknown[0]!r} is not known; known: {known}")
-    return msgspec.structs.replace(over, **said).checked()
+    return over.replaced(said)
 
 
 def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
@@ -228,6 +272,30 @@ def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     return "thread"
 
 
+class TaskOptions(TypedDict, total=False):
+    """What `@task(...)` takes beside `bind`: a name, where its code runs, and how its jobs are sent (see `Options`)."""
+
+    name: str | None
+    queue: str | None
+    loop: Literal["trio", "asyncio"]
+    expires: float | timedelta | None
+    ignore_result: bool | None
+    max_retries: int | None
+    backoff: float | None
+    cap: float | None
+    jitter: bool | None
+    step: float | None
+    autoretry_for: Sequence[str | type[BaseException]] | None
+    dont_autoretry_for: Sequence[str | type[BaseException]] | None
+    retry_policy: RetryPolicy | Mapping[str, Any] | None
+    retry_backoff: Callable[[int], float] | None
+    results_ttl: float | timedelta | None
+    time_limit: float | timedelta | None
+    soft_time_limit: float | timedelta | None
+    unique_for: float | timedelta | None
+    deduplicate: Policy | None
+
+
 class Decorator(Protocol):
     """The type of `@app.task(...)` with options."""
 
@@ -237,6 +305,17 @@ class Decorator(Protocol):
     ) -> CoroutineTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+
+
+class BoundDecorator(Protocol):
+    """The type of `@app.task(bind=True)`: the function's first parameter is the job, which is not sent."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[Concatenate[CurrentJob, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[CurrentJob, P], R], /) -> FunctionTask[P, R]: ...
 
 
 class Declare:
@@ -253,41 +332,24 @@ class Declare:
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
     @overload
-    def __call__(
-        self,
-        *,
-        name: str | None = None,
-        queue: str | None = None,
-        loop: Literal["trio", "asyncio"] = "trio",
-        expires: float | timedelta | None = None,
-        ignore_result: bool | None = None,
-        max_retries: int | None = None,
-        backoff: float | None = None,
-        cap: float | None = None,
-        jitter: bool | None = None,
-        step: float | None = None,
-        autoretry_for: Sequence[str | type[BaseException]] | None = None,
-        dont_autoretry_for: Sequence[str | type[BaseException]] | None = None,
-        results_ttl: float | timedelta | None = None,
-        time_limit: float | timedelta | None = None,
-        soft_time_limit: float | timedelta | None = None,
-        unique_for: float | timedelta | None = None,
-        deduplicate: Policy | None = None,
-    ) -> Decorator: ...
+    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundDecorator: ...
+    @overload
+    def __call__(self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]) -> Decorator: ...
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
-        name, loop = said.pop("name", None), said.pop("loop", "trio")
-        deduplicate = said.pop("deduplicate", None)
+        own = {name: said.pop(name) for name in _OF_THE_TASK if name in said}
         options = _options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
             kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
                 CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
             )
-            task = kind(
-                function, app=self._app, name=name, loop=loop, options=options, deduplicate=deduplicate
-            )
+            task = kind(function, app=self._app, options=options, **own)
             self._keep(task)
             return task
 
         return declared if function is None else declared(function)
+
+
+_OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff")
+"""What is said once, when a task is declared; the rest are options, which each call may replace."""

@@ -43,7 +43,7 @@ from celery5.protocol.verdict import (
     Verdict,
     judge,
 )
-from celery5.runners.context import CURRENT, CurrentJob
+from celery5.runners.context import CURRENT, TELL, CurrentJob
 from celery5.runners.ending import INTERRUPTED, failure_of, raised
 from celery5.services.black_box import BlackBox, numbered
 from celery5.services.concurrency_budget import ConcurrencyBudget
@@ -155,6 +155,7 @@ class TaskExecution:
 
     async def _executors(self, scope: trio.CancelScope) -> None:
         count = itertools.count()
+        TELL.set(self._log.event)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
@@ -203,7 +204,7 @@ class TaskExecution:
             outcome = await self._outcome(delivery, runner)
             ended = clock()
             if type(outcome) is Stranded and await self._redis_is_here():
-                outcome = Raised(outcome.failure)
+                outcome = outcome.raised or Raised(outcome.failure)
             if hand.scope.cancel_called and type(outcome) is Raised:
                 outcome = INTERRUPTED  # whatever it made of being cancelled, it is not its failure (I9)
             pace.ran(ended - began)
@@ -227,7 +228,11 @@ class TaskExecution:
             return Refused(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
             return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
-        CURRENT.set(CurrentJob(envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker))
+        CURRENT.set(
+            CurrentJob(
+                envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker, envelope.sections
+            )
+        )
         try:
             if task.deduplicate is not None:
                 unwanted = declined(await runner.execute(task.deduplicate, args, kwargs))
@@ -260,13 +265,14 @@ class TaskExecution:
         delivery.finished = finished
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
-        policy = envelope.retry or self._tasks[envelope.task].policy
+        task = self._tasks[envelope.task]
         verdict = judge(
             outcome,
             attempt=envelope.attempt,
-            policy=policy,
+            policy=envelope.retry or task.policy,
             random=random.random,
             sections=envelope.sections,
+            backoff=task.backoff,
         )
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         self._tell(delivery, envelope, verdict)
@@ -275,7 +281,7 @@ class TaskExecution:
         level, state, more = _SAID[type(verdict)]
         fields: dict[str, Any] = {}
         if more:
-            fields = {name: getattr(verdict, name) for name in more}
+            fields = {name: value for name in more if (value := getattr(verdict, name)) != ""}
             failure = fields.pop("failure", None)
             if failure is not None:
                 fields["error"] = f"{failure.type}: {failure.message}"
@@ -335,7 +341,7 @@ def _too_large(size: int, limit: int) -> Refused:
 
 _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
-    Retry: ("warning", "RETRY", ("delay", "failure")),
+    Retry: ("warning", "RETRY", ("delay", "failure", "section", "note")),
     Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),

@@ -4,16 +4,17 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from os import urandom
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw
 
 from celery5.errors import Misconfigured
-from celery5.protocol.retry import LONGEST, RetryPolicy
+from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -48,8 +49,9 @@ class Options(msgspec.Struct, frozen=True):
     cap: float | None = None
     jitter: bool | None = None
     step: float | None = None
-    autoretry_for: tuple[str | type[BaseException], ...] | None = None
-    dont_autoretry_for: tuple[str | type[BaseException], ...] | None = None
+    autoretry_for: Errors | None = None
+    dont_autoretry_for: Errors | None = None
+    retry_policy: RetryPolicy | Mapping[str, Any] | None = None
     results_ttl: float | timedelta | None = None
     time_limit: float | timedelta | None = None
     soft_time_limit: float | timedelta | None = None
@@ -79,17 +81,20 @@ class Options(msgspec.Struct, frozen=True):
 
     def policy(self, fallback: RetryPolicy) -> RetryPolicy:
         """The retry policy: what is said here, over `fallback`."""
+        policy = fallback if self.retry_policy is None else RetryPolicy.of(self.retry_policy)
         said = {name: getattr(self, name) for name in _POLICY}
         given = {name: value for name, value in said.items() if value is not None}
-        for name in ("autoretry_for", "dont_autoretry_for"):
-            if name in given:
-                given[name] = tuple(map(name_of_error, given[name]))
-        return msgspec.structs.replace(fallback, **given) if given else fallback
+        return msgspec.structs.replace(policy, **given) if given else policy
 
     @property
     def has_policy(self) -> bool:
         """Whether anything about retries is said here."""
-        return any(getattr(self, name) is not None for name in _POLICY)
+        return self.retry_policy is not None or any(getattr(self, name) is not None for name in _POLICY)
+
+    def replaced(self, said: Mapping[str, Any]) -> "Options":
+        """These options with others over them. A whole `retry_policy` replaces what was said of retries before."""
+        cleared = dict.fromkeys(_POLICY) if said.get("retry_policy") is not None else {}
+        return msgspec.structs.replace(self, **{**cleared, **said}).checked()
 
     def at(self) -> str:
         """When the job may start, as the schedule script reads it; '' for now."""

@@ -3,17 +3,22 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Annotated, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from celery5.errors import Misconfigured
+from celery5.protocol.backoff import LONGEST as LONGEST
 from celery5.protocol.backoff import full_jitter, linear
+from celery5.protocol.names import names_of_errors
 
-LONGEST = 100 * 365 * 86400.0
-"""Seconds. No wait is longer: a hundred years are for ever, and still fit every clock and script."""
+if TYPE_CHECKING:
+    Errors = Sequence[str | type[BaseException]]
+else:
+    Errors = tuple[str, ...]  # what it is once it is made, and what a message holds
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,8 +26,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `max_retries` counts further attempts after the first. The wait before retry n (from 0) grows as `backoff` * 2**n
     seconds up to `cap` seconds, or, with a `step`, as `backoff` + n * `step`; with `jitter` it is drawn evenly between
-    nothing and that, so that a crowd spreads out. `autoretry_for` names the errors to try again for, by the full names
-    of their classes or of any base of theirs (none: all); `dont_autoretry_for` those never to, which wins.
+    nothing and that, so that a crowd spreads out. `autoretry_for` are the errors to try again for, classes or their
+    full names; they stand for what is derived from them, too (none: all). `dont_autoretry_for` are those never to try
+    again for, which wins. Raises Misconfigured for what is no class of errors.
     """
 
     max_retries: Annotated[int, Meta(ge=0)] = 3
@@ -30,16 +36,41 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     cap: Annotated[float, Meta(ge=0, le=LONGEST)] = 3600.0
     jitter: bool = True
     step: Annotated[float, Meta(ge=0, le=LONGEST)] | None = None
-    autoretry_for: tuple[str, ...] = ()
-    dont_autoretry_for: tuple[str, ...] = ()
+    autoretry_for: Errors = ()
+    dont_autoretry_for: Errors = ()
+
+    def __post_init__(self) -> None:
+        # What comes from a message is a tuple of texts already, and is believed.
+        for name in ("autoretry_for", "dont_autoretry_for"):
+            said = getattr(self, name)
+            if said and not _is_named(said):
+                force_setattr(self, name, _named(name, said))
+
+    @staticmethod
+    def of(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
+        """The policy that `said` describes: itself, a mapping with its fields, or one with the names of the CEP (C22):
+        `max_retries`, `interval_start` (0), `interval_step` (0.2) and `interval_max` (0.2), in seconds: growing
+        evenly, without jitter. What is not said has its default. Raises Misconfigured."""
+        if isinstance(said, RetryPolicy):
+            return said.checked()
+        if not isinstance(cast("object", said), Mapping):
+            raise Misconfigured(f"retry_policy is {said!r}: give a RetryPolicy, or a mapping")
+        unknown = [name for name in said if name not in _TYPES and name not in _INTERVALS]
+        if unknown:
+            known = ", ".join([*_TYPES, *_INTERVALS])
+            raise Misconfigured(f"retry_policy has {unknown[0]!r}, which is not known; known: {known}")
+        fields = {name: value for name, value in said.items() if name in _TYPES}
+        intervals = {name: said[name] for name in _INTERVALS if name in said}
+        if intervals:
+            fields = _evenly(fields, intervals)
+        return RetryPolicy(**fields).checked()
 
     def checked(self) -> "RetryPolicy":
-        """Itself; raises Misconfigured when a number makes no sense."""
-        for name, kind in _TYPES.items():
-            try:
-                msgspec.convert(getattr(self, name), kind)
-            except msgspec.ValidationError as error:
-                raise Misconfigured(f"{name} is {getattr(self, name)!r}: {error}") from None
+        """Itself; raises Misconfigured when a number makes no sense, or a name is not a full one."""
+        for name in _TYPES:
+            _check(name, name, getattr(self, name))
+        for name in ("autoretry_for", "dont_autoretry_for"):
+            _named(name, getattr(self, name))
         return self
 
     def allows(self, attempt: int) -> bool:
@@ -66,4 +97,36 @@ def _most() -> float:
     return 1.0
 
 
+def _is_named(said: Sequence[object]) -> bool:
+    return isinstance(said, tuple) and all(isinstance(each, str) for each in said)
+
+
+def _named(name: str, said: Any) -> tuple[str, ...]:
+    try:
+        return names_of_errors(said)
+    except Misconfigured as error:
+        raise Misconfigured(f"{name}: {error}") from None
+
+
+def _evenly(fields: dict[str, Any], intervals: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a policy whose waits grow evenly, from the names of the CEP."""
+    twice = [name for name in ("backoff", "step", "cap") if name in fields]
+    if twice:
+        raise Misconfigured(f"retry_policy has {twice[0]!r} and {next(iter(intervals))!r}: use one spelling")
+    even: dict[str, Any] = {"backoff": 0.0, "step": 0.2, "cap": 0.2, "jitter": False}
+    for name, value in intervals.items():
+        even[_INTERVALS[name]] = _check(name, "cap", value)
+    return even | fields
+
+
+def _check(name: str, like: str, value: Any) -> Any:
+    """`value`, if it is fit for the field `like`. Raises Misconfigured, which calls it `name`."""
+    try:
+        msgspec.convert(value, _TYPES[like])
+    except msgspec.ValidationError as error:
+        raise Misconfigured(f"{name} is {value!r}: {error}") from None
+    return value
+
+
 _TYPES = get_type_hints(RetryPolicy, include_extras=True)
+_INTERVALS = {"interval_start": "backoff", "interval_step": "step", "interval_max": "cap"}

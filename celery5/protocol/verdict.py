@@ -46,20 +46,22 @@ class Ruling(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """The task raised. `kinds` are the names of the error's class and of its bases; `ruling`, a section's word on
-    it."""
+    """The task raised. `kinds` are, for each error that the task's policy has to cover, the names of its class and of
+    its bases: of one error, or of several when they come as a group. `ruling` is a section's word on it."""
 
     failure: Failure
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[tuple[str, ...], ...] = ()
     ruling: Ruling | None = None
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, where given."""
+    """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, with
+    `max_retries`, where they are given."""
 
     failure: Failure
     countdown: float | None = None
     policy: RetryPolicy | None = None
+    max_retries: int | None = None
 
 
 class Declined(msgspec.Struct, frozen=True):
@@ -73,9 +75,11 @@ class Withdrawn(msgspec.Struct, frozen=True):
 
 
 class Stranded(msgspec.Struct, frozen=True):
-    """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either."""
+    """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either.
+    When the worker can, it is a failure like any other: as `raised` says."""
 
     failure: Failure
+    raised: Raised | None = None
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -103,11 +107,13 @@ class Complete(msgspec.Struct, frozen=True, gc=False):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Try again after `delay` seconds, counted for `section` when one is named, else for the task."""
+    """Try again after `delay` seconds, counted for `section` when one is named, else for the task. `note` says what is
+    wrong with the user's own backoff, if anything is."""
 
     delay: float
     failure: Failure
     section: str = ""
+    note: str = ""
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -146,11 +152,26 @@ Verdict = Complete | Retry | Bury | Release | Postpone | Expire | Reject | Revok
 
 PAUSE = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
+MOST_SECTIONS = 100
+"""Sections of one job that are counted. Names made without end so cannot make a job be tried again without end."""
+
+Wait = Callable[[int], float | str]
+"""The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
 
 _RELEASE = Release()
 _EXPIRE = Expire()
 _REVOKE = Revoke()
 _NONE: Mapping[str, int] = {}
+
+
+def rule(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
+    """What a `retry` section says of an error raised in it (C24): try again, or that its retries are used up. `counts`
+    are the retries that the job has had so far, by section."""
+    counts = counts or _NONE
+    room = section in counts or len(counts) < MOST_SECTIONS
+    if room and policy.allows(counts.get(section, 0) + 1):
+        return Ruling(section, policy)
+    return Ruling(section, reason=Reason.EXHAUSTED)
 
 
 def judge(
@@ -160,14 +181,17 @@ def judge(
     policy: RetryPolicy,
     random: Callable[[], float],
     sections: Mapping[str, int] | None = None,
+    backoff: Wait | None = None,
 ) -> Verdict:
     """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
-    far were made for a section, which the task's own policy does not count."""
+    far were made for a section, which the task's own policy does not count; `backoff` waits instead of the policy."""
     match outcome:
         case Returned(value):
             return Complete(value)
-        case Raised() | Asked():
-            return _after_failure(outcome, attempt, policy, random, sections or _NONE)
+        case Raised():
+            return _after_failure(outcome, attempt, policy, random, sections or _NONE, backoff)
+        case Asked():
+            return _as_asked(outcome, attempt - _made_for(sections), policy, random, backoff)
         case Refused(reason, failure):
             return Bury(reason, failure)
         case Stranded(failure):
@@ -184,27 +208,48 @@ def judge(
             assert_never(outcome)
 
 
+def _made_for(sections: Mapping[str, int] | None) -> int:
+    return sum(sections.values()) if sections else 0
+
+
 def _after_failure(
-    outcome: Raised | Asked,
+    outcome: Raised,
     attempt: int,
     policy: RetryPolicy,
     random: Callable[[], float],
     sections: Mapping[str, int],
+    backoff: Wait | None,
 ) -> Verdict:
-    failure = outcome.failure
-    own = attempt - sum(sections.values())
-    if isinstance(outcome, Asked):
-        policy = outcome.policy or policy
-        if not policy.allows(own):
-            return Bury(Reason.EXHAUSTED, failure)
-        delay = policy.delay(own, random) if outcome.countdown is None else outcome.countdown
-        return Retry(delay, failure)
-    ruling = outcome.ruling
-    if ruling is not None and ruling.reason is not None:
-        return Bury(ruling.reason, failure)
+    failure, ruling = outcome.failure, outcome.ruling
     if ruling is not None and ruling.policy is not None:
         count = sections.get(ruling.section, 0) + 1
         return Retry(ruling.policy.delay(count, random), failure, ruling.section)
-    if policy.allows(own) and policy.covers(outcome.kinds):
-        return Retry(policy.delay(own, random), failure)
+    if ruling is not None and ruling.reason is not None:
+        return Bury(ruling.reason, failure)
+    own = attempt - _made_for(sections)
+    if policy.allows(own) and all(map(policy.covers, outcome.kinds)):
+        return _again(own, policy, random, backoff, failure)
     return Bury(Reason.EXHAUSTED, failure)
+
+
+def _as_asked(
+    asked: Asked, own: int, policy: RetryPolicy, random: Callable[[], float], backoff: Wait | None
+) -> Verdict:
+    if asked.policy is not None:
+        policy, backoff = asked.policy, None
+    most = policy.max_retries if asked.max_retries is None else asked.max_retries
+    if own > most:
+        return Bury(Reason.EXHAUSTED, asked.failure)
+    if asked.countdown is not None:
+        return Retry(asked.countdown, asked.failure)
+    return _again(own, policy, random, backoff, asked.failure)
+
+
+def _again(
+    own: int, policy: RetryPolicy, random: Callable[[], float], backoff: Wait | None, failure: Failure
+) -> Retry:
+    """Another attempt, after the `own`-th of the task itself (from 1)."""
+    said = "" if backoff is None else backoff(own - 1)
+    if isinstance(said, str):
+        return Retry(policy.delay(own, random), failure, note=said)
+    return Retry(said, failure)

@@ -3,23 +3,63 @@
 Floor: runners. Reads: nothing. Writes: nothing.
 """
 
+import logging
+from collections.abc import Mapping
 from contextvars import Context, ContextVar
+from datetime import timedelta
 from decimal import getcontext, setcontext
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
+from celery5.errors import Retry
+from celery5.protocol.retry import RetryPolicy
 
-class CurrentJob(msgspec.Struct, frozen=True):
-    """The job that is running: its id, its task's name, its queue, the attempt (from 1), and the worker's name."""
+
+class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The job that is running: its id, its task's name, its queue, the attempt (from 1), the worker's name, and how
+    often it was tried again for each of its `retry` sections so far, by their names."""
 
     id: str
     task: str
     queue: str
     attempt: int
     worker: str
+    sections: Mapping[str, int] | None = None
+
+    def retry(
+        self,
+        *,
+        countdown: float | timedelta | None = None,
+        max_retries: int | None = None,
+        retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
+    ) -> NoReturn:
+        """Have the job tried again (C22): raises `Retry`, so nothing after it is run.
+
+        After `countdown` seconds, or as the retry policy says: `retry_policy` instead of the task's own, with
+        `max_retries` instead of the policy's. Raises Misconfigured for what makes no sense.
+        """
+        policy = None if retry_policy is None else RetryPolicy.of(retry_policy)
+        asked = Retry(countdown=countdown, max_retries=max_retries)
+        asked.retry_policy = policy
+        raise asked
+
+
+class Tell(Protocol):
+    """Writes an event to a log: its name, its level, its fields."""
+
+    def __call__(self, name: str, level: Any, /, **fields: Any) -> None: ...
+
+
+def _plainly(name: str, level: Any, /, **fields: Any) -> None:
+    """Outside of a worker there is Python's own log."""
+    said = "  ".join(f"{field}={value}" for field, value in fields.items())
+    logging.getLogger("celery5").log(logging.getLevelNamesMapping()[level.upper()], "%s  %s", name, said)
 
 
 CURRENT: ContextVar[CurrentJob | None] = ContextVar("celery5_current_job", default=None)
+TELL: ContextVar[Tell] = ContextVar("celery5_tell", default=_plainly)
+"""What code that runs for a job tells the worker's log with."""
 
 
 def current_job() -> CurrentJob | None:

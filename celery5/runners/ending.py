@@ -6,10 +6,22 @@ Floor: runners. Reads: nothing. Writes: nothing.
 import traceback
 from typing import Any, cast
 
-from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen
+from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.envelope import Failure
-from celery5.protocol.verdict import Interrupted, Raised, Reason, Refused, Returned, Stranded
+from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.rulings import decisive, leaves
+from celery5.protocol.verdict import (
+    Asked,
+    Declined,
+    Interrupted,
+    Raised,
+    Reason,
+    Refused,
+    Returned,
+    Stranded,
+)
+from celery5.runners.context import CURRENT
 
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that travel with the failure; the end says most."""
@@ -29,9 +41,30 @@ def returned(value: Any) -> Returned | Refused:
         return Refused(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT]))
 
 
-def raised(error: BaseException) -> Raised | Stranded:
-    """The outcome of a task that raised `error`: Stranded, to be looked into, when it could not reach a broker."""
-    return Stranded(failure_of(error)) if _is_an_outage(error) else Raised(failure_of(error))
+def raised(error: BaseException) -> Raised | Asked | Declined | Stranded:
+    """The outcome of a task that raised `error`, alone or in a nursery's group: what the strictest of them asks for,
+    see `decisive`. Stranded, to be looked into, when it could not reach a broker and may be run again."""
+    found = leaves(error, CURRENT.get())
+    leaf = decisive(found)
+    if isinstance(leaf.error, Retry) and leaf.ruling is None:
+        return _asked(error, leaf.error)
+    if isinstance(leaf.error, Reject) and leaf.ruling is None:
+        return Declined(_text(leaf.error) or "its task rejected it")
+    kinds = tuple(each.kinds for each in found if each.ruling is None)
+    outcome = Raised(failure_of(error), kinds, leaf.ruling)
+    poisonous = leaf.ruling is not None and leaf.ruling.reason is Reason.POISONOUS
+    return Stranded(outcome.failure, outcome) if _is_an_outage(error) and not poisonous else outcome
+
+
+def _asked(error: BaseException, retry: Retry) -> Asked:
+    """Another attempt. When it was asked for because of an error, that is the failure to be remembered."""
+    failure = failure_of(error)
+    cause = retry.__cause__ or (None if retry.__suppress_context__ else retry.__context__)
+    if cause is not None and error is retry:
+        why = failure_of(cause)
+        failure = Failure(type=why.type, message=why.message, args=why.args, traceback=failure.traceback)
+    policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
+    return Asked(failure, retry.countdown, policy, retry.max_retries)
 
 
 def _is_an_outage(error: Any) -> bool:
