@@ -23,7 +23,7 @@ from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.publisher import Publisher
-from celery5.result import AsyncResult
+from celery5.result import ANYTHING, AsyncResult
 from celery5.settings import Settings, read_settings
 from celery5.task import Declare, Signature, Task
 
@@ -149,36 +149,28 @@ class App:
         Raises BadArguments and MessageTooLarge before anything is sent. When Redis is not there: BrokerUnavailable, or,
         with the setting `backlog`, BacklogFull when that has no room for all of them. With `replicas`: NotReplicated.
         """
-        redis = self.connections.blocking(instead=instead)
         jobs = [each.job() for each in signatures]
-        if self.backlog.holds_up(jobs):
-            self.backlog.keep(jobs, None, limit=self.settings.backlog)
-        else:
-            try:
-                redis.perform_all(self._publisher.publish(jobs))
-                self._publisher.published(jobs)
-            except BrokerUnavailable as error:
-                self._keep(jobs, error)
-            else:
-                self._assure(jobs)
-        return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
+        holders = self._send(jobs, instead)
+        return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
         jobs = [each.job() for each in signatures]
-        if self.backlog.holds_up(jobs):
-            self.backlog.keep(jobs, None, limit=self.settings.backlog)
-        else:
-            try:
-                redis = await self.connections.awaiting()
-                await redis.perform_all(self._publisher.publish(jobs))
-                self._publisher.published(jobs)
-            except BrokerUnavailable as error:
-                self._keep(jobs, error)
-            else:
-                if self.settings.replicas and jobs:
-                    await in_thread(lambda: self._assure(jobs))
-        return [self._handle(job, each.task) for job, each in zip(jobs, signatures, strict=True)]
+        holders = await self._asend(jobs)
+        return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
+
+    def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
+        """Send jobs that were made before, with `Task.job`: what an outbox does. For plain Python.
+
+        Sending a job twice is sending it once, since it has its id already. Raises as `send_many` does.
+        """
+        holders = self._send(jobs, "asend_jobs")
+        return [self._handle(job, self._task_of(job), holders) for job in jobs]
+
+    async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
+        """`send_jobs`, from Trio or asyncio."""
+        holders = await self._asend(jobs)
+        return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     def result(
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
@@ -219,6 +211,37 @@ class App:
         """Close the connections of plain Python. They open again when needed."""
         self.connections.close()
 
+    def _send(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
+        """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
+        redis = self.connections.blocking(instead=instead)
+        if self.backlog.holds_up(jobs):
+            self.backlog.keep(jobs, None, limit=self.settings.backlog)
+            return {}
+        try:
+            answers = redis.perform_all(self._publisher.publish(jobs))
+            holders = self._publisher.published(jobs, answers)
+        except BrokerUnavailable as error:
+            self._keep(jobs, error)
+            return {}
+        self._assure(jobs)
+        return holders
+
+    async def _asend(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """`_send`, from Trio or asyncio."""
+        if self.backlog.holds_up(jobs):
+            self.backlog.keep(jobs, None, limit=self.settings.backlog)
+            return {}
+        try:
+            redis = await self.connections.awaiting()
+            answers = await redis.perform_all(self._publisher.publish(jobs))
+            holders = self._publisher.published(jobs, answers)
+        except BrokerUnavailable as error:
+            self._keep(jobs, error)
+            return {}
+        if self.settings.replicas and jobs:
+            await in_thread(lambda: self._assure(jobs))
+        return holders
+
     def _publish(self, jobs: Sequence[Job]) -> None:
         self.connections.blocking(instead="asend_many").perform_all(self._publisher.publish(jobs))
         self._publisher.published(jobs)
@@ -237,10 +260,20 @@ class App:
             redis = self.connections.blocking(instead="asend_many")
             assure(redis, self.queue(jobs[0].queue), jobs, wanted=self.settings.replicas)
 
-    def _handle(self, job: Job, task: Task[..., R]) -> AsyncResult[R]:
+    def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
+        holder = holders.get(job.id)
         return AsyncResult(
-            self, job.id, queue=job.queue, task=job.task, type=task.result_type, ignored=job.ignore_result
+            self,
+            holder or job.id,
+            queue=job.queue,
+            task=job.task,
+            type=task.result_type if task else ANYTHING,
+            ignored=job.ignore_result,
+            duplicate=holder is not None,
         )
+
+    def _task_of(self, job: Job) -> Task[..., Any] | None:
+        return self.tasks[job.task] if job.task in self.tasks else None  # noqa: SIM401  it raises UnknownTask
 
 
 _APPS: WeakSet[App] = WeakSet()

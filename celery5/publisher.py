@@ -3,7 +3,8 @@
 Floor: domain. Reads: nothing. Writes: what the calls it makes say (streams, scheduled jobs, the set of queues).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from celery5.broker import calls
 from celery5.broker.call import Call
@@ -31,31 +32,67 @@ class Publisher:
             found = self._known[name] = self._keys.of(name)
         return found
 
-    def publish(self, jobs: Sequence[Job]) -> list[Call[int]]:
-        """The calls that publish `jobs`, in their order for each queue."""
-        groups: dict[tuple[str, bool], list[Job]] = {}
-        if len(jobs) == 1:
-            groups = {(jobs[0].queue, bool(jobs[0].at)): list(jobs)}
-        else:
-            for job in jobs:
-                groups.setdefault((job.queue, bool(job.at)), []).append(job)
+    def publish(self, jobs: Sequence[Job]) -> list[Call[Any]]:
+        """The calls that publish `jobs`, in their order for each queue. What they give is for `published`.
+
+        Where one job has a key, all jobs of its queue go the same way, so that they keep their order.
+        """
+        groups = {(jobs[0].queue, _way(jobs[0])): list(jobs)} if len(jobs) == 1 else _grouped(jobs)
         queues = dict.fromkeys(name for name, _ in groups)
-        made = [calls.announce(self._keys, name) for name in queues if name not in self._announced]
-        for (name, scheduled), group in groups.items():
+        made: list[Call[Any]] = [
+            calls.announce(self._keys, name) for name in queues if name not in self._announced
+        ]
+        for (name, way), group in groups.items():
             keys = self.queue(name)
-            for part in _portions(group):
-                if scheduled:
-                    made.append(calls.schedule(keys, [(job.id, job.message, job.at) for job in part]))
-                else:
-                    made.append(calls.publish(keys, [(job.id, job.message) for job in part]))
+            made += [_WAYS[way](keys, part) for part in _portions(group)]
         return made
 
-    def published(self, jobs: Sequence[Job]) -> None:
-        """The calls for `jobs` went through: their queues are announced and need not be again."""
+    def published(self, jobs: Sequence[Job], answers: Sequence[Any] = ()) -> Mapping[str, str]:
+        """The calls for `jobs` went through and gave `answers`: their queues are announced and need not be again.
+
+        Gives, by the id of each job that was not sent because another one has its key, the id of that other one.
+        """
         if len(jobs) == 1:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
+        if not any(job.lock for job in jobs):
+            return _NONE
+        found = [cast("dict[str, str]", each) for each in answers if isinstance(each, dict)]
+        return {job_id: holder for each in found for job_id, holder in each.items()}
+
+
+_NONE: Mapping[str, str] = {}
+
+
+def _way(job: Job) -> str:
+    """How a job goes when it goes alone."""
+    return "claim" if job.lock else "schedule" if job.at else "publish"
+
+
+def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str], list[Job]]:
+    """The jobs by queue and way."""
+    claimed = {job.queue for job in jobs if job.lock}
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        way = "claim" if job.queue in claimed else _way(job)
+        groups.setdefault((job.queue, way), []).append(job)
+    return groups
+
+
+def _publish(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return calls.publish(keys, [(job.id, job.message) for job in jobs])
+
+
+def _schedule(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return calls.schedule(keys, [(job.id, job.message, job.at) for job in jobs])
+
+
+def _claim(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return calls.claim(keys, [(job.id, job.message, job.at, job.lock, job.unique_for) for job in jobs])
+
+
+_WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim}
 
 
 def _portions(jobs: Sequence[Job]) -> Iterator[list[Job]]:

@@ -24,6 +24,7 @@ from celery5.errors import (
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, read_document
 from celery5.protocol.states import JobState
+from celery5.spellings import not_there
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -33,14 +34,18 @@ R = TypeVar("R")
 
 ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 
-_ANYTHING = ResultType(Any)
+ANYTHING = ResultType(Any)
+"""The type of a result that nobody has declared."""
 _MISSING: Any = object()
 
 
 class AsyncResult(Generic[R_co]):
-    """The handle of one job. `id` is the job's; keep `id` and `queue` to make it again with `App.result`."""
+    """The handle of one job. `id` is the job's; keep `id` and `queue` to make it again with `App.result`.
 
-    __slots__ = ("_ignored", "_type", "_value", "app", "id", "queue", "task")
+    `duplicate` says that nothing was sent: another job with the same key was in the way, and this is its handle.
+    """
+
+    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "queue", "task")
 
     def __init__(
         self,
@@ -49,19 +54,26 @@ class AsyncResult(Generic[R_co]):
         *,
         queue: str,
         task: str = "",
-        type: ResultType = _ANYTHING,  # noqa: A002
+        type: ResultType = ANYTHING,  # noqa: A002
         ignored: bool = False,
+        duplicate: bool = False,
     ) -> None:
         self.app: App = app
         self.id: str = id
         self.queue: str = queue
         self.task: str = task
         self._type = type
+        self.duplicate: bool = duplicate
         self._ignored = ignored
         self._value: Any = _MISSING
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id}>"
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("result", self, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -137,10 +137,10 @@ class Task(Generic[P, R_co]):
         unique_for = seconds(options.unique_for)
         key = options.key or ""
         if unique_for is not None and not key:
-            key = digest(raw_args, raw_kwargs)
+            key = digest(self.parameters.canonical(raw_args, raw_kwargs))
         envelope = Envelope(
             v=VERSION,
-            id=new_id(),
+            id=options.id or new_id(),
             task=self.name,
             args=raw_args,
             kwargs=raw_kwargs,
@@ -151,7 +151,7 @@ class Task(Generic[P, R_co]):
             key=key,
             time_limit=seconds(options.time_limit),
             soft_time_limit=seconds(options.soft_time_limit),
-            results_ttl=seconds(options.results_ttl),
+            results_ttl=_kept(seconds(options.results_ttl), unique_for, settings.results_ttl),
         )
         message = app.fitting(encode(envelope), self.name)
         queue = options.queue or settings.default_queue
@@ -201,7 +201,7 @@ class Signature(Generic[R_co]):
         return f"{self.task.name}({', '.join([*map(repr, self._args), *named])})"
 
     def job(self) -> Job:
-        """The job, with an id of its own each time."""
+        """The job, with an id of its own each time, unless the options have one."""
         return self.task.job(*self._args, **self._kwargs)
 
     def delay(self) -> "AsyncResult[R_co]":
@@ -258,6 +258,12 @@ def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noq
         known = ", ".join(Options.__struct_fields__)
         raise Misconfigured(f"task option {unknown[0]!r} is not known; known: {known}")
     return over.replaced(said)
+
+
+def _kept(said: float | None, unique_for: float | None, usual: float) -> float | None:
+    """How long a result is kept, if not as `usual`: whoever is given the handle of a job that is in the way, because of
+    its `unique_for`, is to find its result."""
+    return unique_for if said is None and unique_for is not None and unique_for > usual else said
 
 
 def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:

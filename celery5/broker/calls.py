@@ -14,6 +14,7 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 
 PUBLISH = Script.load("publish")
 SCHEDULE = Script.load("schedule")
+CLAIM = Script.load("claim")
 PROMOTE = Script.load("promote")
 SETTLE = Script.load("settle")
 JOIN = Script.load("join")
@@ -87,6 +88,16 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.due, keys.waiting, keys.jobs, *results)
     return scripted(SCHEDULE, named, (keys.wake, *args), int, repeatable=True)
+
+
+def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
+    """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds), unless another job has
+    the lock; gives the id of that other one for each job that was not sent. Safe to repeat."""
+    places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.window(job[3]))])
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], _ms(job[4] or 0))])
+    named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
+    reply = partial(_others, [job[0] for job in jobs])
+    return scripted(CLAIM, named, (keys.wake, *args), reply, repeatable=True)
 
 
 def replicated(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
@@ -206,6 +217,11 @@ def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]
 
 def _names(raw: Iterable[bytes]) -> list[str]:
     return sorted(each.decode() for each in raw)
+
+
+def _others(ids: Iterable[str], raw: Iterable[bytes]) -> dict[str, str]:
+    holders = zip(ids, (each.decode() for each in raw), strict=True)
+    return {job_id: holder for job_id, holder in holders if holder != job_id}
 
 
 def _moved(raw: Any) -> tuple[int, float | None]:

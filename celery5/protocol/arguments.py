@@ -159,6 +159,17 @@ class Parameters:
         self.decode(raw_args, raw_kwargs)  # what the worker will do with them
         return raw_args, raw_kwargs
 
+    def canonical(self, args: Raw, kwargs: Raw) -> bytes:
+        """One text for all spellings of an encoded call: by position or by name, with a default said or left out, keys
+        of a mapping in any order."""
+        call = self._bind(*self.decode(args, kwargs))
+        left_out = self._bind(call.args, call.kwargs)
+        left_out.apply_defaults()
+        try:
+            return _canonical(left_out)
+        except _FAULTS:  # a default that has no JSON form, which nobody can say either
+            return _canonical(call)
+
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A call's arguments, converted to the annotated types. Raises BadArguments."""
         values = self._decode_positional(args)
@@ -249,6 +260,11 @@ class Parameters:
             raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
 
 
+def _canonical(call: inspect.BoundArguments) -> bytes:
+    return _CANONICAL.encode((call.args, call.kwargs))
+
+
+_CANONICAL = msgspec.json.Encoder(enc_hook=_to_json, order="deterministic")
 _NO_KWARGS = Raw(b"{}")
 _RAW_ARGS = msgspec.json.Decoder(list[Raw])
 _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])

@@ -11,7 +11,6 @@ from os import urandom
 from typing import Any, cast
 
 import msgspec
-from msgspec import Raw
 
 from celery5.errors import Misconfigured
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
@@ -36,7 +35,8 @@ class Options(msgspec.Struct, frozen=True):
     `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime. `results_ttl`,
     `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
     one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
-    a `key` takes the arguments for one. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
+    a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
+    `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
     """
 
     queue: str | None = None
@@ -55,6 +55,7 @@ class Options(msgspec.Struct, frozen=True):
     results_ttl: float | timedelta | None = None
     time_limit: float | timedelta | None = None
     soft_time_limit: float | timedelta | None = None
+    id: str | None = None
     key: str | None = None
     unique_for: float | timedelta | None = None
 
@@ -74,8 +75,9 @@ class Options(msgspec.Struct, frozen=True):
             )
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
-        if not _is_key(self.key):
-            raise Misconfigured(f"key is {self.key!r}: give a text of 1 to 200 characters")
+        for name in ("id", "key"):
+            if not _is_name(getattr(self, name)):
+                raise Misconfigured(f"{name} is {getattr(self, name)!r}: give a text of 1 to 200 characters")
         self.policy(RetryPolicy()).checked()
         return self
 
@@ -119,9 +121,9 @@ def new_id() -> str:
     return made if made[0] != "-" else new_id()
 
 
-def digest(args: bytes | Raw, kwargs: bytes | Raw) -> str:
-    """A key for a call that was given none: the same for the same arguments."""
-    return sha256(bytes(args) + b" " + bytes(kwargs)).hexdigest()[:32]
+def digest(call: bytes) -> str:
+    """A key for a `call` that was given none: the same for the same arguments."""
+    return sha256(call).hexdigest()[:32]
 
 
 def name_of_error(error: str | type[BaseException]) -> str:
@@ -169,8 +171,8 @@ def _is_error_class(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, BaseException)
 
 
-def _is_key(key: object) -> bool:
-    return key is None or (isinstance(key, str) and 0 < len(key) <= 200)
+def _is_name(text: object) -> bool:
+    return text is None or (isinstance(text, str) and 0 < len(text) <= 200)
 
 
 _POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")

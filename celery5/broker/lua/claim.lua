@@ -1,0 +1,51 @@
+-- Put jobs on their queue, or keep them until their time, unless another job of the same task and key is in the way:
+-- one that is alive, or one that was sent so lately that its `unique_for` is not over.
+-- KEYS  1 stream of the queue
+--       2 where its jobs are
+--       3 scheduled jobs by time
+--       4 their envelopes
+--       5 the live job of each key
+--       6.. for each job, in order: its result key, and the key of its window
+-- ARGV  1 channel that wakes workers
+--       2.. for each job: its id, its envelope, its time ('' for now, ms since 1970, or '+' and ms from now), what its
+--           key is remembered under ('' for none), and its `unique_for` in ms (0 for none)
+-- Gives for each job the id of the one that holds its place: its own, or that of the one in the way. A job that is known
+-- already, or has ended already, is left alone and gives its own id: so the call may be repeated.
+local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local holders, earliest = {}, nil
+-- The job in the way, if any. A key whose job has ended, is dead, or is not known any more, is free.
+local function in_the_way(lock, window)
+  local last = redis.call('GET', window)
+  if last then return last end
+  local holder = redis.call('HGET', unique, lock)
+  local place = holder and redis.call('HGET', jobs, holder)
+  if place and string.sub(place, 1, 1) ~= 'X' then return holder end
+end
+for n = 6, #KEYS, 2 do
+  local at = 2 + 5 * (n - 6) / 2
+  local id, envelope, when, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local holder = id
+  if redis.call('HEXISTS', jobs, id) == 0 and redis.call('EXISTS', KEYS[n]) == 0 then
+    holder = lock ~= '' and in_the_way(lock, KEYS[n + 1]) or id
+    if holder == id then
+      if when == '' then
+        redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope))
+      else
+        if string.sub(when, 1, 1) == '+' then when = now + tonumber(string.sub(when, 2)) else when = tonumber(when) end
+        redis.call('ZADD', due, when, id)
+        redis.call('HSET', waiting, id, envelope)
+        redis.call('HSET', jobs, id, 'D')
+        if not earliest or when < earliest then earliest = when end
+      end
+      if lock ~= '' then redis.call('HSET', unique, lock, id) end
+      if span ~= '0' then redis.call('SET', KEYS[n + 1], id, 'PX', span) end
+    end
+  end
+  holders[#holders + 1] = holder
+end
+if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
+  redis.call('PUBLISH', ARGV[1], string.format('%.0f', earliest))
+end
+return holders
