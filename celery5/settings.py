@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from celery5.errors import Misconfigured
 from celery5.protocol.retry import LONGEST
+from celery5.spellings import hint
 
 PREFIX = "CELERY5_"
 
@@ -87,7 +88,8 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
     """
     values: dict[str, Any] = {}
     known = ", ".join(sorted(_TYPES))
-    errors = [f"setting {name!r} is not known; known: {known}" for name in said if name not in _TYPES]
+    strange = [name for name in said if name not in _TYPES]
+    errors = [f"setting {name!r} is not known{hint('setting', name)}; known: {known}" for name in strange]
     errors += [f"{name} is no setting: did you mean {near}?" for name, near in _misspelt(environ)]
     for name, kind in _TYPES.items():
         if said.get(name) is not None:
