@@ -23,6 +23,7 @@ from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
 from celery5.services.recent import Recent
+from celery5.services.unpublishable import Unpublishable
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
@@ -53,6 +54,7 @@ class ResultPublisher:
         results: ResultsQueue,
         ledger: Ledger,
         recent: Recent,
+        unpublishable: Unpublishable,
         lease: Lease,
         log: Log,
         worker: str,
@@ -62,6 +64,7 @@ class ResultPublisher:
         self._results = results
         self._ledger = ledger
         self._recent = recent
+        self._unpublishable = unpublishable
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -77,6 +80,7 @@ class ResultPublisher:
                 await self.settle(self._unsettled)
                 self._unsettled = ()
         finally:
+            self._unpublishable.close()
             if not self._lease.lost:
                 with trio.move_on_after(FLUSH_LIMIT, shield=True):
                     await self._flush()
@@ -93,20 +97,24 @@ class ResultPublisher:
                 self._recent.forget(delivery)
         for queue, batch in by_queue.items():
             for part in _portions(batch):
-                await self._settle(self._queues[queue], part)
-                self._ledger.settled(delivery for delivery, _ in part)
+                settled = await self._settle(self._queues[queue], part)
+                self._ledger.settled(delivery for delivery, _ in settled)
 
-    async def _settle(self, keys: QueueKeys, batch: Outcomes) -> None:
-        call = calls.settle(keys, self._worker, [words for _, words in batch])
-        waited = False
+    async def _settle(self, keys: QueueKeys, batch: Outcomes) -> Outcomes:
+        """Settle outcomes of one queue, however long that takes. Gives those that were: while Redis is away, others may
+        have become something else."""
+        waited = sent = False
         while True:
+            call = calls.settle(keys, self._worker, [words for _, words in batch])
             try:
                 owned = await self._redis.perform(call)
             except BrokerUnavailable as error:
                 if not waited:
                     self._log.event("results:waiting", "warning", count=len(batch), why=str(error))
-                waited = True
+                waited, sent = True, sent or error.maybe_done
+                batch = self._instead(batch, sent)
                 await trio.sleep(AGAIN)
+                self._unpublishable.meanwhile()
             except BrokerReplied as error:
                 if not passes(error):
                     raise
@@ -121,6 +129,16 @@ class ResultPublisher:
         if owned < len(batch) and not waited:
             # A connection that was lost sends again by itself, so this is no cause for alarm.
             self._log.event("results:settled-before", "debug", count=len(batch) - owned)
+        self._unpublishable.over()
+        return batch
+
+    def _instead(self, batch: Outcomes, sent: bool) -> Outcomes:
+        """What is left to be settled of `batch`, and to be told of as dropped, should it come to that."""
+        left = self._unpublishable.instead(batch, sent=sent)
+        if left != batch:
+            gone = {delivery for delivery, _ in batch}
+            self._unsettled = [*left, *(each for each in self._unsettled if each[0] not in gone)]
+        return left
 
     async def _flush(self) -> None:
         await self.settle(self._unsettled)

@@ -47,6 +47,7 @@ from celery5.services.recoverer import Recoverer
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.task_execution import TaskExecution
+from celery5.services.unpublishable import Unpublishable
 from celery5.wiring import build
 
 KINDS = ("trio", "asyncio", "thread")
@@ -152,6 +153,7 @@ WorkerParts = Injector(
     wake=value(make_wake),
     mover=Mover,
     recoverer=Recoverer,
+    unpublishable=Unpublishable,
     result_publisher=ResultPublisher,
     task_execution=TaskExecution,
     consumer=Consumer,
@@ -219,6 +221,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "results_ttl": settings.results_ttl,
         "message_limit": settings.message_limit,
         "max_deliveries": settings.max_deliveries,
+        "when_unpublishable": settings.when_unpublishable,
         "recent_jobs": settings.recent_jobs,
         "read_block": settings.read_block,
         "default_queue": settings.default_queue,
