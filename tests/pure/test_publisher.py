@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery5.broker.call import Call
-from celery5.broker.calls import PUBLISH, SCHEDULE
+from celery5.broker.calls import CLAIM, PUBLISH, SCHEDULE
 from celery5.broker.keys import Keys
 from celery5.protocol.job import Job
 from celery5.publisher import PORTION, PORTION_BYTES, Publisher
@@ -15,9 +15,9 @@ from celery5.publisher import PORTION, PORTION_BYTES, Publisher
 KEYS = Keys("shop")
 
 
-def job(number: int, queue: str = "default", at: str = "") -> Job:
+def job(number: int, queue: str = "default", at: str = "", lock: str = "") -> Job:
     """A job whose message says its number."""
-    return Job(f"id{number}", "shop.t", queue, b"message %d" % number, at)
+    return Job(f"id{number}", "shop.t", queue, b"message %d" % number, at, lock=lock)
 
 
 def announced(made: Sequence[Call[Any]]) -> list[str]:
@@ -54,6 +54,29 @@ def test_jobs_are_grouped_by_queue_and_by_whether_they_wait_in_their_order() -> 
     assert "+5" in scripts[2].words
     publisher.published(jobs)
     assert announced(publisher.publish(jobs)) == []
+
+
+def test_a_job_with_a_key_is_claimed_and_takes_its_queue_along_so_that_the_order_is_kept() -> None:
+    publisher = Publisher(keys=KEYS)
+    (alone,) = [call for call in publisher.publish([job(1, lock="shop.t k")]) if call.script]
+    assert alone.script is CLAIM
+    assert KEYS.of("default").window("shop.t k") in alone.words
+    jobs = [job(1), job(2, lock="shop.t k"), job(3, at="+5"), job(4, "mail"), job(5)]
+    made = [call for call in publisher.publish(jobs) if call.script]
+    ids = [[word for word in call.words if str(word).startswith("id")] for call in made]
+    assert [call.script for call in made] == [CLAIM, PUBLISH]
+    assert ids == [["id1", "id2", "id3", "id5"], ["id4"]]
+    assert all(call.repeatable for call in made)
+
+
+def test_what_was_not_sent_is_known_by_the_job_that_was_in_the_way() -> None:
+    publisher = Publisher(keys=KEYS)
+    jobs = [job(number, lock="shop.t k") for number in range(1, PORTION + 2)]
+    made = publisher.publish(jobs)
+    first = [each.id.encode() for each in jobs[:PORTION]]
+    answers = [made[0].reply(1), made[1].reply([first[0], b"other", *first[2:]]), made[2].reply([b"another"])]
+    assert publisher.published(jobs, answers) == {"id2": "other", jobs[-1].id: "another"}
+    assert publisher.published([job(1)], [1, 1]) == publisher.published([job(1)]) == {}
 
 
 def test_many_jobs_go_in_portions() -> None:
