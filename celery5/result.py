@@ -8,7 +8,8 @@ One connection of a process waits for however many results (F8 to F10).
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from celery5.broker import calls
+from celery5.broker import calls, revocation
+from celery5.broker.call import Call
 from celery5.broker.calls import Place
 from celery5.errors import (
     BadResult,
@@ -122,6 +123,18 @@ class AsyncResult(Generic[R_co]):
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
         await self.app.aperform(calls.forget(self.app.queue(self.queue), [self.id]))
+
+    def revoke(self) -> bool:
+        """Have the job not run, or stop if it runs (C107). It holds, whatever workers there are now or later.
+
+        True when the job will not run any more or is being told to stop: it is EXECUTING until its worker has let go
+        of it. False when it had ended before, or nothing is known of it. `get` raises TaskRevoked for a revoked job.
+        """
+        return revoke([self])[0]
+
+    async def arevoke(self) -> bool:
+        """`revoke`, from Trio or asyncio."""
+        return (await arevoke([self]))[0]
 
     def outcome(self, raw: bytes) -> "R_co | Exception":
         """What `get` would give or raise for the document `raw`."""
@@ -237,6 +250,52 @@ async def await_(
     waiter = await _app_of(listed).aresults()
     found = await waiter.wait([each.key for each in listed], timeout=timeout, enough=_enough(return_when))
     return _parted(listed, found)
+
+
+def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
+    """Revoke many jobs in few round trips; gives, in order, what `AsyncResult.revoke` gives for each."""
+    listed = list(results)
+    if not listed:
+        return []
+    trips = _revocations(listed)
+    redis = _app_of(listed).connections.blocking(instead="arevoke")
+    return _revoked(listed, redis.perform_all([call for call, _ in trips]), trips)
+
+
+async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
+    """`revoke`, from Trio or asyncio."""
+    listed = list(results)
+    if not listed:
+        return []
+    trips = _revocations(listed)
+    redis = await _app_of(listed).connections.awaiting()
+    return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
+
+
+def _revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[str]], Sequence[str]]]:
+    """The trips that revoke these jobs, each with their keys."""
+    by_queue: dict[str, dict[str, str]] = {}
+    for each in results:
+        by_queue.setdefault(each.queue, {})[each.id] = each.key
+    app, trips = _app_of(results), list[tuple[Call[list[str]], Sequence[str]]]()
+    for queue, keys in by_queue.items():
+        ids = list(keys)
+        for at in range(0, len(ids), revocation.PORTION):
+            some = ids[at : at + revocation.PORTION]
+            call = revocation.revoke(app.queue(queue), some, ttl=app.settings.results_ttl)
+            trips.append((call, [keys[each] for each in some]))
+    return trips
+
+
+def _revoked(
+    results: Sequence[AsyncResult[Any]],
+    answers: Sequence[Sequence[str]],
+    trips: Sequence[tuple[Call[list[str]], Sequence[str]]],
+) -> list[bool]:
+    found: dict[str, str] = {}
+    for (_call, keys), states in zip(trips, answers, strict=True):
+        found.update(zip(keys, states, strict=True))
+    return [found[each.key] in (JobState.REVOKED, JobState.EXECUTING) for each in results]
 
 
 def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":

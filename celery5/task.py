@@ -65,6 +65,7 @@ class Task(Generic[P, R_co]):
         deduplicate: Policy | None = None,
         bind: bool = False,
         retry_backoff: Callable[[int], float] | None = None,
+        abandon_on_cancel: bool = False,
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -79,6 +80,11 @@ class Task(Generic[P, R_co]):
         self.deduplicate: Policy | None = (
             None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
         )
+        self.abandon_on_cancel: bool = abandon_on_cancel
+        if abandon_on_cancel and self.kind != "thread":
+            raise Misconfigured(
+                f"task {self.name} is async: abandon_on_cancel is for def, whose threads nobody can end"
+            )
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", "")
@@ -300,6 +306,7 @@ class TaskOptions(TypedDict, total=False):
     soft_time_limit: float | timedelta | None
     unique_for: float | timedelta | None
     deduplicate: Policy | None
+    abandon_on_cancel: bool
 
 
 class Decorator(Protocol):
@@ -357,5 +364,5 @@ class Declare:
         return declared if function is None else declared(function)
 
 
-_OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff")
+_OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel")
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

@@ -6,7 +6,7 @@ It is what bounds everything in a worker: the Consumer reads no more than the le
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import trio
 
@@ -26,6 +26,17 @@ class Ledger:
 
     def __contains__(self, place: tuple[str, bytes]) -> bool:
         return place in self._held
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return iter(list(self._held.values()))
+
+    def find(self, place: tuple[str, bytes]) -> Delivery | None:
+        """What is held of this queue and stream entry."""
+        return self._held.get(place)
+
+    def oldest(self) -> Delivery | None:
+        """What has been held for longest."""
+        return next(iter(self._held.values()), None)
 
     def held(self, kind: str) -> int:
         """How many jobs of one kind are held."""

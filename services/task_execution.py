@@ -7,11 +7,11 @@ leads through one job: run, judge, hand on, log.
 """
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import trio
@@ -41,12 +41,15 @@ from celery5.protocol.verdict import (
     Revoke,
     Stranded,
     Verdict,
+    Withdrawn,
     judge,
 )
 from celery5.runners.context import CURRENT, TELL, CurrentJob
 from celery5.runners.ending import INTERRUPTED, failure_of, raised
+from celery5.runners.hand import Hand
 from celery5.services.black_box import BlackBox, numbered
 from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.deadlines import Deadlines
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease, now
 from celery5.task import Task
@@ -76,7 +79,7 @@ class Runner(Protocol):
     """Runs one function to its outcome."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], hand: Hand
     ) -> Outcome: ...
 
 
@@ -94,6 +97,7 @@ class TaskExecution:
         results: ResultsQueue,
         budget: ConcurrencyBudget,
         lease: Lease,
+        deadlines: Deadlines,
         black_box: BlackBox | None,
         consumed: Sequence[QueueKeys],
         log: Log,
@@ -110,6 +114,7 @@ class TaskExecution:
         self._results = results
         self._budget = budget
         self._lease = lease
+        self._deadlines = deadlines
         self._black_box = black_box
         self._numbers = numbered([keys.queue for keys in consumed])
         self._log = log
@@ -117,10 +122,10 @@ class TaskExecution:
         self._grace_period = grace_period
         self._ttl = results_ttl
         self._limit = message_limit
-        self._running: dict[Delivery, trio.CancelScope] = {}
+        self._running: dict[Delivery, Hand] = {}
         self._idle = trio.Event()
         self._stuck = False
-        self._latest: _Hand | None = None
+        self._latest: Hand | None = None
 
     @property
     def running(self) -> int:
@@ -175,38 +180,45 @@ class TaskExecution:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
         would cost a quarter of a short job's time."""
         while True:
-            hand = _Hand()
+            hand = Hand()
             try:
                 with hand.scope:
                     await self._work_on(hand, queue, runner, pace, pen)
             except* Exception:
                 if not hand.scope.cancel_called:
                     raise
-            if hand.delivery is not None:
-                self._ended(hand, hand.delivery, time.time(), INTERRUPTED)
+            delivery = hand.delivery
+            if delivery is not None:
+                self._ended(hand, delivery, time.time(), hand.why or INTERRUPTED)
+            if hand.behind is not None:
+                await self._left_behind(hand.behind, delivery)
 
-    async def _work_on(
-        self, hand: "_Hand", queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen"
-    ) -> None:
+    async def _left_behind(self, end: trio.Event, delivery: Delivery | None) -> None:
+        """A thread goes on that takes no notice of being told to stop: it has the slot until it ends."""
+        job = delivery.envelope.id if delivery and delivery.envelope else ""
+        self._log.event("job:left-behind", "warning", job=job)
+        await end.wait()
+
+    async def _work_on(self, hand: Hand, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> None:
         """Job after job, until one of them is cancelled."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
         while not hand.scope.cancel_called:
             delivery = await queue.take()
             hand.delivery = delivery
-            self._running[delivery] = hand.scope
+            self._running[delivery] = hand
             if now() >= lease.until:
                 await lease.sure()
             if pen is not None:
                 pen(delivery)
             delivery.started = time.time()
             began = clock()
-            outcome = await self._outcome(delivery, runner)
+            outcome = await self._outcome(delivery, runner, hand)
             ended = clock()
             if type(outcome) is Stranded and await self._redis_is_here():
                 outcome = outcome.raised or Raised(outcome.failure)
-            if hand.scope.cancel_called and type(outcome) is Raised:
-                outcome = INTERRUPTED  # whatever it made of being cancelled, it is not its failure (I9)
+            if hand.why is not None:
+                outcome = hand.verdict_on(outcome)
             pace.ran(ended - began)
             self._ended(hand, delivery, delivery.started + ended - began, outcome)
             if self._latest is not hand:
@@ -216,7 +228,7 @@ class TaskExecution:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
 
-    async def _outcome(self, delivery: Delivery, runner: Runner) -> Outcome:
+    async def _outcome(self, delivery: Delivery, runner: Runner, hand: Hand) -> Outcome:
         envelope = delivery.envelope
         assert envelope is not None, "the Consumer hands on only what it could read"
         if envelope.expires is not None and envelope.expires <= delivery.started:
@@ -233,14 +245,20 @@ class TaskExecution:
                 envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker, envelope.sections
             )
         )
+        limits = self._deadlines.limits(envelope)
+        if limits is not None:
+            self._deadlines.watch(hand, limits)
         try:
             if task.deduplicate is not None:
-                unwanted = declined(await runner.execute(task.deduplicate, args, kwargs))
+                unwanted = declined(await runner.execute(task.deduplicate, args, kwargs, hand))
                 if unwanted is not None:
                     return unwanted
-            return await runner.execute(task.function, args, kwargs)
+            return await runner.execute(task.function, args, kwargs, hand)
         except Exception as error:  # no thread could be started, say
             return raised(error)
+        finally:
+            if limits is not None:
+                self._deadlines.forget(hand)
 
     async def _redis_is_here(self) -> bool:
         """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
@@ -253,16 +271,19 @@ class TaskExecution:
             return up is not None and trio.current_time() - up >= RECENT
         return False
 
-    def _ended(self, hand: "_Hand", delivery: Delivery, finished: float, outcome: Outcome) -> None:
+    def _ended(self, hand: Hand, delivery: Delivery, finished: float, outcome: Outcome) -> None:
         """The job is out of the executor's hands: judge, hand on, log."""
         hand.delivery = None
         if self._running.pop(delivery, None) is None:
             return  # it was stuck, and nobody waits for it any more
         if not self._running:
             self._idle.set()
+        delivery.finished = finished
+        self._hand_on(delivery, outcome)
+
+    def _hand_on(self, delivery: Delivery, outcome: Outcome) -> None:
         envelope = delivery.envelope
         assert envelope is not None
-        delivery.finished = finished
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
         task = self._tasks[envelope.task]
@@ -297,13 +318,26 @@ class TaskExecution:
             **fields,
         )
 
+    def withdraw(self, delivery: Delivery) -> None:
+        """The job was revoked: end it if it runs, drop it if it waits here. Its end is waited for, for as long as it
+        takes, unless its task says otherwise."""
+        hand = self._running.get(delivery)
+        queue = self._queues.get(delivery.kind)
+        if hand is not None and delivery.envelope is not None:
+            task = self._tasks[delivery.envelope.task]
+            hand.cancel(WITHDRAWN, 0.0 if task.abandon_on_cancel else math.inf)
+        elif queue is not None and delivery in queue.items:
+            queue.items.remove(delivery)
+            delivery.started = delivery.finished = time.time()
+            self._hand_on(delivery, WITHDRAWN)
+
     async def _wind_up(self) -> None:
         if not self._lease.lost:
             with trio.move_on_after(self._grace_period):
                 await self._drained()
-        for delivery, scope in list(self._running.items()):
+        for delivery, hand in list(self._running.items()):
             self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
-            scope.cancel()
+            hand.cancel(INTERRUPTED)
         with trio.move_on_after(CANCEL_LIMIT):
             await self._drained()
         self._stuck = bool(self._running)
@@ -319,16 +353,9 @@ class TaskExecution:
             await self._idle.wait()
 
 
-@dataclass(slots=True, eq=False)
-class _Hand:
-    """One executor's hand: the job in it, if any, and what cancels that job."""
-
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    delivery: Delivery | None = None
-
-
 _Pen = Callable[[Delivery], None] | None
 LAPSED = Lapsed()
+WITHDRAWN = Withdrawn()
 _PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 
 

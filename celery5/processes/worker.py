@@ -20,7 +20,7 @@ from dependencies import Injector, value
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, BootFailed, Step
 from celery5.bootsteps.join_queues import JoinQueues
-from celery5.bootsteps.listen_for_due_jobs import ListenForDueJobs
+from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -37,6 +37,7 @@ from celery5.runners.thread import ThreadRunner
 from celery5.services.burst import Burst
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
+from celery5.services.deadlines import Deadlines
 from celery5.services.heartbeat import Heartbeat
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
@@ -45,6 +46,7 @@ from celery5.services.mover import Mover
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.result_publisher import ResultPublisher
+from celery5.services.revocations import Revocations
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
@@ -72,9 +74,33 @@ def make_reader(
     return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
 
-def make_push(endpoint: Endpoint, mover: Mover, timing: Timing, name: str, watch: LinkLog) -> PushRedis:
-    """The connection that listens; what it hears is for the Mover."""
-    heard, again = mover.wake, mover.look_again
+def make_hearers(mover: Mover, revocations: Revocations) -> dict[bytes, Hears]:
+    """Which channel is whose."""
+    due = dict.fromkeys(mover.channels, mover.wake)
+    return {
+        each.encode(): hears
+        for each, hears in (due | dict.fromkeys(revocations.channels, revocations.hear)).items()
+    }
+
+
+def make_push(
+    endpoint: Endpoint,
+    hearers: dict[bytes, Hears],
+    mover: Mover,
+    revocations: Revocations,
+    timing: Timing,
+    name: str,
+    watch: LinkLog,
+) -> PushRedis:
+    """The connection that listens. While it was down, anything may have been said."""
+
+    def heard(channel: bytes, payload: bytes) -> None:
+        hearers[channel](channel, payload)
+
+    def again() -> None:
+        mover.look_again()
+        revocations.look_again()
+
     return PushRedis(
         endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
     )
@@ -85,9 +111,9 @@ def make_runners(asyncio_runner: AsyncioRunner, slots: Mapping[str, int]) -> dic
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": ThreadRunner(slots=slots["thread"])}
 
 
-def make_wake(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
+def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear)
+    return (mover.hear, recoverer.hear, revocations.beat)
 
 
 def make_understudy(endpoint: Endpoint) -> Any:
@@ -99,7 +125,7 @@ def make_steps(
     redis: TrioRedis,
     reader: ParkedRedis,
     push: PushRedis,
-    listen: ListenForDueJobs,
+    listen: Listen,
     join: JoinQueues,
     publishing: OpenPublishing,
     heartbeat: Heartbeat,
@@ -107,6 +133,8 @@ def make_steps(
     recoverer: Recoverer,
     budget: ConcurrencyBudget,
     asyncio_runner: AsyncioRunner,
+    deadlines: Deadlines,
+    revocations: Revocations,
     result_publisher: ResultPublisher,
     task_execution: TaskExecution,
     consumer: Consumer,
@@ -127,8 +155,15 @@ def make_steps(
         Step("mover", mover, ("heartbeat", "listen")),
         Step("budget", budget),
         Step("asyncio", asyncio_runner),
+        Step("deadlines", deadlines),
+        Step("revocations", revocations, ("heartbeat", "listen")),
         Step("results", result_publisher, ("heartbeat", "publishing")),
-        Step("execution", task_execution, ("results", "budget", "asyncio"), stop_limit=grace_period + 30),
+        Step(
+            "execution",
+            task_execution,
+            ("results", "budget", "asyncio", "deadlines", "revocations"),
+            stop_limit=grace_period + 30,
+        ),
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
         Step("burst", burst_watch, ("consumer",)),
         Step("systemd", systemd, ("consumer",)),
@@ -139,7 +174,8 @@ WorkerParts = Injector(
     redis=TrioRedis,
     reader=value(make_reader),
     push=value(make_push),
-    listen=ListenForDueJobs,
+    hearers=value(make_hearers),
+    listen=Listen,
     join=JoinQueues,
     publishing=OpenPublishing,
     ledger=Ledger,
@@ -148,6 +184,8 @@ WorkerParts = Injector(
     asyncio_runner=AsyncioRunner,
     runners=value(make_runners),
     budget=ConcurrencyBudget,
+    deadlines=Deadlines,
+    revocations=Revocations,
     heartbeat=Heartbeat,
     understudy=value(make_understudy),
     wake=value(make_wake),
@@ -218,6 +256,8 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         },
         "systemd": SystemdNotify(**notification, leaving=lambda: not lease.lost),
         "grace_period": settings.grace_period,
+        "time_limit": settings.time_limit,
+        "soft_time_limit": settings.soft_time_limit,
         "results_ttl": settings.results_ttl,
         "message_limit": settings.message_limit,
         "max_deliveries": settings.max_deliveries,

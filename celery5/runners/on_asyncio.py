@@ -7,20 +7,24 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
+from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.verdict import Outcome
 from celery5.runners.context import own_decimals
 from celery5.runners.ending import INTERRUPTED, raised, returned
+from celery5.runners.hand import Hand
+from celery5.runners.nudge_asyncio import AsyncioNudge
 
 STOP_LIMIT = 2.0
 """Seconds that the loop's thread gets to end."""
 CANCEL_LIMIT = 3.0
-"""Seconds that a cancelled asyncio task is waited for. One that blocks its loop is left behind, like a thread."""
+"""Seconds that a cancelled asyncio task is waited for, unless its hand has more patience. One that blocks its loop, or
+takes no notice, is then left behind, like a thread."""
 
 
 class AsyncioRunner:
@@ -43,17 +47,24 @@ class AsyncioRunner:
                 await self._end()
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
     ) -> Outcome:
         """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through, unless the task
         ended with an outcome all the same."""
         loop = self._running()
-        crossing = _Crossing(loop.loop, function, args, kwargs)
+        crossing = _Crossing(loop, function, args, kwargs, hand)
         loop.crossings.add(crossing)
         try:
             return await crossing.wait()
+        except trio.Cancelled:
+            hand.behind = await crossing.left_behind()
+            if crossing.outcome is None:
+                raise
+            return crossing.outcome
         finally:
-            loop.crossings.discard(crossing)
+            hand.soften = None
+            if hand.behind is None:
+                loop.crossings.discard(crossing)
 
     def _running(self) -> "_Loop":
         if self._loop is None or not self._loop.alive:
@@ -124,46 +135,59 @@ class _Crossing:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: "_Loop",
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        hand: Hand,
     ) -> None:
-        self._loop = loop
+        self._loop = loop.loop
+        self._crossings = loop.crossings
         self._call = (function, args, kwargs)
+        self._hand = hand
         self._token = trio.lowlevel.current_trio_token()
         self._waiter = trio.lowlevel.current_task()
         self._task: asyncio.Task[None] | None = None
-        self._outcome: Outcome | None = None
+        self._nudge: AsyncioNudge | None = None
+        self.outcome: Outcome | None = None
         self._cancelled = False
-        self._awaited = True
-        self._patience: threading.Timer | None = None
+        self._parked = False
+        self._over = False
+        self._end: trio.Event | None = None
 
     async def wait(self) -> Outcome:
-        """The outcome. Cancelling waits until the asyncio task has really ended, for CANCEL_LIMIT seconds."""
+        """The outcome. Cancelling cancels the asyncio task, and does not wait for it: `end` does."""
         context = contextvars.copy_context()
         self._loop.call_soon_threadsafe(self._begin, context=context)
+        if self._hand.softly:
+            self._hand.soften = self._soften
+        self._parked = True
         await trio.lowlevel.wait_task_rescheduled(self._abort)
-        if self._outcome is None:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        return self._outcome or INTERRUPTED
+        return self.outcome or INTERRUPTED
 
     def _abort(self, _raise: RaiseCancelT) -> Abort:
-        self._cancelled = True
+        self._cancelled, self._parked = True, False
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job is lost, and is told so
             self._loop.call_soon_threadsafe(self._cancel)
-        self._patience = threading.Timer(CANCEL_LIMIT, self._go_on)
-        self._patience.daemon = True
-        try:
-            self._patience.start()
-        except RuntimeError:  # no thread can be started: no patience
-            self._go_on()
-        return Abort.FAILED
+        return Abort.SUCCEEDED
+
+    async def left_behind(self) -> trio.Event | None:
+        """Once cancelled, wait for the end, as long as the hand has patience. Gives what tells of it when it has not
+        come by then."""
+        if self._over:
+            return None
+        end = self._end = trio.Event()
+        return None if await self._hand.ended(end, CANCEL_LIMIT) else end
+
+    def _soften(self, error: SoftTimeLimitExceeded) -> None:
+        """From the Trio loop: raise `error` in the job."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._tell, error)
 
     def lost(self, why: str) -> None:
         """From any thread: the loop has ended under the job; in order, unless it says `why`."""
-        if why and self._outcome is None:
-            self._outcome = raised(RuntimeError(f"the asyncio event loop ended under the job: {why}"))
+        if why and self.outcome is None:
+            self.outcome = raised(RuntimeError(f"the asyncio event loop ended under the job: {why}"))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -172,11 +196,13 @@ class _Crossing:
             self._token.run_sync_soon(self._wake)
 
     def _wake(self) -> None:
-        if self._awaited:
-            self._awaited = False
-            if self._patience is not None:
-                self._patience.cancel()
+        self._over = True
+        self._crossings.discard(self)
+        if self._parked:
+            self._parked = False
             trio.lowlevel.reschedule(self._waiter)
+        if self._end is not None:
+            self._end.set()
 
     def _begin(self) -> None:
         run = self._run()
@@ -184,7 +210,7 @@ class _Crossing:
             self._task = self._loop.create_task(run)
         except BaseException as error:  # a job may have set a task factory
             run.close()
-            self._outcome = raised(error)
+            self.outcome = raised(error)
             self._go_on()
             return
         self._task.add_done_callback(self._done)
@@ -192,19 +218,34 @@ class _Crossing:
             self._cancel()
 
     def _cancel(self) -> None:
+        if self._nudge is not None:
+            self._nudge.stop()
         if self._task is not None:
             self._task.cancel()
 
+    def _tell(self, error: SoftTimeLimitExceeded) -> None:
+        if self._nudge is not None:
+            self._nudge.tell(error)
+
     async def _run(self) -> None:
-        function, args, kwargs = self._call
         own_decimals()
         try:
-            self._outcome = returned(await function(*args, **kwargs))
+            self.outcome = returned(await self._begun())
         except asyncio.CancelledError as error:
-            if not self._cancelled:  # the task cancelled itself: that is its failure
-                self._outcome = raised(error)
+            if self._cancelled:
+                self._hand.was_at(error.__traceback__)
+            else:  # the task cancelled itself: that is its failure
+                self.outcome = raised(error)
         except BaseException as error:
-            self._outcome = raised(error)
+            self.outcome = raised(error)
+
+    def _begun(self) -> Awaitable[Any]:
+        function, args, kwargs = self._call
+        coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
+        if not self._hand.softly:
+            return coroutine
+        self._nudge = AsyncioNudge(coroutine)
+        return self._nudge
 
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):

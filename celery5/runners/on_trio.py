@@ -13,13 +13,15 @@ import trio
 from celery5.protocol.verdict import Outcome
 from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
+from celery5.runners.hand import Hand
+from celery5.runners.nudge import Nudge
 
 
 class TrioRunner:
     """Runs I/O-bound tasks (C60). They must not block; `def` tasks are for that."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
     ) -> Outcome:
         """Run to the end, in a context of the job's own. Cancellation goes through: the executor knows what it means.
 
@@ -34,8 +36,11 @@ class TrioRunner:
                 asked = context.run(coroutine.send, None)
             except StopIteration as stop:
                 return returned(stop.value)
+            if hand.limits is not None and hand.limits.soft is not None:
+                return returned(await _softly(coroutine, context, asked, hand))
             return returned(await _the_rest(coroutine, context, asked))
-        except _NOT_ITS_OWN:
+        except _NOT_ITS_OWN as error:
+            hand.was_at(error.__traceback__)
             raise
         except BaseExceptionGroup as group:
             if group.subgroup(_NOT_ITS_OWN) is not None:
@@ -61,6 +66,41 @@ def _the_rest(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any)
             raise
         except BaseException as error:
             answer, step = error, coroutine.throw
+        try:
+            asked = context.run(step, answer)
+        except StopIteration as stop:
+            return stop.value
+
+
+async def _softly(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, hand: Hand) -> Any:
+    """The same for a job that may be told that its time is nearly up."""
+    nudge = Nudge(coroutine)
+    hand.soften = nudge.tell
+    try:
+        return await _nudged(coroutine, context, asked, nudge)
+    finally:
+        hand.soften = None
+
+
+@types.coroutine
+def _nudged(
+    coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, nudge: Nudge
+) -> Generator[Any, Any, Any]:
+    while True:
+        asked = nudge.watch(asked)
+        answer: Any = None
+        step: Callable[[Any], Any] = coroutine.send
+        if nudge.given is None:
+            try:
+                answer = yield asked
+            except GeneratorExit:
+                context.run(coroutine.close)
+                raise
+            except BaseException as error:
+                answer, step = error, coroutine.throw
+        if nudge.given is not None:
+            answer, step = nudge.given, coroutine.throw
+            nudge.given = None
         try:
             asked = context.run(step, answer)
         except StopIteration as stop:

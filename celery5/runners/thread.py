@@ -4,40 +4,94 @@ Floor: runners. Reads: nothing. Writes: nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from celery5.protocol.verdict import Outcome
+from celery5.runners.aim import Aim
 from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
+from celery5.runners.hand import Hand
+
+CUT_LIMIT = 0.5
+"""Seconds that a thread gets to end by the error that its time limit raises in it, before it is left to itself."""
 
 
 class ThreadRunner:
     """Runs CPU-bound tasks (C61), at most `slots` at once.
 
-    A thread cannot be killed. When it is cancelled the job counts as interrupted and the thread is left to
-    itself; it sees that through `trio.from_thread.check_cancelled()`.
+    A thread cannot be killed. When it is cancelled it can see so through `trio.from_thread.check_cancelled()`, and is
+    waited for as long as its hand has patience (not at all, unless somebody says so). After that it is left to itself:
+    its slot stays taken until it ends, and the hand's `behind` tells when that is.
     """
 
     def __init__(self, *, slots: int) -> None:
         self._limiter = trio.CapacityLimiter(slots)
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
     ) -> Outcome:
-        """Run to the end. Cancellation goes through at once and leaves the thread behind."""
-        work = partial(_work, function, args, kwargs)
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
+        """Run to the end. Cancellation goes through, unless the thread ended with an outcome all the same."""
+        call = _Call(self._limiter, function, args, kwargs)
+        if hand.limits is not None:
+            call.aim = aim = Aim()
+            hand.soften = hand.cut = aim.shoot
+        try:
+            # Trio takes whatever acquires and releases for a limiter.
+            limiter = cast("trio.CapacityLimiter", call)
+            return await trio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=limiter)
+        except trio.Cancelled:
+            if call.begun and not call.over:
+                call.end = trio.Event()
+                if not await hand.ended(call.end, CUT_LIMIT if hand.cut else 0.0):
+                    hand.behind = call.end
+            if call.over and call.outcome is not None:
+                return call.outcome
+            raise
+        finally:
+            hand.soften = hand.cut = None
 
 
-def _work(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-    """In the thread: the result is encoded here too, off the loop."""
-    own_decimals()
-    try:
-        return returned(function(*args, **kwargs))
-    except trio.Cancelled:
-        raise  # the task asked check_cancelled()
-    except BaseException as error:
-        return raised(error)
+class _Call:
+    """One call in a thread, and the slot that it takes."""
+
+    def __init__(
+        self,
+        slots: trio.CapacityLimiter,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._slots = slots
+        self._call = (function, args, kwargs)
+        self.aim: Aim | None = None
+        self.outcome: Outcome | None = None
+        self.end: trio.Event | None = None
+        self.begun = self.over = False
+
+    def run(self) -> Outcome:
+        """In the thread: the result is encoded here too, off the loop."""
+        function, args, kwargs = self._call
+        own_decimals()
+        try:
+            value = function(*args, **kwargs) if self.aim is None else self.aim.call(function, args, kwargs)
+            outcome: Outcome = returned(value)
+        except trio.Cancelled:
+            raise  # the task asked check_cancelled()
+        except BaseException as error:
+            outcome = raised(error)
+        self.outcome = outcome
+        return outcome
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        """In the loop, and the last thing before the thread begins."""
+        await self._slots.acquire_on_behalf_of(borrower)
+        self.begun = True
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        """In the loop: the thread has really ended."""
+        self._slots.release_on_behalf_of(borrower)
+        self.over = True
+        if self.end is not None:
+            self.end.set()

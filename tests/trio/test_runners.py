@@ -15,6 +15,7 @@ import trio
 from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
 from celery5.runners import on_asyncio
 from celery5.runners.context import CURRENT, CurrentJob, current_job
+from celery5.runners.hand import Hand
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -41,7 +42,7 @@ async def execute(runners: dict[str, Any], kind: str, body: Any) -> Outcome:
         return body(n + add)
 
     outcome: Outcome = await runners[kind].execute(
-        function if kind == "thread" else coroutine, [1], {"add": 2}
+        function if kind == "thread" else coroutine, [1], {"add": 2}, Hand()
     )
     return outcome
 
@@ -117,7 +118,7 @@ async def test_a_cancelled_trio_task_has_ended(runners: dict[str, Any]) -> None:
             ended.set()
 
     with trio.move_on_after(0.02) as scope:
-        await runners["trio"].execute(task, [], {})
+        await runners["trio"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
     assert ended.is_set()
 
@@ -133,7 +134,7 @@ async def test_a_cancelled_asyncio_task_has_ended_when_execute_returns(runners: 
             notes.append("ended")
 
     with trio.move_on_after(0.02) as scope:
-        await runners["asyncio"].execute(task, [], {})
+        await runners["asyncio"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
     assert notes == ["ended"]
 
@@ -147,7 +148,7 @@ async def test_an_asyncio_task_that_is_done_all_the_same_keeps_its_result(runner
         return 6
 
     with trio.move_on_after(0.02):
-        assert await runners["asyncio"].execute(task, [], {}) == Returned(b"5")
+        assert await runners["asyncio"].execute(task, [], {}, Hand()) == Returned(b"5")
 
 
 async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
@@ -161,7 +162,7 @@ async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
 
     began = time.monotonic()
     with trio.move_on_after(0.02) as scope:
-        await runners["asyncio"].execute(task, [], {})
+        await runners["asyncio"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
     assert time.monotonic() - began < 1
     go.set()
@@ -177,7 +178,7 @@ async def test_asyncio_tasks_run_side_by_side_and_each_gets_its_own_outcome(runn
 
     async def ask(n: int) -> None:
         with trio.move_on_after(0.005 if n % 5 == 0 else 5):
-            found[n] = await runners["asyncio"].execute(task, [n], {})
+            found[n] = await runners["asyncio"].execute(task, [n], {}, Hand())
 
     async with trio.open_nursery() as nursery:
         for n in range(100):
@@ -200,7 +201,7 @@ async def test_a_cancelled_thread_is_left_to_itself_and_can_find_out(runners: di
 
     began = time.monotonic()
     with trio.move_on_after(0.02) as scope:
-        await runners["thread"].execute(task, [], {})
+        await runners["thread"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
     assert time.monotonic() - began < 1
     go.set()
@@ -217,6 +218,6 @@ async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
                 _left = asyncio.get_running_loop().create_task(asyncio.sleep(60))
                 return threading.current_thread().name
 
-            assert await loop.execute(name, [], {}) == Returned(b'"celery5-asyncio"')
+            assert await loop.execute(name, [], {}, Hand()) == Returned(b'"celery5-asyncio"')
             nursery.cancel_scope.cancel()
         assert not any(each.name == "celery5-asyncio" for each in threading.enumerate())

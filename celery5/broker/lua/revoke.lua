@@ -1,0 +1,75 @@
+-- Revoke jobs. What waits ends here; what a worker has is marked, and its worker is told.
+-- KEYS  1 stream of the queue
+--       2 where its jobs are
+--       3 scheduled jobs by time
+--       4 their envelopes
+--       5 the live job of each key
+--       6.. result key of each job, in order
+-- ARGV  1 consumer group
+--       2 channel that tells the workers of the queue
+--       3 ttl of a document in ms, unless the job says otherwise
+--       4 the least ttl in ms
+--       5.. each job's id
+-- Gives for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
+-- is told), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
+-- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
+local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local group = ARGV[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function number(value, otherwise) return type(value) == 'number' and value or otherwise end
+local function withdraw(id, message, result)
+  local readable, envelope = pcall(cjson.decode, message or '')
+  if not readable or type(envelope) ~= 'table' then envelope = {} end
+  local task = type(envelope.task) == 'string' and envelope.task or ''
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', attempt = number(envelope.attempt, 1),
+    sent = number(envelope.sent, 0), finished = now / 1000})
+  local own = number(envelope.results_ttl, nil)
+  local ttl = math.max(own and own * 1000 or ARGV[3], ARGV[4])
+  redis.call('SET', result, document, 'PX', string.format('%.0f', ttl))
+  redis.call('PUBLISH', result, document)
+  redis.call('HDEL', jobs, id)
+  if type(envelope.key) == 'string' and envelope.key ~= '' then
+    local lock = task .. ' ' .. envelope.key
+    if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+  end
+  return 'REVOKED'
+end
+-- How a job ended that has no place any more.
+local function ended(result)
+  local readable, document = pcall(cjson.decode, redis.call('GET', result) or '')
+  if not readable or type(document) ~= 'table' or type(document.state) ~= 'string' then return 'UNKNOWN' end
+  return document.state
+end
+local found = {}
+for n = 6, #KEYS do
+  local id, result = ARGV[n - 1], KEYS[n]
+  local place = redis.call('HGET', jobs, id) or ''
+  local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
+  if kind == 'D' or kind == 'R' then
+    local message = redis.call('HGET', waiting, id)
+    redis.call('ZREM', due, id)
+    redis.call('HDEL', waiting, id)
+    found[#found + 1] = withdraw(id, message, result)
+  elseif kind == 'S' or kind == 'V' then
+    local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
+    if not pending.err and pending[1] then
+      redis.call('HSET', jobs, id, 'V' .. entry)
+      redis.call('PUBLISH', ARGV[2], entry)
+      found[#found + 1] = 'EXECUTING'
+    else
+      local message
+      local there = redis.pcall('XRANGE', stream, entry, entry)[1]
+      for at = 1, there and #there[2] or 0, 2 do
+        if there[2][at] == 'job' then message = there[2][at + 1] end
+      end
+      redis.pcall('XDEL', stream, entry)
+      found[#found + 1] = withdraw(id, message, result)
+    end
+  elseif kind == 'X' then
+    found[#found + 1] = 'DEAD'
+  else
+    found[#found + 1] = ended(result)
+  end
+end
+return found

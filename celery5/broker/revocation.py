@@ -1,0 +1,38 @@
+"""Revocation: the trips to Redis that revoke jobs and find out which ones were.
+
+Floor: broker. Reads and writes: what `revoke.lua` says; all keys come from `keys.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.keys import GROUP, QueueKeys
+from celery5.protocol.delivery import TOMBSTONE
+
+REVOKE = Script.load("revoke")
+
+PORTION = 200
+"""Jobs in one trip: a script holds the server up while it runs."""
+
+
+def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[str]]:
+    """Revoke jobs, PORTION at most; gives what was found of each, in order, as `revoke.lua` says. Safe to repeat.
+
+    `ttl` is how long it is remembered that a job was revoked, in seconds, unless the job says otherwise.
+    """
+    named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *map(keys.result, job_ids))
+    words: tuple[Word, ...] = (GROUP, keys.revoke, int(ttl * 1000), int(TOMBSTONE * 1000), *job_ids)
+    return scripted(REVOKE, named, words, _states, repeatable=True)
+
+
+def places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
+    """Where jobs are, as the queue's hash says it: `b""` for one that has no place there."""
+    return Call(("HMGET", keys.jobs, *job_ids), _places, repeatable=True)
+
+
+def _states(raw: Iterable[bytes]) -> list[str]:
+    return [each.decode() for each in raw]
+
+
+def _places(raw: Iterable[bytes | None]) -> list[bytes]:
+    return [each or b"" for each in raw]

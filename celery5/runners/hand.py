@@ -1,0 +1,100 @@
+"""Hand: one executor's hand: the job in it, how long that may run, and how it is told to stop.
+
+Floor: runners. Reads: nothing. Writes: nothing.
+
+An executor takes job after job with the same hand until one of them is cancelled; then it gets a new one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import msgspec
+import trio
+
+from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.verdict import Outcome, Raised, Refused, Returned
+from celery5.runners.ending import raised
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long one attempt may run, in seconds: after `soft` it is told, after `hard` it is ended. None: for ever."""
+
+    hard: float | None = None
+    soft: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """What holds a running job.
+
+    `why` is the outcome of a job that was cancelled and did not return all the same; `patience`, for how many seconds
+    a job is then waited for that does not end by being cancelled (None: as long as its runner thinks right). A runner
+    that runs a job with limits says how to raise an error inside it: `soften` for the soft one, `cut` for the hard one.
+    `behind` is there when a thread was left to itself; it is set when the thread has ended.
+    """
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    delivery: Delivery | None = None
+    limits: Limits | None = None
+    why: Outcome | None = None
+    patience: float | None = None
+    soften: Callable[[SoftTimeLimitExceeded], None] | None = None
+    cut: Callable[[TimeLimitExceeded], None] | None = None
+    behind: trio.Event | None = None
+    _limit: TimeLimitExceeded | None = None
+    _waiting: trio.CancelScope | None = None
+    _own: float = 0.0
+
+    @property
+    def softly(self) -> bool:
+        """Whether the job has a soft limit."""
+        return self.limits is not None and self.limits.soft is not None
+
+    def cancel(self, why: Outcome, patience: float | None = None) -> None:
+        """Tell the job to stop. The first who says so says why; the last one, for how long it is waited for."""
+        self.why = self.why or why
+        self.patience = patience
+        self.scope.cancel()
+        if self._waiting is not None:
+            self._waiting.deadline = trio.current_time() + self._patience()
+
+    def cut_short(self, error: TimeLimitExceeded) -> None:
+        """The job's time is up: end it, which is a failed attempt."""
+        if self.why is None:
+            self._limit = error
+        if self.cut is not None:
+            self.cut(error)
+        self.cancel(raised(error))
+
+    def was_at(self, where: TracebackType | None) -> None:
+        """Where a cancelled job was, for the failure of one whose time was up."""
+        if self._limit is not None:
+            self.why = raised(self._limit.with_traceback(where))
+
+    def verdict_on(self, outcome: Outcome) -> Outcome:
+        """What has become of a cancelled job that ended with `outcome`: what returned has returned; whatever else it
+        made of being cancelled is not its own doing (I9)."""
+        if self.why is None or type(outcome) in (Returned, Refused):
+            return outcome
+        if (
+            self._limit is not None
+            and type(outcome) is Raised
+            and outcome.failure.type == "TimeLimitExceeded"
+        ):
+            return outcome  # raised in a thread, it knows where
+        return self.why
+
+    async def ended(self, end: trio.Event, own: float) -> bool:
+        """For a runner whose job was cancelled: wait for its `end` with patience (`own` seconds, unless somebody said
+        otherwise). Gives whether it has ended."""
+        self._own = own
+        deadline = trio.current_time() + self._patience()
+        with trio.CancelScope(shield=True, deadline=deadline) as self._waiting:
+            await end.wait()
+        self._waiting = None
+        return end.is_set()
+
+    def _patience(self) -> float:
+        return self._own if self.patience is None else self.patience
