@@ -46,6 +46,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.states import JobState
 from celery5.result import AsyncResult, agather, await_, gather, wait
 from celery5.runners.context import CurrentJob, current_job
+from celery5.sections import optional, poisonous, retry
 from celery5.task import Signature, Task
 
 __version__ = "0.1.0"
@@ -90,6 +91,9 @@ __all__ = [
     "current_job",
     "default_app",
     "gather",
+    "optional",
+    "poisonous",
+    "retry",
     "task",
     "wait",
 ]

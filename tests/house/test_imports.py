@@ -140,11 +140,12 @@ def requirement_name(requirement: str) -> str:
 
 
 def test_nobody_has_a_logger_of_the_standard_library() -> None:
+    """But for code that runs for no worker: there an `optional` section has nobody else to tell."""
     offenders = [
         f"{name(path)}:{line}"
         for path in files(*PACKAGE)
         for line, imported, _ in imports(path)
-        if imported.split(".")[0] == "logging"
+        if imported.split(".")[0] == "logging" and name(path) != "celery5/runners/context.py"
     ]
     assert offenders == []
 
