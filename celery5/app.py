@@ -8,7 +8,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
@@ -16,15 +16,19 @@ from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.connections import AwaitingResults, BlockingResults, Connections
+from celery5.colourless import Plain, finished
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
 from celery5.protocol.backoff import OwnBackoff
+from celery5.overview import AppState, state_of_app, story_of
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.settings import Settings, read_settings
+from celery5.spellings import not_there
 from celery5.task import Declare, Signature, Task
 
 T = TypeVar("T")
@@ -103,6 +107,11 @@ class App:
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked}>"
 
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("app", self, name)
+
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
         self._said.update({name: value for name, value in settings.items() if value is not None})
@@ -162,14 +171,17 @@ class App:
     def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """Send jobs that were made before, with `Task.job`: what an outbox does. For plain Python.
 
-        Sending a job twice is sending it once, since it has its id already. Raises as `send_many` does.
+        Sending a job twice is sending it once, since it has its id already. It never uses the backlog: who returns from
+        this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
         """
-        holders = self._send(jobs, "asend_jobs")
+        holders = self._publish(jobs, "asend_jobs")
+        self._assure(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """`send_jobs`, from Trio or asyncio."""
-        holders = await self._asend(jobs)
+        holders = await self._apublish(jobs)
+        await self._aassure(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     def result(
@@ -180,6 +192,22 @@ class App:
         if task is None:
             return AsyncResult(self, job_id, queue=name)
         return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
+
+    def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+        """All that is known of a job, on any queue unless one is named; None when nothing is (F13). For plain Python."""
+        return finished(story_of(self, Plain(self.connections.blocking(instead="afind")), job_id, queue))
+
+    async def afind(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+        """`find`, from Trio or asyncio."""
+        return await story_of(self, await self.connections.awaiting(), job_id, queue)
+
+    def info(self, queue: str | None = None) -> AppState:
+        """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
+        return finished(state_of_app(self, Plain(self.connections.blocking(instead="ainfo")), queue))
+
+    async def ainfo(self, queue: str | None = None) -> AppState:
+        """`info`, from Trio or asyncio."""
+        return await state_of_app(self, await self.connections.awaiting(), queue)
 
     def fitting(self, message: bytes, what: str) -> bytes:
         """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
@@ -213,13 +241,12 @@ class App:
 
     def _send(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
-        redis = self.connections.blocking(instead=instead)
+        self.connections.blocking(instead=instead)  # or raise before anything is kept
         if self.backlog.holds_up(jobs):
             self.backlog.keep(jobs, None, limit=self.settings.backlog)
             return {}
         try:
-            answers = redis.perform_all(self._publisher.publish(jobs))
-            holders = self._publisher.published(jobs, answers)
+            holders = self._publish(jobs, instead)
         except BrokerUnavailable as error:
             self._keep(jobs, error)
             return {}
@@ -232,19 +259,21 @@ class App:
             self.backlog.keep(jobs, None, limit=self.settings.backlog)
             return {}
         try:
-            redis = await self.connections.awaiting()
-            answers = await redis.perform_all(self._publisher.publish(jobs))
-            holders = self._publisher.published(jobs, answers)
+            holders = await self._apublish(jobs)
         except BrokerUnavailable as error:
             self._keep(jobs, error)
             return {}
-        if self.settings.replicas and jobs:
-            await in_thread(lambda: self._assure(jobs))
+        await self._aassure(jobs)
         return holders
 
-    def _publish(self, jobs: Sequence[Job]) -> None:
-        self.connections.blocking(instead="asend_many").perform_all(self._publisher.publish(jobs))
-        self._publisher.published(jobs)
+    def _publish(self, jobs: Sequence[Job], instead: str = "asend_many") -> Mapping[str, str]:
+        """Make the trips."""
+        answers = self.connections.blocking(instead=instead).perform_all(self._publisher.publish(jobs))
+        return self._publisher.published(jobs, answers)
+
+    async def _apublish(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        redis = await self.connections.awaiting()
+        return self._publisher.published(jobs, await redis.perform_all(self._publisher.publish(jobs)))
 
     def _keep(self, jobs: Sequence[Job], error: BrokerUnavailable) -> None:
         """Redis cannot be reached: the backlog takes the jobs, if there is to be one."""
@@ -259,6 +288,10 @@ class App:
 
             redis = self.connections.blocking(instead="asend_many")
             assure(redis, self.queue(jobs[0].queue), jobs, wanted=self.settings.replicas)
+
+    async def _aassure(self, jobs: Sequence[Job]) -> None:
+        if self.settings.replicas and jobs:
+            await in_thread(lambda: self._assure(jobs))
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
         holder = holders.get(job.id)

@@ -12,12 +12,15 @@ from typing import Any, cast
 
 import msgspec
 
-from celery5.errors import Misconfigured
+from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now)."""
+    """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
+
+    `Task.job` makes it and `App.send_jobs` sends it, once however often.
+    """
 
     id: str
     task: str
@@ -28,6 +31,18 @@ class Job(msgspec.Struct, frozen=True):
     lock: str = ""
     unique_for: float | None = None
 
+    def to_bytes(self) -> bytes:
+        """The job as text, to be kept somewhere until it is sent: in an outbox, say."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "Job":
+        """A job that was kept. Raises Corrupt for anything else."""
+        try:
+            return msgspec.json.decode(raw, type=cls)
+        except ValueError as error:
+            raise Corrupt(f"not a job: {error}") from None
+
 
 class Options(msgspec.Struct, frozen=True):
     """How a job is sent. Every field may be given for a task and again for one call.
@@ -37,6 +52,8 @@ class Options(msgspec.Struct, frozen=True):
     one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
     a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
     `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
+    `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.of`); what else is said of
+    retries goes over it.
     """
 
     queue: str | None = None
@@ -126,15 +143,6 @@ def digest(call: bytes) -> str:
     return sha256(call).hexdigest()[:32]
 
 
-def name_of_error(error: str | type[BaseException]) -> str:
-    """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
-    if isinstance(error, str):
-        return error
-    if not _is_error_class(error):
-        raise Misconfigured(f"{error!r} is no class of errors: give classes of errors, or their full names")
-    return f"{error.__module__}.{error.__qualname__}"
-
-
 def seconds(span: float | timedelta | None) -> float | None:
     """A span in seconds, if there is one."""
     return None if span is None else _seconds(span)
@@ -165,10 +173,6 @@ def _check_positive(name: str, span: object) -> None:
     _check_span(name, span)
     if span is not None and _seconds(cast("float | timedelta", span)) <= 0:
         raise Misconfigured(f"{name} is {span!r}: give more than 0 seconds")
-
-
-def _is_error_class(thing: object) -> bool:
-    return isinstance(thing, type) and issubclass(thing, BaseException)
 
 
 def _is_name(text: object) -> bool:
