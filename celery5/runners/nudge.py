@@ -8,6 +8,7 @@ its children. What cannot be aborted is told, and may raise the error by itself,
 `check_cancelled`; when it does not, the error is raised at the next wait.
 """
 
+import gc
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
@@ -86,9 +87,14 @@ def _at_a_checkpoint(coroutine: Any) -> bool:
     while inner is not None:
         if getattr(inner, "cr_code", None) is _CHECKPOINT:
             return True
-        inner = (
-            getattr(inner, "cr_await", None)
-            or getattr(inner, "gi_yieldfrom", None)
-            or getattr(inner, "ag_await", None)
-        )
+        inner = _awaited(inner)
     return False
+
+
+def _awaited(outer: Any) -> Any:
+    """What a coroutine, a generator or a step of an asynchronous generator waits for; None at the end."""
+    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(outer, name):
+            return getattr(outer, name)
+    # A step of an asynchronous generator does not say whose it is, but the collector knows.
+    return next((each for each in gc.get_referents(outer) if hasattr(each, "ag_await")), None)
