@@ -97,6 +97,8 @@ class Unpublishable:
 
 
 def _is_retry(outcome: Outcome) -> bool:
-    """Whether it is a next attempt. One that was postponed (I9) has the message that it had before."""
+    """Whether it is a next attempt. One that was postponed (I9) is the same attempt as before."""
     delivery, words = outcome
-    return words[0] == "retry" and words[3] != delivery.message
+    if words[0] != "retry" or delivery.envelope is None:
+        return False
+    return read_envelope(words[3]).attempt != delivery.envelope.attempt

@@ -61,8 +61,9 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
             return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Release():
             return ("release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000))
-        case Postpone(delay):
-            return ("retry", entry, job_id, delivery.message, int(delay * 1000), int(ttl * 1000))
+        case Postpone(delay, failure):
+            message = with_failure(delivery.message, _signed(failure, delivery, worker))
+            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Expire() | Reject() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "why", "")
             document = _document(delivery, worker, state, b"null", reason=reason)

@@ -96,6 +96,7 @@ _VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
+_FAILURE = msgspec.json.Decoder(Failure)
 _ENCODER = msgspec.json.Encoder()
 _FAULTS = (ValueError, RecursionError)
 """What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
@@ -151,7 +152,7 @@ def next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
 
 
 def with_failure(raw: bytes, failure: Failure) -> bytes:
-    """The same message with its last failure in it, for the dead-letter queue."""
+    """The same message with its last failure in it: for the dead-letter queue, or for the same attempt once more."""
     return encode(_remembering(_FIELDS.decode(raw), failure))
 
 
@@ -167,6 +168,18 @@ def replayed(raw: bytes) -> bytes:
 
 
 def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
+    """An attempt that was postponed, again and again while an outage lasts, is remembered once for each kind of error:
+    it must not push out the failures that were."""
     before = _LIST.decode(fields.get("failures", b"[]"))
+    if before and _is_like(before[-1], failure):
+        before.pop()
     fields["failures"] = [*before, failure][-KEPT_FAILURES:]
     return fields
+
+
+def _is_like(raw: Raw, failure: Failure) -> bool:
+    try:
+        kept = _FAILURE.decode(raw)
+    except _FAULTS:
+        return False
+    return (kept.attempt, kept.type) == (failure.attempt, failure.type)

@@ -73,10 +73,24 @@ def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
     )
 
 
-def test_a_postponed_job_is_the_very_message_again_later() -> None:
+def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with_is_kept() -> None:
     held = delivery()
-    words = settlement(Postpone(1.5, FAILURE), held, worker="w", ttl=60)
-    assert words == ("retry", b"5-1", "a", held.message, 1500, 60_000)
+    verb, entry, job_id, message, delay, ttl = settlement(Postpone(1.5, FAILURE), held, worker="w", ttl=60)
+    assert (verb, entry, job_id, delay, ttl) == ("retry", b"5-1", "a", 1500, 60_000)
+    before, after = json.loads(held.message), json.loads(message)
+    kept = after.pop("failures")
+    assert (kept[-1]["type"], kept[-1]["attempt"], kept[-1]["worker"]) == ("ValueError", 2, "w")
+    assert after == {name: value for name, value in before.items() if name != "failures"}
+
+
+def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_out() -> None:
+    held = delivery(failures=(Failure(type="KeyError", message="old"),))
+    for count in range(20):
+        away = Failure(type="BrokerUnavailable", message=f"away for {count} s")
+        held.message = settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
+    words = settlement(Retry(0, FAILURE), held, worker="w", ttl=60)
+    kept = [(each.attempt, each.message) for each in read_envelope(words[3]).failures]
+    assert kept == [(1, "old"), (2, "away for 19 s"), (2, "no")]
 
 
 def test_an_expired_job_leaves_a_document_that_says_so() -> None:

@@ -209,7 +209,7 @@ def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
     raw = encode(Envelope(v=1, id="a", task="t"))
     for attempt in range(1, KEPT_FAILURES + 4):
         assert read_envelope(raw).attempt == attempt
-        raw = next_attempt(raw, Failure(type="E", message=str(attempt)))
+        raw = next_attempt(raw, Failure(type="E", message=str(attempt), attempt=attempt))
     assert [each.message for each in read_envelope(raw).failures] == ["4", "5", "6", "7", "8"]
     buried = read_envelope(with_failure(raw, FAILURE))
     assert buried.attempt == KEPT_FAILURES + 4
