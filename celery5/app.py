@@ -8,7 +8,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
@@ -16,19 +16,15 @@ from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.connections import AwaitingResults, BlockingResults, Connections
-from celery5.colourless import Plain, finished
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
 from celery5.protocol.backoff import OwnBackoff
-from celery5.overview import AppState, state_of_app, story_of
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.settings import Settings, read_settings
-from celery5.spellings import not_there
 from celery5.task import Declare, Signature, Task
 
 T = TypeVar("T")
@@ -106,11 +102,6 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked}>"
-
-    if not TYPE_CHECKING:  # a checker knows what is there
-
-        def __getattr__(self, name: str) -> Any:
-            raise not_there("app", self, name)
 
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
@@ -192,22 +183,6 @@ class App:
         if task is None:
             return AsyncResult(self, job_id, queue=name)
         return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
-
-    def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
-        """All that is known of a job, on any queue unless one is named; None when nothing is (F13). For plain Python."""
-        return finished(story_of(self, Plain(self.connections.blocking(instead="afind")), job_id, queue))
-
-    async def afind(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
-        """`find`, from Trio or asyncio."""
-        return await story_of(self, await self.connections.awaiting(), job_id, queue)
-
-    def info(self, queue: str | None = None) -> AppState:
-        """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
-        return finished(state_of_app(self, Plain(self.connections.blocking(instead="ainfo")), queue))
-
-    async def ainfo(self, queue: str | None = None) -> AppState:
-        """`info`, from Trio or asyncio."""
-        return await state_of_app(self, await self.connections.awaiting(), queue)
 
     def fitting(self, message: bytes, what: str) -> bytes:
         """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
