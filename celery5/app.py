@@ -223,7 +223,9 @@ class App:
         try:
             holders = self._publish(jobs, instead)
         except BrokerUnavailable as error:
-            self._keep(jobs, error)
+            if not self.settings.backlog:
+                raise
+            self.backlog.keep(jobs, error, limit=self.settings.backlog)
             return {}
         self._assure(jobs)
         return holders
@@ -236,7 +238,9 @@ class App:
         try:
             holders = await self._apublish(jobs)
         except BrokerUnavailable as error:
-            self._keep(jobs, error)
+            if not self.settings.backlog:
+                raise
+            self.backlog.keep(jobs, error, limit=self.settings.backlog)
             return {}
         await self._aassure(jobs)
         return holders
@@ -249,12 +253,6 @@ class App:
     async def _apublish(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         redis = await self.connections.awaiting()
         return self._publisher.published(jobs, await redis.perform_all(self._publisher.publish(jobs)))
-
-    def _keep(self, jobs: Sequence[Job], error: BrokerUnavailable) -> None:
-        """Redis cannot be reached: the backlog takes the jobs, if there is to be one."""
-        if not self.settings.backlog:
-            raise error
-        self.backlog.keep(jobs, error, limit=self.settings.backlog)
 
     def _assure(self, jobs: Sequence[Job]) -> None:
         """Return when as many replicas as the setting asks for have the jobs."""

@@ -176,7 +176,9 @@ class Pool:
         try:
             link = self._dialer.dial()
         except BaseException:
-            del place
+            # By name: whoever keeps the error keeps the frames that it passed through, and what they hold.
+            if isinstance(place, _Place):
+                self._places.discard(place)
             with self._lock:
                 self._room.notify()
             raise

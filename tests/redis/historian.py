@@ -38,6 +38,19 @@ async def nap(seconds: float) -> int:
     return os.getpid()
 
 
+@app.task(name="fail")
+async def fail() -> None:
+    """Fail."""
+    note("begin")
+    raise ValueError("no")
+
+
+@app.task(name="quiet")
+async def quiet(n: int) -> int:
+    """Leave no trace in the history; gives what it got."""
+    return n
+
+
 @app.task(name="block")
 async def block(seconds: float) -> int:
     """Block the event loop, as no job should."""

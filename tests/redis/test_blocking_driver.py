@@ -96,6 +96,25 @@ def test_broken_connections_leave_their_places_to_others(own_server: EmbeddedSer
     driver.close()
 
 
+def test_whoever_keeps_the_errors_of_an_outage_keeps_no_connection_from_others(
+    own_server: EmbeddedServer,
+) -> None:
+    timing = Timing(reply=1.0, breaker_reset=0.1)
+    driver = BlockingRedis(Endpoint.from_url(own_server.url), connections=4, timing=timing)
+    own_server.kill()
+    kept: list[BrokerUnavailable] = []
+    for _ in range(10):
+        try:
+            driver.perform(raw("PING"))
+        except BrokerUnavailable as error:
+            kept.append(error)
+    own_server.revive()
+    time.sleep(0.1)  # the breaker's
+    assert driver.perform(raw("PING")) == b"PONG"
+    assert len(kept) == 10
+    driver.close()
+
+
 def kill_the_blocked(client: "redis.Redis") -> None:
     """Cut whoever is in a blocking command."""
     until(lambda: blocked(client))
