@@ -1,151 +1,138 @@
-"""Script states: whatever happens in whatever order, the scripts take jobs through the table's states and no others.
+"""Script states: whatever happens in whatever order, the scripts take jobs through the table's states and no others,
+and leave in Redis what docs/reference/keys.md says, nothing else.
 
 Floor: tests. Reads and writes: the keys of one queue of an application that only the test has.
 """
 
-from contextlib import suppress
-from uuid import uuid4
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
-from celery5.broker.call import Call
-from celery5.broker.calls import Entry
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys
-from celery5.protocol.envelope import Document, Envelope, encode, read_envelope
-from celery5.protocol.states import IllegalTransition, JobState, Move, advance
-from celery5.result import state_of
+from celery5.protocol.states import FINISHED, TRANSITIONS, JobState, Move, advance
+from tests.redis.lives import MESSAGES, Act, Model, words
 
-JOBS = ("a", "b", "c")
-BY_SETTLING = {
-    Move.SUCCEED: JobState.SUCCESS,
-    Move.EXPIRE: JobState.EXPIRED,
-    Move.REVOKE: JobState.REVOKED,
-    Move.REJECT: JobState.REJECTED,
-}
-SENT = {Move.SEND, Move.SCHEDULE}
-SETTLED = {*BY_SETTLING, Move.RETRY, Move.BURY, Move.RELEASE}
-OF_ALL = {Move.FALL_DUE, Move.START, Move.RECOVER}
-"""Moves of whatever is there, not of one job."""
-
-steps = st.tuples(st.sampled_from(JOBS), st.sampled_from(sorted(SENT | SETTLED | OF_ALL)))
+MOVES = sorted([*(each for each in Move if each is not Move.HOLD), *Act])
+BUILT = [
+    (state, move)
+    for state, row in TRANSITIONS.items()
+    for move in row
+    if JobState.HELD not in (state, row[move])
+]
+"""The steps of the table that this version makes: nothing holds jobs yet."""
 
 
-class Model:
-    """The queue on the server, and beside it the state that each job has by the table."""
-
-    def __init__(self, driver: BlockingRedis) -> None:
-        self.driver = driver
-        self.keys = Keys(f"states-{uuid4().hex}").of("mail")
-        self.states = dict.fromkeys(JOBS, JobState.UNKNOWN)
-        self.entries: dict[str, Entry] = {}
-        self.worker = ""
-        self.join()
-
-    def join(self) -> None:
-        """A new worker comes."""
-        self.worker = uuid4().hex
-        self.driver.perform(calls.join(self.keys, self.worker, lease=60))
-
-    def make(self, job: str, move: Move) -> None:
-        """Make a move on the server and, where the table has it, in the model."""
-        message = encode(Envelope(v=1, id=job, task="t"))
-        if move in OF_ALL:
-            self.make_of_all(move)
-            return
-        if move is Move.SEND:
-            self.driver.perform(calls.publish(self.keys, [(job, message)]))
-        elif move is Move.SCHEDULE:
-            self.driver.perform(calls.schedule(self.keys, [(job, message, "+0")]))
-        elif job in self.entries:
-            self.settle(job, message, move)
-        if move in SENT or self.states[job] is JobState.EXECUTING:  # nothing else can be settled
-            self.advance(job, move)
-
-    def settle(self, job: str, message: bytes, move: Move) -> None:
-        """Settle the entry that was read last for a job, even when it was settled before."""
-        state = BY_SETTLING.get(move, JobState.DEAD)
-        document = encode(Document(v=1, id=job, task="t", state=state.value))
-        entry = self.entries[job].id
-        words: dict[Move, tuple[str, bytes, str, bytes, int, bytes | int]] = {
-            Move.RETRY: ("retry", entry, job, message, 0, 60_000),
-            Move.BURY: ("bury", entry, job, message, 60_000, document),
-            Move.RELEASE: ("release", entry, job, message, 0, 60_000),
-        }
-        complete = ("complete", entry, job, document, 60_000, b"")
-        self.driver.perform(calls.settle(self.keys, self.worker, [words.get(move, complete)]))
-
-    def make_of_all(self, move: Move) -> None:
-        """Let time pass, a worker read, or a worker die."""
-        if move is Move.FALL_DUE:
-            self.driver.perform(calls.promote(self.keys, limit=100))
-            moved = list(JOBS)
-        elif move is Move.START:
-            entries = self.driver.perform(calls.read([self.keys], self.worker, count=1, block=0.001))
-            moved = [read_envelope(entry.message).id for entry in entries]
-            self.entries.update(zip(moved, entries, strict=True))
-        else:
-            call = calls.recover(self.keys, worker=self.worker, max_deliveries=1000, limit=100, ttl=60)
-            self.driver.perform(call)
-            self.join()
-            moved = list(JOBS)
-        for job in moved:
-            self.advance(job, move)
-
-    def advance(self, job: str, move: Move) -> None:
-        """The table's own step; a move that it does not have must have changed nothing."""
-        with suppress(IllegalTransition):
-            self.states[job] = advance(self.states[job], move)
-
-    def seen(self) -> dict[str, JobState]:
-        """The states as everybody sees them."""
-        return {job: state_of(self.driver.perform(calls.locate(self.keys, job))) for job in JOBS}
-
-    def clear(self) -> None:
-        """Delete the queue's keys."""
-        keys = self.keys
-        own = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases)
-        self.driver.perform(Call(("DEL", *own, *map(keys.result, JOBS)), int))
+@pytest.fixture
+def driver(server: EmbeddedServer) -> Iterator[BlockingRedis]:
+    one = BlockingRedis(Endpoint.from_url(server.url))
+    yield one
+    one.close()
 
 
-def test_the_scripts_follow_the_table(server: EmbeddedServer) -> None:
-    driver = BlockingRedis(Endpoint.from_url(server.url))
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, str, int]:
+    """A job, any move at all, and a number that says which of those to make instead that its state has, if any."""
+    return draw(st.sampled_from(sorted(MESSAGES))), draw(st.sampled_from(MOVES)), draw(st.integers(-3, 9))
 
-    @given(st.lists(steps, max_size=40))
+
+def likely(state: JobState) -> list[str]:
+    """The moves that a job in that state has, and what else may happen to it."""
+    more: dict[JobState, list[str]] = {
+        JobState.EXECUTING: [Act.SETTLE_REVOKED, Act.DIE],
+        JobState.DEAD: [Act.PURGE, Act.FORGET],
+    }
+    return [*TRANSITIONS[state], *more.get(state, [Act.FORGET] if state in FINISHED else [])]
+
+
+def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: BlockingRedis) -> None:
+    @given(st.lists(steps(), min_size=20, max_size=60))
     @settings(max_examples=60, deadline=None)
-    def lived(moves: list[tuple[str, Move]]) -> None:
+    def lived(moves: list[tuple[str, str, int]]) -> None:
         model = Model(driver)
-        for job, move in moves:
-            model.make(job, move)
-            assert model.seen() == model.states, (job, move)
+        for job, move, number in moves:
+            own = [each for each in likely(model.lives[job].state) if each != Move.HOLD]
+            made = own[number % len(own)] if number >= 0 else move
+            model.make(job, made)
+            assert model.seen() == model.states(), (job, made)
+            model.check_what_is_left()
         model.clear()
 
     lived()
-    driver.close()
 
 
-def test_one_life_through_every_state_that_this_version_writes(server: EmbeddedServer) -> None:
-    driver = BlockingRedis(Endpoint.from_url(server.url))
+def road(goal: JobState) -> list[Move]:
+    """The shortest way from nothing to a state."""
+    roads: dict[JobState, list[Move]] = {JobState.UNKNOWN: []}
+    while goal not in roads:
+        for state, way in list(roads.items()):
+            for move, after in TRANSITIONS[state].items():
+                if (state, move) in BUILT:
+                    roads.setdefault(after, [*way, move])
+    return roads[goal]
+
+
+@pytest.mark.parametrize(("state", "move"), BUILT)
+@pytest.mark.parametrize("job", ["a", "b"])
+def test_every_step_of_the_table_is_made(
+    driver: BlockingRedis, job: str, state: JobState, move: Move
+) -> None:
     model = Model(driver)
-    life = [
-        Move.SCHEDULE,
-        Move.FALL_DUE,
-        Move.START,
-        Move.RELEASE,
-        Move.START,
-        Move.RECOVER,
-        Move.START,
-        Move.RETRY,
-    ]
-    seen = [JobState.UNKNOWN]
-    for move in [*life, Move.FALL_DUE, Move.START, Move.BURY]:
-        model.make("a", move)
-        seen.append(model.seen()["a"])
-    names = "UNKNOWN SCHEDULED SENT EXECUTING SENT EXECUTING SENT EXECUTING RETRY SENT EXECUTING DEAD"
-    assert seen == [JobState(name) for name in names.split()]
+    for each in road(state):
+        model.make(job, each)
+    assert model.seen()[job] is state
+    model.make(job, move)
+    if (state, move) == (JobState.EXECUTING, Move.REVOKE):
+        assert model.seen()[job] is JobState.EXECUTING  # until its worker lets go of it
+        model.make(job, Act.SETTLE_REVOKED)
+    assert model.seen()[job] is advance(state, move) is model.lives[job].state
+    model.check_what_is_left()
     model.clear()
-    driver.close()
+
+
+ENDS_OF_REVOKED = {
+    Act.SETTLE_REVOKED: JobState.REVOKED,
+    Move.RETRY: JobState.REVOKED,
+    Move.RELEASE: JobState.REVOKED,
+    Move.RECOVER: JobState.REVOKED,
+    Act.DIE: JobState.REVOKED,
+    Move.SUCCEED: JobState.SUCCESS,
+    Move.BURY: JobState.DEAD,
+    Move.REJECT: JobState.REJECTED,
+    Move.EXPIRE: JobState.EXPIRED,
+}
+
+
+@pytest.mark.parametrize(("move", "end"), ENDS_OF_REVOKED.items())
+def test_a_job_that_is_revoked_while_a_worker_has_it_ends_when_that_lets_go_of_it(
+    driver: BlockingRedis, move: str, end: JobState
+) -> None:
+    model = Model(driver)
+    for each in (Move.SEND, Move.START, Move.REVOKE, Move.REVOKE, move):
+        model.make("b", each)
+        assert model.seen() == model.states()
+        model.check_what_is_left()
+    assert model.seen()["b"] is end
+    assert model.holder == ""
+    model.clear()
+
+
+def test_dropping_a_second_copy_of_a_job_touches_nothing_else(driver: BlockingRedis) -> None:
+    model = Model(driver)
+    model.make("a", Move.SEND)
+    model.driver.perform(words("XADD", model.keys.stream, "*", "job", MESSAGES["a"]))
+    first, second = model.driver.perform(calls.read([model.keys], model.worker, count=2, block=0.001))
+    drop = ("drop", second.id, "", b"", 0, 0)
+    assert model.driver.perform(calls.settle(model.keys, model.worker, [drop])) == 1
+    model.entries["a"] = first
+    model.lives["a"].go(Move.START)
+    assert model.seen() == model.states()
+    model.check_what_is_left()
+    model.make("a", Move.SUCCEED)
+    assert model.driver.perform(calls.settle(model.keys, model.worker, [drop])) == 0
+    model.check_what_is_left()
+    model.clear()
