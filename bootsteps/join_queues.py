@@ -25,6 +25,12 @@ class Performs(Protocol):
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
 
 
+class Understudy(Protocol):
+    """Puts back what this process held, once it has ended, unless it has left in order."""
+
+    def left(self) -> None: ...
+
+
 class JoinQueues:
     """Joins on the way up, leaves on the way down."""
 
@@ -35,6 +41,7 @@ class JoinQueues:
         keys: Keys,
         consumed: Sequence[QueueKeys],
         lease: Lease,
+        understudy: Understudy | None,
         log: Log,
         worker: str,
     ) -> None:
@@ -42,6 +49,7 @@ class JoinQueues:
         self._keys = keys
         self._consumed = consumed
         self._lease = lease
+        self._understudy = understudy
         self._log = log
         self._worker = worker
 
@@ -67,3 +75,5 @@ class JoinQueues:
             self._log.event("queues:not-left", "warning", why=str(error))
         else:
             self._log.event("queues:left", left_behind=sum(held))
+            if self._understudy is not None and not any(held):
+                self._understudy.left()

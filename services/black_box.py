@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery5.protocol.delivery import Delivery
 
-_HEAD = 8
+_HEAD = 16
+"""The end of the lease, and the understudy's process id."""
 _RECORD = struct.Struct("=H46s")
 """One slot: the number of the queue, counted from 1, and the stream entry, which has 41 digits at most."""
 
@@ -29,8 +30,9 @@ class BlackBox:
     def __init__(self, *, slots: int) -> None:
         self._slots = slots
         self._page = mmap.mmap(-1, _HEAD + slots * _RECORD.size)
-        # A double at the start of a page is written and read in one piece.
-        self._lease = memoryview(self._page)[:_HEAD].cast("d")
+        # At the start of a page they are written and read in one piece.
+        self._lease = memoryview(self._page)[:8].cast("d")
+        self._understudy = memoryview(self._page)[8:16].cast("q")
 
     @property
     def lease_until(self) -> float:
@@ -41,9 +43,19 @@ class BlackBox:
     def lease_until(self, end: float) -> None:
         self._lease[0] = end
 
+    @property
+    def understudy(self) -> int:
+        """The process id of the understudy."""
+        return int(self._understudy[0])
+
+    @understudy.setter
+    def understudy(self, pid: int) -> None:
+        self._understudy[0] = pid
+
     def wipe(self) -> None:
         """Begin anew, for a worker with a new name."""
-        self._page[:] = bytes(len(self._page))
+        self.lease_until = 0.0
+        self._page[_HEAD:] = bytes(self._slots * _RECORD.size)
 
     def pen(self, slot: int, queues: Mapping[str, int]) -> Callable[[Delivery], None] | None:
         """What an executor calls when a job begins; None for one too many. `queues` numbers the queues, from 1 on."""

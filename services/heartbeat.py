@@ -1,16 +1,14 @@
-"""Heartbeat: keeps this worker's lease alive, also while a job blocks its event loop.
+"""Heartbeat: keeps this worker's lease alive.
 
 Floor: services. Reads: the queues' leases and scheduled jobs. Writes: this worker's leases; wakes the Mover and the
-Recoverer.
+Recoverer; tells the understudy.
 
-The loop renews the lease. Should a job block the loop, a thread that only watches the time renews it instead, over a
-connection of its own that is opened only then. So a long job on a live worker is never given to another (I3). One
-thing stops both: C code that holds the interpreter's lock for longer than a lease.
+The loop renews the lease. Should a job block the loop, or hold the interpreter's lock, the beats stay away and the
+understudy, a process of its own, renews the lease instead (`processes/understudy.py`). So a long job on a live worker
+is never given to another (I3).
 """
 
 import math
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -42,11 +40,11 @@ class Performs(Protocol):
 
 
 class Understudy(Protocol):
-    """A blocking connection."""
+    """Steps in when the beats stay away."""
 
-    def perform_all(self, calls: Sequence[Call[Pulse]], /) -> list[Pulse]: ...
-
-    def close(self) -> None: ...
+    def beaten(self, worker: str, queues: tuple[str, ...], /) -> bool:
+        """The leases were renewed. False, once, when there is no understudy any more."""
+        ...
 
 
 class Heartbeat:
@@ -56,7 +54,7 @@ class Heartbeat:
         self,
         *,
         redis: Performs,
-        understudy: Callable[[], Understudy],
+        understudy: Understudy | None,
         consumed: Sequence[QueueKeys],
         lease: Lease,
         log: Log,
@@ -66,37 +64,27 @@ class Heartbeat:
         self._redis = redis
         self._understudy = understudy
         self._consumed = consumed
+        self._queues = tuple(keys.queue for keys in consumed)
         self._lease = lease
         self._log = log
         self._worker = worker
         self._wake = wake
         self._missed = False
         self._lapse_in = math.inf
-        self._beaten = time.monotonic()
-        self._stop = threading.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
-        self._stop = threading.Event()
         await self.beat()
-        watch = threading.Thread(
-            target=self._stand_by, args=(self._stop,), name="celery5-heartbeat", daemon=True
-        )
-        watch.start()
         task_status.started()
-        try:
-            while True:
-                await trio.sleep(self._pause())
-                while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
-                    await trio.sleep(min(AGAIN, self._lease.seconds / BEATS))
-        finally:
-            self._stop.set()
+        while True:
+            await trio.sleep(self._pause())
+            while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(min(AGAIN, self._lease.seconds / BEATS))
 
     async def beat(self) -> None:
         """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
         asked = now()
         pulses = await self._redis.perform_all(self._calls())
-        self._beaten = time.monotonic()
         self._lapse_in = min(
             [each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf
         )
@@ -108,7 +96,8 @@ class Heartbeat:
             for tell in self._wake:
                 tell(keys, pulse)
         self._lease.renewed(asked)
-        self._lease.tell()
+        if self._understudy is not None and not self._understudy.beaten(self._worker, self._queues):
+            self._log.event("understudy:gone", "warning", hint=_ALONE)
 
     def _pause(self) -> float:
         """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
@@ -133,22 +122,5 @@ class Heartbeat:
     def _calls(self) -> list[Call[Pulse]]:
         return [calls.beat(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
-    def _stand_by(self, stop: threading.Event) -> None:
-        """In the thread: beat when the loop has missed more than one beat."""
-        pause = self._lease.seconds / BEATS / 2
-        late = self._lease.seconds / BEATS * 1.5
-        redis: Understudy | None = None
-        while not stop.wait(pause):
-            if time.monotonic() - self._beaten < late:
-                continue
-            try:
-                redis = redis or self._understudy()
-                asked = now()
-                pulses = redis.perform_all(self._calls())
-                self._beaten = time.monotonic()
-                if all(pulse.alive for pulse in pulses):
-                    self._lease.renewed(asked)
-            except BrokerError:
-                continue  # Redis is away for the loop too, which says so
-        if redis is not None:
-            redis.close()
+
+_ALONE = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"

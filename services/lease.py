@@ -1,6 +1,6 @@
 """Lease: whether this worker still counts as alive, as far as it knows.
 
-Floor: services. Reads: the clock. Writes: nothing.
+Floor: services. Reads: the clock, the black box. Writes: nothing.
 """
 
 import time
@@ -8,6 +8,7 @@ import time
 import trio
 
 from celery5.errors import LeaseLost
+from celery5.services.black_box import BlackBox
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -24,25 +25,29 @@ class Lease:
     with jobs in its hands that others may have finished long ago: it begins none before it is `sure` of its lease (I3).
     """
 
-    def __init__(self, *, seconds: float) -> None:
+    def __init__(self, *, seconds: float, black_box: BlackBox | None = None) -> None:
         self.seconds = seconds
         self.lost = False
         self.until = 0.0
+        self._black_box = black_box
         self._renewed = trio.Event()
 
     def renewed(self, asked: float) -> None:
-        """Redis has renewed it, and was `asked` to at that time (`now()`). For any thread."""
+        """Redis has renewed it, and was `asked` to at that time (`now()`)."""
         self.until = max(self.until, asked + self.seconds)
-
-    def tell(self) -> None:
-        """Let those go on who wait to be sure. For the event loop."""
         self._renewed.set()
         self._renewed = trio.Event()
 
     async def sure(self) -> None:
         """Return once the lease is known to last; for ever in a worker that has lost it."""
-        while self.lost or now() >= self.until:
+        while self.lost or not self._lasts():
             await self._renewed.wait()
+
+    def _lasts(self) -> bool:
+        """While a job blocked the loop, the understudy may have renewed it."""
+        if self._black_box is not None:
+            self.until = max(self.until, self._black_box.lease_until)
+        return now() < self.until
 
     def lose(self, why: str) -> LeaseLost:
         """The lease is gone. Gives the error to raise."""

@@ -173,12 +173,25 @@ def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
     )
 
 
-def recover(keys: QueueKeys, *, worker: str, max_deliveries: int, limit: int, ttl: float) -> Call[Recovered]:
-    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none."""
+def recover(
+    keys: QueueKeys,
+    *,
+    worker: str,
+    max_deliveries: int,
+    limit: int,
+    ttl: float,
+    begun: Sequence[bytes] | None = None,
+) -> Call[Recovered]:
+    """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
+
+    `begun` are the stream entries that it is known to have begun: only these count as having taken it down. Without
+    it all do.
+    """
+    known: tuple[Word, ...] = ("*",) if begun is None else ("-", *begun)
     return scripted(
         RECOVER,
         (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique),
-        (GROUP, worker, max_deliveries, limit, _ms(ttl)),
+        (GROUP, worker, max_deliveries, limit, _ms(ttl), *known),
         _recovered,
         repeatable=True,
     )

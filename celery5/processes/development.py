@@ -19,6 +19,7 @@ from celery5.log import Journal, Log
 from celery5.processes import worker
 from celery5.processes.foreground import ServeOptions, serve_here, stopping
 from celery5.processes.signals import Interruption
+from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
 
 
@@ -29,13 +30,17 @@ def serve(app: App, options: ServeOptions) -> int:
     ServerNotFound.
     """
     with (
+        standing_by(
+            app
+        ) as understudy,  # first, so that it keeps nothing open that is to end with this process
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
         Journal(sys.stdout, form=options.log_format, level=options.log_level),
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
-        trio.run(serve_here, app, WorkerOptions(options.queues, options.burst, options.name), interruption)
+        told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
+        trio.run(serve_here, app, told, interruption)
     return 0
 
 

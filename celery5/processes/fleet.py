@@ -1,11 +1,11 @@
 """Fleet: several worker processes of one application under one parent.
 
 Floor: processes. Reads: signals; a pipe from its children; systemd's variables, which it takes out of the environment.
-Writes: what recovering a dead child's jobs writes; datagrams to systemd; lines on stderr.
+Writes: datagrams to systemd; lines on stderr.
 
-The parent is plain blocking code with no thread and no event loop, so it can fork a child again at any time. It
-reports a child's death at once: the child's jobs are put back within moments, not when its lease has lapsed. To systemd
-it alone speaks, for all of them.
+The parent is plain blocking code with no thread, no event loop and no connection, so it can fork a child again at any
+time. What a dead child held is put back by the child's own understudy. To systemd the parent alone speaks, for all of
+them.
 """
 
 import ctypes
@@ -13,22 +13,16 @@ import fcntl
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from celery5.app import App
-from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
-from celery5.broker.timing import Timing
-from celery5.errors import BrokerError
 from celery5.protocol.backoff import full_jitter
-from celery5.protocol.job import new_id
 from celery5.services.systemd_notify import Notification, insist, notify, taken_from_environment
 
 DEATHS = 100
@@ -40,8 +34,6 @@ KILL_AFTER = 50.0
 """Seconds beyond the grace period that children get before they are killed."""
 KILL_AGAIN = 0.5
 """Seconds between two looks at children that should be dead."""
-RECOVERY = Timing(connect=1.0, reply=1.0)
-"""The parent must not be held up by a broker that is away: leases put the jobs back, too."""
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO)
 _PID = 8
 """Bytes of a process id on the pipe."""
@@ -49,24 +41,22 @@ _PID = 8
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What `supervise` gives in a child: the name it is to have, and what to call when it consumes."""
+    """What `supervise` gives in a child: what to call when it consumes."""
 
-    name: str
     ready: Callable[[], None]
 
 
 @dataclass(slots=True)
 class _Fleet:
-    """How many are `wanted`; the children that run, by process id, and which of them consume; when to start others; the
-    deaths of late; what systemd wants and has heard; and the pipe on which children say that they consume."""
+    """How many are `wanted`; the process ids of the children that run, and which of them consume; when to start others;
+    the deaths of late; what systemd wants and has heard; and the pipe on which children say that they consume."""
 
     app: App
-    prefix: str
     wanted: int
     burst: bool
     systemd: Notification
     pipe: tuple[int, int] = field(default_factory=os.pipe)
-    children: dict[int, str] = field(default_factory=dict)
+    children: set[int] = field(default_factory=set)
     ready: set[int] = field(default_factory=set)
     starts: list[float] = field(default_factory=list)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS))
@@ -86,13 +76,13 @@ class _Fleet:
         return max(self.stopping + self.app.settings.grace_period + KILL_AFTER, self.killed + KILL_AGAIN)
 
 
-def supervise(app: App, *, processes: int, name: str = "", burst: bool = False) -> int | Child:
+def supervise(app: App, *, processes: int, burst: bool = False) -> int | Child:
     """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent.
 
     A child that ends with 0 is done in a `burst`; else it is replaced like any other.
     """
     systemd = taken_from_environment(os.environ, os.getpid())
-    fleet = _Fleet(app, name or f"{socket.gethostname()}:{os.getpid()}", processes, burst, systemd)
+    fleet = _Fleet(app, processes, burst, systemd)
     fleet.starts.extend([0.0] * processes)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for each in (signal.SIGALRM, signal.SIGIO):
@@ -125,7 +115,6 @@ def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | N
     now = time.monotonic()
     for due in [each for each in fleet.starts if each <= now]:
         fleet.starts.remove(due)
-        name = f"{fleet.prefix}:{new_id()[:6]}"
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -134,8 +123,8 @@ def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | N
             _become_child(parent, mask)
             ear, mouth = fleet.pipe
             os.close(ear)
-            return Child(name, partial(_say_ready, mouth))
-        fleet.children[pid] = name
+            return Child(partial(_say_ready, mouth))
+        fleet.children.add(pid)
     return None
 
 
@@ -198,32 +187,28 @@ def _hear(fleet: _Fleet) -> None:
         said = os.read(fleet.pipe[0], 512 * _PID)
         fleet.begun = True
         pids = {int.from_bytes(said[at : at + _PID]) for at in range(0, len(said), _PID)}
-        fleet.ready |= pids & fleet.children.keys()
+        fleet.ready |= pids & fleet.children
     if len(fleet.ready) >= fleet.wanted and fleet.told != "STOPPING=1":
         _tell_systemd(fleet, "READY=1")
 
 
 def _reap(fleet: _Fleet) -> None:
-    dead: list[str] = []
     while fleet.children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             break
         if pid not in fleet.children:
             continue
-        name, code = fleet.children.pop(pid), os.waitstatus_to_exitcode(status)
-        was_ready = pid in fleet.ready
+        code, was_ready = os.waitstatus_to_exitcode(status), pid in fleet.ready
+        fleet.children.discard(pid)
         fleet.ready.discard(pid)
         if code == 0 and (fleet.burst or fleet.stopping is not None):
             continue
-        _say(f"worker {name} (pid {pid}) ended with {code}")
-        dead.append(name)
+        _say(f"worker process {pid} ended with {code}")
         if fleet.stopping is not None:
             fleet.code = fleet.code or (0 if code == -signal.SIGTERM else 1)
         else:
             _replace(fleet, could_not_start=code > 0 and not was_ready)
-    if dead:
-        _recover(fleet.app, dead)
 
 
 def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
@@ -240,29 +225,6 @@ def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
         return
     recent = sum(now - each < PERIOD for each in fleet.deaths)
     fleet.starts.append(now + full_jitter(recent - 1, start=0.05, cap=5.0, random=random.random))
-
-
-def _recover(app: App, names: Sequence[str]) -> None:
-    """Put back what dead children held, at once."""
-    redis = BlockingRedis(app.connections.endpoint, timing=RECOVERY)
-    try:
-        queues = [app.queue(queue) for queue in redis.perform(calls.queues(app.keys))]
-        for name in names:
-            for queue in queues:
-                while redis.perform(
-                    calls.recover(
-                        queue,
-                        worker=name,
-                        max_deliveries=app.settings.max_deliveries,
-                        limit=100,
-                        ttl=app.settings.results_ttl,
-                    )
-                ).more:
-                    pass
-    except BrokerError as error:
-        _say(f"jobs of {', '.join(names)} are recovered when a lease lapses: {error}")
-    finally:
-        redis.close()
 
 
 def _tell(fleet: _Fleet, number: signal.Signals) -> None:

@@ -16,6 +16,7 @@ from celery5.app import App
 from celery5.log import Format, Journal, Level, Log
 from celery5.processes import fleet, worker
 from celery5.processes.signals import Interruption
+from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
 
 STOP_LIMIT = 40.0
@@ -41,14 +42,18 @@ def serve(app: App, options: ServeOptions) -> int:
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
-    incarnation, ready = "", _nothing
+    ready = _nothing
     if options.processes > 1:
-        part = fleet.supervise(app, processes=options.processes, name=options.name, burst=options.burst)
+        part = fleet.supervise(app, processes=options.processes, burst=options.burst)
         if isinstance(part, int):
             return part
-        incarnation, ready = part.name, part.ready
-    told = WorkerOptions(options.queues, options.burst, options.name, incarnation)
-    with stopping(app) as interruption, Journal(sys.stdout, form=options.log_format, level=options.log_level):
+        ready = part.ready
+    with (
+        standing_by(app) as understudy,
+        stopping(app) as interruption,
+        Journal(sys.stdout, form=options.log_format, level=options.log_level),
+    ):
+        told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
         trio.run(serve_here, app, told, interruption, ready)
     return 0
 
@@ -62,9 +67,11 @@ async def serve_here(
     app: App, options: WorkerOptions, interruption: Interruption, told: Callable[[], None] = lambda: None
 ) -> None:
     """Be one worker in this Trio run until a signal, or until a burst is done. `told` is called when it consumes."""
-    options = replace(options, incarnation=options.incarnation or worker.new_name(options.name))
+    options = replace(options, incarnation=worker.new_name(options.name))
     log = Log(worker=options.incarnation, app=app.name)
     done = trio.Event()
+    if options.understudy is not None:
+        log.event("worker:understudy", "debug", pid=options.understudy.pid)
     try:
         async with trio.open_nursery() as nursery:
             interruption.ends(_asking(nursery.cancel_scope, log))

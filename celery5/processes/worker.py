@@ -22,12 +22,12 @@ from celery5.bootsteps.boot import Boot, BootFailed, Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
-from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
 from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.processes.link_log import LinkLog
+from celery5.processes.understudy import Understudy
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
 from celery5.protocol.prefetch import Pace
@@ -58,13 +58,14 @@ KINDS = ("trio", "asyncio", "thread")
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
-    (`burst`), and its `name`, to which each incarnation adds a part of its own. A parent that wants to know the whole
-    name of the first incarnation gives it as `incarnation`."""
+    (`burst`), and its `name`, to which each incarnation adds a part of its own. Whoever wants to know the whole name of
+    the first incarnation gives it as `incarnation`. Who steps in for it is its `understudy`, if it has one."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
     name: str = ""
     incarnation: str = ""
+    understudy: Understudy | None = None
 
 
 def make_reader(
@@ -114,11 +115,6 @@ def make_runners(asyncio_runner: AsyncioRunner, slots: Mapping[str, int]) -> dic
 def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
     return (mover.hear, recoverer.hear, revocations.beat)
-
-
-def make_understudy(endpoint: Endpoint) -> Any:
-    """How the Heartbeat's thread gets a connection, should it ever need one."""
-    return lambda: BlockingRedis(endpoint)
 
 
 def make_steps(
@@ -187,7 +183,6 @@ WorkerParts = Injector(
     deadlines=Deadlines,
     revocations=Revocations,
     heartbeat=Heartbeat,
-    understudy=value(make_understudy),
     wake=value(make_wake),
     mover=Mover,
     recoverer=Recoverer,
@@ -232,7 +227,9 @@ async def run(
 
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    settings, lease = app.settings, Lease(seconds=app.settings.lease)
+    settings, understudy = app.settings, options.understudy
+    black_box = None if understudy is None else understudy.started()
+    lease = Lease(seconds=settings.lease, black_box=black_box)
     notification = from_environment(os.environ, os.getpid())
     return {
         "app": app,
@@ -246,7 +243,8 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "log": log,
         "watch": LinkLog(log=log),
         "lease": lease,
-        "black_box": None,
+        "understudy": understudy,
+        "black_box": black_box,
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
         "slots": {

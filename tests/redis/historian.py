@@ -6,6 +6,7 @@ Its workers are real processes that the tests kill, stop and starve.
 """
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -97,6 +98,35 @@ async def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(name="hold")
+async def hold(seconds: float) -> int:
+    """Hold the interpreter's lock and do nothing, as C code may."""
+    note("begin")
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="hold_thread")
+def hold_thread(seconds: float) -> int:
+    """The same in a thread."""
+    note("begin")
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="churn")
+async def churn(seconds: float) -> int:
+    """Hold the interpreter's lock and use it."""
+    note("begin")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10_000_000))
+    note("end")
+    return os.getpid()
+
+
 @app.task(name="leave")
 async def leave(code: int) -> None:
     """Take the worker down with an exit code."""
@@ -117,6 +147,16 @@ async def linger(seconds: float) -> None:
     """Leave a thread behind that nobody can end."""
     note("begin")
     await asyncio.to_thread(time.sleep, seconds)
+
+
+@app.task(name="bequeath")
+def bequeath() -> None:
+    """Fork a process that lives on, with all files that the worker has open, and take the worker down."""
+    note("begin")
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(5)
+    os._exit(0)
 
 
 @app.task(name="spawn")

@@ -46,6 +46,17 @@ class Employee:
                     found.append(message)
         return found
 
+    @property
+    def understudy(self) -> int:
+        """The process id of its understudy; it must log at the level `debug`."""
+        return int(self.lines("worker:understudy")[0]["pid"])
+
+    def lose_its_machine(self) -> None:
+        """End it and its understudy so that neither can do anything more."""
+        os.kill(self.understudy, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+        self.wait()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
         self.process.send_signal(number)

@@ -79,7 +79,7 @@ def test_a_parent_is_not_held_up_by_a_broker_that_hangs(own_staff: Staff, own_se
     try:
         os.kill(own_staff.notes()[0].pid, signal.SIGKILL)
         began = time.monotonic()
-        wait_until(lambda: "are recovered when a lease lapses" in fleet.output.read_text(), within=5)
+        wait_until(lambda: "are recovered when its lease lapses" in fleet.output.read_text(), within=5)
         assert time.monotonic() - began < 4
     finally:
         os.kill(own_server.pid, signal.SIGCONT)

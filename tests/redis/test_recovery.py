@@ -46,13 +46,14 @@ def assert_each_job_ended_with_its_last_run(
         assert int(document.value) == last[each.id].pid
 
 
-def test_jobs_of_a_killed_worker_are_finished_by_another(staff: Staff, redis_client: "redis.Redis") -> None:
-    victim = staff.start(lease=LEASE, concurrency=4)
+def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    victim = staff.start("--log-level", "debug", lease=LEASE, concurrency=4)
     other = staff.start(lease=LEASE, concurrency=4)
     sent = send(staff, "nap", 0.02, count=200)
     wait_until(lambda: len(staff.notes("end")) > 50)
-    victim.signal(signal.SIGKILL)
-    victim.wait()
+    victim.lose_its_machine()
     gather(sent, timeout=15)
     assert_each_job_ended_with_its_last_run(staff, redis_client, sent)
     again = [job for job, runs in Counter(each.job for each in staff.notes("begin")).items() if runs > 1]

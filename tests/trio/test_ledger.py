@@ -65,20 +65,17 @@ async def test_nobody_is_sure_of_a_lease_before_it_is_renewed_or_after_it_ended(
     await wait_all_tasks_blocked()
     assert sure == []
     lease.renewed(now())
-    lease.tell()
     await wait_all_tasks_blocked()
     assert sure == [1]
     await trio.sleep(0.06)
     nursery.start_soon(be_sure, 2)
     await wait_all_tasks_blocked()
     lease.renewed(now() - 1)  # an answer to a question of long ago
-    lease.tell()
     await wait_all_tasks_blocked()
     assert sure == [1]
     with pytest.raises(LeaseLost, match="gone"):
         raise lease.lose("gone")
     lease.renewed(now())
-    lease.tell()
     await wait_all_tasks_blocked()
     assert sure == [1]
     nursery.cancel_scope.cancel()

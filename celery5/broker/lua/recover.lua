@@ -1,5 +1,5 @@
 -- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more (I4); then its jobs
--- move, with their delivery count, in portions; last the worker itself is forgotten.
+-- move, with their delivery count, in portions; last the worker itself is forgotten. Safe to repeat.
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 leases of its workers
@@ -11,6 +11,8 @@
 --       3 deliveries after which a job counts as poisonous (I5)
 --       4 how many jobs at most
 --       5 ttl of a document in ms
+--       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
+--       7.. stream entries that it had begun
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
 -- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED.
 local stream, jobs, leases, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
@@ -45,7 +47,8 @@ if pending.err then
   redis.call('ZREM', leases, name)
   return {name, 0, 0, 0}
 end
-local back, buried = 0, 0
+local back, buried, begun = 0, 0, {}
+for n = 7, #ARGV do begun[ARGV[n]] = true end
 for _, one in ipairs(pending) do
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
   redis.call('XACK', stream, group, one[1])
@@ -58,14 +61,15 @@ for _, one in ipairs(pending) do
     local id = type(envelope.id) == 'string' and envelope.id or ''
     local task = type(envelope.task) == 'string' and envelope.task or ''
     local attempt = type(envelope.attempt) == 'number' and envelope.attempt or 1
-    local deliveries = (tonumber(field.deliveries) or 0) + 1
+    local blamed = ARGV[6] == '*' or begun[one[1]]
+    local deliveries = (tonumber(field.deliveries) or 0) + (blamed and 1 or 0)
     local place = id ~= '' and redis.call('HGET', jobs, id) or ''
     local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = attempt}
     if string.sub(place, 1, 1) == 'V' then
       document.state = 'REVOKED'
       redis.call('HDEL', jobs, id)
       tell(envelope, id, cjson.encode(document))
-    elseif deliveries > tonumber(ARGV[3]) then
+    elseif blamed and deliveries > tonumber(ARGV[3]) then
       document.state, document.reason = 'DEAD', 'poisoned'
       document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
       local text = cjson.encode(document)

@@ -1,0 +1,339 @@
+"""Understudy: a small process beside each worker process, which speaks for it while it cannot, and when it has died.
+
+Floor: processes. Reads: a pipe from the worker; what the kernel tells of it; the black box. Writes: the leases of the
+worker; what recovering its jobs writes; lines on stderr.
+
+It is forked while the worker still has one thread, and is plain blocking code. The worker tells it of each beat. When
+the beats stay away, because a job blocks the loop or holds the interpreter's lock, it renews the lease instead, for as
+long as the process really lives (`protocol/liveness.py`). When the worker ends without having left its queues, it puts
+back what the worker held, at once. It ends with the worker, always. Should it die itself, the worker goes on alone.
+"""
+
+import gc
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import msgspec
+
+from celery5.app import App
+from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import QueueKeys
+from celery5.broker.timing import Timing
+from celery5.errors import BrokerError, CeleryError
+from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.services.black_box import BlackBox
+from celery5.services.heartbeat import BEATS
+from celery5.services.lease import now
+
+LATE = 1.5
+"""Beats that must be missing before the understudy steps in."""
+LINGER = 5.0
+"""Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
+LIMITS = Timing(connect=1.0, reply=1.0)
+"""A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
+PORTION = 100
+"""Jobs in one trip."""
+NAME = "understudy"
+"""What `ps` and `top` call the process, where they can be told."""
+
+
+class Said(msgspec.Struct, array_like=True, frozen=True):
+    """What the worker says after a beat: its name, the queues that it has joined, where its broker is. With no name:
+    it has left its queues, and nothing need be done for it."""
+
+    worker: str = ""
+    queues: tuple[str, ...] = ()
+    broker: Endpoint | None = None
+
+
+class Understudy:
+    """The worker's end: tell it of each beat, and when the queues were left. It lasts as long as the process, whatever
+    names the worker has one after the other."""
+
+    def __init__(self, app: App, *, mouth: int, black_box: BlackBox) -> None:
+        self._black_box = black_box
+        self._app = app
+        self._mouth = mouth
+        self._unsent = b""
+        self._gone = False
+        os.set_blocking(mouth, False)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._black_box.understudy
+
+    def started(self) -> BlackBox:
+        """A worker begins, under a name of its own; gives the black box, which is empty."""
+        self._black_box.wipe()
+        return self._black_box
+
+    def beaten(self, worker: str, queues: tuple[str, ...]) -> bool:
+        """The leases of `worker` were renewed. False, once, when there is no understudy any more."""
+        return self._tell(Said(worker, queues, self._app.connections.endpoint))
+
+    def left(self) -> None:
+        """The worker has left its queues, and holds nothing."""
+        self._tell(Said())
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        if self._mouth >= 0:
+            os.close(self._mouth)
+        self._mouth, self._gone = -1, True
+
+    def _tell(self, said: Said) -> bool:
+        """Never blocks: what a stopped understudy does not read is left out, and said again with the next beat."""
+        if self._gone:
+            return True
+        words = self._unsent or msgspec.json.encode(said) + b"\n"
+        try:
+            self._unsent = words[os.write(self._mouth, words) :]
+        except BlockingIOError:
+            self._unsent = self._unsent and words
+        except OSError:  # it has ended, or a job has closed all files that it found open
+            self._gone = True
+            return False
+        return True
+
+
+@contextmanager
+def standing_by(app: App) -> Generator[Understudy, None, None]:
+    """An understudy for this process while the block lasts. Call it while there is one thread.
+
+    The black box has a slot for each job that the settings of `app` let run at once.
+    """
+    settings = app.settings
+    black_box = BlackBox(slots=2 * settings.concurrency + settings.cpu_slots)
+    mouth = _fork(app, black_box)
+    one = Understudy(app, mouth=mouth, black_box=black_box)
+    # A process that a job forks must not keep the pipe open when we are gone.
+    os.register_at_fork(after_in_child=one.close)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def _fork(app: App, black_box: BlackBox) -> int:
+    """Start the process; gives the end of the pipe on which to speak to it.
+
+    It is no child of ours, or a job that waits for all its children would wait for it. Its session is its own, and it
+    blocks all signals: neither Ctrl-C nor a closed terminal nor a signal to the group is meant for it.
+    """
+    # What the collector leaves alone stays one page for both processes.
+    gc.freeze()
+    worker, (ear, mouth) = os.getpid(), os.pipe()
+    life = _handle_of(worker)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            # An application that starts threads when it is imported is warned; this one needs none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            between = os.fork()
+        if between == 0:
+            _become_understudy(app, black_box, worker, life, ear)
+        os.waitpid(between, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(ear)
+        if life >= 0:
+            os.close(life)
+    return mouth
+
+
+def _handle_of(pid: int) -> int:
+    """A file that is readable when the process has ended; -1 where there is no such thing."""
+    try:
+        return os.pidfd_open(pid) if sys.platform == "linux" else -1
+    except OSError:
+        return -1
+
+
+def _become_understudy(app: App, black_box: BlackBox, worker: int, life: int, ear: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        if pid := os.fork():
+            black_box.understudy = pid
+        else:
+            # No object of the worker's is ever finalised here: it might close a file whose number is ours now.
+            gc.disable()
+            _keep_only(ear, life)
+            _Watch(app, black_box, worker, life, ear).stand_by()
+        code = 0
+    except BaseException as error:  # there is nobody above
+        _say(f"the understudy of process {worker} failed: {error!r}")
+    finally:
+        os._exit(code)
+
+
+def _keep_only(*kept: int) -> None:
+    """Close all files but these and stderr, leave the working directory, and have a name of our own."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    try:
+        found = [int(name) for name in os.listdir("/dev/fd")]
+    except OSError:
+        found = list(range(1024))
+    for each in found:
+        if each > 2 and each not in kept:
+            with suppress(OSError):  # it is closed already, like the one that listed the others
+                os.close(each)
+    os.chdir("/")
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(NAME)
+
+
+class _Watch:
+    """The understudy's end."""
+
+    def __init__(self, app: App, black_box: BlackBox, worker: int, life: int, ear: int) -> None:
+        self._app = app
+        self._box = black_box
+        self._pid = worker
+        self._life = life
+        self._ear = ear
+        self._poll = select.poll()
+        for each in (ear, life):
+            if each >= 0:
+                self._poll.register(each, select.POLLIN)
+        self._interval = app.settings.lease / BEATS
+        self._unread = b""
+        self._said = Said()
+        self._vigil = Vigil(now())
+        self._next = 0.0
+        self._lost = ""
+        self._hung = False
+        self._redis: BlockingRedis | None = None
+
+    def stand_by(self) -> None:
+        """Until the worker has ended: step in when it is silent. Then put back what it held."""
+        while not self._has_ended():
+            if self._watches and now() >= self._next:
+                self._step_in()
+        if self._said.worker and self._really_ended():
+            self._recover()
+
+    @property
+    def _watches(self) -> bool:
+        """Whether there is a lease to look after."""
+        return self._said.worker not in ("", self._lost)
+
+    def _has_ended(self) -> bool:
+        """Wait for a word, until it is time to step in. True when there will be none any more."""
+        pause = max(self._next - now(), 0.0) * 1000 + 1 if self._watches else None
+        ready = {each for each, _ in self._poll.poll(pause)}
+        if self._ear in ready:
+            words = os.read(self._ear, 1 << 16)
+            if not words:
+                return True
+            self._hear(words)
+            return False  # there may be more, and what was said last counts
+        return self._life in ready
+
+    def _hear(self, words: bytes) -> None:
+        *lines, self._unread = (self._unread + words).split(b"\n")
+        if lines:
+            self._said = msgspec.json.decode(lines[-1], type=Said)
+            self._vigil, self._hung = heard(now()), False
+            self._next = now() + LATE * self._interval
+
+    def _step_in(self) -> None:
+        """Renew the worker's leases if it lives. Once they are lost they are never renewed again."""
+        self._next = now() + self._interval
+        self._vigil, life = judge_life(self._vigil, _look_at(self._pid), hung_after=HUNG_AFTER)
+        if life is Life.HUNG and not self._hung:
+            self._hung = True
+            _say(f"worker {self._said.worker} (pid {self._pid}) hangs: its lease is not renewed any more")
+        if not life.counts:
+            return
+        lease, asked = self._app.settings.lease, now()
+        beats = [calls.beat(keys, self._said.worker, lease=lease) for keys in self._queues()]
+        with suppress(BrokerError):  # the loop says so when it is back
+            if all(pulse.alive for pulse in self._broker().perform_all(beats)):
+                self._box.lease_until = asked + lease
+            else:
+                self._lost = self._said.worker
+
+    def _really_ended(self) -> bool:
+        """The pipe's end alone says little: a job may have closed all files that it found open."""
+        if self._life >= 0:
+            last = select.poll()
+            last.register(self._life, select.POLLIN)
+            return bool(last.poll(LINGER * 1000))
+        end = now() + LINGER
+        while now() < end:
+            sign = _look_at(self._pid)
+            if not sign.state or judge_life(self._vigil, sign)[1] is Life.GONE:
+                return True
+            select.select([], [], [], 0.01)
+        return False
+
+    def _recover(self) -> None:
+        """Put back what the worker held. What it had not begun is not counted."""
+        name, begun = self._said.worker, self._box.begun(self._said.queues)
+        back = buried = 0
+        settings = self._app.settings
+        try:
+            for keys in self._queues():
+                call = calls.recover(
+                    keys,
+                    worker=name,
+                    max_deliveries=settings.max_deliveries,
+                    limit=PORTION,
+                    ttl=settings.results_ttl,
+                    begun=begun[keys.queue],
+                )
+                # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
+                # at the server, and takes what was put back.
+                while (done := self._broker().perform(call)).more or done.back:
+                    back, buried = back + done.back, buried + done.buried
+                buried += done.buried
+        except CeleryError as error:
+            _say(f"jobs of {name} (pid {self._pid}) are recovered when its lease lapses: {error}")
+        else:
+            _say(f"worker {name} (pid {self._pid}) died: {back} jobs put back, {buried} buried")
+
+    def _queues(self) -> list[QueueKeys]:
+        return [self._app.queue(queue) for queue in self._said.queues]
+
+    def _broker(self) -> BlockingRedis:
+        """A connection, made when it is first needed: mostly never."""
+        endpoint = self._said.broker
+        assert endpoint is not None, "a worker that has a name has said where its broker is"
+        if self._redis is None or self._redis.endpoint != endpoint:
+            self._redis = BlockingRedis(endpoint, timing=LIMITS)
+        return self._redis
+
+
+def _look_at(pid: int) -> Sign:
+    """What the kernel tells of a process; where it tells nothing, whether there is one."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return read_stat(file.read(), at=now(), ticks=os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError):
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return Sign(now(), "X")
+    except PermissionError:
+        pass
+    return Sign(now())
+
+
+def _say(line: str) -> None:
+    """On stderr, unless that would make us wait."""
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, line.encode() + b"\n")

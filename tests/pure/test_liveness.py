@@ -1,0 +1,80 @@
+"""Liveness: a worker that works, sleeps or waits counts as alive; one that was stopped, hangs or is gone does not.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.liveness import BUSY, HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+
+STAT = "4112 (python3 (a) b) {state} 1 4112 4112 0 -1 4194304 9 0 0 0 {user} {system} 0 0 20 0 3 0 811 1 1"
+
+
+def test_the_state_and_the_processor_time_are_read_whatever_the_process_is_called() -> None:
+    sign = read_stat(STAT.format(state="S", user=250, system=50), at=7.0, ticks=100)
+    assert sign == Sign(7.0, "S", 3.0)
+
+
+@pytest.mark.parametrize("text", ["", "12 (a) S 1", "nonsense"])
+def test_what_is_no_stat_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="too short"):
+        read_stat(text, at=0.0, ticks=100)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+def test_this_very_process_runs_and_uses_processor_time() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    before = read_stat(Path("/proc/self/stat").read_text(), at=time.monotonic(), ticks=ticks)
+    while (now := time.monotonic()) < before.at + 0.1:
+        pass
+    sign = read_stat(Path("/proc/self/stat").read_text(), at=now, ticks=ticks)
+    assert sign.state == "R"
+    assert judge_life(Vigil(before.at, before), Sign(sign.at, "S", sign.used))[1] is Life.WORKING
+
+
+@pytest.mark.parametrize("state", list("Tt"))
+def test_a_stopped_process_is_not_counted_however_busy_it_was(state: str) -> None:
+    vigil, life = judge_life(Vigil(0.0, Sign(0.0, "R", 1.0)), Sign(1.0, state, 2.0))
+    assert life is Life.STOPPED
+    assert not life.counts
+    assert judge_life(vigil, Sign(2.0, "R", 2.0))[1].counts  # it goes on
+
+
+@pytest.mark.parametrize("state", list("ZXx"))
+def test_a_process_that_ended_is_gone(state: str) -> None:
+    life = judge_life(heard(0.0), Sign(0.1, state, 1.0))[1]
+    assert life is Life.GONE
+    assert not life.counts
+
+
+@given(st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40), st.floats(BUSY * 1.1, 8.0))
+def test_who_works_counts_as_alive_for_ever(pauses: list[float], cores: float) -> None:
+    vigil, at, used = Vigil(0.0, Sign(0.0, "S", 0.0)), 0.0, 0.0
+    for pause in pauses:
+        at, used = at + pause, used + pause * cores
+        vigil, life = judge_life(vigil, Sign(at, "S", used))
+        assert life is Life.WORKING
+
+
+@given(st.lists(st.floats(0.3, 50.0), min_size=1, max_size=40), st.sampled_from([None, 0.0, BUSY / 2]))
+def test_who_neither_speaks_nor_works_counts_as_alive_for_a_while(
+    pauses: list[float], cores: float | None
+) -> None:
+    vigil, at = heard(0.0), 0.0
+    for pause in pauses:
+        at += pause
+        vigil, life = judge_life(vigil, Sign(at, "" if cores is None else "S", cores and at * cores))
+        assert life is (Life.HUNG if at >= HUNG_AFTER else Life.STILL)
+
+
+def test_one_word_ends_the_doubt() -> None:
+    vigil, life = judge_life(heard(0.0), Sign(HUNG_AFTER + 1, "S", 0.0))
+    assert life is Life.HUNG
+    assert judge_life(heard(HUNG_AFTER + 2), Sign(HUNG_AFTER + 3, "S", 0.0))[1] is Life.STILL
+    assert judge_life(vigil, Sign(HUNG_AFTER + 3, "S", 2.0))[1] is Life.WORKING  # and so does work

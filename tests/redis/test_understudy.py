@@ -1,0 +1,141 @@
+"""Understudy: it speaks for a worker that cannot, puts back at once what a dead one held, and ends with it, always.
+
+Floor: tests. Reads and writes: the keys of the test's application; the history.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from celery5 import App, AsyncResult, JobState
+from celery5.processes.understudy import Said, Understudy
+from celery5.services.black_box import BlackBox
+from tests.redis.staff import Employee, Staff, is_alive, wait_until
+from tests.redis.workers import held
+
+
+def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
+    """Send one job."""
+    return staff.app.send_many([staff.app.signature(task, *args)])[0]
+
+
+def start(staff: Staff, **settings: float) -> Employee:
+    """Start a worker that says which process its understudy is."""
+    said: dict[str, object] = {**settings}
+    return staff.start("--log-level", "debug", ready=1, **said)
+
+
+def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(staff: Staff) -> None:
+    workers = [staff.start(lease=1.0) for _ in range(5)]  # one more than there are jobs
+    began, sent = time.monotonic(), []
+    for number, task in enumerate(("block", "hold", "hold_thread", "churn"), 1):
+        sent.append(send(staff, task, 4.0))
+        wait_until(lambda number=number: len(staff.notes()) == number)  # type: ignore[misc]
+    pids = [each.get(timeout=20) for each in sent]
+    assert time.monotonic() - began > 4.0
+    assert [note.job for note in staff.notes()] == [each.id for each in sent]
+    assert [note.pid for note in staff.notes()] == pids
+    for each in workers:
+        assert each.lines("recoverer:recovered") == []
+        assert each.lines("worker:again") == []
+
+
+def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
+    script = (
+        "from celery5.processes import foreground, understudy\n"
+        "from tests.redis.historian import app\n"
+        "understudy.HUNG_AFTER = 1.0\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    first = staff.launch([sys.executable, "-c", script], lease=0.5)
+    wait_until(lambda: len(first.lines("worker:ready")) == 1)
+    sent = send(staff, "hold", 3.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    other = staff.start(lease=0.5)
+    wait_until(lambda: len(staff.notes()) == 2, within=2.9)
+    assert "hangs: its lease is not renewed any more" in first.output.read_text()
+    assert sent.get(timeout=10) == other.process.pid
+    wait_until(lambda: len(first.lines("worker:again")) == 1)
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "two SIGTERM", "bequeath"])
+def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path, ending: str
+) -> None:
+    worker = start(staff, grace_period=30)  # with a lease of 10 s
+    gate = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    assert list(held(redis_client, staff.app).values()) == [1]
+    if ending == "bequeath":
+        send(staff, "bequeath")  # a process that it forks keeps its end of the pipe open
+    elif ending == "SIGKILL":
+        worker.signal(signal.SIGKILL)
+    else:
+        worker.signal(signal.SIGTERM)
+        wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+        worker.signal(signal.SIGTERM)
+    assert worker.wait() != 0
+    assert wait_until(lambda: held(redis_client, staff.app) == {}) < 0.8
+    assert gate.status() is JobState.SENT
+    wait_until(lambda: not is_alive(worker.understudy), within=2)
+    assert "jobs put back, 0 buried" in worker.output.read_text()
+
+
+def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff) -> None:
+    worker = start(staff)
+    hurtful = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1}
+    for each in hurtful:
+        os.kill(worker.understudy, each)
+    assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
+    assert send(staff, "nap", 0.0).get(timeout=10) == worker.process.pid
+    assert is_alive(worker.understudy)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    wait_until(lambda: not is_alive(worker.understudy), within=2)
+    assert "died" not in worker.output.read_text()
+
+
+def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: Staff) -> None:
+    worker = start(staff)
+    folder = Path(f"/proc/{worker.understudy}/fd")
+    opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
+    assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
+    assert opened.pop(2) == str(worker.output)
+    kinds = sorted(each.partition(":")[0] for each in opened.values())
+    assert kinds in (["anon_inode", "pipe"], ["pidfd", "pipe"])
+
+
+def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: Staff) -> None:
+    worker = start(staff, lease=0.6)
+    os.kill(worker.understudy, signal.SIGKILL)
+    wait_until(lambda: len(worker.lines("understudy:gone")) == 1)
+    assert send(staff, "nap", 1.5).get(timeout=10) == worker.process.pid
+    assert len(worker.lines("understudy:gone")) == 1
+    assert worker.lines("worker:again") == []
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
+    app = App("somewhere", broker="redis://nobody@nowhere/3")
+    ear, mouth = os.pipe()
+    one = Understudy(app, mouth=mouth, black_box=BlackBox(slots=1))
+    for number in range(2000):
+        assert one.beaten(f"worker-{number}", ("q" * 100,))
+    heard = os.read(ear, 1 << 20)
+    assert one.beaten("the last", ())
+    assert one.beaten("the very last", ())
+    heard += os.read(ear, 1 << 20)
+    lines = [msgspec.json.decode(line, type=Said) for line in heard.splitlines()]
+    assert lines[0].worker == "worker-0"
+    assert lines[-1] == Said("the very last", (), app.connections.endpoint)
+    os.close(ear)
+    assert not one.beaten("nobody", ())
+    assert one.beaten("nobody", ())  # it is told once
+    one.close()
