@@ -72,7 +72,8 @@ class BlackBox:
         """The last stream entry that each executor began, by queue; `queues` in the order of their numbers."""
         found: dict[str, list[bytes]] = {queue: [] for queue in queues}
         for slot in range(self._slots):
-            number, entry = _RECORD.unpack_from(self._page, _HEAD + slot * _RECORD.size)
+            record: tuple[int, bytes] = _RECORD.unpack_from(self._page, _HEAD + slot * _RECORD.size)
+            number, entry = record
             if 0 < number <= len(queues):
                 found[queues[number - 1]].append(entry.rstrip(b"\0"))
         return found

@@ -187,11 +187,10 @@ def recover(
     `begun` are the stream entries that it is known to have begun: only these count as having taken it down. Without
     it all do.
     """
-    known: tuple[Word, ...] = ("*",) if begun is None else ("-", *begun)
     return scripted(
         RECOVER,
         (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique),
-        (GROUP, worker, max_deliveries, limit, _ms(ttl), *known),
+        (GROUP, worker, max_deliveries, limit, _ms(ttl), "*" if begun is None else "-", *(begun or ())),
         _recovered,
         repeatable=True,
     )

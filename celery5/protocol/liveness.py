@@ -1,6 +1,6 @@
 """Liveness: whether a worker that says nothing is alive, judged by what the kernel tells of its process.
 
-Floor: protocol. Pure: no clock, no process.
+Floor: protocol. Reads: nothing. Writes: nothing.
 
 A worker whose job blocks the event loop, or holds the interpreter's lock in C, cannot say that it lives. It does, so
 its jobs must not go to others (I3). A worker that was stopped (SIGSTOP) must not count as alive: others have

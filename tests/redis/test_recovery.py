@@ -132,16 +132,6 @@ def test_jobs_read_by_a_worker_already_taken_for_dead_are_not_lost(staff: Staff)
     assert set(gather(sent, timeout=10)) == {other.process.pid}
 
 
-def test_a_job_that_blocks_the_loop_of_a_live_worker_is_not_given_to_another(staff: Staff) -> None:
-    first = staff.start(lease=0.6)
-    (sent,) = send(staff, "block", 2.4)
-    wait_until(lambda: len(staff.notes()) == 1)
-    staff.start(lease=0.6)
-    assert sent.get(timeout=10) == first.process.pid
-    assert len(staff.notes()) == 1
-    assert first.lines("worker:again") == []
-
-
 def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
