@@ -8,7 +8,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
@@ -25,6 +25,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.settings import Settings, read_settings
+from celery5.spellings import not_there
 from celery5.task import Declare, Signature, Task
 
 T = TypeVar("T")
@@ -102,6 +103,11 @@ class App:
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} at {self.connections.masked}>"
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("app", self, name)
 
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""

@@ -25,6 +25,7 @@ from celery5.errors import (
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, read_document
 from celery5.protocol.states import JobState
+from celery5.spellings import not_there
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -69,6 +70,11 @@ class AsyncResult(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<AsyncResult {self.id}>"
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("result", self, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id

@@ -33,6 +33,7 @@ from celery5.protocol.job import Job, Options, digest, new_id, seconds
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
+from celery5.spellings import hint, not_there
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -93,6 +94,11 @@ class Task(Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("task", self, name)
 
     @property
     def app(self) -> "App":
@@ -262,7 +268,9 @@ def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noq
     unknown = sorted(set(said) - set(Options.__struct_fields__))
     if unknown:
         known = ", ".join(Options.__struct_fields__)
-        raise Misconfigured(f"task option {unknown[0]!r} is not known; known: {known}")
+        raise Misconfigured(
+            f"task option {unknown[0]!r} is not known{hint('option', unknown[0])}; known: {known}"
+        )
     return over.replaced(said)
 
 

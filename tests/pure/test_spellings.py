@@ -1,0 +1,86 @@
+"""Spellings: who writes a name of Celery's or Fennel's is told ours.
+
+Floor: tests. Reads: the guide's pages for those who come from there. Writes: nothing.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from celery5 import App, Misconfigured
+from celery5.protocol.job import Options
+from celery5.settings import Settings
+from celery5.spellings import CELERY, FENNEL, Thing, hint
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+app = App("spellings")
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+THINGS: Mapping[Thing, Any] = {"task": add, "result": app.result("x"), "app": app}
+ATTRIBUTES = [
+    (thing, name) for table in (CELERY, FENNEL) for thing in THINGS for name in table.get(thing, ())
+]
+
+
+@pytest.mark.parametrize(("thing", "name"), ATTRIBUTES)
+def test_an_attribute_of_old_is_refused_with_its_name_today(thing: Thing, name: str) -> None:
+    assert not hasattr(type(THINGS[thing]), name)
+    with pytest.raises(AttributeError, match=re.escape(hint(thing, name))) as caught:
+        getattr(THINGS[thing], name)
+    assert (caught.value.name, caught.value.obj) == (name, THINGS[thing])
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_any_other_attribute_is_just_not_there(thing: Thing) -> None:
+    one = THINGS[thing]
+    with pytest.raises(AttributeError, match=f"^'{type(one).__name__}' object has no attribute 'colour'$"):
+        one.colour  # noqa: B018
+
+
+def test_options_and_settings_of_old_are_refused_with_their_name_today() -> None:
+    with pytest.raises(Misconfigured, match="for Celery's acks_late there is nothing: jobs are always"):
+        add.options(acks_late=True)
+    with pytest.raises(Misconfigured, match="for Fennel's retries there is max_retries"):
+        add.options(retries=3)
+    with pytest.raises(Misconfigured, match="for Celery's worker_prefetch_multiplier there is nothing"):
+        App("spellings", worker_prefetch_multiplier=1)
+    with pytest.raises(Misconfigured, match="for Fennel's redis_url there is broker"):
+        App("spellings", redis_url="redis://127.0.0.1")
+
+
+def test_no_name_of_old_is_one_of_ours() -> None:
+    for table in (CELERY, FENNEL):
+        assert not set(table.get("option", ())) & set(Options.__struct_fields__)
+        assert not set(table.get("setting", ())) & set(Settings.__struct_fields__)
+
+
+@pytest.mark.parametrize(("page", "table"), [("from-celery", CELERY), ("from-fennel", FENNEL)])
+def test_the_guide_has_every_name(page: str, table: Mapping[Thing, Mapping[str, str]]) -> None:
+    text = (GUIDE / f"{page}.md").read_text()
+    names = {name for names in table.values() for name in names}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_what_is_named_instead_is_there() -> None:
+    said = " ".join(ours for table in (CELERY, FENNEL) for names in table.values() for ours in names.values())
+    assert [name for name in re.findall(r"\bapp\.(\w+)", said) if not hasattr(app, name)] == []
+    assert [name for name in re.findall(r"\btask\.(\w+)\(", said) if not hasattr(add, name)] == []
+    assert [
+        name for name in re.findall(r"\bresult\.(\w+)", said) if not hasattr(THINGS["result"], name)
+    ] == []
+    single = [
+        ours
+        for table in (CELERY, FENNEL)
+        for ours in table.get("setting", {}).values()
+        if ours.isidentifier()
+    ]
+    assert set(single) <= set(msgspec.structs.asdict(Settings()))
