@@ -42,9 +42,11 @@ from celery5.errors import (
     UnknownQueue,
     UnknownTask,
 )
+from celery5.protocol.dead_letters import DeadJob
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.states import JobState
+from celery5.protocol.story import JobStory
 from celery5.result import AsyncResult, agather, await_, gather, wait
 from celery5.runners.context import CurrentJob, current_job
 from celery5.sections import optional, poisonous, retry
@@ -67,9 +69,11 @@ __all__ = [
     "CeleryError",
     "CircuitOpen",
     "CurrentJob",
+    "DeadJob",
     "DuplicateTask",
     "Job",
     "JobState",
+    "JobStory",
     "MessageTooLarge",
     "Misconfigured",
     "NotReplicated",

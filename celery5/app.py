@@ -15,13 +15,17 @@ from celery5.backlog import Backlog
 from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingResults, BlockingResults, Connections
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import covers, import_all, modules_of
+from celery5.overview import AppState, state_of_app, story_of
+from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.settings import Settings, read_settings
@@ -190,6 +194,22 @@ class App:
             return AsyncResult(self, job_id, queue=name)
         return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
 
+    def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+        """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""
+        return finished(story_of(self, Plain(self.connections.blocking(instead="afind")), job_id, queue))
+
+    async def afind(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+        """`find`, from Trio or asyncio."""
+        return await story_of(self, await self.connections.awaiting(), job_id, queue)
+
+    def info(self, queue: str | None = None) -> AppState:
+        """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
+        return finished(state_of_app(self, Plain(self.connections.blocking(instead="ainfo")), queue))
+
+    async def ainfo(self, queue: str | None = None) -> AppState:
+        """`info`, from Trio or asyncio."""
+        return await state_of_app(self, await self.connections.awaiting(), queue)
+
     def fitting(self, message: bytes, what: str) -> bytes:
         """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
         limit = self.settings.message_limit
@@ -210,11 +230,11 @@ class App:
 
     def results(self, *, instead: str) -> BlockingResults:
         """What waits for results in plain Python: one connection for all threads."""
-        return self.connections.results(instead=instead)
+        return Patient(self, self.connections.results(instead=instead))
 
     async def aresults(self) -> AwaitingResults:
         """What waits for results in this event loop."""
-        return await self.connections.awaiting_results()
+        return AwaitingPatient(self, await self.connections.awaiting_results())
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""

@@ -132,5 +132,25 @@ class _Picked:
         return []
 
 
+async def documents_in_graves(app: "App", redis: AwaitingRedis, results: Sequence[str]) -> dict[str, bytes]:
+    """The documents of those jobs that are dead, by their result keys, whether they have expired or not."""
+    found: dict[str, bytes] = {}
+    queues: dict[str, list[str]] = {}
+    for queue, job_id in map(app.keys.told_by, results):
+        queues.setdefault(queue, []).append(job_id)
+    for queue, ids in queues.items():
+        keys = app.queue(queue)
+        for at in range(0, len(ids), BATCH):
+            part = ids[at : at + BATCH]
+            places = zip(part, await redis.perform(graveyard.entries_of(keys, part)), strict=True)
+            dead = [(job_id, entry) for job_id, entry in places if entry]
+            asked = [graveyard.graves(keys, first=entry, last=entry, count=1) for _, entry in dead]
+            told = await redis.perform_all(asked) if asked else []
+            for (job_id, _), graves in zip(dead, told, strict=True):
+                if graves and graves[0].document:
+                    found[keys.result(job_id)] = graves[0].document
+    return found
+
+
 def _ms_of(entry: str) -> int:
     return int(entry.partition("-")[0])

@@ -50,6 +50,12 @@ class Keys:
         """SET     the names of the application's queues."""
         return f"celery5:{{{self.app}}}:queues"
 
+    def told_by(self, result: str) -> tuple[str, str]:
+        """The queue and the id of the job that a result key is of."""
+        tag, _, job_id = result.partition("}:result:")
+        _, _, queue = tag.partition("{")[2].partition(":")
+        return queue, job_id
+
     def of(self, queue: str) -> QueueKeys:
         """The keys of one queue."""
         # An application's name has no colon, so no two applications make the same key.

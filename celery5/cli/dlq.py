@@ -1,14 +1,37 @@
 """Dlq: the commands about dead-letter queues.
 
-Floor: cli. Reads: the dead-letter queues. Writes: stdout.
+Floor: cli. Reads: the dead-letter queues. Writes: stdout; on a terminal how far it has come, on stderr.
 """
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.said import as_json, table
-from celery5.cli.serving import queue_names
+from celery5.cli.choosing import choosing_flags, chosen, narrows
+from celery5.cli.choosing import rate as rate_of
+from celery5.cli.said import as_json, clock, lines, table
 from celery5.cli.target import Target
-from celery5.errors import Corrupt
+from celery5.errors import CeleryError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.dead_letters import Tally
+    from celery5.protocol.dead_letters import Choice, DeadJob
+
+LIMIT = click.IntRange(min=1)
+WHY = {
+    "key-taken": "another live job has its key",
+    "alive": "a job of its id is alive again",
+    "corrupt": "there is no message to replay",
+    "gone": "somebody else was first",
+}
+"""Why a job is left alone, in words."""
+
+
+class NotAllDone(CeleryError):
+    """Some of the jobs that were meant could not be replayed or purged."""
 
 
 @click.group(no_args_is_help=False)
@@ -17,43 +40,225 @@ def dlq() -> None:
 
 
 @dlq.command()
-@click.option("--queue", "queues", default="", metavar="A,B", help="Queues to look at; default: all.")
+@choosing_flags
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="Jobs at most, the oldest first.")
+@click.option("--traceback", is_flag=True, help="All that is known of each job.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
+    """Show dead jobs and why they are dead."""
+    app = target.load()
+    choice = chosen({**said, "limit": limit + 1})
+    jobs = app.dlq.read(**choice)
+    if wants_json:
+        shown = _print_json(jobs, limit)
+    elif traceback:
+        shown = _print_stories(jobs, limit)
+    else:
+        listed = list(jobs)
+        shown = len(listed)
+        click.echo(table([_row(job) for job in listed[:limit]], nothing="no dead jobs"))
+    if shown > limit:
+        click.echo(
+            f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True
+        )
+
+
+@dlq.command()
+@choosing_flags
 @click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
+    "--by",
+    type=click.Choice(["cause", "reason", "task", "error", "queue"]),
+    default="cause",
     show_default=True,
-    help="Jobs of each queue, oldest first.",
+    help="What jobs are put together by; a cause is task, reason and error.",
 )
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
-def read(target: Target, queues: str, limit: int, *, wants_json: bool) -> None:
-    """Show dead jobs and why they are dead."""
+def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
+    """Count dead jobs by what they have in common."""
+    counts = target.load().dlq.count(by, **chosen(said))
+    rows = [{by: name, "jobs": number} for name, number in counts.items()]
+    click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+
+
+@dlq.command()
+@choosing_flags
+@click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
+@click.option("--rate", type=rate_of, metavar="N/s", help="No more jobs than this: 50/s, 100/m.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def replay(target: Target, /, *, rate: float | None, dry_run: bool, wants_json: bool, **said: Any) -> None:
+    """Put dead jobs back on their queues, with all their attempts anew."""
+    app, choice = target.load(), chosen(said)
+    going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json)
+    if going.begin():
+        going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
+
+
+@dlq.command()
+@choosing_flags
+@click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def purge(target: Target, /, *, yes: bool, dry_run: bool, wants_json: bool, **said: Any) -> None:
+    """Remove dead jobs for good. Asks first when nothing says which."""
+    choice = chosen(said)
+    asks = not (narrows(choice) or yes or dry_run)
+    if asks and not sys.stdin.isatty():
+        raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
-    from celery5.broker import calls
-
-    names = queue_names(queues) or tuple(app.perform(calls.queues(app.keys), instead="aperform"))
-    rows: list[dict[str, object]] = []
-    for name in names:
-        for entry, _job, document in app.perform(
-            calls.dead(app.queue(name), count=limit), instead="aperform"
-        ):
-            rows.append({"queue": name, "entry": entry, **_told(document)})
-    click.echo(as_json(rows) if wants_json else table(rows, nothing="no dead jobs"))
+    going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json)
+    if going.begin():
+        if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
+            raise NotAllDone("nothing was purged")
+        going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
 
 
-def _told(raw: bytes) -> dict[str, object]:
-    from celery5.protocol.envelope import read_document
+class _Going:
+    """One replay or purge: what it is about to do, how far it has come, what it did."""
 
-    try:
-        document = read_document(raw)
-    except Corrupt as error:
-        return {"job": "", "task": "", "attempt": 0, "reason": "corrupt", "error": str(error)}
-    failure = document.failure
+    def __init__(self, app: "App", choice: "Choice", done: str, *, dry_run: bool, wants_json: bool) -> None:
+        self._app = app
+        self._choice = choice
+        self._done = done
+        self._dry_run = dry_run
+        self._json = wants_json
+        self._before: Mapping[str, int] = {}
+        self._tally: Tally | None = None
+        self._terminal = sys.stderr.isatty()
+
+    @property
+    def meant(self) -> str:
+        """How many jobs are meant, in words."""
+        return _jobs(sum(self._before.values()))
+
+    def begin(self) -> bool:
+        """Count what is meant, and say it. Whether there is anything."""
+        self._before = self._app.dlq.count("cause", **self._choice)
+        if not self._before:
+            self._refuse_unknown_ids(found=0)
+            click.echo(as_json(self._told()) if self._json else "no dead jobs")
+            return False
+        if not self._json:
+            would = f", would be {self._done}" if self._dry_run else ""
+            click.echo(f"{self.meant}{would}:\n{_causes(self._before)}")
+        return True
+
+    def progress(self, tally: "Tally") -> None:
+        """Tell somebody at a terminal how far it has come."""
+        self._tally = tally
+        if self._terminal:
+            click.echo(f"\r{tally.matched} of {self.meant} ", err=True, nl=False)
+
+    def end(self, run: Any) -> None:
+        """Do it, and say what was done, even when it is interrupted."""
+        try:
+            self._tally = run()
+        except BaseException:
+            self._clear()
+            so_far = self._tally.done if self._tally else 0
+            click.echo(f"{so_far} of {self.meant} {self._done} so far; the others are as they were", err=True)
+            raise
+        self._clear()
+        if self._json:
+            click.echo(as_json(self._told()))
+        elif not self._dry_run:
+            self._say()
+        self._refuse_what_is_left()
+
+    def _clear(self) -> None:
+        if self._terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+    def _say(self) -> None:
+        assert self._tally is not None
+        click.echo(f"{_jobs(self._tally.done)} {self._done}" + (":" if self._tally.done else ""))
+        if self._tally.causes:
+            click.echo(_causes(self._tally.causes))
+
+    def _told(self) -> dict[str, object]:
+        tally = self._tally
+        return {
+            "matched": tally.matched if tally else 0,
+            self._done: tally.done if tally else 0,
+            "dry_run": self._dry_run,
+            "before": self._before,
+            "causes": tally.causes if tally else {},
+            "left": tally.left if tally else {},
+        }
+
+    def _refuse_what_is_left(self) -> None:
+        assert self._tally is not None
+        left = {why: number for why, number in self._tally.left.items() if why != "gone"}
+        if left:
+            told = ", ".join(f"{number} {why} ({WHY[why]})" for why, number in left.items())
+            would = "would not be" if self._dry_run else "were not"
+            raise NotAllDone(f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}")
+        self._refuse_unknown_ids(found=self._tally.matched)
+
+    def _refuse_unknown_ids(self, *, found: int) -> None:
+        asked = len(set(self._choice.get("ids") or ()))
+        if found < asked:
+            raise NotAllDone(f"{asked - found} of {asked} ids are of no dead job that is meant")
+
+
+def _print_json(jobs: Any, limit: int) -> int:
+    """One array, job by job: there may be many. Gives how many there were."""
+    number = 0
+    for number, job in enumerate(jobs, 1):
+        if number <= limit:
+            click.echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
+    click.echo("]" if number else "[]")
+    return number
+
+
+def _print_stories(jobs: Any, limit: int) -> int:
+    number = 0
+    for number, job in enumerate(jobs, 1):
+        if number <= limit:
+            click.echo(("\n" if number > 1 else "") + _story(job))
+    if not number:
+        click.echo("no dead jobs")
+    return number
+
+
+def _story(job: "DeadJob") -> str:
+    fields = {"args": job.args, "kwargs": job.kwargs, "worker": job.worker, "replays": job.replays}
+    text = lines({**_row(job), **{name: value for name, value in fields.items() if value}})
+    return f"{text}\n\n{job.traceback.rstrip()}" if job.traceback else text
+
+
+def _row(job: "DeadJob") -> dict[str, object]:
     return {
-        "job": document.id,
-        "task": document.task,
-        "attempt": document.attempt,
-        "reason": document.reason,
-        "error": f"{failure.type}: {failure.message}" if failure else "",
+        "queue": job.queue,
+        "entry": job.entry,
+        "died": clock(job.died),
+        "job": job.id,
+        "task": job.task,
+        "attempt": job.attempt,
+        "reason": job.reason,
+        "error": job.error,
     }
+
+
+def _fields(job: "DeadJob") -> dict[str, object]:
+    """All there is; the bytes themselves are not, since they may be no text."""
+    rest = {
+        name: getattr(job, name)
+        for name in job.__struct_fields__
+        if name not in ("id", "raw", "queue", "entry")
+    }
+    return {"queue": job.queue, "entry": job.entry, "job": job.id, **rest, "error": job.error}
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    width = max(len(str(number)) for number in counts.values())
+    return "\n".join(f"  {number:{width}}  {cause}" for cause, number in counts.items())
+
+
+def _jobs(number: int) -> str:
+    return f"{number} dead job{'' if number == 1 else 's'}"

@@ -19,19 +19,14 @@ def queue() -> None:
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
     """Show each queue: waiting, running, scheduled and dead jobs."""
-    app = target.load()
-    from celery5.broker import calls
-
-    rows: list[dict[str, object]] = []
-    for name in app.perform(calls.queues(app.keys), instead="aperform"):
-        size = app.perform(calls.measure(app.queue(name)), instead="aperform")
-        rows.append(
-            {
-                "queue": name,
-                "waiting": size.stream - size.held,
-                "running": size.held,
-                "scheduled": size.due,
-                "dead": size.dead,
-            }
-        )
+    rows: list[dict[str, object]] = [
+        {
+            "queue": each.queue,
+            "waiting": each.waiting,
+            "running": each.held,
+            "scheduled": each.scheduled,
+            "dead": each.dead,
+        }
+        for each in target.load().info().queues.values()
+    ]
     click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))

@@ -4,8 +4,12 @@ Floor: cli. Reads: nothing. Writes: nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
+
+WIDEST = 200
+"""Characters that a cell shows of a long value."""
 
 
 def as_json(value: object) -> str:
@@ -13,26 +17,44 @@ def as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def from_json(text: bytes) -> dict[str, object]:
-    """The fields of a JSON object, those that this version does not know included."""
-    fields: dict[str, object] = msgspec.json.decode(text)
-    return fields
-
-
 def lines(fields: Mapping[str, object]) -> str:
     """One value of several fields, a line for each."""
     width = max(map(len, fields))
-    return "\n".join(f"{name:{width}}  {_cell(value)}" for name, value in fields.items())
+    return "\n".join(f"{name:{width}}  {cell(value)}" for name, value in fields.items())
 
 
 def table(rows: Sequence[Mapping[str, object]], *, nothing: str) -> str:
     """Values of the same fields, a line for each below their names; `nothing` when there are none."""
     if not rows:
         return nothing
-    shown = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    shown = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)
 
 
-def _cell(value: object) -> str:
-    return value.replace("\n", " ") if isinstance(value, str) else as_json(value)
+def cell(value: object) -> str:
+    """A value on one line, shortened."""
+    text = " ".join(value.split("\n")) if isinstance(value, str) else as_json(value)
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]}... ({len(text)} characters)"
+
+
+def clock(moment: float) -> str:
+    """A time in seconds since 1970, as people write it; '' for none."""
+    if not 0 < moment < 32_503_680_000:
+        return ""
+    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def span(seconds: float) -> str:
+    """A time that has passed, or will: `85 ms`, `12 s`, `2 h 5 min`, `3 d 2 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return "{} d {} h".format(*divmod(hours, 24))

@@ -1,13 +1,21 @@
 """Task: the commands about single jobs.
 
-Floor: cli. Reads: where a job is, and its document. Writes: stdout.
+Floor: cli. Reads: where a job is, its message and its document. Writes: stdout.
 """
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.said import as_json, from_json, lines
+from celery5.cli.said import as_json, cell, clock, lines, span
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
+
+if TYPE_CHECKING:
+    from celery5.protocol.envelope import Failure
+    from celery5.protocol.story import JobStory
 
 
 class UnknownJob(CeleryError):
@@ -21,24 +29,66 @@ def task() -> None:
 
 @task.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--queue", help="The queue it was sent to; default: the application's default queue.")
+@click.option("--queue", help="The queue it was sent to; default: looked for on all.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) -> None:
-    """Show where the job ID is, and how it ended. Exits with 1 when nothing is known of it."""
-    app = target.load()
-    from celery5.broker import calls
-    from celery5.result import state_of
-
-    name = queue or app.settings.default_queue
-    place = app.perform(calls.locate(app.queue(name), job_id), instead="aperform")
-    shown: dict[str, object] = {"id": job_id, "queue": name, "state": state_of(place).value}
-    if shown["state"] == "UNKNOWN":
+    """Show all that is known of the job ID. Exits with 1 when nothing is known of it."""
+    story = target.load().find(job_id, queue=queue)
+    if story is None:
+        where = f"on queue {queue!r}" if queue else "on any queue"
         raise UnknownJob(
-            f"nothing is known of job {job_id!r} on queue {name!r}: name its queue with --queue, or it has expired"
+            f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
-    if place.worker:
-        shown["worker"] = place.worker
-    if place.document:
-        shown |= from_json(place.document)
-    click.echo(as_json(shown) if wants_json else lines(shown))
+    click.echo(as_json(story) if wants_json else "\n".join(told(story, time.time())))
+
+
+def told(story: "JobStory", now: float) -> Iterator[str]:
+    """The story for people, part by part. `now` is seconds since 1970."""
+    yield lines({name: value for name, value in _fields(story, now) if value not in ("", None)})
+    if story.failure is not None and story.failure.traceback:
+        yield f"\n{story.failure.traceback.rstrip()}"
+    earlier = [each for each in story.failures if each != story.failure]
+    if earlier:
+        yield "\nattempts that failed"
+        yield lines({f"  {each.attempt}": _attempt(each) for each in earlier})
+
+
+def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
+    yield "id", story.id
+    yield "queue", story.queue
+    yield "state", story.state.value + (", revoked" if story.revoked else "")
+    yield "task", story.task
+    yield "attempt", _of(story)
+    yield "replays", story.replays or None
+    yield "deliveries", f"{story.deliveries} workers died with it" if story.deliveries else None
+    yield "key", story.key
+    yield "worker", story.worker
+    yield "args", cell(story.args) if story.args else None
+    yield "kwargs", cell(story.kwargs) if story.kwargs else None
+    yield "sent", _moment(story.sent, now)
+    yield "due", _moment(story.due, now)
+    yield "expires", _moment(story.expires, now)
+    yield "taken", _moment(story.taken, now)
+    yield "started", _moment(story.started, now)
+    yield "finished", _moment(story.finished, now)
+    yield "took", span(max(0.0, story.finished - story.started)) if story.started else None
+    yield "reason", story.reason
+    yield "entry", story.grave
+    yield "error", f"{story.failure.type}: {story.failure.message}" if story.failure else None
+    yield "value", cell(as_json(story.value)) if story.state == "SUCCESS" else None
+
+
+def _of(story: "JobStory") -> str:
+    return f"{story.attempt}" + (f" of {story.max_retries + 1}" if story.max_retries is not None else "")
+
+
+def _moment(moment: float, now: float) -> str:
+    if not clock(moment):
+        return ""
+    return f"{clock(moment)} ({f'in {span(moment - now)}' if moment > now else f'{span(now - moment)} ago'})"
+
+
+def _attempt(failure: "Failure") -> str:
+    where = " ".join(filter(None, (clock(failure.at), failure.worker)))
+    return f"{failure.type}: {failure.message}" + (f" ({where})" if where else "")

@@ -32,6 +32,12 @@ def made() -> dict[str, str]:
     }
 
 
+def test_a_result_key_tells_its_queue_and_its_job() -> None:
+    shop = Keys("shop")
+    for queue, job_id in (("default", "a"), ("a:b", "x:result:y"), ("result:", "}:result:")):
+        assert shop.told_by(shop.of(queue).result(job_id)) == (queue, job_id)
+
+
 def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
     keys, channels = PAGE.split("Channels, which hold nothing")
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)

@@ -213,4 +213,4 @@ def test_one_job_and_the_dead_letter_queue(desk: Desk) -> None:
 def test_a_job_of_which_nothing_is_known(desk: Desk) -> None:
     ended = celery5("-A", "shop", "task", "show", "nobody", cwd=desk.folder)
     assert ended.code == 1
-    assert ended.error.startswith("Error: nothing is known of job 'nobody' on queue 'default'")
+    assert ended.error.startswith("Error: nothing is known of job 'nobody' on any queue")

@@ -1,0 +1,112 @@
+"""Looking: the trips that tell of a job, or of a queue and its workers, and change nothing.
+
+Floor: broker. Reads: what `inspect.lua` and `overview.lua` say. Writes: nothing.
+
+None of them goes through the keyspace: what is not in a queue's own few keys is not looked for.
+"""
+
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, scripted
+from celery5.broker.keys import GROUP, QueueKeys
+
+INSPECT = Script.load("inspect")
+OVERVIEW = Script.load("overview")
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """All that the server says of a job. `held` is seconds that a worker has had it, `due` and `now` are seconds since
+    1970; None where that is not so."""
+
+    place: str
+    document: bytes
+    message: bytes
+    worker: str
+    held: float | None
+    due: float | None
+    deliveries: int
+    now: float
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """A worker of a queue: for how many seconds its lease goes on (0: it has lapsed), and how many jobs it has."""
+
+    name: str
+    lease: float
+    held: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether its lease stands."""
+        return self.lease > 0
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    """What is in a queue, in jobs, and who works on it.
+
+    `waiting` are on the stream and nobody has them, `held` are in workers' hands, `scheduled` wait for their time,
+    retries included. `next_due` and `oldest_dead` are seconds from now and since then; None when there is none. `keys`
+    is how many keys live jobs have.
+    """
+
+    queue: str
+    waiting: int
+    held: int
+    scheduled: int
+    next_due: float | None
+    dead: int
+    oldest_dead: float | None
+    keys: int
+    workers: tuple[WorkerState, ...]
+
+
+def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
+    """All that is known of a job."""
+    named = (keys.stream, keys.jobs, keys.result(job_id), keys.due, keys.waiting, keys.dead)
+    return scripted(INSPECT, named, (GROUP, job_id), _sighting, repeatable=True)
+
+
+def overview(keys: QueueKeys) -> Call[QueueState]:
+    """What is in a queue, and who works on it."""
+
+    def state(raw: Any) -> QueueState:
+        return _state(keys.queue, raw)
+
+    named = (keys.stream, keys.due, keys.dead, keys.leases, keys.unique)
+    return scripted(OVERVIEW, named, (GROUP,), state, repeatable=True)
+
+
+def _sighting(raw: Any) -> Sighting:
+    place, document, message, worker, held, due, deliveries, now = raw
+    return Sighting(
+        place.decode(errors="replace"),
+        document,
+        message,
+        worker.decode(errors="replace"),
+        _seconds(held),
+        _seconds(due),
+        deliveries,
+        now / 1000,
+    )
+
+
+def _state(queue: str, raw: Any) -> QueueState:
+    stream, held, scheduled, next_due, dead, oldest_dead, keys, workers = raw
+    states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
+    return QueueState(
+        queue=queue,
+        waiting=max(0, stream - held),
+        held=held,
+        scheduled=scheduled,
+        next_due=_seconds(next_due),
+        dead=dead,
+        oldest_dead=_seconds(oldest_dead),
+        keys=keys,
+        workers=tuple(sorted(states, key=lambda each: each.name)),
+    )
+
+
+def _seconds(ms: int) -> float | None:
+    return None if ms < 0 else ms / 1000

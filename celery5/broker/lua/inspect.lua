@@ -1,0 +1,36 @@
+-- Tell all that is known of a job.
+-- KEYS  1 stream of the queue
+--       2 where its jobs are
+--       3 result key of the job
+--       4 scheduled jobs by time
+--       5 their envelopes
+--       6 dead-letter queue
+-- ARGV  1 consumer group
+--       2 job id
+-- Gives its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
+-- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
+-- it, and the time in ms since 1970. A dead job's document is found in its grave when it has expired.
+local time = redis.call('TIME')
+local told = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, time[1] * 1000 + math.floor(time[2] / 1000)}
+local place = redis.call('HGET', KEYS[2], ARGV[2])
+if not place then return told end
+local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
+told[1] = place
+local function read(stream)
+  local found, field = redis.call('XRANGE', stream, entry, entry)[1], {}
+  for n = 1, found and #found[2] or 0, 2 do field[found[2][n]] = found[2][n + 1] end
+  told[3] = field.job or ''
+  return field
+end
+if kind == 'S' or kind == 'V' then
+  told[7] = tonumber(read(KEYS[1]).deliveries) or 0
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  if not pending.err and pending[1] then told[4], told[5] = pending[1][2], pending[1][3] end
+elseif kind == 'X' then
+  local document = read(KEYS[6]).document
+  if told[2] == '' then told[2] = document or '' end
+else
+  told[3] = redis.call('HGET', KEYS[5], ARGV[2]) or ''
+  told[6] = math.floor(tonumber(redis.call('ZSCORE', KEYS[4], ARGV[2]) or -1))
+end
+return told

@@ -1,0 +1,41 @@
+-- Tell what is in a queue and who works on it.
+-- KEYS  1 stream of the queue
+--       2 scheduled jobs by time
+--       3 dead-letter queue
+--       4 leases of its workers
+--       5 the live job of each key
+-- ARGV  1 consumer group
+-- Gives how many jobs are on the stream, how many of those a worker has, how many wait for their time, in how many ms
+-- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
+-- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
+-- lapsed) and how many jobs it has.
+local stream, due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local held, all, workers = {}, 0, {}
+local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[1])
+for _, consumer in ipairs(consumers.err and {} or consumers) do
+  local field = {}
+  for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+  held[field.name], all = field.pending, all + field.pending
+end
+local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
+for n = 1, #standing, 2 do
+  local name = standing[n]
+  workers[#workers + 1] = {name, math.max(0, math.ceil(standing[n + 1] - now)), held[name] or 0}
+  held[name] = nil
+end
+for name, count in pairs(held) do -- jobs of nobody: they are about to be recovered
+  if count > 0 then workers[#workers + 1] = {name, 0, count} end
+end
+local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
+return {
+  redis.call('XLEN', stream),
+  all,
+  redis.call('ZCARD', due),
+  next_one[2] and math.max(0, math.ceil(next_one[2] - now)) or -1,
+  redis.call('XLEN', dead),
+  oldest[1] and math.max(0, now - tonumber(string.match(oldest[1][1], '^%d+'))) or -1,
+  redis.call('HLEN', unique),
+  workers,
+}

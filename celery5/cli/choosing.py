@@ -1,0 +1,79 @@
+"""Choosing: the flags that say which dead jobs are meant, and how ages and rates are written on a command line.
+
+Floor: cli. Reads: nothing. Writes: nothing.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from celery5.cli.serving import queue_names
+
+if TYPE_CHECKING:
+    from celery5.protocol.dead_letters import Choice
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SPAN = r"(\d+(?:\.\d+)?)([smhdw])"
+
+
+def age(text: str) -> float:
+    """A span of time, `90`, `15m`, `2h` or `1d12h`, in seconds."""
+    said = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", said):
+        return float(said)
+    if not re.fullmatch(rf"({_SPAN})+", said):
+        raise click.BadParameter(f"{text!r} is no span of time: write 90, 15m, 2h or 1d12h")
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_SPAN, said))
+
+
+def rate(text: str) -> float:
+    """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smhd]))?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise click.BadParameter(f"{text!r} is no rate: write 50/s, 100/m or 1000/h")
+    return float(found[1]) / _UNITS[found[2] or ""]
+
+
+def choosing_flags(command: F) -> F:
+    """Add the flags that say which dead jobs are meant."""
+    flags = (
+        click.option("--queue", "queues", default="", metavar="A,B", help="Queues to look at; default: all."),
+        click.option(
+            "--task", "tasks", multiple=True, metavar="NAME", help="Of this task; 'shop.*' will do."
+        ),
+        click.option(
+            "--error", "errors", multiple=True, metavar="CLASS", help="Last raised; '*Error' will do."
+        ),
+        click.option("--message", metavar="TEXT", help="Whose error says this."),
+        click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
+        click.option("--older-than", type=age, metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."),
+        click.option("--newer-than", type=age, metavar="AGE", help="Dead for less."),
+        click.option("--id", "ids", multiple=True, metavar="ID", help="This job, or this entry."),
+    )
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def chosen(said: dict[str, Any]) -> "Choice":
+    """What the flags mean. Raises Misconfigured for a name that no queue can have."""
+    return {
+        "queue": queue_names(said["queues"]) or None,
+        "task": said["tasks"] or None,
+        "error": said["errors"] or None,
+        "message": said["message"],
+        "reason": said["reasons"] or None,
+        "older_than": said["older_than"],
+        "newer_than": said["newer_than"],
+        "ids": said["ids"] or None,
+        "limit": said.get("limit"),
+    }
+
+
+def narrows(choice: "Choice") -> bool:
+    """Whether a choice means less than all dead jobs of its queues."""
+    return any(value is not None for name, value in choice.items() if name != "queue")

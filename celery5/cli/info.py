@@ -1,0 +1,63 @@
+"""Info: the command that shows an application's queues and who works on them.
+
+Floor: cli. Reads: the queues' sizes, their workers' leases. Writes: stdout.
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.said import as_json, span, table
+from celery5.cli.target import Target
+
+if TYPE_CHECKING:
+    from celery5.overview import AppState
+
+
+@click.command()
+@click.option("--queue", help="This queue alone.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
+    """Show the queues, what is in them, and who works on them."""
+    app = target.load()
+    state = app.info(queue)
+    if wants_json:
+        click.echo(as_json({"app": state.app, "broker": app.connections.masked, "queues": state.queues}))
+        return
+    click.echo(f"{state.app} at {app.connections.masked}\n")
+    click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
+    if state.queues:
+        click.echo("\n" + table(_workers(state), nothing="no workers"))
+
+
+def _queues(state: "AppState") -> list[dict[str, object]]:
+    return [
+        {
+            "queue": each.queue,
+            "waiting": each.waiting,
+            "running": each.held,
+            "scheduled": each.scheduled,
+            "next due": "" if each.next_due is None else f"in {span(each.next_due)}",
+            "dead": each.dead,
+            "oldest dead": "" if each.oldest_dead is None else f"{span(each.oldest_dead)} ago",
+            "keys": each.keys,
+            "workers": sum(one.alive for one in each.workers),
+        }
+        for each in state.queues.values()
+    ]
+
+
+def _workers(state: "AppState") -> list[dict[str, object]]:
+    return [
+        {
+            "worker": one.name,
+            "queue": each.queue,
+            "running": one.held,
+            "lease": f"{span(one.lease)} to go"
+            if one.alive
+            else "lapsed: its jobs are about to be recovered",
+        }
+        for each in state.queues.values()
+        for one in each.workers
+    ]

@@ -1,0 +1,88 @@
+"""Overview: what is known of a job, and what is in an application's queues.
+
+Floor: domain. Reads: the queues' own keys. Writes: nothing.
+
+Fennel counted by going through all keys of the server, and failed before the first worker came (F13, F61).
+"""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from celery5.broker import calls, looking
+from celery5.broker import dead_letters as graveyard
+from celery5.broker.looking import QueueState, Sighting
+from celery5.connections import AwaitingRedis
+from celery5.errors import UnknownQueue
+from celery5.protocol.states import JobState
+from celery5.protocol.story import JobStory, told
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+class AppState(msgspec.Struct, frozen=True):
+    """What is in an application's queues, by their names, and who works on them."""
+
+    app: str
+    queues: dict[str, QueueState]
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return sum(each.waiting + each.held + each.scheduled for each in self.queues.values())
+
+    @property
+    def dead(self) -> int:
+        """Jobs in the dead-letter queues."""
+        return sum(each.dead for each in self.queues.values())
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that live, by name."""
+        names = {one.name for each in self.queues.values() for one in each.workers if one.alive}
+        return tuple(sorted(names))
+
+
+async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
+    """What is in the application's queues, or in one of them. Raises UnknownQueue."""
+    known = await redis.perform(calls.queues(app.keys))
+    if queue is not None and queue not in known:
+        await _refuse_unknown(app, redis, queue, known)
+    names = known if queue is None else [queue]
+    states = await redis.perform_all([looking.overview(app.queue(name)) for name in names]) if names else []
+    return AppState(app.name, {each.queue: each for each in states})
+
+
+async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:
+    """What is known of a job, on one queue or wherever it is; None when nothing is. Raises UnknownQueue."""
+    known = await redis.perform(calls.queues(app.keys))
+    if queue is not None and queue not in known:
+        await _refuse_unknown(app, redis, queue, known)
+    names = known if queue is None else [queue]
+    seen = (
+        await redis.perform_all([looking.inspect(app.queue(name), job_id) for name in names]) if names else []
+    )
+    stories = [_story(job_id, name, each) for name, each in zip(names, seen, strict=True)]
+    found = [each for each in stories if each.state is not JobState.UNKNOWN]
+    return min(found, key=lambda each: each.ended, default=None)  # of several, one that has not ended
+
+
+def _story(job_id: str, queue: str, seen: Sighting) -> JobStory:
+    return told(
+        job_id,
+        queue,
+        place=seen.place,
+        message=seen.message,
+        document=seen.document,
+        worker=seen.worker,
+        taken=0.0 if seen.held is None else seen.now - seen.held,
+        due=seen.due or 0.0,
+        deliveries=seen.deliveries,
+    )
+
+
+async def _refuse_unknown(app: "App", redis: AwaitingRedis, queue: str, known: list[str]) -> None:
+    """A raw producer may have sent to a queue that is in no list."""
+    if not await redis.perform(graveyard.exists(app.queue(queue))):
+        raise UnknownQueue(queue, known)

@@ -1,0 +1,118 @@
+"""Patience: waiting for results, with a look into the graves on behalf of those who have waited for a while.
+
+Floor: domain. Reads: documents, and those in dead-letter queues. Writes: nothing.
+
+The document of a job that died goes after its time like any other, and nobody will announce it again; but its job stays
+dead, and whoever waits for it wants to hear of that and not to wait until the end of the time.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from celery5.colourless import Plain, finished
+from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults
+from celery5.errors import BrokerUnavailable
+from celery5.graves import documents_in_graves
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+LOOK_AFTER = 1.0
+"""Seconds that one waits before somebody looks into the graves. Most results have come by then."""
+
+Enough = Callable[[Mapping[str, bytes]], bool]
+
+
+class Patient:
+    """Waits for results in plain Python."""
+
+    def __init__(self, app: "App", results: BlockingResults) -> None:
+        self._app = app
+        self._results = results
+
+    def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
+        wait = _Wait(keys, timeout, enough)
+        try:
+            wait.add(self._results.wait(keys, timeout=wait.first, enough=enough))
+        except BrokerUnavailable:
+            if wait.rest == 0:
+                raise
+        if wait.over():
+            return wait.found
+        try:
+            redis = Plain(self._app.connections.blocking(instead="aget"))
+            wait.add(finished(documents_in_graves(self._app, redis, wait.missing)))
+        except BrokerUnavailable:
+            pass  # who waits hears of it below, unless it passes
+        if not wait.over() and wait.rest != 0:
+            wait.add(self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
+        return wait.found
+
+
+class AwaitingPatient:
+    """Waits for results in an event loop."""
+
+    def __init__(self, app: "App", results: AwaitingResults) -> None:
+        self._app = app
+        self._results = results
+
+    async def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+    ) -> dict[str, bytes]:
+        """As Patient.wait."""
+        wait = _Wait(keys, timeout, enough)
+        try:
+            wait.add(await self._results.wait(keys, timeout=wait.first, enough=enough))
+        except BrokerUnavailable:
+            if wait.rest == 0:
+                raise
+        if wait.over():
+            return wait.found
+        try:
+            redis: AwaitingRedis = await self._app.connections.awaiting()
+            wait.add(await documents_in_graves(self._app, redis, wait.missing))
+        except BrokerUnavailable:
+            pass
+        if not wait.over() and wait.rest != 0:
+            wait.add(await self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
+        return wait.found
+
+
+class _Wait:
+    """How far one wait has come."""
+
+    def __init__(self, keys: Sequence[str], timeout: float | None, enough: Enough | None) -> None:
+        self.found: dict[str, bytes] = {}
+        self._keys = keys
+        self._enough = enough
+        self._ends = math.inf if timeout is None else time.monotonic() + timeout
+        self.first = LOOK_AFTER if timeout is None else min(timeout, LOOK_AFTER)
+
+    def add(self, found: Mapping[str, bytes]) -> None:
+        """More documents."""
+        self.found.update(found)
+
+    @property
+    def missing(self) -> list[str]:
+        """The keys whose documents have not come."""
+        return [key for key in self._keys if key not in self.found]
+
+    def over(self) -> bool:
+        """Whether all, or enough, has come."""
+        return not self.missing or (self._enough is not None and self._enough(self.found))
+
+    @property
+    def rest(self) -> float | None:
+        """The seconds that are left; None for all there are."""
+        return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
+
+    @property
+    def enough(self) -> Enough | None:
+        """Whether what comes now is enough, with what has come before."""
+        asked, before = self._enough, dict(self.found)
+        return None if asked is None else lambda found: asked({**before, **found})

@@ -1,0 +1,151 @@
+"""Story: all that is known of one job, from its message and its document.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from celery5.errors import Corrupt
+from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
+from celery5.protocol.states import FINISHED, JobState
+
+_PLACES: Mapping[str, JobState] = {
+    "S": JobState.SENT,
+    "V": JobState.SENT,
+    "D": JobState.SCHEDULED,
+    "R": JobState.RETRY,
+    "H": JobState.HELD,
+    "X": JobState.DEAD,
+}
+
+
+class JobStory(msgspec.Struct, frozen=True):
+    """All that is known of a job (F62).
+
+    Times are seconds since 1970, by the clock of whoever wrote them; 0 where nothing is known. `due` is when a
+    scheduled job or a retry may start, `taken` when a worker took the job that it has. `deliveries` is how many workers
+    died with it. `failure` is what it ended with, `failures` the last attempts that failed, the oldest first. `args`,
+    `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
+    """
+
+    id: str
+    queue: str
+    state: JobState
+    task: str = ""
+    attempt: int = 1
+    max_retries: int | None = None
+    replays: int = 0
+    deliveries: int = 0
+    revoked: bool = False
+    key: str = ""
+    worker: str = ""
+    args: Any = None
+    kwargs: Any = None
+    sent: float = 0.0
+    due: float = 0.0
+    expires: float = 0.0
+    taken: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+    value: Any = None
+    reason: str = ""
+    failure: Failure | None = None
+    failures: tuple[Failure, ...] = ()
+    grave: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINISHED
+
+
+def told(
+    job_id: str,
+    queue: str,
+    *,
+    place: str,
+    message: bytes,
+    document: bytes,
+    worker: str = "",
+    taken: float = 0.0,
+    due: float = 0.0,
+    deliveries: int = 0,
+) -> JobStory:
+    """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known."""
+    envelope, end = _envelope(message), _document(document)
+    ended = (
+        end if not place or place.startswith("X") else None
+    )  # a job that lives has no end yet, whatever lies there
+    state = _PLACES.get(place[:1], JobState.UNKNOWN)
+    if worker:
+        state = JobState.EXECUTING
+    elif not place and ended:
+        state = JobState(ended.state) if ended.state in JobState.__members__ else JobState.UNKNOWN
+    story = JobStory(
+        id=job_id,
+        queue=queue,
+        state=state,
+        worker=worker,
+        taken=taken,
+        due=due,
+        deliveries=deliveries,
+        revoked=place.startswith("V"),
+        grave=place[1:] if place.startswith("X") else "",
+    )
+    story = _with_message(story, envelope) if envelope else story
+    return _with_end(story, ended) if ended else story
+
+
+def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
+    return msgspec.structs.replace(
+        story,
+        task=envelope.task,
+        attempt=envelope.attempt,
+        max_retries=envelope.retry.max_retries if envelope.retry else None,
+        replays=envelope.replays,
+        key=envelope.key,
+        args=_decoded(envelope.args),
+        kwargs=_decoded(envelope.kwargs),
+        sent=envelope.sent,
+        expires=envelope.expires or 0.0,
+        failures=envelope.failures,
+    )
+
+
+def _with_end(story: JobStory, end: Document) -> JobStory:
+    return msgspec.structs.replace(
+        story,
+        task=end.task or story.task,
+        attempt=end.attempt,
+        worker=end.worker,
+        sent=end.sent or story.sent,
+        started=end.started,
+        finished=end.finished,
+        value=_decoded(end.value),
+        reason=end.reason,
+        failure=end.failure,
+    )
+
+
+def _envelope(message: bytes) -> Envelope | None:
+    try:
+        return read_envelope(message)
+    except Corrupt:
+        return None
+
+
+def _document(document: bytes) -> Document | None:
+    try:
+        return read_document(document)
+    except Corrupt:
+        return None
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        return None
