@@ -6,7 +6,7 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -305,8 +305,8 @@ class TaskOptions(TypedDict, total=False):
     cap: float | None
     jitter: bool | None
     step: float | None
-    autoretry_for: Sequence[str | type[BaseException]] | None
-    dont_autoretry_for: Sequence[str | type[BaseException]] | None
+    autoretry_for: Collection[str | type[BaseException]] | None
+    dont_autoretry_for: Collection[str | type[BaseException]] | None
     retry_policy: RetryPolicy | Mapping[str, Any] | None
     retry_backoff: Callable[[int], float] | None
     results_ttl: float | timedelta | None

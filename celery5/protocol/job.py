@@ -52,6 +52,8 @@ class Options(msgspec.Struct, frozen=True):
     one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
     a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
     `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
+    `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.of`); what else is said of
+    retries goes over it.
     """
 
     queue: str | None = None
@@ -141,15 +143,6 @@ def digest(call: bytes) -> str:
     return sha256(call).hexdigest()[:32]
 
 
-def name_of_error(error: str | type[BaseException]) -> str:
-    """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
-    if isinstance(error, str):
-        return error
-    if not _is_error_class(error):
-        raise Misconfigured(f"{error!r} is no class of errors: give classes of errors, or their full names")
-    return f"{error.__module__}.{error.__qualname__}"
-
-
 def seconds(span: float | timedelta | None) -> float | None:
     """A span in seconds, if there is one."""
     return None if span is None else _seconds(span)
@@ -180,10 +173,6 @@ def _check_positive(name: str, span: object) -> None:
     _check_span(name, span)
     if span is not None and _seconds(cast("float | timedelta", span)) <= 0:
         raise Misconfigured(f"{name} is {span!r}: give more than 0 seconds")
-
-
-def _is_error_class(thing: object) -> bool:
-    return isinstance(thing, type) and issubclass(thing, BaseException)
 
 
 def _is_name(text: object) -> bool:

@@ -3,7 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import msgspec
@@ -16,7 +16,7 @@ from celery5.protocol.backoff import full_jitter, linear
 from celery5.protocol.names import names_of_errors
 
 if TYPE_CHECKING:
-    Errors = Sequence[str | type[BaseException]]
+    Errors = Collection[str | type[BaseException]]
 else:
     Errors = tuple[str, ...]  # what it is once it is made, and what a message holds
 
@@ -97,7 +97,7 @@ def _most() -> float:
     return 1.0
 
 
-def _is_named(said: Sequence[object]) -> bool:
+def _is_named(said: Collection[object]) -> bool:
     return isinstance(said, tuple) and all(isinstance(each, str) for each in said)
 
 

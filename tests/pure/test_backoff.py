@@ -3,10 +3,16 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import math
+import re
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.backoff import exponential, full_jitter
+from celery5 import Misconfigured
+from celery5.protocol.backoff import LONGEST, OwnBackoff, exponential, full_jitter, linear
 
 SECONDS = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 CHANCE = st.floats(min_value=0, max_value=1, exclude_max=True)
@@ -32,3 +38,59 @@ def test_no_wait_is_negative_or_above_the_cap_however_large_the_attempt(
 @given(attempt=st.integers(min_value=0, max_value=10**30), start=SECONDS, cap=SECONDS)
 def test_the_longest_wait_never_shrinks(attempt: int, start: float, cap: float) -> None:
     assert exponential(attempt, start=start, cap=cap) <= exponential(attempt + 1, start=start, cap=cap)
+
+
+def test_an_even_wait_grows_by_its_step_until_the_cap() -> None:
+    assert [linear(attempt, start=1, step=5, cap=12) for attempt in range(-1, 4)] == [1, 1, 6, 11, 12]
+
+
+def test_a_backoff_of_ones_own_is_called_with_the_number_of_the_retry() -> None:
+    assert [OwnBackoff(lambda n: 10**n)(retry) for retry in (0, 1, 2)] == [1, 10, 100]
+    assert OwnBackoff(lambda n: 1e300)(0) == LONGEST
+    assert OwnBackoff(lambda n: True)(0) == 1
+
+
+class Rude(Exception):
+    """An error with no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raising(error: Exception) -> Any:
+    """A function that raises it."""
+
+    def backoff(retry: int) -> float:
+        raise error
+
+    return backoff
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda n: -1, r"gave -1.0: not 0 seconds or more"),
+        (lambda n: math.nan, r"gave nan: not 0 seconds or more"),
+        (lambda n: math.inf, r"gave inf: not a number of seconds"),
+        (lambda n: "soon", r"failed: ValueError: could not convert"),
+        (lambda n: None, r"failed: TypeError: float\(\) argument"),
+        (lambda: 1, r"failed: TypeError"),
+        (raising(Rude()), r"failed: Rude: <no text>"),
+        (raising(ValueError("two\nlines" * 100)), r"failed: ValueError: two linestwo lines"),
+    ],
+    ids=range(8),
+)
+def test_a_backoff_of_ones_own_that_makes_no_sense_says_so_in_a_line(function: Any, says: str) -> None:
+    said = OwnBackoff(function)(0)
+    assert isinstance(said, str)
+    assert len(said.splitlines()) == 1
+    assert len(said) < 400
+    assert re.match(rf"retry_backoff .+\(0\) {says}", said)
+
+
+def test_a_backoff_that_cannot_be_called_is_refused_when_it_is_declared() -> None:
+    for wrong in (5, "shop.backoff", int):
+        with pytest.raises(
+            Misconfigured, match=r"^retry_backoff is .+: give a function of the retry's number"
+        ):
+            OwnBackoff(wrong)  # type: ignore[arg-type]

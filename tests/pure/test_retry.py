@@ -4,15 +4,22 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import Misconfigured, RetryPolicy
+from celery5.protocol.names import kinds_of
 from celery5.protocol.retry import LONGEST
 
+ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 chances = st.floats(0, 1, exclude_max=True)
 
 
@@ -61,3 +68,105 @@ def test_a_policy_that_makes_no_sense_is_refused_by_name(said: dict[str, Any]) -
     (name,) = said
     with pytest.raises(Misconfigured, match=f"^{name} is .+: Expected"):
         RetryPolicy(**said).checked()
+
+
+def test_the_proposals_names_make_waits_that_grow_evenly() -> None:
+    def waits(most: int, start: float, step: float, interval: float) -> list[float]:
+        policy = RetryPolicy.of(
+            {"max_retries": most, "interval_start": start, "interval_step": step, "interval_max": interval}
+        )
+        assert not policy.jitter
+        return [round(policy.delay(attempt, lambda: 0.3), 3) for attempt in range(1, policy.max_retries + 1)]
+
+    assert waits(3, 0, 0.2, 0.2) == [0, 0.2, 0.2]
+    assert waits(10, 0, 5, 120) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45]
+    assert waits(3, 0, 0.2, 1) == [0, 0.2, 0.4]
+    assert waits(2, 9, 1, 4) == [4, 4]
+
+
+def test_a_policy_may_be_a_mapping_and_what_it_leaves_out_has_its_default() -> None:
+    assert RetryPolicy.of({}) == RetryPolicy()
+    assert RetryPolicy.of({"max_retries": 5, "backoff": 2}) == RetryPolicy(max_retries=5, backoff=2)
+    assert RetryPolicy.of({"interval_step": 3}) == RetryPolicy(backoff=0, step=3, cap=0.2, jitter=False)
+    assert RetryPolicy.of({"interval_max": 3, "jitter": True}).jitter
+    policy = RetryPolicy(max_retries=1)
+    assert RetryPolicy.of(policy) is policy
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        (
+            {"max_retry": 3},
+            "retry_policy has 'max_retry', which is not known; known: max_retries, backoff, cap",
+        ),
+        ({"interval_start": -1}, "interval_start is -1: Expected `float` >= 0"),
+        ({"interval_max": None}, "interval_max is None: Expected `float`, got `null`"),
+        ({"max_retries": None}, "max_retries is None: Expected `int`"),
+        (
+            {"interval_step": 1, "backoff": 1},
+            "retry_policy has 'backoff' and 'interval_step': use one spelling",
+        ),
+        ({"autoretry_for": ValueError}, "autoretry_for: .+ is no list"),
+        (3, "retry_policy is 3: give a RetryPolicy, or a mapping"),
+        ("max_retries", "retry_policy is 'max_retries': give"),
+    ],
+    ids=str,
+)
+def test_a_mapping_that_is_no_policy_is_refused_in_one_line(said: Any, says: str) -> None:
+    with pytest.raises(Misconfigured, match=f"^{says}") as caught:
+        RetryPolicy.of(said)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+class Inner(ConnectionError):
+    """An error of the application's own."""
+
+
+def test_errors_are_named_by_class_or_in_full_and_stand_for_those_derived_from_them() -> None:
+    policy = RetryPolicy(autoretry_for=[OSError, f"{__name__}.Other"], dont_autoretry_for={TimeoutError})
+    assert policy.autoretry_for == ("builtins.OSError", f"{__name__}.Other")
+    assert policy.covers(kinds_of(Inner()))
+    assert policy.covers([f"{__name__}.Other"])
+    assert not policy.covers(kinds_of(ValueError()))
+    assert not policy.covers(kinds_of(TimeoutError()))
+    assert RetryPolicy(dont_autoretry_for=[OSError]).covers(kinds_of(KeyError()))
+    assert RetryPolicy().covers(())
+    raw = msgspec.json.encode(policy)
+    assert msgspec.json.decode(raw, type=RetryPolicy) == policy
+    assert msgspec.json.decode(b'{"autoretry_for": ["anything"]}', type=RetryPolicy).autoretry_for
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        (ValueError, "<class 'ValueError'> is no list: give a list of classes of errors"),
+        ("builtins.ValueError", "'builtins.ValueError' is no list"),
+        (5, "5 is no list"),
+        ([5], "5 is no class of errors"),
+        ([int], "<class 'int'> is no class of errors"),
+        ([ValueError()], r"ValueError\(\) is no class of errors"),
+        (["ValueError"], "'ValueError' is no full name: .+ as 'builtins.ValueError'"),
+        (["Wrong"], "'Wrong' is no full name: .+ as 'module.Name'"),
+    ],
+    ids=str,
+)
+def test_what_is_no_error_is_refused(said: Any, says: str) -> None:
+    for name in ("autoretry_for", "dont_autoretry_for"):
+        with pytest.raises(Misconfigured, match=f"^{name}: {says}"):
+            RetryPolicy(**{name: said}).checked()
+
+
+def test_a_class_of_a_script_has_the_name_by_which_a_worker_imports_it(tmp_path: Path) -> None:
+    script = tmp_path / "shop_script.py"
+    script.write_text(
+        "from celery5 import RetryPolicy\n"
+        "class Wrong(Exception): ...\n"
+        "if __name__ == '__main__':\n"
+        "    print(*RetryPolicy(autoretry_for=[Wrong]).autoretry_for)\n"
+    )
+    for command in ([str(script)], ["-m", "shop_script"]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True, env=ENVIRON
+        )
+        assert done.stdout == "shop_script.Wrong\n"

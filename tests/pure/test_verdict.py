@@ -3,15 +3,22 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+from collections import Counter
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import RetryPolicy
 from celery5.protocol.envelope import Failure
 from celery5.protocol.verdict import (
+    MOST_SECTIONS,
     PAUSE,
+    Asked,
     Bury,
     Complete,
+    Declined,
     Expire,
     Interrupted,
     Lapsed,
@@ -20,11 +27,16 @@ from celery5.protocol.verdict import (
     Raised,
     Reason,
     Refused,
+    Reject,
     Release,
     Retry,
     Returned,
+    Revoke,
+    Ruling,
     Stranded,
+    Withdrawn,
     judge,
+    rule,
 )
 
 FAILURE = Failure(type="ValueError", message="no")
@@ -43,6 +55,8 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Interrupted()),
     st.just(Lapsed()),
     st.builds(Refused, st.sampled_from(Reason), st.just(FAILURE)),
+    st.builds(Declined, st.text()),
+    st.just(Withdrawn()),
 )
 
 
@@ -62,10 +76,41 @@ def test_every_outcome_has_its_verdict(
             assert verdict == Expire()
         case Refused(reason, failure):
             assert verdict == Bury(reason, failure)
+        case Declined(why):
+            assert verdict == Reject(why)
+        case Withdrawn():
+            assert verdict == Revoke()
         case Raised(failure) if attempt > policy.max_retries:
             assert verdict == Bury(Reason.EXHAUSTED, failure)
         case Raised(failure):
             assert verdict == Retry(policy.delay(attempt, lambda: chance), failure)
+
+
+@given(st.none() | st.floats(0, 1e4), st.none() | policies, st.none() | st.integers(0, 9), attempts, policies)
+def test_a_task_that_asks_is_tried_again_as_it_says_or_else_as_its_policy_says(
+    countdown: float | None, said: RetryPolicy | None, most: int | None, attempt: int, policy: RetryPolicy
+) -> None:
+    asked = Asked(FAILURE, countdown, said, most)
+    verdict = judge(asked, attempt=attempt, policy=policy, random=lambda: 0.5)
+    own = said or policy
+    if attempt > (own.max_retries if most is None else most):
+        assert verdict == Bury(Reason.EXHAUSTED, FAILURE)
+    else:
+        wait = own.delay(attempt, lambda: 0.5) if countdown is None else countdown
+        assert verdict == Retry(wait, FAILURE)
+
+
+@given(
+    st.builds(Ruling, st.just("a"), policies) | st.builds(Ruling, reason=st.sampled_from(Reason)), attempts
+)
+def test_a_sections_ruling_beats_the_tasks_policy(ruling: Ruling, attempt: int) -> None:
+    for policy in (RetryPolicy(max_retries=0), RetryPolicy(max_retries=10**6)):
+        verdict = judge(Raised(FAILURE, ruling=ruling), attempt=attempt, policy=policy, random=lambda: 0.5)
+        if ruling.reason is not None:
+            assert verdict == Bury(ruling.reason, FAILURE)
+        else:
+            assert ruling.policy is not None
+            assert verdict == Retry(ruling.policy.delay(1, lambda: 0.5), FAILURE, "a")
 
 
 @given(policies.filter(lambda policy: policy.max_retries < 20))
@@ -83,3 +128,86 @@ def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> N
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
         assert not isinstance(verdict, Retry)
         assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)
+
+
+small = st.integers(0, 4)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), small),
+    small,
+    st.lists(st.sampled_from([*"abc", "", "asked"])),
+    st.data(),
+)
+def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
+    limits: dict[str, int], retries: int, fails: list[str], data: Any
+) -> None:
+    """However its failures are spread over sections of their own counters, the task, and what it asks for."""
+    task = RetryPolicy(max_retries=retries, backoff=0)
+    counts: Counter[str] = Counter()
+    for attempt in range(1, 2 + retries + sum(limits.values()) + 1):
+        where = fails.pop() if fails else data.draw(st.sampled_from([*limits, "", "asked"]))
+        outcome: Outcome = Asked(FAILURE) if where == "asked" else Raised(FAILURE)
+        if where in limits:
+            policy = RetryPolicy(max_retries=limits[where], backoff=0)
+            outcome = Raised(FAILURE, ruling=rule(where, policy, counts))
+        verdict = judge(outcome, attempt=attempt, policy=task, random=lambda: 0.5, sections=counts)
+        if isinstance(verdict, Bury):
+            assert verdict.reason is Reason.EXHAUSTED
+            return
+        assert isinstance(verdict, Retry)
+        counts.update([verdict.section] if verdict.section else [])
+        assert all(counts[name] <= limits[name] for name in counts)
+    pytest.fail(f"ran {attempt} times")
+
+
+def test_a_section_is_asked_once_for_each_of_its_retries_and_waits_as_its_own_policy_says() -> None:
+    policy = RetryPolicy(max_retries=2, backoff=5, step=5, jitter=False)
+    waits = []
+    for counts in ({}, {"a": 1, "b": 9}):
+        outcome = Raised(FAILURE, ruling=rule("a", policy, counts))
+        verdict = judge(outcome, attempt=11, policy=RetryPolicy(), random=lambda: 0.5, sections=counts)
+        assert isinstance(verdict, Retry)
+        waits.append((verdict.delay, verdict.section))
+    assert waits == [(5, "a"), (10, "a")]
+    assert rule("a", policy, {"a": 2}) == Ruling("a", reason=Reason.EXHAUSTED)
+
+
+def test_so_many_sections_are_counted_and_no_more() -> None:
+    policy = RetryPolicy()
+    full = {str(each): 1 for each in range(MOST_SECTIONS)}
+    assert rule("5", policy, full).policy is policy
+    assert rule("new", policy, full).reason is Reason.EXHAUSTED
+
+
+def test_a_policy_must_cover_every_error_of_a_group() -> None:
+    policy = RetryPolicy(autoretry_for=("a.A", "a.B"), dont_autoretry_for=("a.C",))
+    verdicts = {
+        kinds: type(judge(Raised(FAILURE, kinds), attempt=1, policy=policy, random=lambda: 0.0)).__name__
+        for kinds in [(("a.A",),), (("a.A",), ("a.B", "x")), (("a.A",), ("x",)), (("a.A", "a.C"), ("a.B",))]
+    }
+    assert list(verdicts.values()) == ["Retry", "Retry", "Bury", "Bury"]
+
+
+def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_from_0() -> None:
+    asked: list[int] = []
+
+    def mine(retry: int) -> float | str:
+        asked.append(retry)
+        return 7.5 if retry else "broken"
+
+    policy = RetryPolicy(max_retries=9, backoff=3, jitter=False)
+
+    def verdict(outcome: Outcome, attempt: int, sections: dict[str, int] | None = None) -> Any:
+        return judge(
+            outcome, attempt=attempt, policy=policy, random=lambda: 0.5, sections=sections, backoff=mine
+        )
+
+    assert verdict(Raised(FAILURE), 1) == Retry(3, FAILURE, note="broken")
+    assert verdict(Raised(FAILURE), 4, {"a": 2}) == Retry(7.5, FAILURE)
+    assert verdict(Asked(FAILURE), 3) == Retry(7.5, FAILURE)
+    assert asked == [0, 1, 2]
+    assert verdict(Asked(FAILURE, countdown=1), 3) == Retry(1, FAILURE)
+    assert verdict(Asked(FAILURE, policy=policy), 2) == Retry(6, FAILURE)
+    assert verdict(Raised(FAILURE, ruling=Ruling("a", policy)), 2) == Retry(3, FAILURE, "a")
+    assert asked == [0, 1, 2]
