@@ -1,0 +1,163 @@
+"""Rulings: what sections say of an error stays with it, whatever it is and wherever it goes.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from celery5 import RetryPolicy
+from celery5.errors import BrokerUnavailable, Reject, Retry
+from celery5.protocol.names import kinds_of
+from celery5.protocol.rulings import decisive, leaves, mark, ruling_on
+from celery5.protocol.verdict import Asked, Declined, Raised, Reason, Ruling, Stranded
+from celery5.runners.context import CURRENT, CurrentJob
+from celery5.runners.ending import raised
+
+POISONOUS = Ruling(reason=Reason.POISONOUS)
+USED_UP = Ruling("a", reason=Reason.EXHAUSTED)
+AGAIN = Ruling("a", RetryPolicy())
+
+
+class Slotted(Exception):
+    """An error that has no place for more, one would think."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An error that refuses to be changed."""
+
+    code: int = 5
+
+
+class Hostile(Exception):
+    """An error that answers anything, and has an opinion on what is equal to it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return f"no {name}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError("hands off")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("incomparable")
+
+    __hash__ = Exception.__hash__
+
+
+def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
+    """Errors as a nursery raises them."""
+    return BaseExceptionGroup("several", errors)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError(), Slotted(), Frozen(), Hostile(), KeyboardInterrupt()],
+    ids=lambda e: type(e).__name__,
+)
+def test_any_error_keeps_what_was_said_of_it_for_each_run_by_itself(error: BaseException) -> None:
+    one, other = object(), object()
+    assert ruling_on(error, one) is None
+    mark(error, one, AGAIN)
+    mark(error, other, POISONOUS)
+    mark(error, one, USED_UP)
+    assert (ruling_on(error, one), ruling_on(error, other), ruling_on(error, None)) == (
+        USED_UP,
+        POISONOUS,
+        None,
+    )
+
+
+def test_one_object_that_is_raised_for_ever_does_not_grow() -> None:
+    error = ValueError()
+    for _ in range(1000):
+        mark(error, object(), AGAIN)
+    assert sum(len(each) for each in vars(error).values()) <= 8
+
+
+def test_groups_are_looked_through_in_order_however_deep() -> None:
+    errors = [ValueError(), KeyError(), SystemExit(), OSError()]
+    deep: BaseException = group(errors[2], errors[3])
+    for _ in range(5000):
+        deep = group(deep)
+    mark(errors[1], None, AGAIN)
+    found = leaves(group(errors[0], group(errors[1]), deep), None)
+    assert [leaf.error for leaf in found] == errors
+    assert [leaf.ruling for leaf in found] == [None, AGAIN, None, None]
+    assert found[0].kinds[:2] == ("builtins.ValueError", "builtins.Exception")
+    assert "builtins.BaseExceptionGroup" in found[3].kinds
+    assert leaves(errors[0], None)[0].kinds == kinds_of(errors[0])
+
+
+def test_what_ends_a_job_beats_what_tries_it_again() -> None:
+    plain, first, second, third = ValueError("plain"), ValueError("1"), ValueError("2"), ValueError("3")
+    mark(first, None, POISONOUS)
+    mark(second, None, USED_UP)
+    mark(third, None, AGAIN)
+    lenient = [third, plain, Retry(), Reject(), second, first]
+    for strictest in range(len(lenient)):
+        errors = lenient[: strictest + 1]
+        assert decisive(leaves(group(*errors), None)).error is errors[-1]
+        assert decisive(leaves(group(*reversed(errors)), None)).error is errors[-1]
+
+
+def test_the_outcome_is_what_the_strictest_error_asks_for() -> None:
+    job = CurrentJob("id", "task", "queue", 1, "worker")
+    token = CURRENT.set(job)
+    try:
+        again, used_up, poisonous, stranger = (ValueError(str(each)) for each in range(4))
+        mark(again, job, AGAIN)
+        mark(used_up, job, USED_UP)
+        mark(poisonous, job, POISONOUS)
+        mark(stranger, object(), POISONOUS)
+        assert shown(raised(again)) == AGAIN
+        assert shown(raised(group(again, again))) == AGAIN
+        assert shown(raised(group(again, KeyError()))) is None, "one that no section has spoken of"
+        assert shown(raised(group(again, used_up))) == USED_UP
+        assert shown(raised(group(used_up, Reject(), poisonous))) == POISONOUS
+        assert shown(raised(stranger)) is None, "that was another run"
+        outcome = raised(group(again, KeyError(), stranger))
+        assert isinstance(outcome, Raised)
+        assert [kinds[0] for kinds in outcome.kinds] == ["builtins.KeyError", "builtins.ValueError"]
+        assert outcome.failure.type == "ExceptionGroup"
+        assert isinstance(raised(group(again, Reject("why"))), Declined)
+        assert isinstance(raised(group(KeyError(), Retry())), Asked)
+        assert raised(Reject("")) == Declined("its task rejected it")
+    finally:
+        CURRENT.reset(token)
+
+
+def shown(outcome: Any) -> Ruling | None:
+    """The ruling of a task that raised."""
+    assert isinstance(outcome, Raised)
+    return outcome.ruling
+
+
+def test_a_broker_that_is_away_is_looked_into_unless_the_section_was_poisonous() -> None:
+    error = BrokerUnavailable("away")
+    mark(error, None, AGAIN)
+    outcome = raised(error)
+    assert isinstance(outcome, Stranded)
+    assert shown(outcome.raised) == AGAIN
+    mark(error, None, POISONOUS)
+    assert shown(raised(error)) == POISONOUS
+
+
+def test_a_retry_remembers_the_failure_that_it_was_raised_for() -> None:
+    def remembered(cause: BaseException | None, context: BaseException | None, hidden: bool) -> str:
+        retry = Retry("later")
+        retry.__cause__, retry.__context__, retry.__suppress_context__ = cause, context, hidden
+        asked = raised(retry)
+        assert isinstance(asked, Asked)
+        assert "Retry: later" in asked.failure.traceback
+        return asked.failure.message
+
+    cause, context = KeyError("cause"), OSError("context")
+    assert remembered(None, None, False) == "later"
+    assert remembered(None, context, False) == "context"
+    assert remembered(None, context, True) == "later", "raise Retry() from None"
+    assert remembered(cause, context, True) == "'cause'"
