@@ -6,7 +6,8 @@ Floor: tests. Reads: CELERY5_TEST_SERVER (the server binary to test with). Write
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 from uuid import uuid4
 
 import hypothesis
@@ -14,6 +15,9 @@ import pytest
 import redis
 
 from celery5.broker.embedded import EmbeddedServer, bundled_server
+from tests.leaks import applications, forget, leaks
+
+T = TypeVar("T")
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,6 +47,40 @@ def own_server(server_binary: str | None) -> Iterator[EmbeddedServer]:
     """A server of the test's own, to kill, revive and configure as it likes."""
     with EmbeddedServer.start(server_binary, save=True) as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a key with neither owner nor time to live (I11), on either server, and tidies up.
+
+    `@pytest.mark.plants` is for a test that puts such keys there by hand; with words, only leaks that are told of with
+    one of them are overlooked.
+    """
+    names = [name for name in ("server", "own_server") if name in request.fixturenames]
+    # Asked for here, a server is still up when everything else of the test has gone.
+    servers: list[EmbeddedServer] = [request.getfixturevalue(name) for name in names]
+    others = {one.url: _looked(one, applications) or set() for one in servers}
+    yield
+    left: list[str] = []
+    for one in servers:
+        but = others[one.url]
+        left += _looked(one, lambda client, but=but: leaks(client, but=but)) or []  # type: ignore[misc]
+        _looked(one, lambda client, but=but: forget(client, but=but))  # type: ignore[misc]
+    planted = request.node.get_closest_marker("plants")
+    if planted is not None:
+        left = [each for each in left if not any(word in each for word in planted.args or ("",))]
+    assert left == []
+
+
+def _looked(server: EmbeddedServer, look: Callable[["redis.Redis"], T]) -> T | None:
+    """What `look` gives; None for a server of the test's own (it saves) that was killed, or closed to us."""
+    with redis.Redis.from_url(server.url, socket_timeout=5) as client:
+        try:
+            return look(client)
+        except redis.RedisError:
+            if server.save:
+                return None
+            raise
 
 
 @pytest.fixture

@@ -146,6 +146,7 @@ def test_a_key_is_free_when_its_job_is_buried_as_poisonous(queue: Queue) -> None
     assert claim(queue, "b") == {}
 
 
+@pytest.mark.plants
 def test_a_job_that_ends_frees_no_others_key(queue: Queue) -> None:
     queue.join("w")
     claim(queue, "a")
@@ -156,6 +157,7 @@ def test_a_job_that_ends_frees_no_others_key(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("place", [None, "X1-1"])
+@pytest.mark.plants
 def test_a_key_whose_job_is_gone_or_dead_keeps_nobody_away(queue: Queue, place: str | None) -> None:
     queue.client.hset(queue.keys.unique, LOCK, "ghost")
     if place:

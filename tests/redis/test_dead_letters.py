@@ -166,6 +166,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     assert app.dlq.replay(ids="d").done == 1
 
 
+@pytest.mark.plants
 def test_a_job_whose_id_is_alive_again_stays_dead(app: App, redis_client: "redis.Redis") -> None:
     bury(app, redis_client, "a", "b")
     for job_id, place in (("a", "S9-9"), ("b", "R")):

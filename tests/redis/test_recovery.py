@@ -80,6 +80,7 @@ def test_a_job_that_kills_its_workers_is_buried_as_poisonous_and_the_fleet_lives
     assert fleet.wait() == 0
 
 
+@pytest.mark.plants("consumer")  # Valkey makes the consumer of a read that it serves late anew
 def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     assert not any(left.values())
 
 
+@pytest.mark.plants("consumer")
 def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
@@ -123,6 +125,7 @@ def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
 
 
+@pytest.mark.plants("consumer")
 def test_jobs_read_by_a_worker_already_taken_for_dead_are_not_lost(staff: Staff) -> None:
     frozen = staff.start(lease=LEASE)
     frozen.signal(signal.SIGSTOP)  # its blocked read still waits at the server

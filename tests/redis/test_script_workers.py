@@ -25,6 +25,7 @@ def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queu
     driver.close()
 
 
+@pytest.mark.plants
 def test_joining_twice_changes_nothing_but_the_lease(queue: Queue) -> None:
     queue.join("w", lease=1)
     queue.publish("a")
@@ -61,6 +62,7 @@ def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
+@pytest.mark.plants
 def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Queue, state: str) -> None:
     if state != "never joined":
         queue.join("w")
@@ -189,6 +191,7 @@ def test_a_corrupt_message_is_put_back_and_at_last_buried(queue: Queue, message:
     assert not queue.client.exists(queue.keys.jobs)
 
 
+@pytest.mark.plants
 def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(queue: Queue) -> None:
     queue.publish("a", "b")
     queue.join("w")

@@ -1,0 +1,183 @@
+"""Leaks: whether every key that a test left behind has an owner or a time to live (I11).
+
+Floor: tests. Reads: every key of celery5 on a server. Writes: `forget` deletes them.
+
+What an owner is stands in docs/reference/keys.md. Here it is checked from the other side: a field, a member or an entry
+without anything that will ever remove it is a leak.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from celery5.broker.keys import GROUP
+
+PATTERN = re.compile(r"celery5:\{(?P<app>[^:{}]+)(?::(?P<queue>[^{}]*))?\}:(?P<what>.+)", re.DOTALL)
+LONGEST_LEASE = 60_000
+"""Milliseconds. A lease in the future is its worker's, if that lives, and will have lapsed by then if it does not."""
+Fields = dict[bytes, bytes]
+
+
+@dataclass
+class Queue:
+    """What there is of one queue, by the names that `keys.py` gives."""
+
+    name: str
+    stream: dict[bytes, Fields] = field(default_factory=dict)
+    jobs: Fields = field(default_factory=dict)
+    due: set[bytes] = field(default_factory=set)
+    waiting: set[bytes] = field(default_factory=set)
+    dead: dict[bytes, Fields] = field(default_factory=dict)
+    leases: dict[bytes, float] = field(default_factory=dict)
+    unique: Fields = field(default_factory=dict)
+    consumers: dict[bytes, int] = field(default_factory=dict)
+
+    def faults(self, now: float) -> list[str]:
+        """What of it has no owner. `now` is the server's time in ms."""
+        found = [self._misplaced(job, place) for job, place in self.jobs.items()]
+        found += [f"{each!r} is due without an envelope" for each in self.due - self.waiting]
+        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due]
+        placed = {job for job, place in self.jobs.items() if place[:1] in b"DR"}
+        found += [f"{each!r} is due and has no such place" for each in self.due - placed]
+        found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
+        found += [self._locked(lock, job) for lock, job in self.unique.items()]
+        found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
+        found += [
+            f"consumer {name!r} has no lease and no job"
+            for name, pending in self.consumers.items()
+            if not pending and name not in self.leases
+        ]
+        return [f"{self.name}: {fault}" for fault in found if fault]
+
+    def _misplaced(self, job: bytes, place: bytes) -> str:
+        kind, entry = place[:1], place[1:]
+        there = {
+            b"S": entry in self.stream,
+            b"V": entry in self.stream,
+            b"D": job in self.due,
+            b"R": job in self.due,
+            b"H": True,
+            b"X": entry in self.dead,
+        }
+        return "" if there.get(kind, False) else f"job {job!r} has the place {place!r}, where it is not"
+
+    def _elsewhere(self, entry: bytes, fields: Fields) -> str:
+        place = self.jobs.get(_id_of(fields), b"")
+        if place[:1] in (b"S", b"V") and place[1:] != entry and place[1:] in self.stream:
+            return f"entry {entry!r} is of a job whose place is {place!r}"
+        return ""
+
+    def _locked(self, lock: bytes, job: bytes) -> str:
+        place = self.jobs.get(job, b"X")
+        return f"key {lock!r} is held by {job!r}, which has ended" if place[:1] == b"X" else ""
+
+    def _leased(self, worker: bytes, end: float, now: float) -> str:
+        if end > now + LONGEST_LEASE:
+            return f"the lease of {worker!r} does not end soon"
+        if end <= 0 and not self.consumers.get(worker):
+            return f"{worker!r} has left and holds nothing, and its lease is still there"
+        return ""
+
+
+def applications(client: "redis.Redis") -> set[str]:
+    """The names of the applications that have keys on that server."""
+    keys: Any = client.keys("celery5:{*")
+    return {_application(key) for key in keys}
+
+
+def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
+    """Every key on that server, or part of one, that nobody owns and that never expires; `but` for some applications,
+    whose tests still run."""
+    server: Any = client
+    keys = [key for key in server.keys("celery5:{*") if _application(key) not in but]
+    if not keys:
+        return []
+    with server.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.pttl(key)
+        lasting = [key for key, ttl in zip(keys, pipe.execute(), strict=True) if ttl == -1]
+    found: list[str] = []
+    queues: dict[str, Queue] = {}
+    for key in lasting:
+        match = PATTERN.fullmatch(key.decode(errors="replace"))
+        what = match["what"] if match else ""
+        if match and match["queue"] is None and what == "queues":
+            continue  # the application's
+        if not match or match["queue"] is None or what not in _READ:
+            found.append(f"{key.decode(errors='replace')}: nobody's, and it never expires")
+            continue
+        name = f"{match['app']}:{match['queue']}"
+        _READ[what](server, key, queues.setdefault(name, Queue(name)))
+    seconds, micros = server.time()
+    for queue in queues.values():
+        found += queue.faults(seconds * 1000 + micros / 1000)
+    return found
+
+
+def forget(client: "redis.Redis", *, but: Collection[str] = ()) -> None:
+    """Delete every key of celery5, `but` those of some applications."""
+    found: Any = client.keys("celery5:{*")
+    keys = [key for key in found if _application(key) not in but]
+    if keys:
+        client.delete(*keys)
+
+
+def _application(key: bytes) -> str:
+    match = PATTERN.fullmatch(key.decode(errors="replace"))
+    return match["app"] if match else ""
+
+
+def _id_of(fields: Fields) -> bytes:
+    try:
+        found = json.loads(fields.get(b"job", b""))["id"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return b""
+    return found.encode(errors="replace") if isinstance(found, str) else b""
+
+
+def _stream(server: Any, key: bytes, queue: Queue) -> None:
+    if server.type(key) != b"stream":  # what a hostile test has put there is its own affair
+        return
+    queue.stream = dict(server.xrange(key))
+    for group in server.xinfo_groups(key):
+        if group["name"] == GROUP.encode():
+            queue.consumers = {each["name"]: each["pending"] for each in server.xinfo_consumers(key, GROUP)}
+
+
+def _jobs(server: Any, key: bytes, queue: Queue) -> None:
+    queue.jobs = server.hgetall(key)
+
+
+def _due(server: Any, key: bytes, queue: Queue) -> None:
+    queue.due = set(server.zrange(key, 0, -1))
+
+
+def _waiting(server: Any, key: bytes, queue: Queue) -> None:
+    queue.waiting = set(server.hkeys(key))
+
+
+def _dead(server: Any, key: bytes, queue: Queue) -> None:
+    queue.dead = dict(server.xrange(key))
+
+
+def _leases(server: Any, key: bytes, queue: Queue) -> None:
+    queue.leases = dict(server.zrange(key, 0, -1, withscores=True))
+
+
+def _unique(server: Any, key: bytes, queue: Queue) -> None:
+    queue.unique = server.hgetall(key)
+
+
+_READ = {
+    "stream": _stream,
+    "jobs": _jobs,
+    "due": _due,
+    "waiting": _waiting,
+    "dead": _dead,
+    "leases": _leases,
+    "unique": _unique,
+}

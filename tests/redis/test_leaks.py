@@ -1,0 +1,91 @@
+"""Leaks: the check that watches over all tests finds every kind of key that nobody owns, and no other.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery5 import App
+from celery5.broker.keys import GROUP, QueueKeys
+from tests.leaks import forget, leaks
+from tests.redis.workers import working
+
+Plant = Callable[[Any, QueueKeys], Any]
+
+PLANTED: dict[str, Plant] = {
+    "a key that nobody made": lambda c, k: c.set(k.result_prefix.replace("result:", "other"), 1),
+    "a result that never expires": lambda c, k: c.set(k.result("a"), "{}"),
+    "a window that never closes": lambda c, k: c.set(k.window("t k"), "a"),
+    "a mark for ever": lambda c, k: c.set(k.mark, ""),
+    "a job that is not on the stream": lambda c, k: c.hset(k.jobs, "a", "S1-1"),
+    "a revoked job that is not on the stream": lambda c, k: c.hset(k.jobs, "a", "V1-1"),
+    "a scheduled job that is never due": lambda c, k: c.hset(k.jobs, "a", "D"),
+    "a retry that is never due": lambda c, k: c.hset(k.jobs, "a", "R"),
+    "a dead job without a grave": lambda c, k: c.hset(k.jobs, "a", "X1-1"),
+    "a place that means nothing": lambda c, k: c.hset(k.jobs, "a", "?"),
+    "a due job without an envelope": lambda c, k: (c.zadd(k.due, {"a": 1}), c.hset(k.jobs, "a", "D")),
+    "an envelope that is never due": lambda c, k: c.hset(k.waiting, "a", "{}"),
+    "a due job without a place": lambda c, k: (c.zadd(k.due, {"a": 1}), c.hset(k.waiting, "a", "{}")),
+    "a second entry of one job": lambda c, k: [
+        c.hset(k.jobs, "a", b"S" + c.xadd(k.stream, {"job": '{"id": "a"}'})) for _ in range(2)
+    ],
+    "a key held by a job that has ended": lambda c, k: c.hset(k.unique, "t k", "a"),
+    "a key held by a dead job": lambda c, k: (
+        c.hset(k.unique, "t k", "a"),
+        c.hset(k.jobs, "a", b"X" + c.xadd(k.dead, {"job": '{"id": "a"}'})),
+    ),
+    "a lease without end": lambda c, k: c.zadd(k.leases, {"w": (time.time() + 3600) * 1000}),
+    "a recovery that is over": lambda c, k: c.zadd(k.leases, {"w": -1}),
+    "a consumer without a worker": lambda c, k: (
+        c.xgroup_create(k.stream, GROUP, "0", mkstream=True),
+        c.xgroup_createconsumer(k.stream, GROUP, "w"),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_leak_is_found(redis_client: "redis.Redis", app_name: str, planted: str) -> None:
+    PLANTED[planted](redis_client, App(app_name).queue("default"))
+    found = leaks(redis_client)
+    forget(redis_client)
+    assert len(found) == 1
+    assert app_name in found[0]
+    assert leaks(redis_client) == []
+
+
+async def test_what_lives_is_no_leak(redis_client: "redis.Redis", app: App) -> None:
+    @app.task(name="nothing")
+    async def nothing() -> None:
+        pass
+
+    @app.task(name="fail", max_retries=0)
+    async def fail() -> None:
+        raise ValueError
+
+    await nothing.options(countdown=60).adelay()
+    await nothing.options(queue="elsewhere").adelay()
+    async with working(app, queues=("default",)):
+        await (await nothing.adelay()).aget(timeout=10)
+        with pytest.raises(Exception, match="fail"):
+            await (await fail.adelay()).aget(timeout=10)
+        assert leaks(redis_client) == []
+    assert leaks(redis_client) == []
+
+
+def test_looking_costs_little(redis_client: "redis.Redis", app: App) -> None:
+    @app.task
+    async def nothing() -> None:
+        pass
+
+    app.send_many([nothing.s() for _ in range(10)])
+    laps = []
+    for _ in range(20):
+        began = time.perf_counter()
+        leaks(redis_client)
+        laps.append(time.perf_counter() - began)
+    assert min(laps) < 0.005
