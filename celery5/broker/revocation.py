@@ -21,8 +21,11 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
     `ttl` is how long it is remembered that a job was revoked, in seconds, unless the job says otherwise.
     """
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *map(keys.result, job_ids))
-    words: tuple[Word, ...] = (GROUP, keys.revoke, int(ttl * 1000), int(TOMBSTONE * 1000), *job_ids)
-    return scripted(REVOKE, named, words, _states, repeatable=True)
+    ids: tuple[Word, ...] = tuple(job_ids)
+    least = int(TOMBSTONE * 1000)
+    return scripted(
+        REVOKE, named, (GROUP, keys.revoke, int(ttl * 1000), least, *ids), _states, repeatable=True
+    )
 
 
 def places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
