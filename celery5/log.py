@@ -6,13 +6,15 @@ One completion message for each job inside a worker-long action; never a write o
 the buffer is shed and counted. No other module imports eliot.
 """
 
+import fcntl
 import json
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from textwrap import indent
 from typing import Any, Literal, Self, TextIO
@@ -106,8 +108,9 @@ class Journal:
                 shed, self._shed = self._shed, 0
             text = self._text([*batch, _shed(shed)] if shed else batch)
             try:
-                self._stream.write(text)
-                self._stream.flush()
+                with _turn(self._stream):
+                    self._stream.write(text)
+                    self._stream.flush()
             except (OSError, ValueError):
                 with self._counting:
                     self._shed += shed + len(batch)
@@ -173,6 +176,22 @@ class Log:
     def finish(self) -> None:
         """The process ends."""
         self._action.finish()
+
+
+@contextmanager
+def _turn(stream: TextIO) -> Generator[None]:
+    """Have the stream to ourselves: several processes that write to one pipe would break each other's lines (F63)."""
+    try:
+        mine = stream.fileno()
+        fcntl.lockf(mine, fcntl.LOCK_EX)
+    except (OSError, ValueError):  # no file, or one that cannot be locked
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(mine, fcntl.LOCK_UN)
 
 
 def _shed(count: int) -> dict[str, Any]:

@@ -5,6 +5,9 @@ Floor: tests. Reads: nothing. Writes: nothing.
 
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,6 +147,37 @@ def test_a_stalled_stream_holds_nobody_up() -> None:
             journal(message(n=n))
         assert time.monotonic() - began < 2
         stream.open.set()
+
+
+CHATTERBOX = """
+import sys
+from celery5.log import Journal, Log
+with Journal():
+    log = Log(worker=sys.argv[1], app="shop")
+    for n in range(1000):
+        log.job("info", n=n, padding="." * (n % 800))
+    sys.stdin.read()
+"""
+
+
+def test_processes_that_write_to_one_pipe_leave_each_others_lines_whole() -> None:
+    ours, theirs = os.pipe()
+    talking = [
+        subprocess.Popen([sys.executable, "-c", CHATTERBOX, name], stdin=subprocess.PIPE, stdout=theirs)
+        for name in ("w1", "w2")
+    ]
+    os.close(theirs)
+    said = b""
+    try:
+        while said.count(b"\n") < 2 * 1001:
+            said += os.read(ours, 3000)  # slowly, so that the pipe is full most of the time
+    finally:
+        for each in talking:
+            each.communicate(timeout=20)
+        os.close(ours)
+    lines = [json.loads(line) for line in said.splitlines()]
+    for name in ("w1", "w2"):
+        assert [line["n"] for line in lines if line["worker"] == name and "n" in line] == list(range(1000))
 
 
 def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> None:
