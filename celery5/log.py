@@ -179,7 +179,7 @@ class Log:
 
 
 @contextmanager
-def _turn(stream: TextIO) -> Generator[None]:
+def _turn(stream: TextIO) -> Generator[None, None, None]:
     """Have the stream to ourselves: several processes that write to one pipe would break each other's lines (F63)."""
     try:
         mine = stream.fileno()
