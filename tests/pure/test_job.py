@@ -118,5 +118,22 @@ def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
     assert Options(jitter=False).has_policy
 
 
+def test_a_whole_policy_replaces_what_was_said_before_and_is_replaced_field_by_field() -> None:
+    even = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1}
+    task = Options(max_retries=9, autoretry_for=[OSError]).checked()
+    whole = task.replaced({"retry_policy": even})
+    assert whole.policy(RetryPolicy(max_retries=7)) == RetryPolicy.of(even)
+    assert whole.has_policy
+    again = whole.replaced({"max_retries": 5, "queue": "mail"})
+    assert again.policy(RetryPolicy()) == RetryPolicy.of({**even, "max_retries": 5})
+    assert task.replaced({"retry_policy": RetryPolicy(cap=5)}).policy(RetryPolicy()) == RetryPolicy(cap=5)
+    assert task.replaced({"queue": "mail"}).policy(RetryPolicy()) == RetryPolicy(
+        max_retries=9, autoretry_for=["builtins.OSError"]
+    )
+    for wrong in ({"max_retry": 3}, {"interval_max": -1}, 3):
+        with pytest.raises(Misconfigured, match=r"^(retry_policy|interval_max) "):
+            Options(retry_policy=wrong).checked()  # type: ignore[arg-type]
+
+
 def test_an_id_can_be_typed_after_a_command() -> None:
     assert not any(new_id().startswith("-") for _ in range(2_000))

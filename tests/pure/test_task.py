@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: nothing; no broker is needed for any of it
 import functools
 import importlib
 import inspect
+import json
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,11 @@ import celery5
 from celery5 import (
     App,
     BadArguments,
+    CurrentJob,
     DuplicateTask,
     MessageTooLarge,
     Misconfigured,
+    Retry,
     RetryPolicy,
     Signature,
     Task,
@@ -32,6 +35,7 @@ from celery5 import (
     default_app,
 )
 from celery5.protocol.envelope import read_envelope
+from celery5.runners.context import CURRENT
 from celery5.task import CoroutineTask, FunctionTask
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -309,3 +313,75 @@ def test_a_task_of_a_script_has_the_name_by_which_a_worker_imports_it(tmp_path: 
         check=True,
     )
     assert said.stdout.split() == ["shop.f", "shop.g", "a"]
+
+
+def test_a_bound_task_leaves_its_job_out_of_what_is_sent(app: App) -> None:
+    @app.task(bind=True, deduplicate=lambda n: False)
+    def bound(self: CurrentJob, n: int) -> str:
+        """Bound."""
+        return f"{self.task} {self.attempt} {n}"
+
+    assert json.loads(bound.job(3).message)["args"] == [3]
+    assert bound.__doc__ == "Bound."
+    for wrong in ((), ("x",), (1, 2)):
+        with pytest.raises(BadArguments, match="bound"):
+            bound.job(*wrong)
+    assert bound(3) == f"{bound.name} 1 3", (
+        "called like a function it gets a job that stands for the running one"
+    )
+
+    @app.task(bind=True)
+    def again(self: CurrentJob) -> None:
+        self.retry(countdown=5)
+
+    with pytest.raises(Retry) as caught:
+        again()
+    assert caught.value.countdown == 5
+
+
+async def test_a_bound_coroutine_is_given_the_running_job_or_one_that_stands_for_it(app: App) -> None:
+    @app.task(bind=True)
+    async def bound(self: CurrentJob, *, n: int = 1) -> tuple[CurrentJob, int]:
+        return self, n
+
+    alone, n = await bound(n=5)
+    assert (alone.task, alone.attempt, alone.sections, n) == (bound.name, 1, None, 5)
+    running = CurrentJob("id", "other", "queue", 3, "worker")
+    token = CURRENT.set(running)
+    try:
+        assert (await bound())[0] is running
+    finally:
+        CURRENT.reset(token)
+
+
+def test_one_function_may_be_bound_twice_under_one_name_and_two_may_not(app: App) -> None:
+    def bound(self: CurrentJob) -> None: ...
+    def other(self: CurrentJob) -> None: ...
+
+    app.task(bind=True, name="it")(bound)
+    app.task(bind=True, name="it")(bound)
+    with pytest.raises(DuplicateTask):
+        app.task(bind=True, name="it")(other)
+
+
+@pytest.mark.parametrize("function", [lambda: 1, lambda *jobs: 1, lambda *, job: 1])
+def test_a_bound_task_without_a_place_for_its_job_is_refused(app: App, function: Any) -> None:
+    with pytest.raises(
+        Misconfigured, match="task it: bind=True needs a first parameter, for the running job"
+    ):
+        app.task(bind=True, name="it")(function)
+
+
+def test_a_backoff_of_ones_own_is_the_tasks_or_the_applications() -> None:
+    app = App("shop", retry_backoff=lambda n: 1, retry_policy={"max_retries": 1, "interval_step": 5})
+    plain, own = app.task(double), app.task(name="own", retry_backoff=lambda n: 2)(double)
+    assert plain.backoff is not None
+    assert own.backoff is not None
+    assert (plain.backoff(0), own.backoff(0), own.options(queue="a").backoff) == (1, 2, own.backoff)
+    assert plain.policy == RetryPolicy(max_retries=1, backoff=0, step=5, cap=0.2, jitter=False)
+    assert App("other").task(double).backoff is None
+    for say in (lambda: App("shop", retry_backoff=5), lambda: app.task(retry_backoff="a.b")(double)):  # type: ignore[arg-type, call-overload]
+        with pytest.raises(Misconfigured, match=r"^retry_backoff is "):
+            say()
+    with pytest.raises(Misconfigured, match="'retry_backoff' is not known"):
+        plain.options(retry_backoff=lambda n: 1)
