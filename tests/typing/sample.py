@@ -8,7 +8,22 @@ from decimal import Decimal
 from typing import Any, assert_type
 from uuid import UUID
 
-from celery5 import App, AsyncResult, JobState, Signature, Task, agather, gather, task, wait
+from celery5 import (
+    App,
+    AsyncResult,
+    CurrentJob,
+    JobState,
+    RetryPolicy,
+    Signature,
+    Task,
+    agather,
+    gather,
+    optional,
+    poisonous,
+    retry,
+    task,
+    wait,
+)
 from celery5.protocol.job import Job
 from celery5.task import CoroutineTask, FunctionTask
 
@@ -37,6 +52,33 @@ async def free() -> None: ...
 @task(ignore_result=True)
 def free_too(**named: int) -> str:
     return ""
+
+
+@app.task(bind=True, retry_policy={"max_retries": 3, "interval_start": 0}, retry_backoff=lambda n: n / 2)
+async def bound(self: CurrentJob, order: UUID) -> int:
+    assert_type(self.attempt, int)
+    return 1
+
+
+@task(bind=True, autoretry_for=(ValueError, "shop.Wrong"), retry_policy=RetryPolicy(autoretry_for=[OSError]))
+def bound_too(self: CurrentJob, *, size: int) -> str:
+    self.retry(countdown=5, max_retries=2, retry_policy={"interval_max": 1})
+
+
+@retry(max_retries=3, backoff=0.1, on=(OSError, ValueError))
+def in_place(path: str, *, size: int = 1) -> bytes:
+    return b""
+
+
+@retry()
+async def awaited_in_place(path: str) -> bytes:
+    with poisonous():
+        data = path.encode()
+    with retry(max_retries=10, interval_start=0, interval_step=5, interval_max=120, name="it"):
+        data += b""
+    with optional(ConnectionError, TimeoutError):
+        data += b""
+    return data
 
 
 ORDER, AMOUNT = UUID(int=1), Decimal(1)
@@ -68,12 +110,18 @@ def plain() -> None:
     either: list[Task[..., Any]] = [coroutine, function, free, free_too]
     wider: Task[..., int | str] = charge
     del either, wider, charging
+    assert_type(bound_too.delay(size=1).get(), str)
+    assert_type(bound_too(size=1), str)
+    assert_type(bound.delay(ORDER).get(), int)
+    assert_type(in_place("a", size=2), bytes)
 
 
 async def awaited() -> None:
     assert_type(await charge.adelay(ORDER, AMOUNT), AsyncResult[int])
     assert_type(await (await shrink.adelay("a")).aget(timeout=1), list[str])
     assert_type(await charge(ORDER, AMOUNT), int)
+    assert_type(await bound(ORDER), int)
+    assert_type(await awaited_in_place("a"), bytes)
     assert_type(await charge.s(ORDER, AMOUNT).adelay(), AsyncResult[int])
     assert_type(await agather([await charge.adelay(ORDER, AMOUNT)]), list[int | Exception])
     assert_type(await app.asend_many([shrink.s("a")]), list[AsyncResult[list[str]]])
@@ -101,3 +149,11 @@ async def mistaken() -> None:
     app.task(loop="uvloop")  # type: ignore[call-overload]
     app.task(5)  # type: ignore[call-overload]
     del text
+    bound.delay()  # type: ignore[call-arg]
+    bound_too.delay(1)  # type: ignore[call-arg]
+    in_place(5)  # type: ignore[arg-type]
+    retry(max_retry=3)  # type: ignore[call-arg]
+    optional(5)  # type: ignore[arg-type]
+    optional(KeyboardInterrupt)  # type: ignore[arg-type]
+    app.task(retry_backoff="shop.backoff")  # type: ignore[call-overload]
+    app.task(bind=True)(free)  # type: ignore[arg-type]
