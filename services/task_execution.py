@@ -293,7 +293,7 @@ class TaskExecution:
             policy=envelope.retry or task.policy,
             random=random.random,
             sections=envelope.sections,
-            backoff=task.backoff,
+            backoff=None if type(outcome) is Returned else task.backoff,
         )
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         self._tell(delivery, envelope, verdict)
