@@ -28,6 +28,7 @@ from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
 from celery5.services.recent import Recent
+from celery5.services.suspects import Suspects
 from celery5.task import Task
 
 AGAIN = 0.1
@@ -68,6 +69,7 @@ class Consumer:
         results: ResultsQueue,
         ledger: Ledger,
         recent: Recent,
+        suspects: Suspects,
         lease: Lease,
         log: Log,
         worker: str,
@@ -85,6 +87,7 @@ class Consumer:
         self._results = results
         self._ledger = ledger
         self._recent = recent
+        self._suspects = suspects
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -128,6 +131,8 @@ class Consumer:
         for queue in self._queues.values():
             for delivery in queue.drain():
                 self._settle(delivery, Release())
+        for delivery in self._suspects.drain(read_before=math.inf):
+            self._settle(delivery, Release())
 
     async def _fetch_or_wait(self) -> None:
         try:
@@ -255,7 +260,10 @@ class Consumer:
             counts = met.setdefault(entry.queue, {})
             counts[kind] = counts.get(kind, 0) + 1
             self._ledger.adopt(delivery)
-            self._queues[kind].put(delivery)
+            if entry.deliveries < self._suspects.deaths:
+                self._queues[kind].put(delivery)
+            else:
+                self._suspects.admit(delivery)
         for queue, counts in met.items():
             self._kinds[queue].update(counts)
             self._mixes[queue].read(counts)
@@ -295,3 +303,5 @@ class Consumer:
                     self._log.event("consumer:gave-back", "info", count=len(waiting), kind=kind)
                     for delivery in waiting:
                         self._settle(delivery, Release())
+            for delivery in self._suspects.drain(read_before=stale):
+                self._settle(delivery, Release())

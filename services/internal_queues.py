@@ -64,6 +64,13 @@ class HandOver(Generic[T]):
             self._waking = True
             trio.lowlevel.reschedule(self._parked.pop())
 
+    def withdraw(self, item: T) -> bool:
+        """Take out one that waits. False when it is not here."""
+        if item not in self.items:
+            return False
+        self.items.remove(item)
+        return True
+
     def drain(self, limit: int | None = None) -> list[T]:
         """Take the oldest items, up to `limit`, without waiting."""
         count = len(self.items) if limit is None else min(limit, len(self.items))

@@ -6,7 +6,7 @@ It is what bounds everything in a worker: the Consumer reads no more than the le
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import trio
 
@@ -20,6 +20,7 @@ class Ledger:
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._kinds: Counter[str] = Counter()
         self._changed = trio.Event()
+        self._watching: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._held)
@@ -53,6 +54,12 @@ class Ledger:
             if self._held.pop((delivery.queue, delivery.entry), None) is not None:
                 self._kinds[delivery.kind] -= 1
         self._changed.set()
+        for each in self._watching:
+            each()
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Call `look` whenever something was settled."""
+        self._watching.append(look)
 
     async def changed(self) -> None:
         """Wait until something was settled since this was last waited for."""

@@ -52,6 +52,7 @@ from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.deadlines import Deadlines
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease, now
+from celery5.services.suspects import Suspects
 from celery5.task import Task
 
 YIELD = 0.005
@@ -99,6 +100,7 @@ class TaskExecution:
         lease: Lease,
         deadlines: Deadlines,
         black_box: BlackBox | None,
+        suspects: Suspects,
         consumed: Sequence[QueueKeys],
         log: Log,
         worker: str,
@@ -116,6 +118,7 @@ class TaskExecution:
         self._lease = lease
         self._deadlines = deadlines
         self._black_box = black_box
+        self._suspects = suspects
         self._numbers = numbered([keys.queue for keys in consumed])
         self._log = log
         self._worker = worker
@@ -326,8 +329,7 @@ class TaskExecution:
         if hand is not None and delivery.envelope is not None:
             task = self._tasks[delivery.envelope.task]
             hand.cancel(WITHDRAWN, 0.0 if task.abandon_on_cancel else math.inf)
-        elif queue is not None and delivery in queue.items:
-            queue.items.remove(delivery)
+        elif self._suspects.withdraw(delivery) or (queue is not None and queue.withdraw(delivery)):
             delivery.started = delivery.finished = time.time()
             self._hand_on(delivery, WITHDRAWN)
 

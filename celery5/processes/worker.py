@@ -47,6 +47,7 @@ from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
+from celery5.services.suspects import Suspects
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
@@ -176,6 +177,7 @@ WorkerParts = Injector(
     publishing=OpenPublishing,
     ledger=Ledger,
     recent=Recent,
+    suspects=Suspects,
     results=ResultsQueue,
     asyncio_runner=AsyncioRunner,
     runners=value(make_runners),

@@ -98,6 +98,14 @@ async def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@app.task(name="poison")
+async def poison(seconds: float) -> None:
+    """Take the worker down after a while."""
+    note("begin")
+    await trio.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @app.task(name="hold")
 async def hold(seconds: float) -> int:
     """Hold the interpreter's lock and do nothing, as C code may."""

@@ -50,8 +50,12 @@ class Queue:
     def settle(self, worker: str, *words: Words) -> int:
         return int(self(calls.settle(self.keys, worker, words)))
 
-    def recover(self, worker: str = "", *, limit: int = 100, deliveries: int = 3) -> calls.Recovered:
-        call = calls.recover(self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60)
+    def recover(
+        self, worker: str = "", *, limit: int = 100, deliveries: int = 3, begun: list[bytes] | None = None
+    ) -> calls.Recovered:
+        call = calls.recover(
+            self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60, begun=begun
+        )
         found = self(call)
         assert isinstance(found, calls.Recovered)
         return found

@@ -77,6 +77,33 @@ def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Que
     assert queue.contents() == before
 
 
+def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Queue) -> None:
+    queue.join("w")
+    queue.join("idle")
+    queue.publish("a")
+    queue.read("reading after its recovery")
+    queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
+    assert queue(calls.beat(queue.keys, "w", lease=5)).lapsed == 1
+    names = {each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
+    assert names == {b"w", b"idle", b"reading after its recovery"}
+
+
+def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue: Queue) -> None:
+    queue.publish("a", "b", "c")
+    queue.join("w1")
+    first, *_ = queue.read("w1")
+    assert queue.recover("w1", begun=[first.id, b"0-1"]).back == 3
+    queue.join("w2")
+    read = {each.message: each for each in queue.read("w2")}
+    assert [read[envelope(each)].deliveries for each in "abc"] == [1, 0, 0]
+    assert queue.recover("w2", begun=[read[envelope("b")].id], deliveries=0).buried == 1
+    queue.join("w3")
+    assert sorted(each.deliveries for each in queue.read("w3")) == [
+        0,
+        1,
+    ]  # one was blamed before, and is not now
+
+
 def test_a_worker_that_leaves_with_nothing_leaves_nothing(queue: Queue) -> None:
     queue.join("w")
     assert queue(calls.leave(queue.keys, "w")) == 0

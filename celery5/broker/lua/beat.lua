@@ -20,7 +20,10 @@ local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
 for _, consumer in ipairs(consumers.err and {} or consumers) do
   local field = {}
   for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
-  if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then lapsed = lapsed + 1 end
+  if not redis.call('ZSCORE', leases, field.name) then
+    -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
+    if field.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], field.name) else lapsed = lapsed + 1 end
+  end
 end
 local lapse = -1
 local standing = redis.call('ZRANGEBYSCORE', leases, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
