@@ -60,7 +60,9 @@ class Reading:
         first, last = await self._ages()
         queues = [self._app.queue(name) for name in await self._names()]
         if self._meant.ids:
-            return [_Picked(keys, sorted(self._meant.ids), first, last) for keys in queues]
+            # In two queues two entries may have the same id: without a queue it means neither.
+            alone = len(queues) == 1
+            return [_Picked(keys, sorted(self._meant.ids), first, last, entries=alone) for keys in queues]
         return [_Span(keys, first, last) for keys in queues]
 
     async def _names(self) -> Sequence[str]:
@@ -109,9 +111,12 @@ class _Span:
 class _Picked:
     """The graves of one queue whose jobs, or entries, were named."""
 
-    def __init__(self, keys: QueueKeys, ids: Sequence[str], first: int, last: float) -> None:
+    def __init__(
+        self, keys: QueueKeys, ids: Sequence[str], first: int, last: float, *, entries: bool
+    ) -> None:
         self.keys = keys
         self._ids = ids
+        self._entries = entries
         self._first, self._last = first, last
         self._at = 0
 
@@ -120,7 +125,8 @@ class _Picked:
             ids = self._ids[self._at : self._at + FIRST_BATCH]
             self._at += len(ids)
             places = await redis.perform(graveyard.entries_of(self.keys, ids))
-            entries = dict.fromkeys([*filter(None, places), *filter(is_entry, ids)])
+            named = filter(is_entry, ids) if self._entries else ()
+            entries = dict.fromkeys([*filter(None, places), *named])
             asked = [
                 graveyard.graves(self.keys, first=entry, last=entry, count=1)
                 for entry in entries

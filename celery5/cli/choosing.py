@@ -52,7 +52,9 @@ def choosing_flags(command: F) -> F:
         click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
         click.option("--older-than", type=age, metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."),
         click.option("--newer-than", type=age, metavar="AGE", help="Dead for less."),
-        click.option("--id", "ids", multiple=True, metavar="ID", help="This job, or this entry."),
+        click.option(
+            "--id", "ids", multiple=True, metavar="ID", help="This job; or, with --queue, this entry."
+        ),
     )
     for flag in reversed(flags):
         command = flag(command)

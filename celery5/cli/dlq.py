@@ -203,7 +203,9 @@ class _Going:
     def _refuse_unknown_ids(self, *, found: int) -> None:
         asked = len(set(self._choice.get("ids") or ()))
         if found < asked:
-            raise NotAllDone(f"{asked - found} of {asked} ids are of no dead job that is meant")
+            raise NotAllDone(
+                f"{asked - found} of {asked} ids are of no dead job that is meant (an entry's id needs its --queue)"
+            )
 
 
 def _print_json(jobs: Any, limit: int) -> int:

@@ -70,9 +70,10 @@ class Choice(TypedDict, total=False):
     """Which dead jobs: each word narrows it, and without any it is all of them.
 
     `queue`, `task`, `error`, `reason` and `ids` each take one text or several, of which any will do. `task` and `error`
-    (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs, or of entries. `message` is a
-    part of the error's text. `older_than` and `newer_than` go by the time of death, in seconds or as a timedelta.
-    `limit` is how many at most, the oldest of each queue first. `where` is asked last, with a `DeadJob`.
+    (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there is one
+    queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of death, in
+    seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked last, with
+    a `DeadJob`.
     """
 
     queue: str | Sequence[str] | None
