@@ -201,6 +201,15 @@ def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
     assert (again.message, again.deliveries) == (b"second", 0)
 
 
+def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue: Queue) -> None:
+    queue.join("w1")
+    queue.publish("a", "b", "c")
+    first, second = queue.read("w1", count=2)
+    queue.settle("w1", released(first, "a"), failed(second, "b", delay=0))
+    queue(calls.promote(queue.keys, limit=10))
+    assert [json.loads(each.message)["id"] for each in queue.read("w1")] == ["c", "a", "b"]
+
+
 def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
     queue.client.xadd(queue.keys.stream, {"job": b"\xff"})
     queue.client.xadd(queue.keys.stream, {"nonsense": "x"})

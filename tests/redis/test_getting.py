@@ -1,0 +1,69 @@
+"""Getting: what a job returned is waited for as long as it takes, read as often as one likes, or not kept at all.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, JobState, ResultsDisabled, ResultTimeout, TaskFailed, agather
+from tests.redis.workers import working
+
+
+async def test_a_result_is_waited_for_as_long_as_it_takes_and_stays_with_its_handle(app: App) -> None:
+    @app.task(max_retries=2, backoff=0.4, jitter=False)
+    async def third_time(tries: list[int]) -> list[int]:
+        job = await app.afind(handle.id)
+        assert job is not None
+        if job.attempt < 3:
+            raise ConnectionError("not yet")
+        return [*tries, job.attempt]
+
+    async with working(app):
+        handle = await third_time.adelay([])
+        with pytest.raises(ResultTimeout, match=r"no result after 0\.2 s; the job is (SENT|EXECUTING|RETRY)"):
+            await handle.aget(timeout=0.2)
+        with trio.fail_after(10):
+            assert await handle.aget(timeout=None) == [3]
+        # Whoever asks again, with another handle or the same, gets the same; a handle remembers what it was told.
+        again = app.result(handle.id, task=third_time)
+        never = app.result(handle.id, task=third_time)
+        assert await agather([again, again, handle]) == [[3], [3], [3]]
+        assert await again.aget() == [3]
+        await handle.aforget()
+        assert (await handle.aget(), await again.aget()) == ([3], [3])
+        with pytest.raises(ResultTimeout, match="the job is UNKNOWN"):
+            await never.aget(timeout=0.05)
+
+
+async def test_an_application_may_keep_no_results_but_for_those_that_say_otherwise(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, ignore_result=True)
+
+    @app.task(max_retries=0)
+    async def half(number: int) -> float:
+        if number % 2:
+            raise ValueError("odd")
+        return number / 2
+
+    @app.task(ignore_result=False)
+    async def kept() -> str:
+        return "kept"
+
+    async with working(app):
+        fine, failed = await half.adelay(4), await half.adelay(5)
+        asked = await half.options(ignore_result=False).adelay(6)
+        for each in (fine, failed):
+            with pytest.raises(ResultsDisabled, match="was sent with ignore_result"):
+                await each.aget()
+        assert await agather([asked, await kept.adelay()]) == [3.0, "kept"]
+        with trio.fail_after(5):
+            while {await fine.astatus(), await failed.astatus()} != {JobState.SUCCESS, JobState.DEAD}:
+                await trio.sleep(0.01)
+        # A failure is told all the same to those who look for it: nobody sends a job in order to lose it.
+        with pytest.raises(TaskFailed, match="ValueError: odd"):
+            await app.result(failed.id).aget()
+    assert 0 < int(redis_client.pttl(fine.key)) <= 60_000  # that it ran is remembered for a minute
+    app.close()
