@@ -23,7 +23,7 @@ from celery5.errors import (
     TaskRevoked,
 )
 from celery5.protocol.arguments import ResultType
-from celery5.protocol.envelope import Document, Failure, read_document
+from celery5.protocol.envelope import IGNORED, Document, Failure, read_document
 from celery5.protocol.states import JobState
 from celery5.spellings import not_there
 
@@ -146,12 +146,15 @@ class AsyncResult(Generic[R_co]):
         """What `get` would give or raise for the document `raw`."""
         try:
             return cast("R_co", self._unpack(raw))
-        except (TaskFailed, BadResult, Corrupt) as failed:
+        except (TaskFailed, BadResult, Corrupt, ResultsDisabled) as failed:
             return failed
 
     def _unpack(self, raw: bytes) -> Any:
         document = read_document(raw)
         if document.state == JobState.SUCCESS:
+            if document.reason == IGNORED:
+                self._ignored = True
+                self._refuse_ignored()
             return self._type.decode(document.value)
         raise failure_of(document)
 

@@ -97,8 +97,6 @@ class Unpublishable:
 
 
 def _is_retry(outcome: Outcome) -> bool:
-    """Whether it is a next attempt. One that was postponed (I9) is the same attempt as before."""
-    delivery, words = outcome
-    if words[0] != "retry" or delivery.envelope is None:
-        return False
-    return read_envelope(words[3]).attempt != delivery.envelope.attempt
+    """Whether it is a next attempt. One that was postponed (I9) is the same attempt again."""
+    words, before = outcome[1], outcome[0].envelope
+    return words[0] == "retry" and before is not None and read_envelope(words[3]).attempt > before.attempt

@@ -58,7 +58,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     names = [name for name in ("server", "own_server") if name in request.fixturenames]
     # Asked for here, a server is still up when everything else of the test has gone.
-    servers: list[EmbeddedServer] = [request.getfixturevalue(name) for name in names]
+    values = [request.getfixturevalue(name) for name in names]
+    servers = [value for value in values if isinstance(value, EmbeddedServer)]
     others = {one.url: _looked(one, applications) or set() for one in servers}
     yield
     left: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Raw
 
-from celery5.protocol.envelope import VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
+from celery5.protocol.envelope import IGNORED, VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import (
     Bury,
@@ -53,8 +53,8 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
         case Complete(value):
             assert envelope is not None
             kept = TOMBSTONE if envelope.ignore_result else ttl
-            content = b"null" if envelope.ignore_result else value
-            document = _document(delivery, worker, JobState.SUCCESS, content)
+            content, reason = (b"null", IGNORED) if envelope.ignore_result else (value, "")
+            document = _document(delivery, worker, JobState.SUCCESS, content, reason=reason)
             return ("complete", entry, job_id, document, int(kept * 1000), lock)
         case Retry(delay, failure, section):
             message = next_attempt(delivery.message, _signed(failure, delivery, worker), section)

@@ -16,6 +16,8 @@ from celery5.errors import Corrupt
 from celery5.protocol.retry import RetryPolicy
 
 VERSION = 1
+IGNORED = "ignored"
+"""The reason in the document of a job that succeeded and whose result was not to be kept."""
 KEPT_FAILURES = 5
 """How many of a job's failed attempts its message remembers; the newest stay."""
 

@@ -179,6 +179,33 @@ async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: 
     assert shop.attempts == [1]
 
 
+@pytest.mark.parametrize("how", ["local", "abandon"])
+async def test_what_redis_cost_a_job_is_no_attempt_whatever_the_setting(
+    apps: Any, own_server: EmbeddedServer, how: str
+) -> None:
+    app, may_end, attempts = apps(how), trio.Event(), list[int]()
+
+    @app.task
+    async def sender() -> int:
+        await may_end.wait()
+        job = current_job()
+        assert job is not None
+        attempts.append(job.attempt)
+        await sender.options(countdown=3600).adelay()
+        return job.attempt
+
+    async with working(app):
+        sent = await sender.adelay()
+        await until_async(lambda: _is(sent, JobState.EXECUTING))
+        await kill(own_server)
+        may_end.set()
+        await until(lambda: attempts == [1])
+        await trio.sleep(0.3)
+        await revive(own_server)
+        assert await sent.aget(timeout=10) == 1
+    assert set(attempts) == {1}
+
+
 async def test_by_default_the_retry_is_kept_and_published_when_redis_is_back(
     apps: Any, own_server: EmbeddedServer
 ) -> None:
