@@ -47,7 +47,7 @@ from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.states import JobState
 from celery5.protocol.story import JobStory
-from celery5.result import AsyncResult, agather, await_, gather, wait
+from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
 from celery5.runners.context import CurrentJob, current_job
 from celery5.sections import optional, poisonous, retry
 from celery5.task import Signature, Task
@@ -93,6 +93,7 @@ __all__ = [
     "UnknownQueue",
     "UnknownTask",
     "agather",
+    "arevoke",
     "await_",
     "current_job",
     "default_app",
@@ -100,6 +101,7 @@ __all__ = [
     "optional",
     "poisonous",
     "retry",
+    "revoke",
     "task",
     "wait",
 ]

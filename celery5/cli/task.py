@@ -1,6 +1,6 @@
 """Task: the commands about single jobs.
 
-Floor: cli. Reads: where a job is, its message and its document. Writes: stdout.
+Floor: cli. Reads: where a job is, its message and its document. Writes: stdout; what `revoke.lua` says.
 """
 
 import time
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.said import as_json, cell, clock, lines, span
+from celery5.cli.said import as_json, cell, clock, lines, span, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 class UnknownJob(CeleryError):
     """Nothing is known of the id: it was never sent, or its result has expired."""
+
+
+class NotRevoked(CeleryError):
+    """A job had ended before it could be revoked, or nothing is known of it."""
 
 
 @click.group(no_args_is_help=False)
@@ -41,6 +45,31 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
     click.echo(as_json(story) if wants_json else "\n".join(told(story, time.time())))
+
+
+@task.command()
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--queue", help="The queue they were sent to; default: looked for on all.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants_json: bool) -> None:
+    """Have the jobs ID... not run, or stop if they run. Exits with 1 when one of them had ended before, or nothing is
+    known of it; the others are revoked all the same."""
+    from celery5.result import revoke as revoke_all
+
+    app = target.load()
+    stories = [(each, app.find(each, queue=queue)) for each in dict.fromkeys(job_ids)]
+    handles = [app.result(each, queue=story.queue) for each, story in stories if story]
+    done = {handle.id: (told, handle) for told, handle in zip(revoke_all(handles), handles, strict=True)}
+    rows: list[dict[str, object]] = []
+    for job_id, _story in stories:
+        told, handle = done.get(job_id, (False, None))
+        state = handle.status().value if handle else "UNKNOWN"
+        rows.append({"id": job_id, "queue": handle.queue if handle else "", "revoked": told, "state": state})
+    click.echo(as_json(rows) if wants_json else table(rows, nothing=""))
+    left = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
+    if left:
+        raise NotRevoked(f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it")
 
 
 def told(story: "JobStory", now: float) -> Iterator[str]:
