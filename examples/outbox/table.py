@@ -1,0 +1,38 @@
+"""Table: the outbox itself, a table beside the application's own, with the jobs that are to be sent.
+
+Floor: on top of everything, as an application is. Reads and writes: the table `outbox` of an SQLite database.
+
+A job is written in the transaction of whatever it belongs to: both are there afterwards, or neither is.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from celery5 import Job
+
+
+def opened(file: Path | str) -> sqlite3.Connection:
+    """The database in `file`, with its tables."""
+    db = sqlite3.connect(file, timeout=30.0)
+    with db:
+        db.execute("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, customer TEXT NOT NULL)")
+        db.execute("CREATE TABLE IF NOT EXISTS outbox (number INTEGER PRIMARY KEY, job BLOB NOT NULL)")
+    return db
+
+
+def put(db: sqlite3.Connection, job: Job) -> None:
+    """Write a job into the outbox, in the transaction that is open."""
+    db.execute("INSERT INTO outbox (job) VALUES (?)", (job.to_bytes(),))
+
+
+def oldest(db: sqlite3.Connection, limit: int) -> dict[int, Job]:
+    """The jobs that have waited longest, by their numbers."""
+    rows = db.execute("SELECT number, job FROM outbox ORDER BY number LIMIT ?", (limit,)).fetchall()
+    return {number: Job.from_bytes(raw) for number, raw in rows}
+
+
+def delete(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+    """Take jobs out of the outbox: they have been sent."""
+    with db:
+        db.executemany("DELETE FROM outbox WHERE number = ?", [(number,) for number in numbers])
