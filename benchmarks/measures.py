@@ -33,6 +33,7 @@ START_LIMIT = 30.0
 IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
 IDLE_FOR = 6.0
+DUE_LIMIT = 120.0
 KEPT = 60  # seconds; documents are kept a minute at least
 NOTHING: Mapping[str, str] = {}
 
@@ -301,6 +302,17 @@ def _remains(stand: Stand, jobs: int) -> dict[str, int]:
     return stand.server.holdings()
 
 
+def due(stand: Stand) -> Figures:
+    """What moving a due job costs while a thousand, and a million, others wait."""
+    command = [str(stand.python), str(PEERS.parent / "due.py"), "--url", stand.server.url]
+    try:
+        out = children.run(command, stand.environment(False, 1, {}), stand.folder / "due.log", DUE_LIMIT)
+        told: Figures = json.loads(out.strip().splitlines()[-1])
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise Failed(f"due: {error}") from None
+    return told
+
+
 def drain1(stand: Stand) -> Figures:
     """One worker process."""
     return drain(stand, 1)
@@ -319,5 +331,5 @@ EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
     "latency": latency,
     "naps": naps,
 }
-ONCE: dict[str, Callable[[Stand], Figures]] = {"idle": idle, "commands": commands, "left": left}
-OURS_ONLY = {"left"}
+ONCE: dict[str, Callable[[Stand], Figures]] = {"idle": idle, "commands": commands, "left": left, "due": due}
+OURS_ONLY = {"left", "due"}

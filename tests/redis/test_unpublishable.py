@@ -183,7 +183,8 @@ async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: 
 async def test_what_redis_cost_a_job_is_no_attempt_whatever_the_setting(
     apps: Any, own_server: EmbeddedServer, how: str
 ) -> None:
-    app, may_end, attempts = apps(how), trio.Event(), list[int]()
+    app: App = apps(how)
+    may_end, attempts = trio.Event(), list[int]()
 
     @app.task
     async def sender() -> int:
