@@ -10,33 +10,22 @@ import pytest
 
 from celery5 import App, RetryPolicy
 from celery5.broker.embedded import EmbeddedServer
-from tests.redis.historian import app as historian
-from tests.redis.staff import Staff
+from tests.redis.staff import Staff, staffed
 from tests.redis.workers import LEASE
-
-
-def _staff(url: str, name: str, folder: Path) -> Iterator[Staff]:
-    app = App(name, broker=url)
-    for task in historian.tasks.values():
-        app.task(name=task.name)(task.function) if task.kind != "asyncio" else app.task(
-            name=task.name, loop="asyncio"
-        )(task.function)
-    staff = Staff(app, folder)
-    yield staff
-    staff.dismiss()
-    app.close()
 
 
 @pytest.fixture
 def staff(url: str, app_name: str, tmp_path: Path) -> Iterator[Staff]:
     """Worker processes over the shared server; all of them end with the test."""
-    yield from _staff(url, app_name, tmp_path)
+    with staffed(url, app_name, tmp_path) as staff:
+        yield staff
 
 
 @pytest.fixture
 def own_staff(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[Staff]:
     """Worker processes over a server of the test's own."""
-    yield from _staff(own_server.url, app_name, tmp_path)
+    with staffed(own_server.url, app_name, tmp_path) as staff:
+        yield staff
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from celery5 import App
+from tests.redis.historian import app as historian
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,20 @@ class Staff:
             except subprocess.TimeoutExpired:
                 one.signal(signal.SIGKILL)
                 one.wait(5)
+
+
+@contextmanager
+def staffed(url: str, name: str, folder: Path) -> Iterator[Staff]:
+    """A staff for the application `name`, which has the historian's tasks; all of it ends with the block."""
+    app = App(name, broker=url)
+    for task in historian.tasks.values():
+        app.task(name=task.name)(task.function) if task.kind != "asyncio" else app.task(
+            name=task.name, loop="asyncio"
+        )(task.function)
+    staff = Staff(app, folder)
+    yield staff
+    staff.dismiss()
+    app.close()
 
 
 def wait_until(condition: Callable[[], bool], *, within: float = 10.0) -> float:

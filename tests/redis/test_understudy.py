@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: the keys of the test's application; the history.
 """
 
+import json
 import os
 import signal
 import sys
@@ -13,11 +14,11 @@ import msgspec
 import pytest
 import redis
 
-from celery5 import App, AsyncResult, JobState
+from celery5 import App, AsyncResult, JobState, gather
 from celery5.processes.understudy import Said, Understudy
 from celery5.services.black_box import BlackBox
 from tests.redis.staff import Employee, Staff, is_alive, wait_until
-from tests.redis.workers import held
+from tests.redis.workers import entries, held
 
 
 def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
@@ -86,6 +87,26 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
     assert gate.status() is JobState.SENT
     wait_until(lambda: not is_alive(worker.understudy), within=2)
     assert "jobs put back, 0 buried" in worker.output.read_text()
+
+
+def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    worker = start(staff, concurrency=2)
+    task = staff.app.tasks["act_trio"]
+    gather(
+        staff.app.send_many([task.s(["return"]) for _ in range(40)]), timeout=10
+    )  # jobs are short, it learns
+    sent = staff.app.send_many([task.s(acts) for acts in (["die"], *[["return"]] * 60)])
+    worker.wait()
+    wait_until(lambda: held(redis_client, staff.app) == {})
+    counted = {}
+    for fields in entries(redis_client, staff.app.queue("default").stream):
+        counted[json.loads(fields[b"job"])["id"]] = int(fields.get(b"deliveries", b"-1"))
+    assert counted.pop(sent[0].id) == 1
+    was_held = [each for each in counted.values() if each >= 0]
+    assert len(was_held) > 20
+    assert set(was_held) == {0}
 
 
 def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff) -> None:
