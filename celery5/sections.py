@@ -80,7 +80,9 @@ class RetrySection:
             return
         name = self._name if isinstance(self._name, str) else self._name.seen_from(_caller())[-200:]
         for leaf in leaves(error, job):
-            if not leaf.is_settled and _is_of((error, leaf.error), self._on):
+            if not leaf.is_settled and (
+                _is_of((error, leaf.error), self._on) or _may_be_a_limit(leaf.error, self._on)
+            ):
                 mark(leaf.error, job, rule(name, self._policy, job.sections))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -262,6 +264,13 @@ def _is_a_limit(found: list[Leaf], classes: tuple[type[Exception], ...]) -> bool
     if any(issubclass(each, TimeLimitExceeded) for each in classes):
         return False
     return any(isinstance(leaf.error, TimeLimitExceeded) for leaf in found)
+
+
+def _may_be_a_limit(error: BaseException, classes: tuple[type[Exception], ...]) -> bool:
+    """Whether it is the cancellation of a job that may have run for too long: what is said of a cancellation counts
+    then, and only then."""
+    cancelled = type(error).__name__ in ("Cancelled", "CancelledError") and not isinstance(error, Exception)
+    return cancelled and any(issubclass(TimeLimitExceeded, each) for each in classes)
 
 
 def _called(function: Callable[..., Any]) -> str:

@@ -56,6 +56,13 @@ def leaves(error: BaseException, run: object) -> list[Leaf]:
     return [Leaf(each, (*kinds_of(each), *kinds), ruling_on(each, run)) for each, kinds in _walk(error)]
 
 
+def inherit(heir: BaseException, error: BaseException, run: object) -> None:
+    """What was said of `error`, the strictest, holds for `heir`, which stands for it."""
+    ruled = [leaf for leaf in leaves(error, run) if leaf.ruling is not None]
+    if ruled and (ruling := decisive(ruled).ruling) is not None:
+        mark(heir, run, ruling)
+
+
 def decisive(found: Sequence[Leaf]) -> Leaf:
     """The one that decides for all, the strictest: what ends a job beats what tries it again.
 

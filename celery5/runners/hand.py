@@ -7,14 +7,15 @@ An executor takes job after job with the same hand until one of them is cancelle
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.verdict import Outcome, Raised, Refused, Returned
+from celery5.protocol.rulings import inherit
+from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
+from celery5.runners.context import CURRENT
 from celery5.runners.ending import raised
 
 
@@ -53,7 +54,8 @@ class Hand:
         return self.limits is not None and self.limits.soft is not None
 
     def cancel(self, why: Outcome, patience: float | None = None) -> None:
-        """Tell the job to stop. The first who says so says why; the last one, for how long it is waited for."""
+        """Tell the job to stop. The first who says so says why; the least patient, for how many seconds it is waited
+        for if it does not end by that (None: for as long as its runner thinks right)."""
         self.why = self.why or why
         self.patience = patience
         self.scope.cancel()
@@ -68,22 +70,23 @@ class Hand:
             self.cut(error)
         self.cancel(raised(error))
 
-    def was_at(self, where: TracebackType | None) -> None:
-        """Where a cancelled job was, for the failure of one whose time was up."""
+    def was_at(self, error: BaseException) -> None:
+        """Where a cancelled job was, and in which sections, for the failure of one whose time was up. `error` is what
+        has come out of it; to be called in the job's context."""
         if self._limit is not None:
-            self.why = raised(self._limit.with_traceback(where))
+            inherit(self._limit, error, CURRENT.get())
+            self.why = raised(self._limit.with_traceback(error.__traceback__))
 
     def verdict_on(self, outcome: Outcome) -> Outcome:
         """What has become of a cancelled job that ended with `outcome`: what returned has returned; whatever else it
         made of being cancelled is not its own doing (I9)."""
         if self.why is None or type(outcome) in (Returned, Refused):
             return outcome
-        if (
-            self._limit is not None
-            and type(outcome) is Raised
-            and outcome.failure.type == "TimeLimitExceeded"
-        ):
-            return outcome  # raised in a thread, it knows where
+        if self._limit is not None and type(outcome) is Raised:
+            if outcome.failure.type == "TimeLimitExceeded":
+                return outcome  # raised in a thread, it knows where
+            if outcome.ruling is not None and outcome.ruling.reason is Reason.POISONOUS:
+                return outcome  # whatever the section made of it, it must not run again
         return self.why
 
     async def ended(self, end: trio.Event, own: float) -> bool:

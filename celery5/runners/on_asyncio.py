@@ -233,7 +233,7 @@ class _Crossing:
             self.outcome = returned(await self._begun())
         except asyncio.CancelledError as error:
             if self._cancelled:
-                self._hand.was_at(error.__traceback__)
+                self._hand.was_at(error)
             else:  # the task cancelled itself: that is its failure
                 self.outcome = raised(error)
         except BaseException as error:

@@ -40,10 +40,11 @@ class TrioRunner:
                 return returned(await _softly(coroutine, context, asked, hand))
             return returned(await _the_rest(coroutine, context, asked))
         except _NOT_ITS_OWN as error:
-            hand.was_at(error.__traceback__)
+            hand.was_at(error)
             raise
         except BaseExceptionGroup as group:
             if group.subgroup(_NOT_ITS_OWN) is not None:
+                hand.was_at(group)
                 raise
             return raised(group)
         except BaseException as error:
