@@ -15,8 +15,10 @@ import redis
 import trio
 
 from celery5 import App, BlockingInEventLoop, JobState, Misconfigured, TaskFailed, UnknownQueue, current_job
+from celery5.broker import calls
 from celery5.broker import dead_letters as graveyard
 from celery5.dead_letters import Tally
+from celery5.protocol.envelope import Envelope, encode
 from tests.redis.graves import QUEUE, bury, numbered, sent, state
 from tests.redis.workers import entries, leftovers, working
 
@@ -155,14 +157,15 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     keys = app.queue(QUEUE)
     bury(app, redis_client, "a", "b", "c", key="order-7")
     bury(app, redis_client, "d", key="order-8")
-    redis_client.hset(keys.unique, "shop.t order-8", "alive")
+    message = encode(Envelope(v=1, id="alive", task="shop.t", key="order-8"))
+    app.perform(calls.claim(keys, [("alive", message, "", "shop.t order-8", None)]), instead="")
     tally = app.dlq.replay()
     assert (tally.matched, tally.done, tally.left) == (4, 1, {"key-taken": 3})
     assert redis_client.hget(keys.unique, "shop.t order-7") == b"a"
     assert redis_client.hget(keys.unique, "shop.t order-8") == b"alive"
     assert [state(app, each) for each in "abcd"] == [JobState.SENT, *[JobState.DEAD] * 3]
     assert redis_client.exists(keys.result("b"))
-    redis_client.hdel(keys.unique, "shop.t order-8")
+    assert app.result("alive", queue=QUEUE).revoke()
     assert app.dlq.replay(ids="d").done == 1
 
 

@@ -4,7 +4,6 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -17,8 +16,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, AsyncResult, JobState, Retry, TaskFailed, TaskRejected, gather
-from celery5.broker import calls
+from celery5 import App, AsyncResult, JobState, Retry, TaskFailed, TaskRejected, TaskRevoked, gather
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.staff import Staff, wait_until
 from tests.redis.workers import LEASE, leftovers, until, until_async, working
@@ -276,17 +274,56 @@ async def test_a_rejected_job_keeps_no_key(app: App) -> None:
         assert await (await welcome.options(key="k").adelay("bob")).aget() == "welcome, bob"
 
 
-def test_a_revoked_job_keeps_no_key(url: str, app_name: str, redis_client: "redis.Redis") -> None:
-    app = App(app_name, broker=url)
-    task = app.task(name="t")(lambda: None).options(key="k")
-    keys = app.queue("default")
-    app.perform(calls.join(keys, "w", lease=10), instead="")
-    first = task.delay()
-    (entry,) = app.perform(calls.read([keys], "w", count=1, block=0), instead="")
-    redis_client.hset(keys.jobs, first.id, "V" + entry.id.decode())
-    words = ("release", entry.id, first.id, entry.message, 0, 60_000)
-    assert app.perform(calls.settle(keys, "w", [words]), instead="") == 1
-    assert first.status() is JobState.REVOKED
-    assert not task.delay().duplicate
-    app.close()
-    assert os.getpid()
+@pytest.mark.parametrize("where", ["queued", "scheduled", "running"])
+async def test_a_revoked_job_keeps_no_key(app: App, where: str) -> None:
+    @app.task
+    async def work() -> None:
+        await trio.sleep(60)
+
+    keyed = work.options(key="k")
+    sent = await keyed.options(countdown=60 if where == "scheduled" else None).adelay()
+    if where != "running":
+        assert await sent.arevoke()
+        assert not (await keyed.adelay()).duplicate
+        return
+    async with working(app):
+        await until_async(lambda: _is(sent, JobState.EXECUTING))
+        assert await sent.arevoke()
+        with pytest.raises(TaskRevoked):
+            await sent.aget()
+        again = await keyed.adelay()
+        assert not again.duplicate
+        await again.arevoke()
+
+
+async def test_a_dead_job_that_is_replayed_has_its_key_again_unless_another_has_it(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.task(max_retries=0)
+    async def work(fail: bool) -> None:
+        if fail:
+            raise ValueError
+
+    keyed = work.options(key="k")
+
+    async def dead() -> AsyncResult[None]:
+        sent = await keyed.adelay(True)
+        async with working(app):
+            with pytest.raises(TaskFailed):
+                await sent.aget()
+        return sent
+
+    first = await dead()
+    other = await keyed.adelay(False)
+    assert not other.duplicate
+    assert (await app.dlq.areplay()).done == 0
+    async with working(app):
+        await other.aget()
+    assert (await app.dlq.areplay()).done == 1
+    again = await keyed.adelay(False)
+    assert (again.id, again.duplicate) == (first.id, True)
+    async with working(app):
+        with pytest.raises(TaskFailed):
+            await first.aget()
+    redis_client.hset(app.queue("default").unique, f"{work.name} k", "a job that is gone")
+    assert (await app.dlq.areplay()).done == 1

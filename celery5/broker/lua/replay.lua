@@ -11,6 +11,12 @@
 -- is given it for the new run.
 local stream, jobs, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local told = {}
+-- Whether the key of a job is another's: one that is alive. Who is gone, or dead, has none.
+local function taken(lock, id)
+  local holder = lock ~= '' and redis.call('HGET', unique, lock)
+  local place = holder and holder ~= id and redis.call('HGET', jobs, holder)
+  return place and string.sub(place, 1, 1) ~= 'X'
+end
 for n = 5, #KEYS do
   local at = 4 * (n - 5) + 1
   local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
@@ -18,7 +24,7 @@ for n = 5, #KEYS do
   local holder = lock ~= '' and redis.call('HGET', unique, lock)
   if place and string.sub(place, 1, 1) ~= 'X' then
     told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -2 or 0
-  elseif holder and holder ~= id then
+  elseif taken(lock, id) then
     told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -1 or 0
   elseif redis.call('XDEL', dead, grave) == 0 then
     told[#told + 1] = 0
