@@ -79,6 +79,8 @@ class Retry(CeleryError):
     Raises Misconfigured for numbers that make no sense.
     """
 
+    countdown: float | None = None
+    max_retries: int | None = None
     retry_policy: object = None
     """A RetryPolicy instead of the task's own: see `CurrentJob.retry`."""
 
@@ -95,8 +97,8 @@ class Retry(CeleryError):
             raise Misconfigured(f"countdown is {countdown!r}: give 0 seconds or more, or a timedelta")
         if max_retries is not None and not (_is_number(max_retries, int) and max_retries >= 0):
             raise Misconfigured(f"max_retries is {max_retries!r}: give a whole number, 0 or more")
-        self.countdown: float | None = countdown
-        self.max_retries: int | None = max_retries
+        self.countdown = countdown
+        self.max_retries = max_retries
         super().__init__(message)
 
 

@@ -4,12 +4,13 @@ Floor: runners. Reads: nothing. Writes: nothing.
 """
 
 import traceback
+from math import inf
 from typing import Any, cast
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.envelope import Failure
-from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.retry import LONGEST, RetryPolicy
 from celery5.protocol.rulings import decisive, leaves
 from celery5.protocol.verdict import (
     Asked,
@@ -64,7 +65,14 @@ def _asked(error: BaseException, retry: Retry) -> Asked:
         why = failure_of(cause)
         failure = Failure(type=why.type, message=why.message, args=why.args, traceback=failure.traceback)
     policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
-    return Asked(failure, retry.countdown, policy, retry.max_retries)
+    # A class of the user's own may have set anything.
+    countdown = retry.countdown if _is_number(retry.countdown, LONGEST) else None
+    most = retry.max_retries if _is_number(retry.max_retries, inf) else None
+    return Asked(failure, countdown, policy, most)
+
+
+def _is_number(thing: object, most: float) -> bool:
+    return isinstance(thing, int | float) and 0 <= thing <= most
 
 
 def _is_an_outage(error: Any) -> bool:

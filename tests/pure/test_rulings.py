@@ -4,11 +4,12 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from celery5 import RetryPolicy
+from celery5 import Misconfigured, RetryPolicy
 from celery5.errors import BrokerUnavailable, Reject, Retry
 from celery5.protocol.names import kinds_of
 from celery5.protocol.rulings import decisive, leaves, mark, ruling_on
@@ -145,6 +146,42 @@ def test_a_broker_that_is_away_is_looked_into_unless_the_section_was_poisonous()
     assert shown(outcome.raised) == AGAIN
     mark(error, None, POISONOUS)
     assert shown(raised(error)) == POISONOUS
+
+
+class Odd(Retry):
+    """A user's own, that makes nothing of what it is given."""
+
+    def __init__(self, **said: Any) -> None:
+        vars(self).update(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"countdown": "soon", "max_retries": "many", "retry_policy": 5}, {"countdown": float("nan")}],
+    ids=str,
+)
+def test_a_retry_of_ones_own_that_makes_no_sense_is_one_that_says_nothing(said: dict[str, Any]) -> None:
+    asked = raised(Odd(**said))
+    assert isinstance(asked, Asked)
+    assert (asked.countdown, asked.policy, asked.max_retries) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"countdown": -1},
+        {"countdown": "1"},
+        {"countdown": float("inf")},
+        {"max_retries": -1},
+        {"max_retries": 1.5},
+    ],
+    ids=str,
+)
+def test_a_retry_that_makes_no_sense_cannot_be_made(said: dict[str, Any]) -> None:
+    (name,) = said
+    with pytest.raises(Misconfigured, match=f"^{name} is "):
+        Retry(**said)
+    assert Retry(countdown=timedelta(minutes=1), max_retries=0).countdown == 60
 
 
 def test_a_retry_remembers_the_failure_that_it_was_raised_for() -> None:
