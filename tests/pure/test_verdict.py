@@ -173,6 +173,16 @@ def test_a_section_is_asked_once_for_each_of_its_retries_and_waits_as_its_own_po
     assert rule("a", policy, {"a": 2}) == Ruling("a", reason=Reason.EXHAUSTED)
 
 
+def test_the_retries_of_sections_are_not_the_tasks() -> None:
+    once = RetryPolicy(max_retries=1, backoff=0)
+    for outcome in (Raised(FAILURE), Asked(FAILURE)):
+        verdicts = [
+            judge(outcome, attempt=attempt, policy=once, random=lambda: 0.5, sections={"a": 5, "b": 2})
+            for attempt in (8, 9)
+        ]
+        assert verdicts == [Retry(0, FAILURE), Bury(Reason.EXHAUSTED, FAILURE)]
+
+
 def test_so_many_sections_are_counted_and_no_more() -> None:
     policy = RetryPolicy()
     full = {str(each): 1 for each in range(MOST_SECTIONS)}
