@@ -37,6 +37,12 @@ def test_the_measured_table_has_its_place() -> None:
     assert README.index("<!-- bench:start -->") < README.index("<!-- bench:end -->")
 
 
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (HERE / link).is_file()] == []
+
+
 def test_the_changelog_tells_of_this_version() -> None:
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
     assert f"\n## [{project['version']}]" in (HERE / "CHANGELOG.md").read_text()
