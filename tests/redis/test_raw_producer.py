@@ -53,17 +53,21 @@ async def test_the_commands_on_the_page_send_jobs(url: str, app_name: str, redis
 
     keys = app.queue("default")
     sent = commands(app_name)
-    assert [words[0] for words in sent] == ["XADD", "GET", "SADD", "EVAL", "EVAL"]
+    assert [words[0] for words in sent] == ["XADD", "GET", "SADD", "EVAL", "EVAL", "EVAL"]
     for words in sent:
         if words[0] != "GET":
             redis_client.execute_command(*words)
-    for words in sent[2:]:
-        assert redis_client.execute_command(*words) == 0, "safe to repeat"
+    again = [redis_client.execute_command(*words) for words in sent[2:]]
+    assert again == [0, 0, 0, [b"order-10"]], "safe to repeat"
+    other = [
+        word.replace('"id":"order-10"', '"id":"other"') if word != "order-10" else "other" for word in sent[5]
+    ]
+    assert redis_client.execute_command(*other) == [b"order-10"], "it was in the way"
     async with running(app, ServeOptions()):
-        found = [await document(redis_client, keys.result(f"order-{n}")) for n in (7, 8, 9)]
+        found = [await document(redis_client, keys.result(f"order-{n}")) for n in (7, 8, 9, 10)]
     assert {each["state"] for each in found} == {"SUCCESS"}
-    assert [each["value"] for each in found] == ["charged 7", "charged 8", "charged 9"]
-    assert sorted(done) == [(7, "9.90"), (8, "1.50"), (9, "3")]
+    assert [each["value"] for each in found] == ["charged 7", "charged 8", "charged 9", "charged 10"]
+    assert sorted(done) == [(7, "9.90"), (8, "1.50"), (9, "3"), (10, "2")]
     assert json.loads(redis_client.execute_command(*sent[1]))["id"] == "order-7"
 
 
