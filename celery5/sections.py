@@ -54,7 +54,7 @@ class Place:
         return f"{name}:{(frame.f_lineno or 0) - frame.f_code.co_firstlineno}"
 
     def __str__(self) -> str:
-        """`shop.sync:3:10`: a function, the line counted from its `def`, the column. Found only when asked for."""
+        """`shop.sync:3:10`: a function, the line after its first, the column. Found only when asked for."""
         code = self._code
         line, _, column, _ = next(islice(code.co_positions(), self._at // 2, None), (None,) * 4)
         name = f"{self._module}.{code.co_qualname}"
