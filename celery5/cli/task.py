@@ -5,17 +5,18 @@ Floor: cli. Reads: where a job is, its message and its document. Writes: stdout;
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.said import as_json, cell, clock, lines, span, table
+from celery5.cli.said import as_json, cell, clock, lines, paragraph, span, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
 
 if TYPE_CHECKING:
     from celery5.protocol.envelope import Failure
     from celery5.protocol.story import JobStory
+    from celery5.result import AsyncResult
 
 
 class UnknownJob(CeleryError):
@@ -59,7 +60,9 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
 
     app = target.load()
     stories = [(each, app.find(each, queue=queue)) for each in dict.fromkeys(job_ids)]
-    handles = [app.result(each, queue=story.queue) for each, story in stories if story]
+    handles: list[AsyncResult[Any]] = [
+        app.result(each, queue=story.queue) for each, story in stories if story
+    ]
     done = {handle.id: (told, handle) for told, handle in zip(revoke_all(handles), handles, strict=True)}
     rows: list[dict[str, object]] = []
     for job_id, _story in stories:
@@ -76,11 +79,11 @@ def told(story: "JobStory", now: float) -> Iterator[str]:
     """The story for people, part by part. `now` is seconds since 1970."""
     yield lines({name: value for name, value in _fields(story, now) if value not in ("", None)})
     if story.failure is not None and story.failure.traceback:
-        yield f"\n{story.failure.traceback.rstrip()}"
+        yield f"\n{paragraph(story.failure.traceback)}"
     earlier = [each for each in story.failures if each != story.failure]
     if earlier:
         yield "\nattempts that failed"
-        yield lines({f"  {each.attempt}": _attempt(each) for each in earlier})
+        yield from (f"  {each.attempt}  {cell(_attempt(each))}" for each in earlier)
 
 
 def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:

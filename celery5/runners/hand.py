@@ -5,6 +5,7 @@ Floor: runners. Reads: nothing. Writes: nothing.
 An executor takes job after job with the same hand until one of them is cancelled; then it gets a new one.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,27 +27,31 @@ class Limits(msgspec.Struct, frozen=True):
     soft: float | None = None
 
 
+CUT_LIMIT = 0.5
+"""Seconds that a thread gets to end by the error that its time limit raises in it, before it is left to itself."""
+
+
 @dataclass(slots=True, eq=False)
 class Hand:
     """What holds a running job.
 
-    `why` is the outcome of a job that was cancelled and did not return all the same; `patience`, for how many seconds
-    a job is then waited for that does not end by being cancelled (None: as long as its runner thinks right). A runner
-    that runs a job with limits says how to raise an error inside it: `soften` for the soft one, `cut` for the hard one.
-    `behind` is there when a thread was left to itself; it is set when the thread has ended.
+    `why` is the outcome of a job that was cancelled and did not return all the same. A runner that runs a job with
+    limits says how to raise an error inside it: `soften` for the soft one, `cut` for the hard one. `behind` is there
+    when a thread was left to itself; it is set when the thread has ended.
     """
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     delivery: Delivery | None = None
     limits: Limits | None = None
     why: Outcome | None = None
-    patience: float | None = None
     soften: Callable[[SoftTimeLimitExceeded], None] | None = None
     cut: Callable[[TimeLimitExceeded], None] | None = None
     behind: trio.Event | None = None
     _limit: TimeLimitExceeded | None = None
     _waiting: trio.CancelScope | None = None
-    _own: float = 0.0
+    _patience: float = math.inf
+    _usually: bool = False
+    _usual: float = 0.0
 
     @property
     def softly(self) -> bool:
@@ -57,18 +62,23 @@ class Hand:
         """Tell the job to stop. The first who says so says why; the least patient, for how many seconds it is waited
         for if it does not end by that (None: for as long as its runner thinks right)."""
         self.why = self.why or why
-        self.patience = patience
         self.scope.cancel()
+        if patience is None:
+            self._usually = True
+        else:
+            self._patience = min(self._patience, patience)
         if self._waiting is not None:
-            self._waiting.deadline = trio.current_time() + self._patience()
+            self._waiting.deadline = min(self._waiting.deadline, self._until())
 
     def cut_short(self, error: TimeLimitExceeded) -> None:
         """The job's time is up: end it, which is a failed attempt."""
         if self.why is None:
             self._limit = error
-        if self.cut is not None:
+        if self.cut is None:
+            self.cancel(raised(error))
+        else:
             self.cut(error)
-        self.cancel(raised(error))
+            self.cancel(raised(error), CUT_LIMIT)
 
     def was_at(self, error: BaseException) -> None:
         """Where a cancelled job was, and in which sections, for the failure of one whose time was up. `error` is what
@@ -92,12 +102,12 @@ class Hand:
     async def ended(self, end: trio.Event, own: float) -> bool:
         """For a runner whose job was cancelled: wait for its `end` with patience (`own` seconds, unless somebody said
         otherwise). Gives whether it has ended."""
-        self._own = own
-        deadline = trio.current_time() + self._patience()
-        with trio.CancelScope(shield=True, deadline=deadline) as self._waiting:
+        self._usual = own
+        with trio.CancelScope(shield=True, deadline=self._until()) as self._waiting:
             await end.wait()
         self._waiting = None
         return end.is_set()
 
-    def _patience(self) -> float:
-        return self._own if self.patience is None else self.patience
+    def _until(self) -> float:
+        usual = self._usual if self._usually or self.why is None else math.inf
+        return trio.current_time() + min(self._patience, usual)

@@ -14,27 +14,37 @@ from celery5.errors import SoftTimeLimitExceeded
 
 
 class AsyncioNudge:
-    """Await it instead of the coroutine, in an asyncio task of its own."""
+    """For one job: await it instead of the coroutine that it is `around`, in an asyncio task of its own."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
+    def __init__(self) -> None:
+        self._coroutine: Coroutine[Any, Any, Any] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._owed: SoftTimeLimitExceeded | None = None
         self._stopped = False
 
     def tell(self, error: SoftTimeLimitExceeded) -> None:
-        """In the loop: raise `error` in the coroutine, at what it awaits now."""
-        if self._task is not None and not self._task.done() and not self._stopped:
-            self._owed = error
+        """In the loop: raise `error` in the coroutine, at what it awaits now; or first, if it has not begun."""
+        if self._stopped or (self._task is not None and self._task.done()):
+            return
+        self._owed = error
+        if self._task is not None:
             self._task.cancel()
 
     def stop(self) -> None:
         """In the loop: the task is cancelled in earnest. What arrives from now on is a cancellation."""
         self._owed, self._stopped = None, True
 
+    def around(self, coroutine: Coroutine[Any, Any, Any]) -> "AsyncioNudge":
+        """Itself, to be awaited instead of `coroutine`."""
+        self._coroutine = coroutine
+        return self
+
     def __await__(self) -> Generator[Any, Any, Any]:
-        self._task = asyncio.current_task()
         coroutine = self._coroutine
+        assert coroutine is not None
+        self._task = asyncio.current_task()
+        if self._owed is not None and self._task is not None:
+            self._task.cancel()
         step: Callable[[Any], Any] = coroutine.send
         answer: Any = None
         while True:

@@ -148,7 +148,7 @@ class _Crossing:
         self._token = trio.lowlevel.current_trio_token()
         self._waiter = trio.lowlevel.current_task()
         self._task: asyncio.Task[None] | None = None
-        self._nudge: AsyncioNudge | None = None
+        self._nudge = AsyncioNudge() if hand.softly else None
         self.outcome: Outcome | None = None
         self._cancelled = False
         self._parked = False
@@ -159,7 +159,7 @@ class _Crossing:
         """The outcome. Cancelling cancels the asyncio task, and does not wait for it: `end` does."""
         context = contextvars.copy_context()
         self._loop.call_soon_threadsafe(self._begin, context=context)
-        if self._hand.softly:
+        if self._nudge is not None:
             self._hand.soften = self._soften
         self._parked = True
         await trio.lowlevel.wait_task_rescheduled(self._abort)
@@ -242,10 +242,7 @@ class _Crossing:
     def _begun(self) -> Awaitable[Any]:
         function, args, kwargs = self._call
         coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
-        if not self._hand.softly:
-            return coroutine
-        self._nudge = AsyncioNudge(coroutine)
-        return self._nudge
+        return coroutine if self._nudge is None else self._nudge.around(coroutine)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -14,9 +14,6 @@ from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
 from celery5.runners.hand import Hand
 
-CUT_LIMIT = 0.5
-"""Seconds that a thread gets to end by the error that its time limit raises in it, before it is left to itself."""
-
 
 class ThreadRunner:
     """Runs CPU-bound tasks (C61), at most `slots` at once.
@@ -44,7 +41,7 @@ class ThreadRunner:
         except trio.Cancelled:
             if call.begun and not call.over:
                 call.end = trio.Event()
-                if not await hand.ended(call.end, CUT_LIMIT if hand.cut else 0.0):
+                if not await hand.ended(call.end, 0.0):
                     hand.behind = call.end
             if call.over and call.outcome is not None:
                 return call.outcome

@@ -195,6 +195,21 @@ async def test_a_revocation_that_no_message_told_of_is_found_at_a_beat(
         await has_been_revoked(result)
 
 
+async def test_a_revocation_that_was_told_while_nobody_could_listen_is_found_on_the_return(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url, lease=30)  # so that no beat comes
+    stage, keys, client = Stage(app, "trio"), app.queue("default"), cast("Any", redis_client)
+    async with working(app):
+        result = await stage.send("unheard")
+        await until(lambda: bool(stage.began))
+        client.hset(keys.jobs, result.id, b"V" + client.hget(keys.jobs, result.id)[1:])
+        for each in client.client_list(_type="pubsub"):
+            client.client_kill_filter(_id=each["id"])
+        await has_been_revoked(result)
+    app.close()
+
+
 async def test_a_revocation_that_is_quicker_than_its_job_is_remembered(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:

@@ -1,4 +1,4 @@
-"""The command that revokes jobs.
+"""Revoke command: jobs are revoked from a terminal, and what could not be is said.
 
 Floor: tests. Reads: what the command prints. Writes: jobs of the application `shop`.
 """

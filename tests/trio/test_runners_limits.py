@@ -4,6 +4,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -296,6 +297,26 @@ async def test_a_soft_limit_is_raised_in_an_asyncio_job_at_whatever_it_waits_for
         return "not told"
 
     assert await softly(loop, job) == TOLD
+
+
+async def test_an_asyncio_job_that_could_not_begin_yet_is_told_when_it_does(loop: AsyncioRunner) -> None:
+    async def blocking() -> None:
+        began.set()
+        time.sleep(0.1)  # noqa: ASYNC251
+
+    async def job() -> str:
+        try:
+            await asyncio.sleep(60)
+        except SoftTimeLimitExceeded as error:
+            return str(error)
+        return "not told"
+
+    began = threading.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.execute, blocking, [], {}, Hand())
+        while not began.is_set():
+            await trio.sleep(0.001)
+        assert await softly(loop, job) == TOLD
 
 
 async def test_a_task_group_of_an_asyncio_job_ends_its_tasks_and_lets_the_soft_limit_through(

@@ -4,6 +4,7 @@ waited for as long as its hand has patience.
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import math
 import threading
 import time
 
@@ -11,7 +12,7 @@ import pytest
 import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from celery5.protocol.verdict import Outcome, Raised, Returned
+from celery5.protocol.verdict import Outcome, Raised, Returned, Withdrawn
 from celery5.runners.aim import Aim
 from celery5.runners.hand import Hand, Limits
 from celery5.runners.thread import ThreadRunner
@@ -51,20 +52,24 @@ async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
 
 
 async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_it_has_ended() -> None:
-    hand, runner = Hand(limits=Limits(hard=1)), ThreadRunner(slots=1)
-    lock = threading.Lock()
+    hand, runner, lock = Hand(limits=Limits(hard=1)), ThreadRunner(slots=1), threading.Lock()
     lock.acquire()
-    with trio.fail_after(LIMIT), hand.scope:
-        async with trio.open_nursery() as nursery:
 
-            async def cut() -> None:
-                await trio.sleep(0.02)
-                hand.cut_short(TimeLimitExceeded("too long"))
-
-            nursery.start_soon(cut)
+    async def run() -> None:
+        with hand.scope:
             await runner.execute(lock.acquire, [], {}, hand)
-    assert isinstance(hand.why, Raised)
-    assert hand.behind is not None
+
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.sleep(0.02)
+            hand.cancel(Withdrawn(), patience=math.inf)
+            await trio.sleep(0.02)
+            hand.cut_short(TimeLimitExceeded("too long"))
+            await trio.sleep(0.02)
+            hand.cancel(Withdrawn(), patience=math.inf)
+    assert hand.why == Withdrawn(), "who said so first says why"
+    assert hand.behind is not None, "and whose patience is the least says how long"
     assert not hand.behind.is_set()
     lock.release()
     with trio.fail_after(LIMIT):
