@@ -13,6 +13,7 @@ import pytest
 
 import celery5
 from celery5 import errors
+from celery5.protocol.verdict import Reason
 from celery5.settings import PREFIX, Settings, descriptions
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
@@ -57,6 +58,11 @@ def test_every_error_is_in_the_reference_and_nothing_else() -> None:
         if inspect.isclass(each) and issubclass(each, Exception) and each.__module__ == errors.__name__
     }
     assert sorted(first_cells(DOCS / "reference" / "errors.md")) == sorted(defined)
+
+
+def test_every_reason_for_a_dead_letter_is_in_the_guide() -> None:
+    text = (DOCS / "guide" / "failures.md").read_text()
+    assert [each for each in Reason if f"\n| `{each.value}` |" not in text] == []
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
