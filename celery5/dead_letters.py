@@ -21,6 +21,7 @@ from celery5.errors import Corrupt, Misconfigured
 from celery5.graves import BATCH, Reading
 from celery5.protocol.dead_letters import By, Choice, DeadJob, Wanted, checked_by, count, most_first, wanted
 from celery5.protocol.envelope import replayed
+from celery5.publisher import PORTION_BYTES
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -211,8 +212,16 @@ def _note(tally: Tally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
 
 
 def _parts(jobs: Sequence[DeadJob], most: int) -> Iterator[Sequence[DeadJob]]:
-    for at in range(0, len(jobs), most):
-        yield jobs[at : at + most]
+    """The jobs in their order, as many at a time as go in one trip."""
+    part: list[DeadJob] = []
+    size = 0
+    for job in jobs:
+        if part and (len(part) == most or size + len(job.raw) > PORTION_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += len(job.raw)
+    yield part
 
 
 class _Pace:

@@ -11,7 +11,7 @@ import click
 
 from celery5.cli.choosing import choosing_flags, chosen, narrows
 from celery5.cli.choosing import rate as rate_of
-from celery5.cli.said import as_json, clock, lines, table
+from celery5.cli.said import as_json, clock, lines, paragraph, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
 
@@ -231,7 +231,7 @@ def _print_stories(jobs: Any, limit: int) -> int:
 def _story(job: "DeadJob") -> str:
     fields = {"args": job.args, "kwargs": job.kwargs, "worker": job.worker, "replays": job.replays}
     text = lines({**_row(job), **{name: value for name, value in fields.items() if value}})
-    return f"{text}\n\n{job.traceback.rstrip()}" if job.traceback else text
+    return f"{text}\n\n{paragraph(job.traceback)}" if job.traceback else text
 
 
 def _row(job: "DeadJob") -> dict[str, object]:

@@ -3,11 +3,14 @@
 Floor: cli. Reads: nothing. Writes: nothing.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What does things to a terminal: errors and arguments are other people's words."""
 WIDEST = 200
 """Characters that a cell shows of a long value."""
 
@@ -34,8 +37,13 @@ def table(rows: Sequence[Mapping[str, object]], *, nothing: str) -> str:
 
 def cell(value: object) -> str:
     """A value on one line, shortened."""
-    text = " ".join(value.split("\n")) if isinstance(value, str) else as_json(value)
+    text = _CONTROL.sub(" ", value if isinstance(value, str) else as_json(value))
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}... ({len(text)} characters)"
+
+
+def paragraph(text: str) -> str:
+    """A text of several lines, without what would move a terminal's cursor or colour it."""
+    return "\n".join(_CONTROL.sub(" ", line) for line in text.rstrip().splitlines())
 
 
 def clock(moment: float) -> str:

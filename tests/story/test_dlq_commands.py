@@ -18,7 +18,7 @@ import redis
 
 from celery5 import JobState
 from celery5.cli.choosing import age, rate
-from celery5.cli.said import cell, clock, span
+from celery5.cli.said import cell, clock, paragraph, span
 from tests.redis.graves import bury, sent, state
 from tests.story.commands import COMMAND, LIMIT, Ended, celery5, environment, until
 from tests.story.conftest import Desk
@@ -62,6 +62,7 @@ def test_times_for_people() -> None:
         *("85 ms", "12.3 s", "1 min", "2 h 1 min", "2 d 2 h"),
     ]
     assert (clock(1763713000.5), clock(0), clock(1e300)) == ("2025-11-21 08:16:40Z", "", "")
+    assert (cell("\x1b[31mred\n\x9b"), paragraph("a\x1b\n b\n")) == (" [31mred  ", "a \n b")
     assert cell("x\ny" * 100).endswith("... (300 characters)")
 
 

@@ -21,7 +21,6 @@ for n = 5, #KEYS do
   local at = 4 * (n - 5) + 1
   local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local place = redis.call('HGET', jobs, id)
-  local holder = lock ~= '' and redis.call('HGET', unique, lock)
   if place and string.sub(place, 1, 1) ~= 'X' then
     told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -2 or 0
   elseif taken(lock, id) then
