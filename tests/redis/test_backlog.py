@@ -90,6 +90,35 @@ def test_without_the_setting_an_outage_is_told_at_once(own_server: EmbeddedServe
     assert app.backlog.size == 0
 
 
+def test_threads_share_a_backlog_and_each_finds_its_own_order_kept(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, backlog=100)
+
+    @app.task(name="number")
+    async def number(n: int) -> int:
+        return n
+
+    def send(first: int) -> None:
+        for n in range(first, first + 25):
+            number.delay(n)
+
+    own_server.kill()
+    threads = [threading.Thread(target=send, args=(first,)) for first in (0, 100, 200, 300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert app.backlog.size == 100
+    own_server.revive()
+    assert app.backlog.flush(5)
+    found = numbers(app)
+    assert len(found) == 100
+    for first in (0, 100, 200, 300):
+        assert [n for n in found if n // 100 * 100 == first] == list(range(first, first + 25))
+    app.close()
+
+
 def test_a_countdown_runs_on_while_its_job_waits(shop: App, own_server: EmbeddedServer) -> None:
     task: Any = shop.tasks["number"]
     own_server.kill()
