@@ -142,6 +142,8 @@ def _fork(app: App, black_box: BlackBox) -> int:
         if between == 0:
             _become_understudy(app, black_box, worker, life, ear)
         os.waitpid(between, 0)
+    except OSError as error:  # no more processes, no more memory: the first beat finds that there is nobody
+        _say(f"no understudy for process {worker}: {error}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(ear)
