@@ -92,6 +92,7 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "state", story.state.value + (", revoked" if story.revoked else "")
     yield "task", story.task
     yield "attempt", _of(story)
+    yield "sections", ", ".join(f"{many} for {name}" for name, many in (story.sections or {}).items())
     yield "replays", story.replays or None
     yield "deliveries", f"{story.deliveries} workers died with it" if story.deliveries else None
     yield "key", story.key
@@ -112,7 +113,9 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
 
 
 def _of(story: "JobStory") -> str:
-    return f"{story.attempt}" + (f" of {story.max_retries + 1}" if story.max_retries is not None else "")
+    for_sections = sum((story.sections or {}).values())
+    most = "" if story.max_retries is None else f" of {story.max_retries + 1 + for_sections}"
+    return f"{story.attempt}{most}"
 
 
 def _moment(moment: float, now: float) -> str:

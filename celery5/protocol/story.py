@@ -29,6 +29,7 @@ class JobStory(msgspec.Struct, frozen=True):
     scheduled job or a retry may start, `taken` when a worker took the job that it has. `deliveries` is how many workers
     died with it. `failure` is what it ended with, `failures` the last attempts that failed, the oldest first. `args`,
     `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
+    `sections` are the attempts that were made for `retry` sections, by their names.
     """
 
     id: str
@@ -37,6 +38,7 @@ class JobStory(msgspec.Struct, frozen=True):
     task: str = ""
     attempt: int = 1
     max_retries: int | None = None
+    sections: Mapping[str, int] | None = None
     replays: int = 0
     deliveries: int = 0
     revoked: bool = False
@@ -105,6 +107,7 @@ def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
         task=envelope.task,
         attempt=envelope.attempt,
         max_retries=envelope.retry.max_retries if envelope.retry else None,
+        sections=envelope.sections,
         replays=envelope.replays,
         key=envelope.key,
         args=_decoded(envelope.args),

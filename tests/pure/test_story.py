@@ -3,11 +3,14 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from celery5.cli.task import told as people
 from celery5.protocol.envelope import Document, Envelope, Failure, encode
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.states import JobState
@@ -104,3 +107,14 @@ def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
 @settings(max_examples=50)
 def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> None:
     assert told("a", "mail", place=place, message=message, document=document).id == "a"
+
+
+def test_the_attempts_of_sections_are_told_of_beside_those_of_the_task() -> None:
+    envelope = Envelope(
+        v=1, id="a", task="shop.t", attempt=6, retry=RetryPolicy(max_retries=2), sections={"b": 3, "c": 1}
+    )
+    story = told("a", "mail", place="R", message=encode(envelope), document=b"")
+    assert story.sections == {"b": 3, "c": 1}
+    shown = "\n".join(people(story, 0.0))
+    assert re.search(r"(?m)^attempt +6 of 7$", shown)
+    assert re.search(r"(?m)^sections +3 for b, 1 for c$", shown)
