@@ -1,0 +1,105 @@
+"""Guides for those who come from elsewhere: every name of ours on them is there, and every command takes its words.
+
+Floor: tests. Reads: docs/guide/from-celery.md and from-fennel.md. Writes: nothing.
+"""
+
+import inspect
+import re
+import shlex
+from typing import Any
+
+import click
+import pytest
+
+import celery5
+from celery5 import App, errors
+from celery5.cli.main import cli
+from celery5.protocol.job import Options
+from celery5.protocol.retry import RetryPolicy
+from celery5.settings import Settings
+from tests.house.sources import HERE
+
+PAGES = ["from-celery", "from-fennel"]
+app = App("guides")
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+OBJECTS: dict[str, Any] = {
+    "app": app,
+    "result": app.result("x"),
+    "task": add,
+    "add": add,
+    "self": celery5.CurrentJob,
+    "sent": app.result("x"),
+    "RetryPolicy": RetryPolicy,
+}
+KNOWN = {
+    *celery5.__all__,
+    *vars(errors),
+    *Options.__struct_fields__,
+    *Settings.__struct_fields__,
+    *inspect.signature(App).parameters,
+}
+
+
+def ours(page: str) -> list[str]:
+    """What stands in backticks in the second column of the tables."""
+    text = (HERE / "docs" / "guide" / f"{page}.md").read_text()
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    return [said for row in rows for said in re.findall(r"`([^`]+)`", row[1])]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_attribute_of_ours_is_there(page: str) -> None:
+    named = [
+        (thing, path)
+        for said in ours(page)
+        for thing, path in re.findall(rf"\b({'|'.join(OBJECTS)})\.([\w.]+)", said)
+        if not said.startswith(("celery5 ", "python "))
+    ]
+    assert len(named) > 10
+    lost = []
+    for thing, path in named:
+        found = OBJECTS[thing]
+        for name in path.rstrip(".").split("."):
+            if not hasattr(found, name):
+                lost.append(f"{thing}.{path}")
+                break
+            found = getattr(found, name)
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
+    said = " ".join(
+        each for each in ours(page) if "(" in each and not each.startswith(("celery5 ", "python "))
+    )
+    keywords = set(re.findall(r"(?<=[(\s])(\w+)=(?!=)", said))
+    more = {
+        "task",
+        "timeout",
+        "return_when",
+        "return_exceptions",
+        "name",
+        "bind",
+        "where",
+        "loop",
+        "error_args",
+    }
+    assert len(keywords) > 8
+    assert sorted(keywords - KNOWN - more) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_ours_takes_its_words(page: str) -> None:
+    commands = [each for each in ours(page) if re.match(r"celery5 (-A|\w+ )", each)]
+    assert len(commands) > 5
+    for command in commands:
+        try:
+            cli.main([*shlex.split(command)[1:], "--help"], standalone_mode=False)
+        except click.ClickException as error:
+            pytest.fail(f"{command}: {error.format_message()}")
