@@ -14,7 +14,8 @@ from typing import Any
 
 import redis
 
-from celery5.broker.keys import GROUP
+from celery5.broker import calls
+from celery5.broker.keys import GROUP, Keys
 
 PATTERN = re.compile(r"celery5:\{(?P<app>[^:{}]+)(?::(?P<queue>[^{}]*))?\}:(?P<what>.+)", re.DOTALL)
 LONGEST_LEASE = 60_000
@@ -46,12 +47,12 @@ class Queue:
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
         found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
-        found += [
-            f"consumer {name!r} has no lease and no job"
-            for name, pending in self.consumers.items()
-            if not pending and name not in self.leases
-        ]
+        found += [f"consumer {name!r} has no lease and no job" for name in self.idlers()]
         return [f"{self.name}: {fault}" for fault in found if fault]
+
+    def idlers(self) -> list[bytes]:
+        """Consumers with neither a lease nor a job. The next beat of any worker removes them."""
+        return [name for name, held in self.consumers.items() if not held and name not in self.leases]
 
     def _misplaced(self, job: bytes, place: bytes) -> str:
         kind, entry = place[:1], place[1:]
@@ -114,6 +115,8 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
         _READ[what](server, key, queues.setdefault(name, Queue(name)))
     seconds, micros = server.time()
     for queue in queues.values():
+        if queue.idlers():
+            _visit(server, queue)
         found += queue.faults(seconds * 1000 + micros / 1000)
     return found
 
@@ -146,6 +149,19 @@ def _stream(server: Any, key: bytes, queue: Queue) -> None:
     for group in server.xinfo_groups(key):
         if group["name"] == GROUP.encode():
             queue.consumers = {each["name"]: each["pending"] for each in server.xinfo_consumers(key, GROUP)}
+
+
+def _visit(server: Any, queue: Queue) -> None:
+    """Do to a queue what the next worker would, and look again."""
+    app, _, name = queue.name.partition(":")
+    keys = Keys(app).of(name)
+    for call in (
+        calls.join(keys, "visitor", lease=1.0),
+        calls.beat(keys, "visitor", lease=1.0),
+        calls.leave(keys, "visitor"),
+    ):
+        server.execute_command(*call.in_full)
+    _stream(server, keys.stream.encode(), queue)
 
 
 def _jobs(server: Any, key: bytes, queue: Queue) -> None:

@@ -41,10 +41,6 @@ PLANTED: dict[str, Plant] = {
     ),
     "a lease without end": lambda c, k: c.zadd(k.leases, {"w": (time.time() + 3600) * 1000}),
     "a recovery that is over": lambda c, k: c.zadd(k.leases, {"w": -1}),
-    "a consumer without a worker": lambda c, k: (
-        c.xgroup_create(k.stream, GROUP, "0", mkstream=True),
-        c.xgroup_createconsumer(k.stream, GROUP, "w"),
-    ),
 }
 
 
@@ -56,6 +52,19 @@ def test_a_planted_leak_is_found(redis_client: "redis.Redis", app_name: str, pla
     assert len(found) == 1
     assert app_name in found[0]
     assert leaks(redis_client) == []
+
+
+def test_a_consumer_without_a_worker_is_the_next_workers_to_remove(
+    redis_client: "redis.Redis", app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = app.queue("default")
+    redis_client.xgroup_create(keys.stream, GROUP, "0", mkstream=True)
+    redis_client.xgroup_createconsumer(keys.stream, GROUP, "w")
+    monkeypatch.setattr("tests.leaks._visit", lambda _server, _queue: None)
+    assert [each for each in leaks(redis_client) if "consumer" in each]
+    monkeypatch.undo()
+    assert leaks(redis_client) == []
+    assert redis_client.xinfo_consumers(keys.stream, GROUP) == []
 
 
 async def test_what_lives_is_no_leak(redis_client: "redis.Redis", app: App) -> None:

@@ -124,7 +124,6 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     wait_until(lambda: list(held(redis_client, staff.app)) == [names[1]])
 
 
-@pytest.mark.plants("consumer")
 def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
@@ -142,7 +141,6 @@ def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
 
 
-@pytest.mark.plants("consumer")
 def test_jobs_read_by_a_worker_already_taken_for_dead_are_not_lost(staff: Staff) -> None:
     frozen = staff.start(lease=LEASE)
     frozen.signal(signal.SIGSTOP)  # its blocked read still waits at the server
