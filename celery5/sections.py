@@ -89,7 +89,9 @@ class RetrySection:
         """`function`, which is called again in place when it fails, with waits of its caller's colour in between."""
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise Misconfigured(f"{_called(function)} is a generator function: retry cannot run it again")
-        if inspect.iscoroutinefunction(function):
+        if hasattr(function, "delay"):
+            raise Misconfigured(f"{_called(function)} is a task: put @app.task above @retry(...), not below")
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             return cast("Callable[P, R]", self._awaiting(function))
         return cast("Callable[P, R]", self._calling(function))
 

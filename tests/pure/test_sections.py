@@ -4,6 +4,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import asyncio
+import functools
 import inspect
 import logging
 import threading
@@ -15,7 +16,17 @@ from typing import Any
 import pytest
 import trio
 
-from celery5 import BlockingInEventLoop, Misconfigured, Reject, Retry, optional, poisonous, retry
+from celery5 import (
+    App,
+    BadArguments,
+    BlockingInEventLoop,
+    Misconfigured,
+    Reject,
+    Retry,
+    optional,
+    poisonous,
+    retry,
+)
 from celery5.runners.context import CURRENT, CurrentJob
 from celery5.sections import Place
 
@@ -194,6 +205,43 @@ def test_a_decorated_function_looks_like_itself() -> None:
     assert (function.__name__, function.__doc__) == ("function", "Its own words.")
     assert str(inspect.signature(function)) == "(a: int, *, b: str = '') -> float"
     assert inspect.iscoroutinefunction(coroutine)
+
+
+class Calling:
+    """An object that is awaited when it is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def __call__(self) -> int:
+        self.calls += 1
+        if self.calls == 1:
+            raise OSError
+        return self.calls
+
+
+async def test_what_is_decorated_may_be_an_object_a_part_or_made_a_task_and_is_no_task_yet() -> None:
+    app = App("shop")
+    assert await retry(backoff=0)(Calling())() == 2
+    assert await retry(backoff=0)(functools.partial(Calling().__call__))() == 2
+
+    @app.task
+    @retry(backoff=0)
+    async def above(n: int) -> int:
+        return n
+
+    @app.task
+    @retry(backoff=0)
+    def above_too(n: int) -> int:
+        return n
+
+    assert (await above(1), above_too(2)) == (1, 2)
+    assert (above.kind, above_too.kind) == ("trio", "thread")
+    with pytest.raises(BadArguments):
+        above.job("x")  # type: ignore[arg-type]
+    for task in (above, above_too):
+        with pytest.raises(Misconfigured, match=r"is a task: put @app.task above"):
+            retry()(task)
 
 
 def test_a_generator_cannot_be_tried_again() -> None:
