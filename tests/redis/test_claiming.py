@@ -143,6 +143,18 @@ def test_a_key_is_free_when_its_job_is_buried_as_poisonous(queue: Queue) -> None
     queue.read("w")
     queue.lapse("w")
     assert queue.recover(deliveries=0).buried == 1
+    assert holder(queue) is None
+    assert claim(queue, "b") == {}
+
+
+def test_a_key_is_free_when_its_worker_died_with_a_job_that_was_revoked(queue: Queue) -> None:
+    queue.join("w")
+    claim(queue, "a")
+    (entry,) = queue.read("w")
+    queue.client.hset(queue.keys.jobs, "a", b"V" + entry.id)
+    queue.lapse("w")
+    queue.recover()
+    assert (queue.where("a"), holder(queue)) == ("ENDED", None)
     assert claim(queue, "b") == {}
 
 
