@@ -19,7 +19,7 @@ from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingResults, BlockingResults, Connections
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
-from celery5.include import covers, import_all, modules_of
+from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
@@ -88,7 +88,7 @@ class App:
                 f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
             )
         self.name: str = name
-        self.include: tuple[str, ...] = (include,) if isinstance(include, str) else tuple(include)
+        self.include: tuple[str, ...] = checked(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.settings: Settings = read_settings(self._said, os.environ)

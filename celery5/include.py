@@ -16,12 +16,29 @@ from pkgutil import iter_modules
 from celery5.errors import Misconfigured
 
 
+def checked(include: str | Sequence[str]) -> tuple[str, ...]:
+    """What an application is told to include, one name or several. Raises Misconfigured for what is no name."""
+    includes = (include,) if isinstance(include, str) else tuple(include)
+    for each in includes:
+        if not (each and type(each) is str):  # what no checker has seen
+            raise Misconfigured(
+                f"include {each!r}: give the names of modules, such as shop.mail or shop.**.tasks"
+            )
+        if "/" in each or each.endswith(".py"):
+            instead = each.removesuffix(".py").strip("./").replace("/", ".")
+            instead = f"shop.{instead}" if instead.startswith("*") else instead
+            raise Misconfigured(f"include {each!r}: it takes modules, not files, such as {instead}")
+        if "*" in each.partition(".")[0]:
+            raise Misconfigured(f"include {each!r}: a pattern begins with a package, such as shop.**.tasks")
+    return includes
+
+
 def modules_of(includes: Sequence[str]) -> list[str]:
     """The names of the modules that `includes` mean, each once, in order.
 
     `shop.mail` is that module. In a pattern `*` stands for one word, or a part of one, and `**` for any number of
     words, none too: `shop.**.tasks` is every module named `tasks` in the package shop, `shop.*` every module right in
-    it. Raises Misconfigured for a pattern that names no package first, or that no module fits.
+    it. Raises Misconfigured for a pattern whose package is not there, or that no module fits.
     """
     found: list[str] = []
     for include in includes:
@@ -47,8 +64,6 @@ def _word(word: str) -> str:
 def _fitting(include: str) -> list[str]:
     words = include.split(".")
     root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
-    if not root:
-        raise Misconfigured(f"include {include!r}: a pattern begins with a package, such as shop.**.tasks")
     parent = root.rpartition(".")[0]
     import_all([parent] if parent else [])  # finding a package does so anyway
     spec = find_spec(root)

@@ -3,9 +3,11 @@
 Floor: tests. Reads and writes: a package in a folder of the test's own.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,8 +95,6 @@ def test_a_free_task_finds_the_application_whose_pattern_covers_it() -> None:
 @pytest.mark.parametrize(
     ("include", "said"),
     [
-        ("**.tasks", "a pattern begins with a package, such as shop.**.tasks"),
-        ("*", "a pattern begins with a package"),
         ("no_such.**.tasks", "include 'no_such.**.tasks': there is no package 'no_such'"),
         ("no_such.deep.*", "there is no module 'no_such' to include"),
         ("emporium.tasks.*", "there is no package 'emporium.tasks'"),
@@ -115,3 +115,20 @@ def test_what_cannot_be_included_is_told_in_one_line(include: str, said: str) ->
         App("includes", include=[include]).load()
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("include", "said"),
+    [
+        ("**.tasks", "a pattern begins with a package, such as shop.**.tasks"),
+        ("*", "a pattern begins with a package"),
+        ("shop*.tasks", "a pattern begins with a package"),
+        ("**/tasks.py", "it takes modules, not files, such as shop.**.tasks"),
+        ("./shop/mail.py", "it takes modules, not files, such as shop.mail"),
+        ("", "give the names of modules"),
+        ([sys], "give the names of modules, such as shop.mail"),
+    ],
+)
+def test_what_is_no_name_of_a_module_is_refused_at_once(include: Any, said: str) -> None:
+    with pytest.raises(Misconfigured, match=re.escape(said)):
+        App("includes", include=include)
