@@ -189,9 +189,13 @@ def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") 
     keys = app.queue(QUEUE)
     assert app.perform(graveyard.replay(keys, words[:1]), instead="") == [1]
     assert app.perform(graveyard.replay(keys, words), instead="") == [0, 1]
+    assert not redis_client.exists(keys.dead)  # nothing empty is left
     assert app.perform(graveyard.purge(keys, [(job.entry, job.id) for job in jobs]), instead="") == [0, 0]
     assert sent(redis_client, app) == ["a", "b"]
     assert state(app, "a") is state(app, "b") is JobState.SENT
+    redis_client.delete(keys.jobs, keys.stream)  # as if both had ended: once more is not again
+    assert app.perform(graveyard.replay(keys, words), instead="") == [0, 0]
+    assert not redis_client.exists(keys.stream)
 
 
 def test_a_dry_run_changes_nothing(app: App, redis_client: "redis.Redis") -> None:
