@@ -37,7 +37,9 @@ class Publisher:
 
         Where one job has a key, all jobs of its queue go the same way, so that they keep their order.
         """
-        groups = {(jobs[0].queue, _way(jobs[0])): list(jobs)} if len(jobs) == 1 else _grouped(jobs)
+        if len(jobs) == 1 and jobs[0].queue in self._announced:
+            return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue), jobs)]
+        groups = _grouped(jobs)
         queues = dict.fromkeys(name for name, _ in groups)
         made: list[Call[Any]] = [
             calls.announce(self._keys, name) for name in queues if name not in self._announced
@@ -56,7 +58,7 @@ class Publisher:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
-        if not any(job.lock for job in jobs):
+        if not any([job.lock for job in jobs]):
             return _NONE
         found = [cast("dict[str, str]", each) for each in answers if isinstance(each, dict)]
         return {job_id: holder for each in found for job_id, holder in each.items()}
@@ -75,7 +77,7 @@ def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str], list[Job]]:
     claimed = {job.queue for job in jobs if job.lock}
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
-        way = "claim" if job.queue in claimed else _way(job)
+        way = "claim" if job.queue in claimed else "schedule" if job.at else "publish"
         groups.setdefault((job.queue, way), []).append(job)
     return groups
 
