@@ -58,13 +58,8 @@ class Publisher:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
-        if not any([job.lock for job in jobs]):
-            return _NONE
         found = [cast("dict[str, str]", each) for each in answers if isinstance(each, dict)]
         return {job_id: holder for each in found for job_id, holder in each.items()}
-
-
-_NONE: Mapping[str, str] = {}
 
 
 def _way(job: Job) -> str:
