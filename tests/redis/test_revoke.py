@@ -20,6 +20,7 @@ from celery5.broker import calls
 from celery5.protocol.envelope import Envelope, encode
 from celery5.protocol.states import JobState
 from celery5.result import arevoke, revoke
+from celery5.services import consumer
 from tests.redis.workers import Lines, leftovers, until, until_async, working
 
 KINDS = ("trio", "asyncio", "thread")
@@ -162,8 +163,9 @@ async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_job_that_a_worker_has_read_and_not_begun_is_taken_out(
-    url: str, app_name: str, kind: str
+    url: str, app_name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer, "STALE", 60.0)  # it is not given back meanwhile
     app = App(app_name, broker=url, cpu_slots=1, concurrency=1)
     stage = Stage(app, kind)
     stage.go.set()
@@ -275,7 +277,7 @@ async def test_what_a_revoked_job_raises_is_not_its_failure_and_what_it_returns_
 ) -> None:
     began = list[str]()
 
-    @app.task(name="unwinding")
+    @app.task(name="unwinding", max_retries=0)
     async def unwinding(returns: bool) -> int:
         began.append("")
         try:

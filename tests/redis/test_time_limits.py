@@ -14,7 +14,6 @@ import pytest
 import redis
 import trio
 import trio.lowlevel
-from msgspec import Raw
 
 from celery5 import App, SoftTimeLimitExceeded, TaskFailed, TimeLimitExceeded, current_job
 from celery5.protocol.envelope import Envelope, encode, read_envelope
@@ -165,27 +164,28 @@ async def test_a_limit_of_the_call_goes_before_the_tasks_and_that_before_the_set
         assert await said(await own.options(time_limit=0.1).adelay()) == "time_limit of 0.1 s"
         assert await said(await own.options(soft_time_limit=0.05).adelay()) == "soft_time_limit of 0.05 s"
         # Whoever writes to the stream need not know the task's options.
-        for job, limit in (("raw", None), ("limited", 0.1)):
-            envelope = Envelope(v=1, id=job, task="own", args=Raw(b"[]"), time_limit=limit, sent=time.time())
+        for job, hard, soft in (("raw", None, None), ("limited", 0.1, None), ("told", None, 30)):
+            envelope = Envelope(v=1, id=job, task="own", time_limit=hard, soft_time_limit=soft)
             client.xadd(app.queue("default").stream, {"job": encode(envelope)})
+        assert await said(app.result("told")) == "time_limit of 0.2 s"
         assert await said(app.result("raw")) == "time_limit of 0.2 s"
         assert await said(app.result("limited")) == "time_limit of 0.1 s"
     app.close()
 
 
 async def test_a_job_with_limits_that_is_quick_is_not_disturbed_nor_is_the_next_one(app: App) -> None:
-    @app.task(name="quick", time_limit=0.05, soft_time_limit=0.04)
+    @app.task(name="quick", time_limit=0.4, soft_time_limit=0.3)
     def quick(n: int) -> int:
         return n
 
-    @app.task(name="aquick", time_limit=0.05, soft_time_limit=0.04)
+    @app.task(name="aquick", time_limit=0.4)
     async def aquick(n: int) -> int:
         await trio.sleep(0.001)
         return n
 
-    @app.task(name="long")
+    @app.task(name="long", max_retries=0)
     async def long() -> str:
-        await trio.sleep(0.3)
+        await trio.sleep(0.6)
         return "long"
 
     async with working(app):
