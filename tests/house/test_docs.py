@@ -13,8 +13,10 @@ import pytest
 
 import celery5
 from celery5 import errors
+from celery5.protocol.job import Options
 from celery5.protocol.verdict import Reason
 from celery5.settings import PREFIX, Settings, descriptions
+from celery5.task import TaskOptions
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 
@@ -63,6 +65,19 @@ def test_every_error_is_in_the_reference_and_nothing_else() -> None:
 def test_every_reason_for_a_dead_letter_is_in_the_guide() -> None:
     text = (DOCS / "guide" / "failures.md").read_text()
     assert [each for each in Reason if f"\n| `{each.value}` |" not in text] == []
+
+
+def options_table(page: str) -> list[str]:
+    """The names in the first column of the table of options on a page of the guide."""
+    text = (DOCS / "guide" / f"{page}.md").read_text()
+    _, _, section = text.partition("\n## Options\n")
+    table = re.search(r"(?m)(^\|.*\n)+", section)
+    return re.findall(r"`(\w+)`", " ".join(re.findall(r"(?m)^\|([^|]*)\|", table[0]))) if table else []
+
+
+def test_the_guide_has_every_option_of_a_declaration_and_of_a_call() -> None:
+    assert sorted(options_table("tasks")) == sorted([*TaskOptions.__annotations__, "bind"])
+    assert sorted(options_table("sending")) == sorted(Options.__struct_fields__)
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
