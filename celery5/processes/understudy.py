@@ -220,9 +220,10 @@ class _Watch:
 
     def stand_by(self) -> None:
         """Until the worker has ended: step in when it is silent. Then put back what it held."""
-        while not self._has_ended():
+        life = Life.WORKING
+        while life is not Life.GONE and not self._has_ended():
             if self._watches and now() >= self._next:
-                self._step_in()
+                life = self._step_in()
         if self._said.worker and self._really_ended():
             self._recover()
 
@@ -250,15 +251,15 @@ class _Watch:
             self._vigil, self._hung = heard(now()), False
             self._next = now() + LATE * self._interval
 
-    def _step_in(self) -> None:
-        """Renew the worker's leases if it lives. Once they are lost they are never renewed again."""
+    def _step_in(self) -> Life:
+        """Renew the worker's leases if it lives; gives what it is taken for. Lost leases are never renewed."""
         self._next = now() + self._interval
         self._vigil, life = judge_life(self._vigil, _look_at(self._pid), hung_after=HUNG_AFTER)
         if life is Life.HUNG and not self._hung:
             self._hung = True
             _say(f"worker {self._said.worker} (pid {self._pid}) hangs: its lease is not renewed any more")
         if not life.counts:
-            return
+            return life
         lease, asked = self._app.settings.lease, now()
         beats = [calls.beat(keys, self._said.worker, lease=lease) for keys in self._queues()]
         with suppress(BrokerError):  # the loop says so when it is back
@@ -266,6 +267,7 @@ class _Watch:
                 self._box.lease_until = asked + lease
             else:
                 self._lost = self._said.worker
+        return life
 
     def _really_ended(self) -> bool:
         """The pipe's end alone says little: a job may have closed all files that it found open."""

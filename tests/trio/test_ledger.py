@@ -1,4 +1,4 @@
-"""Ledger and lease: what is held is counted by kind, and who waits hears of every change.
+"""Ledger, lease, black box and suspects: what a worker knows of what it holds, and of its right to.
 
 Floor: tests. Reads: nothing. Writes: nothing.
 """
@@ -9,8 +9,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from celery5.errors import LeaseLost
 from celery5.protocol.delivery import Delivery
+from celery5.services.black_box import BlackBox, numbered
+from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease, now
 from celery5.services.ledger import Ledger
+from celery5.services.suspects import Suspects
 
 
 def delivery(entry: bytes, kind: str = "trio") -> Delivery:
@@ -49,6 +52,66 @@ async def test_a_change_is_heard_by_who_waits_and_by_who_comes_later(nursery: tr
     await wait_all_tasks_blocked()
     assert len(heard) == 2
     nursery.cancel_scope.cancel()
+
+
+async def test_a_lease_that_the_understudy_has_renewed_lasts() -> None:
+    box = BlackBox(slots=1)
+    lease = Lease(seconds=1.0, black_box=box)
+    box.lease_until = now() + 0.1
+    with trio.fail_after(0.05):
+        await lease.sure()
+    box.lease_until = now() - 0.001
+    with trio.move_on_after(0.2) as limit:
+        await lease.sure()
+        await trio.sleep(0.1)  # it lasted until then
+        await lease.sure()
+    assert limit.cancelled_caught
+    lease.lose("gone")
+    box.lease_until = now() + 9
+    with trio.move_on_after(0.02) as limit:
+        await lease.sure()
+    assert limit.cancelled_caught
+
+
+def test_a_black_box_tells_what_each_executor_began_last() -> None:
+    box = BlackBox(slots=2)
+    numbers = numbered(["mail", "default"])
+    pens = [box.pen(slot, numbers) for slot in range(3)]
+    assert pens[2] is None  # one too many is not noted
+    first, second = pens[0], pens[1]
+    assert first is not None
+    assert second is not None
+    first(Delivery("default", b"1-0", b""))
+    second(Delivery("mail", b"18446744073709551615-18446744073709551615", b""))
+    first(Delivery("default", b"2-0", b""))
+    box.lease_until, box.understudy = 7.0, 4711
+    found = box.begun(["mail", "default"])
+    assert found == {"mail": [b"18446744073709551615-18446744073709551615"], "default": [b"2-0"]}
+    assert box.begun([]) == {}
+    box.wipe()
+    assert box.begun(["mail", "default"]) == {"mail": [], "default": []}
+    assert (box.lease_until, box.understudy) == (0.0, 4711)
+
+
+async def test_suspects_are_let_out_one_at_a_time() -> None:
+    ledger, queue = Ledger(), TasksQueue()
+    suspects = Suspects(queues={"trio": queue}, ledger=ledger, max_deliveries=3)
+    held = [Delivery("q", b"%d-0" % number, b"", 2, kind="trio", read=number) for number in range(1, 6)]
+    for each in held:
+        ledger.adopt(each)
+        suspects.admit(each)
+    assert (list(queue.items), len(suspects)) == (held[:1], 4)
+    ledger.settled([])
+    assert queue.drain() == held[:1]
+    ledger.settled(held[:1])
+    assert queue.drain() == held[1:2]
+    assert suspects.withdraw(held[2])
+    assert not suspects.withdraw(held[1])
+    assert suspects.drain(read_before=4.0) == []
+    assert suspects.drain(read_before=4.1) == held[3:]
+    ledger.settled(held)
+    assert queue.drain() == []
+    assert Suspects(queues={}, ledger=ledger, max_deliveries=1).deaths == 1
 
 
 async def test_nobody_is_sure_of_a_lease_before_it_is_renewed_or_after_it_ended(

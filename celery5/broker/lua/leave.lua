@@ -10,6 +10,6 @@ if pending.err or #pending == 0 then
   redis.call('ZREM', KEYS[2], ARGV[2])
   return 0
 end
--- A lease of -1 says that its recovery is under way and stays: it must settle nothing (I4).
-if redis.call('ZSCORE', KEYS[2], ARGV[2]) ~= '-1' then redis.call('ZADD', KEYS[2], 0, ARGV[2]) end
+-- A lease below 0 says that its recovery is under way and stays: it must settle nothing (I4).
+if (tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or 0)) >= 0 then redis.call('ZADD', KEYS[2], 0, ARGV[2]) end
 return #pending

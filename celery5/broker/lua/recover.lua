@@ -37,11 +37,17 @@ local function tell(envelope, id, document)
     if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
   end
 end
+local fence = -1
 if name == '' then
-  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1] or stray()
-  if not name then return {'', 0, 0, 0} end
+  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+  if not name then
+    name, fence = stray(), -2
+    if not name then return {'', 0, 0, 0} end
+  end
 end
-redis.call('ZADD', leases, -1, name)
+-- Who has no lease begins no job, so what it was given all the same has taken nobody down.
+if redis.call('ZSCORE', leases, name) == '-2' then fence = -2 end
+redis.call('ZADD', leases, fence, name)
 local pending = redis.pcall('XPENDING', stream, group, '-', '+', ARGV[4], name)
 if pending.err then
   redis.call('ZREM', leases, name)
@@ -61,7 +67,7 @@ for _, one in ipairs(pending) do
     local id = type(envelope.id) == 'string' and envelope.id or ''
     local task = type(envelope.task) == 'string' and envelope.task or ''
     local attempt = type(envelope.attempt) == 'number' and envelope.attempt or 1
-    local blamed = ARGV[6] == '*' or begun[one[1]]
+    local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1]])
     local deliveries = (tonumber(field.deliveries) or 0) + (blamed and 1 or 0)
     local place = id ~= '' and redis.call('HGET', jobs, id) or ''
     local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = attempt}
