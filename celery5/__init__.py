@@ -12,6 +12,8 @@ services/   what lives until it is cancelled; bootsteps/ what must happen before
 processes/  one wiring page for each process; cli/ words on a terminal
 """
 
+from typing import TYPE_CHECKING
+
 from celery5.app import App, default_app, task
 from celery5.errors import (
     BacklogFull,
@@ -50,6 +52,7 @@ from celery5.protocol.story import JobStory
 from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
 from celery5.runners.context import CurrentJob, current_job
 from celery5.sections import optional, poisonous, retry
+from celery5.spellings import not_in_celery5
 from celery5.task import Signature, Task
 
 __version__ = "0.1.0"
@@ -105,3 +108,8 @@ __all__ = [
     "task",
     "wait",
 ]
+
+if not TYPE_CHECKING:  # a checker knows what is there
+
+    def __getattr__(name: str) -> object:
+        raise not_in_celery5(name)

@@ -9,9 +9,17 @@ have the whole of it; a test sees that what is said here is there, too.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Thing = Literal["task", "result", "app", "option", "setting"]
+Thing = Literal["module", "task", "result", "app", "option", "setting"]
 
 CELERY: Mapping[Thing, Mapping[str, str]] = {
+    "module": {
+        "Celery": "App",
+        "shared_task": "task",
+        "group": "app.send_many([...]), then gather(...)",
+        "chain": "nothing yet: let a task send the next job",
+        "chord": "nothing yet: gather(...), then send the next job",
+        "signature": "task.s(...), or app.signature(name, ...)",
+    },
     "task": {
         "apply_async": "task.options(countdown=5).delay(...)",
         "apply": "task(...), which runs the function here",
@@ -108,3 +116,9 @@ def not_there(thing: Thing, of: Any, name: str) -> AttributeError:
     """The error of an attribute that is not there."""
     kind = type(of).__name__
     return AttributeError(f"{kind!r} object has no attribute {name!r}{hint(thing, name)}", name=name, obj=of)
+
+
+def not_in_celery5(name: str) -> Exception:
+    """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
+    said = f"module 'celery5' has no attribute {name!r}{hint('module', name)}"
+    return ImportError(said, name="celery5") if hint("module", name) else AttributeError(said, name=name)

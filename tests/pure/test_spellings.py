@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import celery5
 from celery5 import App, Misconfigured
 from celery5.protocol.job import Options
 from celery5.settings import Settings
@@ -57,7 +58,22 @@ def test_options_and_settings_of_old_are_refused_with_their_name_today() -> None
         App("spellings", redis_url="redis://127.0.0.1")
 
 
+@pytest.mark.parametrize("name", CELERY["module"])
+def test_importing_a_name_of_old_says_its_name_today(name: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(hint("module", name))):
+        exec(f"from celery5 import {name}")
+
+
+def test_any_other_name_is_just_not_in_celery5() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'celery5' has no attribute 'colour'$"):
+        getattr(celery5, "colour")  # noqa: B009  a checker knows better
+    with pytest.raises(ImportError, match="cannot import name 'colour'"):
+        exec("from celery5 import colour")
+    assert not hasattr(celery5, "colour")
+
+
 def test_no_name_of_old_is_one_of_ours() -> None:
+    assert not set(CELERY["module"]) & set(celery5.__all__)
     for table in (CELERY, FENNEL):
         assert not set(table.get("option", ())) & set(Options.__struct_fields__)
         assert not set(table.get("setting", ())) & set(Settings.__struct_fields__)
