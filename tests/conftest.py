@@ -6,8 +6,8 @@ Floor: tests. Reads: CELERY5_TEST_SERVER (the server binary to test with). Write
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import ExitStack
 from uuid import uuid4
 
 import hypothesis
@@ -15,9 +15,7 @@ import pytest
 import redis
 
 from celery5.broker.embedded import EmbeddedServer, bundled_server
-from tests.leaks import applications, forget, leaks
-
-T = TypeVar("T")
+from tests.leaks import Look
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,25 +57,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     # Asked for here, a server is still up when everything else of the test has gone.
     values = [request.getfixturevalue(name) for name in names]
     servers = [value for value in values if isinstance(value, EmbeddedServer)]
-    others = {one.url: _looked(one, applications) or set() for one in servers}
-    yield
-    left: list[str] = []
-    for one in servers:
-        but = others[one.url]
-        left += _looked(one, lambda client, but=but: leaks(client, but=but)) or []  # type: ignore[misc]
-        _looked(one, lambda client, but=but: forget(client, but=but))  # type: ignore[misc]
-    assert left == [] or request.node.get_closest_marker("plants")
-
-
-def _looked(server: EmbeddedServer, look: Callable[["redis.Redis"], T]) -> T | None:
-    """What `look` gives; None for a server of the test's own (it saves) that was killed, or closed to us."""
-    with redis.Redis.from_url(server.url, socket_timeout=5) as client:
-        try:
-            return look(client)
-        except redis.RedisError:
-            if server.save:
-                return None
-            raise
+    with ExitStack() as stack:
+        clients = [stack.enter_context(redis.Redis.from_url(one.url, socket_timeout=5)) for one in servers]
+        looks = [Look(client, forgiving=one.save) for client, one in zip(clients, servers, strict=True)]
+        yield
+        planted = request.node.get_closest_marker("plants") is not None
+        left = [leak for look in looks for leak in look.last(moment=0.0 if planted else 1.0)]
+    assert planted or left == []
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ without anything that will ever remove it is a leak.
 
 import json
 import re
+import time
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +121,33 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
             _visit(server, queue)
         found += queue.faults(seconds * 1000 + micros / 1000)
     return found
+
+
+class Look:
+    """A look at a server before a test, and a `last` one after it, which leaves nothing there but what was before.
+
+    A `forgiving` one bears with a server that its own test has killed, or closed to us.
+    """
+
+    def __init__(self, client: "redis.Redis", *, forgiving: bool) -> None:
+        self._client = client
+        self._forgiving = forgiving
+        self._before: set[str] = set()
+        with self._forgiven():
+            self._before = applications(client)
+
+    def last(self, *, moment: float = 1.0) -> list[str]:
+        """What leaks. Those who outlive a test, an understudy say, have a `moment` (seconds) to finish."""
+        found: list[str] = []
+        with self._forgiven():
+            end = time.monotonic() + moment
+            while (found := leaks(self._client, but=self._before)) and time.monotonic() < end:
+                time.sleep(0.02)
+            forget(self._client, but=self._before)
+        return found
+
+    def _forgiven(self) -> AbstractContextManager[None]:
+        return suppress(redis.RedisError) if self._forgiving else nullcontext()
 
 
 def forget(client: "redis.Redis", *, but: Collection[str] = ()) -> None:

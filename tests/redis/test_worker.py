@@ -117,7 +117,7 @@ async def test_a_job_without_a_result_leaves_only_a_mark_that_it_ran(
 ) -> None:
     ran = trio.Event()
 
-    @app.task(ignore_result=True)
+    @app.task(name="silent", ignore_result=True)
     async def silent() -> str:
         ran.set()
         return "x" * 1000
