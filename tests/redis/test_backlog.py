@@ -161,9 +161,12 @@ def test_what_redis_refuses_holds_up_no_other_queue(shop: App, own_server: Embed
         wait_until(lambda: numbers(shop) == [2])
         wait_until(lambda: "WRONGTYPE" in shop.backlog.why)
         assert shop.backlog.size == 1
+        task.options(queue="broken").delay(3)  # behind the one that waits
+        task.delay(4)
+        assert (shop.backlog.size, numbers(shop)) == (2, [2, 4])
         client.delete(shop.queue("broken").stream)
     assert shop.backlog.flush(5)
-    assert numbers(shop, "broken") == [1]
+    assert numbers(shop, "broken") == [1, 3]
 
 
 def test_a_forked_child_starts_with_nothing(shop: App, own_server: EmbeddedServer) -> None:
