@@ -260,4 +260,12 @@ def test_sending_returns_when_replicas_have_the_jobs(
                 client.script_flush()  # what is unknown is sent again, which is to be waited for, too
                 tell(colour, one)
                 assert replica.xlen(app.queue("default").stream) == n
+            # On Trio the waiting has a connection of its own, which has written nothing before.
+            app.close()
+            os.kill(other.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(NotReplicated, match="after 1 s 0 of 1 replicas"):
+                    tell("trio", one)
+            finally:
+                os.kill(other.pid, signal.SIGCONT)
     app.close()
