@@ -157,6 +157,9 @@ class TaskFailed(CeleryError):
 class TaskRevoked(TaskFailed):
     """The job was revoked: what `get()` raises for it."""
 
+    def __str__(self) -> str:
+        return f"{self.task}[{self.job_id}] was revoked"
+
 
 class TaskRejected(TaskFailed):
     """The job was rejected by its task, or by its `deduplicate` policy: what `get()` raises for it."""
