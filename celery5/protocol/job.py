@@ -94,7 +94,9 @@ class Options(msgspec.Struct, frozen=True):
             _check_positive(name, getattr(self, name))
         for name in ("id", "key"):
             if not _is_name(getattr(self, name)):
-                raise Misconfigured(f"{name} is {getattr(self, name)!r}: give a text of 1 to 200 characters")
+                raise Misconfigured(
+                    f"{name} is {getattr(self, name)!r}: give a text of 1 to 200 characters that is valid Unicode"
+                )
         self.policy(RetryPolicy()).checked()
         return self
 
@@ -176,7 +178,10 @@ def _check_positive(name: str, span: object) -> None:
 
 
 def _is_name(text: object) -> bool:
-    return text is None or (isinstance(text, str) and 0 < len(text) <= 200)
+    if not isinstance(text, str):
+        return text is None
+    # Half of a surrogate pair, as in the name of a file, has no place in JSON.
+    return 0 < len(text) <= 200 and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 _POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")

@@ -11,7 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from celery5 import App, Misconfigured
+from celery5 import App, Job, Misconfigured
+from celery5.errors import Corrupt
 from celery5.protocol.envelope import read_envelope
 
 ORDER = UUID("12345678-1234-5678-1234-567812345678")
@@ -87,7 +88,7 @@ def test_a_key_and_an_id_that_are_given_are_the_jobs(app: App) -> None:
 
 
 @pytest.mark.parametrize("name", ["key", "id"])
-@pytest.mark.parametrize("wrong", ["", "x" * 201, 7, uuid4()], ids=str)
+@pytest.mark.parametrize("wrong", ["", "x" * 201, 7, uuid4(), "a\udc80"], ids=ascii)
 def test_a_key_and_an_id_are_texts_of_a_sensible_length(app: App, name: str, wrong: Any) -> None:
     with pytest.raises(Misconfigured, match=f"^{name} is .*1 to 200 characters"):
         app.task(lambda: None).options(**{name: wrong})
@@ -108,3 +109,11 @@ def test_a_result_is_kept_for_as_long_as_others_are_given_its_handle(
 ) -> None:
     task = app.task(name="kept", **said)(lambda: None)
     assert read_envelope(task.job().message).results_ttl == kept
+
+
+def test_a_job_can_be_kept_as_bytes_and_comes_back_the_same(app: App) -> None:
+    job = app.task(name="kept")(lambda: None).options(key="k", unique_for=5, countdown=3).job()
+    assert Job.from_bytes(job.to_bytes()) == job
+    for wrong in (b"", b"{}", b"\xff", b'{"id": 7}'):
+        with pytest.raises(Corrupt, match="not a job"):
+            Job.from_bytes(wrong)
