@@ -192,7 +192,10 @@ class TaskExecution:
                     raise
             delivery = hand.delivery
             if delivery is not None:
-                self._ended(hand, delivery, time.time(), hand.why or INTERRUPTED)
+                ended = time.time()
+                if delivery.started:
+                    pace.ran(max(ended - delivery.started, 0.0))
+                self._ended(hand, delivery, ended, hand.why or INTERRUPTED)
             if hand.behind is not None:
                 await self._left_behind(hand.behind, delivery)
 
@@ -317,7 +320,7 @@ class TaskExecution:
             queue=delivery.queue,
             state=state,
             attempt=envelope.attempt,
-            seconds=round(delivery.finished - delivery.started, 6),
+            seconds=round(delivery.finished - (delivery.started or delivery.finished), 6),
             **fields,
         )
 
@@ -330,7 +333,7 @@ class TaskExecution:
             task = self._tasks[delivery.envelope.task]
             hand.cancel(WITHDRAWN, 0.0 if task.abandon_on_cancel else math.inf)
         elif self._suspects.withdraw(delivery) or (queue is not None and queue.withdraw(delivery)):
-            delivery.started = delivery.finished = time.time()
+            delivery.finished = time.time()
             self._hand_on(delivery, WITHDRAWN)
 
     async def _wind_up(self) -> None:

@@ -180,6 +180,9 @@ async def test_a_job_that_a_worker_has_read_and_not_begun_is_taken_out(
         await is_(jobs[2], JobState.EXECUTING)
         assert await jobs[2].arevoke() is True
         await has_been_revoked(jobs[2])
+        story = await app.afind(jobs[2].id)
+        assert story is not None
+        assert (story.started, story.finished > 0) == (0, True), "it never was begun"
         assert stage.began[-1] == "0"
         stage.go.set()
         assert [await jobs[n].aget(5) for n in (0, 1, 3, 4)] == ["0", "1", "3", "4"]
