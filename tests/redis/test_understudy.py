@@ -110,13 +110,14 @@ def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
 
 
 def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff) -> None:
-    worker = start(staff)
+    worker = start(staff, lease=0.6)
     hurtful = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1}
     for each in hurtful:
         os.kill(worker.understudy, each)
     assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
-    assert send(staff, "nap", 0.0).get(timeout=10) == worker.process.pid
+    assert send(staff, "nap", 0.5).get(timeout=10) == worker.process.pid  # two beats later
     assert is_alive(worker.understudy)
+    assert worker.lines("understudy:gone") == []
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     wait_until(lambda: not is_alive(worker.understudy), within=2)
