@@ -192,7 +192,8 @@ def _farewell() -> None:
     end = time.monotonic() + FAREWELL
     for backlog in list(_ALL):
         try:
-            backlog.size and backlog.flush(max(0.0, end - time.monotonic()))
+            if backlog.size:
+                backlog.flush(max(0.0, end - time.monotonic()))
         except KeyboardInterrupt:
             end = 0.0
         if said := backlog.lost():
