@@ -89,6 +89,33 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
     assert "jobs put back, 0 buried" in worker.output.read_text()
 
 
+def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_tells(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    script = (
+        "from celery5.processes import foreground, understudy\n"
+        "from celery5.protocol.liveness import Sign\n"
+        "from tests.redis.historian import app\n"
+        "understudy._handle_of = lambda pid: -1\n"
+        "understudy._look_at = lambda pid: Sign(understudy.now())\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], lease=0.8)
+    (sent,) = staff.app.send_many([staff.app.signature("block", 1.6)])
+    wait_until(lambda: len(staff.notes()) == 1)
+    other = staff.start(lease=0.8)
+    assert sent.get(timeout=10) == worker.process.pid  # it counts as alive because it is there
+    assert len(staff.notes()) == 1
+    other.signal(signal.SIGTERM)
+    other.wait()
+    gate = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 2)
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    assert wait_until(lambda: held(redis_client, staff.app) == {}) < 0.7
+    assert gate.status() is JobState.SENT
+
+
 def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
