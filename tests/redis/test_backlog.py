@@ -185,7 +185,7 @@ def test_a_forked_child_starts_with_nothing(shop: App, own_server: EmbeddedServe
 SCRIPT = """
 import sys
 from celery5 import App, backlog
-backlog.FAREWELL = 1.0
+backlog.FAREWELL = float(sys.argv[3])
 app = App(sys.argv[2], broker=sys.argv[1], backlog=10)
 @app.task(name="number")
 async def number(n: int) -> int:
@@ -202,8 +202,9 @@ def test_a_process_that_ends_publishes_what_it_can_and_tells_what_is_lost(
 ) -> None:
     def end(revived: bool) -> str:
         own_server.kill()
+        limit = "5" if revived else "0.5"  # the breaker may be open for a second
         with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(SCRIPT), own_server.url, shop.name],
+            [sys.executable, "-c", textwrap.dedent(SCRIPT), own_server.url, shop.name, limit],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip
             assert process.stdout is not None
