@@ -16,7 +16,7 @@ from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.colourless import Plain, finished
-from celery5.connections import AwaitingResults, BlockingResults, Connections
+from celery5.connections import Connections
 from celery5.dead_letters import DeadLetters
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import checked, covers, import_all, modules_of
@@ -228,11 +228,11 @@ class App:
         """Make one trip to the broker, from Trio or asyncio."""
         return await (await self.connections.awaiting()).perform(call)
 
-    def results(self, *, instead: str) -> BlockingResults:
+    def results(self, *, instead: str) -> Patient:
         """What waits for results in plain Python: one connection for all threads."""
         return Patient(self, self.connections.results(instead=instead))
 
-    async def aresults(self) -> AwaitingResults:
+    async def aresults(self) -> AwaitingPatient:
         """What waits for results in this event loop."""
         return AwaitingPatient(self, await self.connections.awaiting_results())
 

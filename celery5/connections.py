@@ -36,6 +36,10 @@ class BlockingResults(Protocol):
         """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
         ...
 
+    def close(self) -> None:
+        """Close the connection. It opens again when needed."""
+        ...
+
 
 class AwaitingRedis(Protocol):
     """Performs calls in an event loop."""
@@ -138,6 +142,9 @@ class Connections:
     def close(self) -> None:
         """Close what plain Python opened."""
         with self._lock:
-            blocking, self._blocking, self._results = self._blocking, None, None
+            blocking, self._blocking = self._blocking, None
+            results, self._results = self._results, None
+        if results is not None:
+            results.close()
         if blocking is not None:
             blocking.close()

@@ -9,6 +9,7 @@ dead, and whoever waits for it wants to hear of that and not to wait until the e
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery5.colourless import Plain, finished
@@ -36,19 +37,17 @@ class Patient:
         self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
-        wait = _Wait(keys, timeout, enough)
+        wait, reached = _Wait(keys, timeout, enough), False
         try:
             wait.add(self._results.wait(keys, timeout=wait.first, enough=enough))
-        except BrokerUnavailable:
+            reached = True
+        except BrokerUnavailable:  # an outage may pass; who waits hears of it at the end, below
             if wait.rest == 0:
                 raise
-        if wait.over():
-            return wait.found
-        try:
-            redis = Plain(self._app.connections.blocking(instead="aget"))
-            wait.add(finished(documents_in_graves(self._app, redis, wait.missing)))
-        except BrokerUnavailable:
-            pass  # who waits hears of it below, unless it passes
+        if reached and not wait.over():
+            with suppress(BrokerUnavailable):
+                redis = Plain(self._app.connections.blocking(instead="aget"))
+                wait.add(finished(documents_in_graves(self._app, redis, wait.missing)))
         if not wait.over() and wait.rest != 0:
             wait.add(self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
         return wait.found
@@ -65,19 +64,17 @@ class AwaitingPatient:
         self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
     ) -> dict[str, bytes]:
         """As Patient.wait."""
-        wait = _Wait(keys, timeout, enough)
+        wait, reached = _Wait(keys, timeout, enough), False
         try:
             wait.add(await self._results.wait(keys, timeout=wait.first, enough=enough))
+            reached = True
         except BrokerUnavailable:
             if wait.rest == 0:
                 raise
-        if wait.over():
-            return wait.found
-        try:
-            redis: AwaitingRedis = await self._app.connections.awaiting()
-            wait.add(await documents_in_graves(self._app, redis, wait.missing))
-        except BrokerUnavailable:
-            pass
+        if reached and not wait.over():
+            with suppress(BrokerUnavailable):
+                redis: AwaitingRedis = await self._app.connections.awaiting()
+                wait.add(await documents_in_graves(self._app, redis, wait.missing))
         if not wait.over() and wait.rest != 0:
             wait.add(await self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
         return wait.found
