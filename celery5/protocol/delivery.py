@@ -8,7 +8,16 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Raw
 
-from celery5.protocol.envelope import IGNORED, VERSION, Document, Envelope, Failure, encode, next_attempt, with_failure
+from celery5.protocol.envelope import (
+    IGNORED,
+    VERSION,
+    Document,
+    Envelope,
+    Failure,
+    encode,
+    next_attempt,
+    with_failure,
+)
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import (
     Bury,

@@ -97,6 +97,7 @@ _ENVELOPE = msgspec.json.Decoder(Envelope)
 _VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_COUNTS: msgspec.json.Decoder[dict[str, int] | None] = msgspec.json.Decoder(dict[str, int] | None)
 _LIST = msgspec.json.Decoder(list[Raw])
 _FAILURE = msgspec.json.Decoder(Failure)
 _ENCODER = msgspec.json.Encoder()
@@ -148,7 +149,7 @@ def next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
     fields: dict[str, Any] = _FIELDS.decode(raw)
     fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
     if section:
-        counts = msgspec.json.decode(fields.get("sections", b"null"), type=dict[str, int] | None) or {}
+        counts = _COUNTS.decode(fields.get("sections", b"null")) or {}
         fields["sections"] = counts | {section: counts.get(section, 0) + 1}
     return encode(_remembering(fields, failure))
 

@@ -12,7 +12,11 @@ from tests.story.conftest import Desk
 
 def test_jobs_are_revoked_on_whatever_queue_they_are(desk: Desk) -> None:
     shop = sys.modules["shop"]
-    one, two, three = shop.add.delay(1, 2), shop.multiply.delay(2, 3), shop.add.options(countdown=60).delay(1, 2)
+    one, two, three = (
+        shop.add.delay(1, 2),
+        shop.multiply.delay(2, 3),
+        shop.add.options(countdown=60).delay(1, 2),
+    )
     assert json.loads(desk("task", "revoke", one.id, two.id, "--json")) == [
         {"id": one.id, "queue": "default", "revoked": True, "state": "REVOKED"},
         {"id": two.id, "queue": "slow", "revoked": True, "state": "REVOKED"},
