@@ -304,6 +304,9 @@ class _Watch:
                     back, buried = back + done.back, buried + done.buried
                 buried += done.buried
         except CeleryError as error:
+            broker = self._said.broker
+            if broker is not None and broker.kind == "unix" and not os.path.exists(broker.path):
+                return  # a server of the worker's own, which has ended with it
             _say(f"jobs of {name} (pid {self._pid}) are recovered when its lease lapses: {error}")
         else:
             _say(f"worker {name} (pid {self._pid}) died: {back} jobs put back, {buried} buried")
