@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "redis://127.0.0.1:6379/0"
     )
     default_queue: Annotated[
-        str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{}]{1,200}\Z")
+        str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{},]{1,200}\Z")
     ] = "default"
     results_ttl: Annotated[
         float, Meta(description="how long a result is kept; a minute at least", ge=0.001, le=LONGEST)

@@ -6,8 +6,9 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,7 +30,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.envelope import VERSION, Envelope, encode
-from celery5.protocol.job import Job, Options, digest, new_id, seconds
+from celery5.protocol.job import OF_ONE_CALL, Job, Options, digest, new_id, seconds
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
@@ -263,15 +264,28 @@ def _running(task: str) -> CurrentJob:
     return CURRENT.get() or CurrentJob(new_id(), task, "", 1, "")
 
 
-def _options(said: dict[str, Any], over: Options = Options()) -> Options:  # noqa: B008  frozen
+def _options(said: dict[str, Any], over: Options) -> Options:
     """The options `said`, over others. Raises Misconfigured for one that is not known."""
-    unknown = sorted(set(said) - set(Options.__struct_fields__))
-    if unknown:
-        known = ", ".join(Options.__struct_fields__)
-        raise Misconfigured(
-            f"task option {unknown[0]!r} is not known{hint('option', unknown[0])}; known: {known}"
-        )
+    for name in sorted(set(said) - set(Options.__struct_fields__)):
+        if name in _OF_THE_TASK:
+            raise Misconfigured(f"{name} is for a declaration: @app.task({name}=...)")
+        raise Misconfigured(_not_known(name, Options.__struct_fields__))
     return over.replaced(said)
+
+
+def _declared_options(said: dict[str, Any]) -> Options:
+    """The options of a declaration."""
+    for name in sorted(set(said) - set(_DECLARED)):
+        if name in OF_ONE_CALL:
+            raise Misconfigured(f"{name} is for one call: task.options({name}=...)")
+        raise Misconfigured(_not_known(name, _DECLARED))
+    return Options().replaced(said)
+
+
+def _not_known(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    return f"task option {name!r} is not known{hint('option', name)}{meant} known: {', '.join(known)}"
 
 
 def _kept(said: float | None, unique_for: float | None, usual: float) -> float | None:
@@ -359,7 +373,7 @@ class Declare:
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
         own = {name: said.pop(name) for name in _OF_THE_TASK if name in said}
-        options = _options(said)
+        options = _declared_options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
             kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
@@ -374,3 +388,4 @@ class Declare:
 
 _OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel")
 """What is said once, when a task is declared; the rest are options, which each call may replace."""
+_DECLARED = (*_OF_THE_TASK, *(name for name in Options.__struct_fields__ if name not in OF_ONE_CALL))

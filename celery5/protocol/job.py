@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a job is sent. Every field may be given for a task and again for one call.
+    """How a job is sent. Every field may be given for one call, and, but for those in `OF_ONE_CALL`, for a task.
 
     `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime. `results_ttl`,
     `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
@@ -88,7 +88,7 @@ class Options(msgspec.Struct, frozen=True):
             _check_span("expires", self.expires)
         if self.queue is not None and not _is_queue_name(self.queue):
             raise Misconfigured(
-                f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces or braces"
+                f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas or braces"
             )
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
@@ -122,7 +122,7 @@ class Options(msgspec.Struct, frozen=True):
         if self.eta is not None:
             return str(int(self.eta.timestamp() * 1000))
         if self.countdown is not None:
-            return f"+{max(0, int(_seconds(self.countdown) * 1000))}"
+            return f"+{int(_seconds(self.countdown) * 1000)}"
         return ""
 
     def expiry(self, now: float) -> float | None:
@@ -169,6 +169,8 @@ def _check_span(name: str, span: object) -> None:
     number = isinstance(span, int | float | timedelta) and not isinstance(span, bool)
     if not number or not abs(_seconds(cast("float | timedelta", span))) <= LONGEST:
         raise Misconfigured(f"{name} is {span!r}: give seconds or a timedelta, at most a hundred years")
+    if _seconds(cast("float | timedelta", span)) < 0:
+        raise Misconfigured(f"{name} is {span!r}: give 0 seconds or more")
 
 
 def _check_positive(name: str, span: object) -> None:
@@ -184,6 +186,8 @@ def _is_name(text: object) -> bool:
     return 0 < len(text) <= 200 and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
+OF_ONE_CALL = ("id", "key", "countdown", "eta")
+"""Options that no declaration takes: an id or a key would make all jobs of the task one."""
 _POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")
 
 
@@ -191,5 +195,5 @@ def _is_queue_name(name: object) -> bool:
     return (
         isinstance(name, str)
         and 0 < len(name) <= 200
-        and not any(each.isspace() or each in "{}" for each in name)
+        and not any(each.isspace() or each in "{}," for each in name)
     )

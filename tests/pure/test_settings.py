@@ -47,6 +47,7 @@ def test_every_error_is_told_at_once_with_its_origin() -> None:
         {"default_queue": ""},
         {"default_queue": "a b"},
         {"default_queue": "a{b"},
+        {"default_queue": "a,b"},
         {"default_queue": "a\n"},
         {"results_ttl": 0},
         {"results_ttl": "inf"},
