@@ -5,12 +5,12 @@ Floor: runners. Reads: nothing. Writes: nothing.
 It is done as Trio delivers a KeyboardInterrupt: what the coroutine waits for is aborted, through no cancel scope, so
 that no shield keeps it away and nothing stays cancelled. A nursery that is waited for collects the error and cancels
 its children. What cannot be aborted is told, and may raise the error by itself, as a thread does that asks
-`check_cancelled`; when it does not, the error is raised at the next wait.
+`check_cancelled`, once; when it does not, the error is raised at the next wait.
 """
 
 import gc
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT
@@ -56,28 +56,42 @@ class Nudge:
         """Try to abort the wait; when that succeeds, the error is given."""
         error = self._owed
 
-        def tell() -> NoReturn:
-            # Called at once by a nursery, which keeps the error; in its thread, by one that asks; or never.
-            self._owed = None
+        def tell() -> None:
+            # Called at once by a nursery, which keeps the error; by a thread, as often as it asks; or never.
+            if wait.cancelled is not None:
+                wait.cancelled()
+            if wait.told:
+                return
+            wait.told, self._owed = not wait.abandoned, None
             raise SoftTimeLimitExceeded(*error.args if error else ())
 
         if wait(tell) is not Abort.SUCCEEDED:
             return False
-        self.given, self._owed = error, None
+        self.given, self._owed, wait.abandoned = error, None, True
         return True
 
 
 class _Wait:
-    """The abort function of one wait. It is called once at most, by whoever is first, as Trio promises it."""
+    """The abort function of one wait. It is called once at most, by whoever is first, as Trio promises it.
 
-    __slots__ = ("_abort",)
+    `cancelled` raises the cancellation that came after the soft limit: whoever was `told` of that and asks again hears
+    of this. Who was `abandoned` has nothing to go on with, and hears of its limit as often as it asks.
+    """
+
+    __slots__ = ("_abort", "abandoned", "cancelled", "told")
 
     def __init__(self, abort: Any) -> None:
         self._abort = abort
+        self.cancelled: RaiseCancelT | None = None
+        self.told = self.abandoned = False
 
-    def __call__(self, raise_cancel: RaiseCancelT) -> Abort:
+    def __call__(self, raise_cancel: Any) -> Abort:
         abort, self._abort = self._abort, None
-        return Abort.FAILED if abort is None else abort(raise_cancel)
+        if abort is None:
+            self.cancelled = raise_cancel
+            return Abort.FAILED
+        done: Abort = abort(raise_cancel)
+        return done
 
 
 def _at_a_checkpoint(coroutine: Any) -> bool:

@@ -16,6 +16,7 @@ from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.verdict import Outcome, Raised, Returned, Withdrawn
 from celery5.runners.aim import Aim
 from celery5.runners.hand import Hand, Limits
+from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
 from tests.trio.test_runners_limits import LIMIT, SOON, TOLD, softly
 
@@ -75,6 +76,53 @@ async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_i
     lock.release()
     with trio.fail_after(LIMIT):
         await hand.behind.wait()
+
+
+async def test_a_thread_of_a_trio_job_is_told_once_and_can_still_be_cancelled() -> None:
+    def work() -> None:
+        for _ in range(1000):
+            time.sleep(0.002)
+            heard.append("asked")
+            try:
+                trio.from_thread.check_cancelled()
+            except (SoftTimeLimitExceeded, trio.Cancelled) as error:
+                heard.append(type(error).__name__)
+                if isinstance(error, trio.Cancelled):
+                    raise
+
+    async def job() -> None:
+        await trio.to_thread.run_sync(work)
+
+    heard: list[str] = []
+    with trio.move_on_after(0.1) as scope:
+        await softly(TrioRunner(), job)
+    assert scope.cancelled_caught
+    assert [word for word in heard if word != "asked"] == ["SoftTimeLimitExceeded", "Cancelled"]
+    assert heard[-4:] == ["asked", "asked", "asked", "Cancelled"], "it went on in between"
+
+
+async def test_a_thread_that_a_trio_job_leaves_behind_hears_of_the_limit_as_often_as_it_asks() -> None:
+    def work() -> None:
+        for _ in range(50):
+            time.sleep(0.002)
+            try:
+                trio.from_thread.check_cancelled()
+            except SoftTimeLimitExceeded:
+                heard.append(True)
+        ended.set()
+
+    async def job() -> str:
+        try:
+            await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except SoftTimeLimitExceeded as error:
+            return str(error)
+        return "in vain"
+
+    heard, ended = list[bool](), threading.Event()
+    assert await softly(TrioRunner(), job) == TOLD
+    with trio.fail_after(LIMIT):
+        await trio.to_thread.run_sync(ended.wait, LIMIT)
+    assert len(heard) > 1
 
 
 async def test_a_thread_is_waited_for_as_long_as_the_hand_has_patience() -> None:
