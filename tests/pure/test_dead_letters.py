@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.dead_letters import DeadJob, checked_by, count, exhumed, is_entry, most_first, wanted
 from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_envelope, replayed
+from tests.pure.names import steady
 
 LAST = Failure(type="ValueError", message="no such order 7", args=("7",), traceback="Traceback", attempt=2)
 FIRST = Failure(type="OSError", message="away")
@@ -117,7 +118,7 @@ def test_arguments_that_cannot_be_decoded_are_none() -> None:
         ({"where": lambda job: job.args[0] == 8}, False),
         ({"task": "shop.*", "error": "OSError"}, False),
     ],
-    ids=str,
+    ids=steady,
 )
 def test_a_choice_means_what_it_says(choice: dict[str, Any], meant: bool) -> None:
     assert (grave() in wanted(choice)) is meant
@@ -147,7 +148,7 @@ def test_ages_are_seconds_or_timedeltas() -> None:
         ({"where": 7}, "give a plain function"),
         ({"message": 7}, "message is 7"),
     ],
-    ids=str,
+    ids=steady,
 )
 def test_a_choice_that_makes_no_sense_is_refused(choice: dict[str, Any], said: str) -> None:
     with pytest.raises(Misconfigured, match=said):

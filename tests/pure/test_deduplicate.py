@@ -12,6 +12,7 @@ from celery5.deduplicate import WHY, declined, policy_of
 from celery5.protocol.envelope import Failure
 from celery5.protocol.verdict import Declined, Raised
 from celery5.runners.ending import returned
+from tests.pure.names import steady
 
 APP = App("shop", broker="redis://127.0.0.1:1/0")
 
@@ -30,7 +31,7 @@ async def send_soon(to: str, copies: int = 1) -> None:
         (False, None), (None, None), ("", None), (0, None), ([], None),
         (True, WHY), (3, WHY), (object(), WHY), ("sent on Monday", "sent on Monday"),
     ],
-    ids=repr,
+    ids=steady,
 )  # fmt: skip
 def test_what_is_true_rejects_and_a_text_says_why(answer: Any, why: str | None) -> None:
     def policy(to: str, copies: int = 1) -> Any:

@@ -37,6 +37,7 @@ from celery5 import (
 from celery5.protocol.envelope import read_envelope
 from celery5.runners.context import CURRENT
 from celery5.task import CoroutineTask, FunctionTask
+from tests.pure.names import steady
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -115,7 +116,7 @@ async def asynchronous_generator() -> AsyncIterator[int]:
         ({}, 5, "@task takes a function, got 5"),
         ({}, functools.partial(add, 1), r"give it one with @task\(name=...\)"),
     ],
-    ids=str,
+    ids=steady,
 )
 def test_a_declaration_that_makes_no_sense_is_refused_at_once(
     app: App, options: dict[str, Any], function: Any, says: str
