@@ -26,9 +26,11 @@ class Performs(Protocol):
 
 
 class Understudy(Protocol):
-    """Puts back what this process held, once it has ended, unless it has left in order."""
+    """Renews this worker's leases in its place until it has left, and puts back what it held once it has ended."""
 
-    def left(self) -> None: ...
+    def left(self, *, holding: bool) -> None:
+        """No lease of this worker is to be renewed any more. `holding`: there may be something to put back."""
+        ...
 
 
 class JoinQueues:
@@ -67,13 +69,20 @@ class JoinQueues:
                 await self._leave()
 
     async def _leave(self) -> None:
-        if self._lease.lost:
-            return  # others have taken care of everything
+        """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""
+        holding = True
         try:
-            held = await self._redis.perform_all([calls.leave(keys, self._worker) for keys in self._consumed])
+            if not self._lease.lost:  # else others have taken care of everything
+                held = await self._redis.perform_all(
+                    [calls.leave(keys, self._worker) for keys in self._consumed]
+                )
+                holding = any(held)
+                self._log.event("queues:left", left_behind=sum(held))
         except BrokerError as error:
-            self._log.event("queues:not-left", "warning", why=str(error))
-        else:
-            self._log.event("queues:left", left_behind=sum(held))
-            if self._understudy is not None and not any(held):
-                self._understudy.left()
+            self._log.event("queues:not-left", "warning", why=str(error), hint=_UNTOLD)
+        finally:
+            if self._understudy is not None:
+                self._understudy.left(holding=holding)
+
+
+_UNTOLD = "what it still holds, if anything, goes to others when its lease lapses"

@@ -38,7 +38,7 @@ LATE = 1.5
 LINGER = 5.0
 """Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
 LIMITS = Timing(connect=1.0, reply=1.0)
-"""A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
+"""For recovery. A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
 PORTION = 100
 """Jobs in one trip."""
 NAME = "understudy"
@@ -46,12 +46,13 @@ NAME = "understudy"
 
 
 class Said(msgspec.Struct, array_like=True, frozen=True):
-    """What the worker says after a beat: its name, the queues that it has joined, where its broker is. With no name:
-    it has left its queues, and nothing need be done for it."""
+    """What the worker says after a beat: its name, the queues that it has joined, where its broker is. With `left` it
+    has left them, or tried to, and has no lease to renew any more. With no name: nothing need be done for it."""
 
     worker: str = ""
     queues: tuple[str, ...] = ()
     broker: Endpoint | None = None
+    left: bool = False
 
 
 class Understudy:
@@ -63,6 +64,7 @@ class Understudy:
         self._app = app
         self._mouth = mouth
         self._unsent = b""
+        self._last = Said()
         self._gone = False
         os.set_blocking(mouth, False)
 
@@ -78,11 +80,13 @@ class Understudy:
 
     def beaten(self, worker: str, queues: tuple[str, ...]) -> bool:
         """The leases of `worker` were renewed. False, once, when there is no understudy any more."""
-        return self._tell(Said(worker, queues, self._app.connections.endpoint))
+        self._last = Said(worker, queues, self._app.connections.endpoint)
+        return self._tell(self._last)
 
-    def left(self) -> None:
-        """The worker has left its queues, and holds nothing."""
-        self._tell(Said())
+    def left(self, *, holding: bool) -> None:
+        """The worker has left its queues, or tried to: its leases are never renewed again. `holding`: it may still
+        hold jobs, which are put back when the process has ended."""
+        self._tell(msgspec.structs.replace(self._last, left=True) if holding else Said())
 
     def close(self) -> None:
         """It is not needed any more."""
@@ -216,6 +220,11 @@ class _Watch:
         self._next = 0.0
         self._lost = ""
         self._hung = False
+        self._unheard = False
+        # A slow server costs the worker its lease only when it is slower than the worker's own beats may be.
+        within = max(app.settings.lease / 2, LIMITS.reply)
+        usual = Timing()
+        self._patience = Timing(connect=min(within, usual.connect), reply=min(within, usual.reply))
         self._redis: BlockingRedis | None = None
 
     def stand_by(self) -> None:
@@ -230,7 +239,7 @@ class _Watch:
     @property
     def _watches(self) -> bool:
         """Whether there is a lease to look after."""
-        return self._said.worker not in ("", self._lost)
+        return self._said.worker not in ("", self._lost) and not self._said.left
 
     def _has_ended(self) -> bool:
         """Wait for a word, until it is time to step in. True when there will be none any more."""
@@ -248,7 +257,7 @@ class _Watch:
         *lines, self._unread = (self._unread + words).split(b"\n")
         if lines:
             self._said = msgspec.json.decode(lines[-1], type=Said)
-            self._vigil, self._hung = heard(now()), False
+            self._vigil, self._hung, self._unheard = heard(now()), False, False
             self._next = now() + LATE * self._interval
 
     def _step_in(self) -> Life:
@@ -262,11 +271,19 @@ class _Watch:
             return life
         lease, asked = self._app.settings.lease, now()
         beats = [calls.beat(keys, self._said.worker, lease=lease) for keys in self._queues()]
-        with suppress(BrokerError):  # the loop says so when it is back
-            if all(pulse.alive for pulse in self._broker().perform_all(beats)):
-                self._box.lease_until = asked + lease
-            else:
-                self._lost = self._said.worker
+        try:
+            pulses = self._broker(self._patience).perform_all(beats)
+        except BrokerError as error:
+            if not self._unheard:
+                who = f"worker {self._said.worker} (pid {self._pid})"
+                _say(f"{who} is silent, and its understudy cannot renew its lease: {error}")
+            self._unheard = True
+            return life
+        self._unheard = False
+        if all(pulse.alive for pulse in pulses):
+            self._box.lease_until = asked + lease
+        else:
+            self._lost = self._said.worker
         return life
 
     def _really_ended(self) -> bool:
@@ -284,8 +301,9 @@ class _Watch:
         return False
 
     def _recover(self) -> None:
-        """Put back what the worker held. What it had not begun is not counted."""
-        name, begun = self._said.worker, self._box.begun(self._said.queues)
+        """Put back what the worker held. What it had not begun is not counted, and nothing once it had left."""
+        name, left = self._said.worker, self._said.left
+        begun = {} if left else self._box.begun(self._said.queues)
         back = buried = 0
         settings = self._app.settings
         try:
@@ -296,30 +314,33 @@ class _Watch:
                     max_deliveries=settings.max_deliveries,
                     limit=PORTION,
                     ttl=settings.results_ttl,
-                    begun=begun[keys.queue],
+                    begun=begun.get(keys.queue, []),
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
                 # at the server, and takes what was put back.
-                while (done := self._broker().perform(call)).more or done.back:
+                while (done := self._broker(LIMITS).perform(call)).more or done.back:
                     back, buried = back + done.back, buried + done.buried
                 buried += done.buried
         except CeleryError as error:
             broker = self._said.broker
-            if broker is not None and broker.kind == "unix" and not os.path.exists(broker.path):
-                return  # a server of the worker's own, which has ended with it
+            own = broker is not None and broker.kind == "unix" and not os.path.exists(broker.path)
+            if own or left:
+                return  # a server of the worker's own, which has ended with it; or the worker has said so itself
             _say(f"jobs of {name} (pid {self._pid}) are recovered when its lease lapses: {error}")
         else:
-            _say(f"worker {name} (pid {self._pid}) died: {back} jobs put back, {buried} buried")
+            if not left or back or buried:
+                how = "had left" if left else "died"
+                _say(f"worker {name} (pid {self._pid}) {how}: {back} jobs put back, {buried} buried")
 
     def _queues(self) -> list[QueueKeys]:
         return [self._app.queue(queue) for queue in self._said.queues]
 
-    def _broker(self) -> BlockingRedis:
+    def _broker(self, timing: Timing) -> BlockingRedis:
         """A connection, made when it is first needed: mostly never."""
         endpoint = self._said.broker
         assert endpoint is not None, "a worker that has a name has said where its broker is"
-        if self._redis is None or self._redis.endpoint != endpoint:
-            self._redis = BlockingRedis(endpoint, timing=LIMITS)
+        if self._redis is None or (self._redis.endpoint, self._redis.timing) != (endpoint, timing):
+            self._redis = BlockingRedis(endpoint, timing=timing)
         return self._redis
 
 

@@ -61,12 +61,17 @@ def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
     assert 15 < pulse.due_in <= 20
 
 
-@pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
+@pytest.mark.parametrize(
+    "state", ["never joined", "left", "left and holding", "recovered", "being recovered"]
+)
 @pytest.mark.plants
 def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Queue, state: str) -> None:
     if state != "never joined":
         queue.join("w")
-    if state == "left":
+    if state == "left and holding":
+        queue.publish("a")
+        queue.read("w")
+    if state.startswith("left"):
         queue(calls.leave(queue.keys, "w"))
     if state == "recovered":
         queue.recover("w")

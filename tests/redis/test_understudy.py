@@ -172,6 +172,30 @@ def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: St
     assert worker.wait() == 0
 
 
+def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_lives_on(staff: Staff) -> None:
+    script = (
+        "from celery5.bootsteps.boot import Step\n"
+        "from celery5.processes import foreground, worker\n"
+        "from tests.redis.historian import app\n"
+        "worker.Step = lambda *args, stop_limit=0: Step(*args, stop_limit=0.5)\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)
+    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    sent = send(staff, "deaf", 30.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: len(worker.lines("queues:left")) == 1)
+    assert worker.lines("queues:left")[0]["left_behind"] == 1
+    other = staff.start(lease=0.5)  # some beats later
+    wait_until(lambda: len(staff.notes()) == 2, within=3)
+    assert [each.job for each in staff.notes()] == [sent.id, sent.id]
+    assert staff.notes()[1].pid == other.process.pid
+    assert worker.process.poll() is None
+    other.signal(signal.SIGKILL)  # its understudy puts the job back
+    assert worker.lines("worker:again") == []
+
+
 def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
     app = App("somewhere", broker="redis://nobody@nowhere/3")
     ear, mouth = os.pipe()

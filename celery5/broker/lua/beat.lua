@@ -12,7 +12,8 @@ local leases, due, stream = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local mine = redis.call('ZSCORE', leases, ARGV[1])
-if not mine or tonumber(mine) < 0 then return {0, 0, -1, -1} end
+-- 0: it has left (leave.lua). Below: it is being recovered.
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.

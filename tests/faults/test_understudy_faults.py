@@ -1,0 +1,49 @@
+"""Understudy faults: it renews the lease of a silent worker over a slow server, and says so, once, when it cannot.
+
+Floor: tests. Reads and writes: the keys of one queue of an application that only the test has.
+"""
+
+import os
+
+import msgspec
+import pytest
+import trio
+
+from celery5 import App
+from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+from celery5.processes import understudy
+from celery5.processes.understudy import Said
+from celery5.services.black_box import BlackBox
+from tests.faults.proxy import FaultyProxy
+
+
+async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
+    proxy: FaultyProxy,
+    url: str,
+    app_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(understudy, "LIMITS", Timing(connect=0.1, reply=0.1))
+    app, driver, box = (
+        App(app_name, broker=proxy.url, lease=1.0),
+        BlockingRedis(Endpoint.from_url(url)),
+        BlackBox(slots=1),
+    )
+    driver.perform(calls.join(app.queue("mail"), "w", lease=60))
+    watch = understudy._Watch(app, box, os.getpid(), -1, -1)
+    watch._hear(msgspec.json.encode(Said("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
+    with trio.fail_after(10):
+        proxy.delay = 0.2
+        assert (await trio.to_thread.run_sync(watch._step_in)).counts
+        assert box.lease_until > 0
+        assert capfd.readouterr().err == ""
+        proxy.stall()
+        for _ in range(2):
+            await trio.to_thread.run_sync(watch._step_in)
+        assert capfd.readouterr().err.count("its understudy cannot renew its lease: ") == 1
+    app.close()
+    driver.close()
