@@ -187,7 +187,7 @@ class Model:
         complete = ("complete", entry, job, document, KEPT, LOCKS[job].encode())
         self.driver.perform(calls.settle(self.keys, self.worker, [settlements.get(move, complete)]))
         if self.lives[job].state is JobState.EXECUTING:  # nothing else can be settled
-            ends = self.lives[job].marked and move in (Move.RETRY, Move.RELEASE)
+            ends = self.lives[job].marked and move in (Move.RETRY, Move.RELEASE, Move.BURY)
             made = Move.REVOKE if ends or move == Act.SETTLE_REVOKED else Move(move)
             self.lives[job].go(made)
 

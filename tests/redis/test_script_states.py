@@ -101,7 +101,7 @@ ENDS_OF_REVOKED = {
     Move.RECOVER: JobState.REVOKED,
     Act.DIE: JobState.REVOKED,
     Move.SUCCEED: JobState.SUCCESS,
-    Move.BURY: JobState.DEAD,
+    Move.BURY: JobState.REVOKED,
     Move.REJECT: JobState.REJECTED,
     Move.EXPIRE: JobState.EXPIRED,
 }

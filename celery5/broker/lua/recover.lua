@@ -14,7 +14,9 @@
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
 --       7.. stream entries that it had begun
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
--- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED.
+-- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
+-- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
+-- ended, goes.
 local stream, jobs, leases, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
@@ -28,14 +30,16 @@ local function stray()
     if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
   end
 end
+-- What a message says may be anything: what fails in the middle of this script would take jobs with it.
+local function text(value) return type(value) == 'string' and value or '' end
+local function whole(value, least)
+  return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
+end
 -- The job has ended: its document is kept and announced, its key is free.
-local function tell(envelope, id, document)
+local function tell(id, lock, document)
   redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
   redis.call('PUBLISH', KEYS[5] .. id, document)
-  if type(envelope.key) == 'string' and envelope.key ~= '' then
-    local lock = envelope.task .. ' ' .. envelope.key
-    if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
-  end
+  if lock and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
 local fence = -1
 if name == '' then
@@ -45,8 +49,10 @@ if name == '' then
     if not name then return {'', 0, 0, 0} end
   end
 end
--- Who has no lease begins no job, so what it was given all the same has taken nobody down.
-if redis.call('ZSCORE', leases, name) == '-2' then fence = -2 end
+-- Who has no lease begins no job, so what it was given all the same has taken nobody down; nor has what was left behind
+-- by who left in order, with a lease of 0 (I9). Portions that follow know both by the fence.
+local lease = redis.call('ZSCORE', leases, name)
+if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local pending = redis.pcall('XPENDING', stream, group, '-', '+', ARGV[4], name)
 if pending.err then
@@ -57,39 +63,39 @@ local back, buried, begun = 0, 0, {}
 for n = 7, #ARGV do begun[ARGV[n]] = true end
 for _, one in ipairs(pending) do
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
+  local field = {}
+  for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end
+  local readable, envelope = pcall(cjson.decode, field.job or '')
+  if not readable or type(envelope) ~= 'table' then envelope = {} end
+  local id, task, key = text(envelope.id), text(envelope.task), text(envelope.key)
+  local lock = key ~= '' and task .. ' ' .. key
+  local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1]])
+  local deliveries = whole(tonumber(field.deliveries), 0) + (blamed and 1 or 0)
+  local place = id ~= '' and redis.call('HGET', jobs, id) or ''
+  local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1]
+  local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
+  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1)}
   redis.call('XACK', stream, group, one[1])
-  if entry then
-    local field = {}
-    for n = 1, #entry[2], 2 do field[entry[2][n]] = entry[2][n + 1] end
-    redis.call('XDEL', stream, one[1])
-    local readable, envelope = pcall(cjson.decode, field.job or '')
-    if not readable or type(envelope) ~= 'table' then envelope = {} end
-    local id = type(envelope.id) == 'string' and envelope.id or ''
-    local task = type(envelope.task) == 'string' and envelope.task or ''
-    local attempt = type(envelope.attempt) == 'number' and envelope.attempt or 1
-    local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1]])
-    local deliveries = (tonumber(field.deliveries) or 0) + (blamed and 1 or 0)
-    local place = id ~= '' and redis.call('HGET', jobs, id) or ''
-    local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = attempt}
-    if string.sub(place, 1, 1) == 'V' then
-      document.state = 'REVOKED'
-      redis.call('HDEL', jobs, id)
-      tell(envelope, id, cjson.encode(document))
-    elseif blamed and deliveries > tonumber(ARGV[3]) then
-      document.state, document.reason = 'DEAD', 'poisoned'
-      document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
-      local text = cjson.encode(document)
-      local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', text)
-      if id ~= '' then
-        redis.call('HSET', jobs, id, 'X' .. grave)
-        tell(envelope, id, text)
-      end
-      buried = buried + 1
-    else
-      local again = redis.call('XADD', stream, '*', 'job', field.job or '', 'deliveries', deliveries)
-      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. again) end
-      back = back + 1
+  redis.call('XDEL', stream, one[1])
+  if not entry or over or (revoked and not here) then -- nothing is left to be run
+  elseif revoked then
+    document.state = 'REVOKED'
+    redis.call('HDEL', jobs, id)
+    tell(id, lock, cjson.encode(document))
+  elseif blamed and deliveries > tonumber(ARGV[3]) then
+    document.state, document.reason = 'DEAD', 'poisoned'
+    document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
+    local words = cjson.encode(document)
+    local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', words)
+    if id ~= '' and (here or place == '') then
+      redis.call('HSET', jobs, id, 'X' .. grave)
+      tell(id, lock, words)
     end
+    buried = buried + 1
+  else
+    local again = redis.call('XADD', stream, '*', 'job', field.job or '', 'deliveries', deliveries)
+    if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again) end
+    back = back + 1
   end
 end
 if #pending < tonumber(ARGV[4]) then

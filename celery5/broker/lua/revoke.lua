@@ -17,22 +17,35 @@ local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], K
 local group = ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function number(value, otherwise) return type(value) == 'number' and value or otherwise end
+-- What a message says may be anything: what fails in the middle of this script would take jobs with it.
+local function text(value) return type(value) == 'string' and value or '' end
+local function number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
+local function unlock(lock, id)
+  if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+end
+-- Without a message nobody knows the job's key, but what it holds is known.
+local function unlock_all(id)
+  local cursor = '0'
+  repeat
+    local page = redis.call('HSCAN', unique, cursor, 'COUNT', 1000)
+    cursor = page[1]
+    for n = 1, #page[2], 2 do
+      if page[2][n + 1] == id then unlock(page[2][n], id) end
+    end
+  until cursor == '0'
+end
 local function withdraw(id, message, result)
   local readable, envelope = pcall(cjson.decode, message or '')
   if not readable or type(envelope) ~= 'table' then envelope = {} end
-  local task = type(envelope.task) == 'string' and envelope.task or ''
-  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', attempt = number(envelope.attempt, 1),
-    sent = number(envelope.sent, 0), finished = now / 1000})
-  local own = number(envelope.results_ttl, nil)
-  local ttl = math.max(own and own * 1000 or ARGV[3], ARGV[4])
+  local task, key = text(envelope.task), text(envelope.key)
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = number(envelope.sent, 0),
+    attempt = math.floor(number(envelope.attempt, 1)), finished = now / 1000})
+  local own = number(envelope.results_ttl, 0)
+  local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   redis.call('SET', result, document, 'PX', string.format('%.0f', ttl))
   redis.call('PUBLISH', result, document)
   redis.call('HDEL', jobs, id)
-  if type(envelope.key) == 'string' and envelope.key ~= '' then
-    local lock = task .. ' ' .. envelope.key
-    if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
-  end
+  if not message then unlock_all(id) elseif key ~= '' then unlock(task .. ' ' .. key, id) end
   return 'REVOKED'
 end
 -- How a job ended that has no place any more.
@@ -47,10 +60,9 @@ for n = 6, #KEYS do
   local place = redis.call('HGET', jobs, id) or ''
   local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' then
-    local message = redis.call('HGET', waiting, id)
+    found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     redis.call('ZREM', due, id)
     redis.call('HDEL', waiting, id)
-    found[#found + 1] = withdraw(id, message, result)
   elseif kind == 'S' or kind == 'V' then
     local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
     if not pending.err and pending[1] then
@@ -63,8 +75,8 @@ for n = 6, #KEYS do
       for at = 1, there and #there[2] or 0, 2 do
         if there[2][at] == 'job' then message = there[2][at + 1] end
       end
-      redis.pcall('XDEL', stream, entry)
       found[#found + 1] = withdraw(id, message, result)
+      redis.pcall('XDEL', stream, entry)
     end
   elseif kind == 'X' then
     found[#found + 1] = 'DEAD'

@@ -19,7 +19,9 @@
 --                     touches nothing else; but if the job's place is this very entry, it is a release
 -- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done (I4).
 -- An entry that is not pending any more was settled before; it is left alone, so the call may be repeated. A job that
--- was revoked meanwhile (its place says V) is not tried again and not given back: it ends as REVOKED.
+-- was revoked meanwhile (its place says V) is not tried again, given back or buried: it ends as REVOKED. A copy of a job
+-- whose place has another entry ends nothing: one that is given up is buried without the job's name, and one of a revoked
+-- job goes.
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique = KEYS[7]
 local group, me = ARGV[1], ARGV[2]
@@ -31,25 +33,38 @@ local gone, ended, earliest = {}, {}, nil
 local function unlock(lock, id)
   if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
-local function unlock_by(message, id)
+-- What a message says may be anything: what fails in the middle of this script would take jobs with it.
+local function read(message)
   local readable, envelope = pcall(cjson.decode, message)
-  if readable and type(envelope) == 'table' and type(envelope.key) == 'string' and envelope.key ~= '' then
-    unlock(envelope.task .. ' ' .. envelope.key, id)
-  end
+  return readable and type(envelope) == 'table' and envelope or {}
+end
+local function text(value) return type(value) == 'string' and value or '' end
+local function whole(value, least)
+  return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
+end
+local function unlock_by(envelope, id)
+  local key = text(envelope.key)
+  if key ~= '' then unlock(text(envelope.task) .. ' ' .. key, id) end
 end
 -- Whether the job was revoked while this worker had it; then it ends here.
-local function revoked(id, message, result, ttl)
+local function revoked(id, entry, message, result, ttl)
   local place = id ~= '' and redis.call('HGET', jobs, id)
   if not place or string.sub(place, 1, 1) ~= 'V' then return false end
-  local readable, envelope = pcall(cjson.decode, message)
-  local fields = {v = 1, id = id, task = '', state = 'REVOKED', worker = me, finished = now / 1000}
-  if readable and type(envelope) == 'table' then fields.task, fields.attempt = envelope.task, envelope.attempt end
-  local document = cjson.encode(fields)
+  if string.sub(place, 2) ~= entry then return true end
+  local envelope = read(message)
+  local document = cjson.encode({v = 1, id = id, task = text(envelope.task), state = 'REVOKED', worker = me,
+    finished = now / 1000, attempt = whole(envelope.attempt, 1)})
   redis.call('SET', result, document, 'PX', ttl)
   redis.call('PUBLISH', result, document)
   ended[#ended + 1] = id
-  unlock_by(message, id)
+  unlock_by(envelope, id)
   return true
+end
+-- Whether this entry is the job, as far as Redis knows: a copy of one that is elsewhere, or has ended, is not.
+local function is_it(id, entry, result)
+  local place = id ~= '' and redis.call('HGET', jobs, id)
+  if place then return string.sub(place, 2) == entry end
+  return id ~= '' and redis.call('EXISTS', result) == 0
 end
 for n = 8, #KEYS do
   local at = 4 + 6 * (n - 8)
@@ -66,7 +81,7 @@ for n = 8, #KEYS do
       redis.call('PUBLISH', KEYS[n], message)
       ended[#ended + 1] = id
       if extra ~= '' then unlock(extra, id) end
-    elseif (verb == 'retry' or verb == 'release') and revoked(id, message, KEYS[n], extra) then -- it ended
+    elseif revoked(id, entry, message, KEYS[n], verb == 'bury' and number or extra) then -- it ended, or was a copy
     elseif verb == 'retry' then
       local when = now + tonumber(number)
       redis.call('ZADD', due, when, id)
@@ -75,11 +90,11 @@ for n = 8, #KEYS do
       if not earliest or when < earliest then earliest = when end
     elseif verb == 'bury' then
       local grave = redis.call('XADD', dead, '*', 'job', message, 'document', extra)
-      if id ~= '' then
+      if is_it(id, entry, KEYS[n]) then
         redis.call('HSET', jobs, id, 'X' .. grave)
         redis.call('SET', KEYS[n], extra, 'PX', number)
         redis.call('PUBLISH', KEYS[n], extra)
-        unlock_by(message, id)
+        unlock_by(read(message), id)
       end
     elseif verb == 'release' then
       local back = redis.call('XADD', stream, '*', 'job', message, 'deliveries', number)

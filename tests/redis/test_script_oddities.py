@@ -1,0 +1,164 @@
+"""Script oddities: what raw producers may put on a stream, and copies of jobs, lose nothing and stop no script.
+
+Floor: tests. Reads and writes: the keys of one queue of one application that only the test has.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery5.broker import calls
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from celery5.broker.revocation import revoke
+from celery5.protocol.envelope import Envelope, encode
+from tests.redis.one_queue import Queue, done, envelope
+
+
+@pytest.fixture
+def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
+    driver = BlockingRedis(Endpoint.from_url(url))
+    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
+    driver.close()
+
+
+def place(queue: Queue, job_id: str = "a") -> str:
+    found = queue.client.hget(queue.keys.jobs, job_id)
+    return found.decode() if isinstance(found, bytes) else ""
+
+
+def document(queue: Queue, job_id: str = "a") -> dict[str, object]:
+    raw = queue.client.get(queue.keys.result(job_id))
+    return dict(json.loads(raw)) if isinstance(raw, bytes) else {}
+
+
+ODD = [
+    b'{"v":1,"id":"a","task":"t","attempt":1e999}',
+    b'{"v":1,"id":"a","task":"t","attempt":-1e999,"sent":1e999,"results_ttl":1e999}',
+    b'{"v":1,"id":"a","task":"t","attempt":1.5,"sent":-1e999,"results_ttl":1e300}',
+    b'{"v":1,"id":"a","key":"k"}',
+    b'{"v":1,"id":"a","key":"k","task":5}',
+    b'{"v":1,"id":"a","key":"k","task":{}}',
+    b'{"v":1,"id":"a","key":[],"task":null,"attempt":"x","sent":{},"results_ttl":[]}',
+]
+
+
+@pytest.mark.parametrize("message", ODD, ids=repr)
+def test_a_message_that_makes_no_sense_is_never_lost_with_its_worker(queue: Queue, message: bytes) -> None:
+    queue.client.xadd(queue.keys.stream, {"job": message, "deliveries": 3})
+    queue.publish("good")
+    queue.join("w")
+    assert len(queue.read("w")) == 2
+    assert queue.recover("w") == calls.Recovered(worker="w", back=1, buried=1, more=False)
+    ((_, kept, grave),) = queue(calls.dead(queue.keys, count=9))
+    assert kept == message
+    assert document(queue) == json.loads(grave)
+    assert document(queue)["attempt"] == 1
+    assert not queue.client.exists(queue.keys.leases)
+
+
+@pytest.mark.parametrize("how", ["waiting", "due", "recovered", "released", "buried"])
+@pytest.mark.parametrize("message", ODD, ids=repr)
+def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
+    queue: Queue, message: bytes, how: str
+) -> None:
+    queue.join("w")
+    if how == "due":
+        queue(calls.schedule(queue.keys, [("a", message, "+60000")]))
+    else:
+        queue(calls.publish(queue.keys, [("a", message)]))
+    entries = queue.read("w") if how in ("recovered", "released", "buried") else []
+    (found,) = queue(revoke(queue.keys, ["a"], ttl=60))
+    assert found == ("EXECUTING" if entries else "REVOKED")
+    if how == "recovered":
+        assert queue.recover("w").buried == 0
+    for entry in entries if how != "recovered" else []:
+        extra = 60_000 if how == "released" else b"{}"
+        verb = "release" if how == "released" else "bury"
+        assert queue.settle("w", (verb, entry.id, "a", message, 60_000, extra)) == 1
+    assert document(queue)["state"] == "REVOKED"
+    assert document(queue)["attempt"] == 1
+    assert queue.where("a") == "ENDED"
+    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert 0 < int(queue.client.pttl(queue.keys.result("a"))) < 2e15
+
+
+def test_a_copy_that_is_recovered_leaves_the_place_of_its_job_alone(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w1")
+    queue.join("w2")
+    (first,) = queue.read("w1")
+    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    queue.read("w2")
+    assert queue.recover("w2").back == 1
+    assert place(queue) == "S" + first.id.decode()
+    queue.join("w3")
+    queue.read("w3")
+    assert queue.recover("w3", deliveries=0).buried == 1
+    assert place(queue) == "S" + first.id.decode()
+    assert document(queue) == {}
+    assert queue.settle("w1", done(first, "a")) == 1
+
+
+@pytest.mark.parametrize("verb", ["recover", "retry", "release", "bury"])
+def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, verb: str) -> None:
+    queue.publish("a")
+    queue.join("w1")
+    queue.join("w2")
+    (first,) = queue.read("w1")
+    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    (copy,) = queue.read("w2")
+    assert queue(revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
+    if verb == "recover":
+        assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
+    else:
+        extra = b"{}" if verb == "bury" else 60_000
+        assert queue.settle("w2", (verb, copy.id, "a", envelope("a"), 60_000, extra)) == 1
+    assert place(queue) == "V" + first.id.decode()
+    assert document(queue) == {}
+    assert queue.size() == calls.Size(stream=1, held=1, due=0, dead=0)
+    assert queue.settle("w1", ("retry", first.id, "a", envelope("a"), 0, 60_000)) == 1
+    assert document(queue)["state"] == "REVOKED"
+
+
+def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w1")
+    queue.join("w2")
+    (first,) = queue.read("w1")
+    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    queue.read("w2")
+    queue.settle("w1", done(first, "a"))
+    assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
+    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
+
+
+def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> None:
+    queue.publish(*[f"j{n}" for n in range(5)])
+    queue.join("reader")
+    for deploy in range(5):
+        queue.join(f"w{deploy}")
+        read = queue.read(f"w{deploy}")
+        assert [each.deliveries for each in read] == [0] * 5
+        queue(calls.leave(queue.keys, f"w{deploy}"))
+        # By others, in portions, or by its own understudy, which knows what it had begun.
+        name = "" if deploy % 2 else f"w{deploy}"
+        begun = [each.id for each in read] if deploy == 2 else None
+        assert queue.recover(name, limit=2, deliveries=0, begun=begun).more
+        assert queue.recover("" if name else f"w{deploy}", deliveries=0).back == 3
+
+
+def test_revoking_a_job_whose_message_is_gone_frees_its_key(queue: Queue) -> None:
+    keys = queue.keys
+    for job_id, lock in (("a", "t k"), ("b", "t other")):
+        message = encode(Envelope(v=1, id=job_id, task="t", key=lock[2:]))
+        assert queue(calls.claim(keys, [(job_id, message, "", lock, None)])) == {}
+    entry = place(queue)[1:]
+    queue.client.xdel(keys.stream, entry)
+    assert queue(revoke(keys, ["a"], ttl=60)) == ["REVOKED"]
+    assert queue.client.hgetall(keys.unique) == {b"t other": b"b"}
+    assert document(queue)["state"] == "REVOKED"
