@@ -38,6 +38,7 @@ _HIDDEN = {
     "worker",
     "traceback",
 }
+_SAID = {*_HIDDEN, "logger", "message"}
 _COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 
@@ -223,13 +224,21 @@ def _json(message: dict[str, Any]) -> str:
         return json.dumps(message, default=str) + "\n"
 
 
+def _fields(message: dict[str, Any], hidden: set[str]) -> list[str]:
+    return [f"{name}={value}" for name, value in message.items() if name not in hidden]
+
+
 def _console(message: dict[str, Any], coloured: bool) -> str:
     """For people: when, how bad, what, and its fields; below them the traceback of a job that failed."""
     at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
     level = str(message.get("level", "info"))
-    shown = "  ".join(f"{name}={value}" for name, value in message.items() if name not in _HIDDEN)
+    if what == "celery5:log":  # said by others: their words first
+        text = str(message.get("message")).replace("\n", "\n    ")
+        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID)])
+    else:
+        shown = "  ".join(_fields(message, _HIDDEN))
     colour = _COLOURS.get(level, "") if coloured else ""
     line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
     return (

@@ -21,6 +21,7 @@ from celery5.processes.foreground import ServeOptions, serve_here, stopping
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
+from celery5.stdlib_log import routed
 
 
 def serve(app: App, options: ServeOptions) -> int:
@@ -35,7 +36,8 @@ def serve(app: App, options: ServeOptions) -> int:
         ) as understudy,  # first, so that it keeps nothing open that is to end with this process
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
-        Journal(sys.stdout, form=options.log_format, level=options.log_level),
+        Journal(sys.stdout, form=options.log_format, level=options.log_level) as journal,
+        routed(journal, options.log_level),
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")

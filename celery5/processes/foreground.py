@@ -18,6 +18,7 @@ from celery5.processes import fleet, worker
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
+from celery5.stdlib_log import routed
 
 STOP_LIMIT = 40.0
 """Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
@@ -51,7 +52,8 @@ def serve(app: App, options: ServeOptions) -> int:
     with (
         standing_by(app) as understudy,
         stopping(app) as interruption,
-        Journal(sys.stdout, form=options.log_format, level=options.log_level),
+        Journal(sys.stdout, form=options.log_format, level=options.log_level) as journal,
+        routed(journal, options.log_level),
     ):
         told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
         trio.run(serve_here, app, told, interruption, ready)
