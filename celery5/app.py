@@ -28,6 +28,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
+from celery5.sendable import jobs_in, may_send, signatures_in
 from celery5.settings import Settings, read_settings
 from celery5.spellings import not_there
 from celery5.task import Declare, Signature, Task
@@ -134,12 +135,16 @@ class App:
 
         Raises Misconfigured, which names the module, when one is not there or fails.
         """
-        included = modules_of(self.include)
-        import_all(included)
-        for module in (*included, self.module):
+        import_all(modules_of(self.include))
+        for each in self.found():
+            self._adopt(each)
+
+    def found(self) -> Iterator[Task[Any, Any]]:
+        """All tasks in the included modules and in the application's own, whoever owns them."""
+        for module in (*modules_of(self.include), self.module):
             for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
                 if isinstance(value, Task):
-                    self._adopt(cast("Task[Any, Any]", value))
+                    yield cast("Task[Any, Any]", value)
 
     def _adopt(self, task: Task[Any, Any]) -> None:
         if task.is_free:
@@ -156,16 +161,19 @@ class App:
     ) -> list[AsyncResult[R]]:
         """Send many jobs in few round trips; gives their handles in order. For plain Python.
 
-        Raises BadArguments and MessageTooLarge before anything is sent. When Redis is not there: BrokerUnavailable, or,
+        Raises BadArguments and MessageTooLarge, and Misconfigured for another application's task, before anything is
+        sent. When Redis is not there: BrokerUnavailable, or,
         with the setting `backlog`, BacklogFull when that has no room for all of them. With `replicas`: NotReplicated.
         """
-        jobs = [each.job() for each in signatures]
+        signatures = signatures_in(signatures)
+        jobs = may_send(self, [each.job() for each in signatures])
         holders = self._send(jobs, instead)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
-        jobs = [each.job() for each in signatures]
+        signatures = signatures_in(signatures)
+        jobs = may_send(self, [each.job() for each in signatures])
         holders = await self._asend(jobs)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
@@ -175,12 +183,14 @@ class App:
         Sending a job twice is sending it once, since it has its id already. It never uses the backlog: who returns from
         this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
         """
+        jobs = may_send(self, jobs_in(jobs))
         holders = self._publish(jobs, "asend_jobs")
         self._assure(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """`send_jobs`, from Trio or asyncio."""
+        jobs = may_send(self, jobs_in(jobs))
         holders = await self._apublish(jobs)
         await self._aassure(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]

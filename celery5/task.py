@@ -76,6 +76,7 @@ class Task(Generic[P, R_co]):
         self.function: Callable[..., Any] = _bound(function, self.name) if bind else function
         self.options_: Options = (options or Options()).checked()
         self._app = app
+        self.was_free: bool = app is None
         self._policy: RetryPolicy | None = None
         self._backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function)
@@ -168,7 +169,9 @@ class Task(Generic[P, R_co]):
         )
         message = app.fitting(encode(envelope), self.name)
         queue = options.queue or settings.default_queue
-        return Job(envelope.id, self.name, queue, message, options.at(), ignored, envelope.lock, unique_for)
+        return Job(
+            envelope.id, self.name, queue, message, options.at(), ignored, envelope.lock, unique_for, app.name
+        )
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""

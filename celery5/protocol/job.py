@@ -18,6 +18,7 @@ from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 class Job(msgspec.Struct, frozen=True):
     """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
+    `app` is the name of the application that made it.
 
     `Task.job` makes it and `App.send_jobs` sends it, once however often.
     """
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True):
     ignore_result: bool = False
     lock: str = ""
     unique_for: float | None = None
+    app: str = ""
 
     def to_bytes(self) -> bytes:
         """The job as text, to be kept somewhere until it is sent: in an outbox, say."""

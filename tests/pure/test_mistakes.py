@@ -3,12 +3,14 @@
 Floor: tests. Reads: nothing. Writes: nothing; nothing is sent, so no broker is needed.
 """
 
+import sys
 from datetime import UTC, datetime
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 
-from celery5 import App, Misconfigured
+from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0")
 
@@ -58,3 +60,62 @@ def test_an_option_that_is_not_known_is_answered_with_all_that_are() -> None:
 def test_an_option_that_is_misspelt_is_answered_with_the_nearest(wrong: str, right: str) -> None:
     with pytest.raises(Misconfigured, match=f"'{wrong}' is not known; did you mean '{right}'[?] known: "):
         app.task(**{wrong: 1})  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A free task in a module that two applications include."""
+    module = ModuleType("mistakes_free")
+    exec("from celery5 import task\n@task\ndef shared(n: int) -> int:\n    return n\n", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return vars(module)["shared"]
+
+
+@pytest.mark.parametrize("way", ["send_many", "send_jobs"])
+def test_a_task_of_one_application_is_not_sent_through_another(way: str, free: Any) -> None:
+    other = App("other", broker="redis://127.0.0.1:1/0", include="mistakes_free")
+    third = App("third", broker="redis://127.0.0.1:1/0", include="mistakes_free")
+
+    def send(through: App, task: Any) -> None:
+        through.send_many([task.s(1)]) if way == "send_many" else through.send_jobs([task.job(1)])
+
+    with pytest.raises(
+        Misconfigured, match=r"double is of application 'mistakes', not of 'other': send it there, or"
+    ):
+        send(other, double)
+    # A free task is of both that include it, whichever has found it first.
+    for through in (other, third):
+        with pytest.raises(BrokerUnavailable):
+            send(through, free)
+        with pytest.raises(BrokerUnavailable):
+            send(through, free.options(queue="else"))
+    with pytest.raises(Misconfigured, match=r"shared is of application '(other|third)', not of 'mistakes'"):
+        send(app, free)
+
+
+def test_what_is_no_signature_and_what_is_no_job_is_not_sent() -> None:
+    handle: AsyncResult[Any] = app.result("x")
+    job, given = double.job(1), cast("Any", None)
+    for given, says in [
+        (double.s(1), r"send_many takes a list, got a signature: write send_many\(\[task.s\(...\)\]\)"),
+        (5, "send_many takes a list, got 5"),
+        ("abc", "send_many takes a list, got 'abc'"),
+        ([handle], r"signatures, got <AsyncResult x>: it was sent already; write task.s\(...\), not delay"),
+        ([job], "send it with send_jobs"),
+        ([double], r"send_many takes signatures, got a task: write task.s\(...\)"),
+    ]:
+        with pytest.raises(TypeError, match=says):
+            app.send_many(given)  # type: ignore[arg-type]
+    for given, says in [
+        (job, r"send_jobs takes a list, got .*: write send_jobs\(\[task.job\(...\)\]\)"),
+        ([double.s(1)], "send_jobs takes jobs, got a signature: send it with send_many"),
+        ([job.to_bytes()], r"make it a job with Job.from_bytes\(...\)"),
+        ([None], r"send_jobs takes jobs, got None: write task.job\(...\)"),
+    ]:
+        with pytest.raises(TypeError, match=says):
+            app.send_jobs(given)  # type: ignore[arg-type]
+
+
+def test_a_generator_of_signatures_is_sent_like_a_list() -> None:
+    with pytest.raises(BrokerUnavailable):
+        app.send_many(double.s(n) for n in range(3))  # type: ignore[arg-type]
