@@ -101,8 +101,9 @@ class Backlog:
             if error is not None:
                 self._why = str(error)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
+                thread.start()  # when the system has no thread to give, this raises, and the next job tries again
+                self._thread = thread
             for job in jobs:
                 self._waiting.setdefault(job.queue, deque()).append(_Kept(job, _due(job, now)))
             self._size += len(jobs)

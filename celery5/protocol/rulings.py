@@ -15,8 +15,8 @@ from celery5.protocol.names import kinds_of
 from celery5.protocol.verdict import Reason, Ruling
 
 _ATTRIBUTE = "_celery5_rulings"
-_KEPT = 8
-"""Runs that may have their word on one error object at the same time."""
+_KEPT = 1000
+"""Runs that may have their word on one error object at the same time: more than a worker has jobs in work, by far."""
 
 
 class Leaf(NamedTuple):

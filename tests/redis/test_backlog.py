@@ -77,6 +77,25 @@ def test_jobs_are_kept_while_redis_is_away_and_published_once_and_in_order(
     assert states == [JobState.SENT] * 4 + [JobState.SCHEDULED]
 
 
+def test_a_system_that_has_no_thread_to_give_now_may_have_one_for_the_next_job(
+    shop: App, own_server: EmbeddedServer
+) -> None:
+    task: Any = shop.tasks["number"]
+    task.delay(0)
+    own_server.kill()
+    before = threading.stack_size(1 << 47)  # more than there is
+    try:
+        with pytest.raises(RuntimeError, match="start new thread"):
+            task.delay(1)
+    finally:
+        threading.stack_size(before)
+    assert shop.backlog.size == 0, "what raises is not kept"
+    task.delay(2)
+    own_server.revive()
+    assert shop.backlog.flush(5)
+    assert numbers(shop) == [0, 2]
+
+
 def test_without_the_setting_an_outage_is_told_at_once(own_server: EmbeddedServer, app_name: str) -> None:
     app = App(app_name, broker=own_server.url)
 
