@@ -49,7 +49,8 @@ class Child:
 @dataclass(slots=True)
 class _Fleet:
     """How many are `wanted`; the process ids of the children that run, and which of them consume; when to start others;
-    the deaths of late; what systemd wants and has heard; and the pipe on which children say that they consume."""
+    the deaths of late; the signal that `insisted`, when it was `stopping` already; what systemd wants and has heard; and
+    the pipe on which children say that they consume."""
 
     app: App
     wanted: int
@@ -64,6 +65,7 @@ class _Fleet:
     in_vain: int = 0
     code: int = 0
     stopping: float | None = None
+    insisted: int = 0
     killed: float = 0.0
     fed: float = 0.0
     told: str = ""
@@ -169,6 +171,7 @@ def _react(fleet: _Fleet, number: int) -> None:
         _hear(fleet)
         _reap(fleet)
     elif number in (signal.SIGTERM, signal.SIGINT):
+        fleet.insisted = 0 if fleet.stopping is None else number
         _stop(fleet)
 
 
@@ -206,7 +209,8 @@ def _reap(fleet: _Fleet) -> None:
             continue
         _say(f"worker process {pid} ended with {code}")
         if fleet.stopping is not None:
-            fleet.code = fleet.code or (0 if code == -signal.SIGTERM else 1)
+            told = code == -signal.SIGTERM
+            fleet.code = fleet.code or (128 + fleet.insisted if fleet.insisted else 0 if told else 1)
         else:
             _replace(fleet, could_not_start=code > 0 and not was_ready)
 

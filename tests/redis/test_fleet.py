@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 
+import pytest
+
 from celery5 import AsyncResult
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.staff import Staff, wait_until
@@ -61,14 +63,17 @@ def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> N
     assert "ended with -9" in fleet.output.read_text()
 
 
-def test_a_second_signal_ends_a_fleet_whose_worker_is_blocked(staff: Staff) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_fleet_whose_worker_is_blocked_as_it_ends_one_worker(
+    staff: Staff, number: signal.Signals
+) -> None:
     fleet = staff.start("--processes", "2", ready=2, grace_period=30)
     send(staff, "block", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
     fleet.signal(signal.SIGTERM)
     wait_until(lambda: len(fleet.lines("worker:stopped")) == 1)  # the other one
-    fleet.signal(signal.SIGTERM)
-    assert fleet.wait(2) == 1
+    fleet.signal(number)
+    assert fleet.wait(2) == 128 + number
 
 
 def test_a_parent_is_not_held_up_by_a_broker_that_hangs(own_staff: Staff, own_server: EmbeddedServer) -> None:
