@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -64,6 +65,26 @@ async def test_a_section_has_its_say_when_the_time_of_its_job_is_up_in_it(
     kept = json.loads(entries(redis_client, app.queue("default").dead)[-1][b"job"])
     assert [(each.get("attempt", 1), each["type"]) for each in kept["failures"]] == [(1, name), (2, name)]
     assert kept["sections"] == {"it": 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_poisonous_section_makes_of_a_time_limit_is_not_tried_again(app: App, kind: str) -> None:
+    """Even when its own error hides the limit."""
+    runs: list[int] = []
+
+    @contextmanager
+    def hiding() -> Iterator[None]:
+        with poisonous():
+            try:
+                yield
+            except BaseException as error:
+                raise ValueError("half done") from error
+
+    task = resting(app, kind, hiding, runs, max_retries=9, time_limit=0.05)
+    async with working(app):
+        with pytest.raises(TaskFailed) as caught:
+            await (await task.adelay()).aget(timeout=10)
+    assert (caught.value.reason, caught.value.type, len(runs)) == ("poisonous", "ValueError", 1)
 
 
 async def test_a_cancellation_that_is_no_time_limit_says_nothing_of_its_section(app: App) -> None:

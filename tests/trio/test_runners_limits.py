@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from celery5.errors import SoftTimeLimitExceeded
-from celery5.protocol.verdict import Outcome, Raised, Returned
+from celery5.protocol.verdict import Outcome, Raised, Returned, Withdrawn
 from celery5.runners.hand import Hand, Limits
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -359,3 +359,32 @@ async def test_an_asyncio_job_that_was_told_can_still_be_cancelled(loop: Asyncio
         await softly(loop, job)
     assert scope.cancelled_caught
     assert heard == ["told", "CancelledError"]
+
+
+async def test_an_asyncio_job_that_is_cancelled_before_it_was_told_is_cancelled(loop: AsyncioRunner) -> None:
+    async def job() -> None:
+        held.set()
+        go.wait(LIMIT)  # the loop stands still, so that both arrive at once
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError as error:
+            heard.append(type(error).__name__)
+            raise
+
+    held, go, hand = threading.Event(), threading.Event(), Hand(limits=Limits(soft=1))
+    heard: list[str] = []
+
+    async def run() -> None:
+        with hand.scope:
+            await loop.execute(job, [], {}, hand)
+
+    with trio.fail_after(LIMIT):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.to_thread.run_sync(held.wait, LIMIT)
+            assert hand.soften is not None
+            hand.soften(SoftTimeLimitExceeded(SOON))
+            hand.cancel(Withdrawn())
+            go.set()
+    assert hand.scope.cancelled_caught
+    assert heard == ["CancelledError"]

@@ -8,6 +8,7 @@ import math
 import sys
 import threading
 import time
+from ctypes import c_ulong, py_object, pythonapi
 
 import pytest
 import trio
@@ -206,3 +207,34 @@ def test_an_error_that_comes_before_the_call_is_raised_when_it_begins() -> None:
     with pytest.raises(SoftTimeLimitExceeded, match=SOON):
         aim.call(called.append, [1], {})
     assert called == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there it comes while the call ends")
+def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> None:
+    aim, leave, ends = Aim(), threading.Event(), list[str]()
+
+    def work() -> None:
+        try:
+            aim.call(leave.wait, [LIMIT], {})
+            ends.append("returned")
+        except TimeLimitExceeded:
+            ends.append("hit")
+
+    def waits_for_the_lock() -> bool:
+        frame = sys._current_frames()[thread.ident or 0]
+        return frame.f_code is Aim._done.__code__
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until = time.monotonic() + LIMIT
+    while aim._thread is None and time.monotonic() < until:
+        time.sleep(0.001)
+    with aim._lock:  # as `shoot` holds it
+        leave.set()
+        while not waits_for_the_lock() and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.02)  # it has got as far as it can
+        assert thread.ident is not None
+        pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread.ident), py_object(TimeLimitExceeded))
+    thread.join(LIMIT)
+    assert ends == ["returned"]
