@@ -3,15 +3,17 @@
 Floor: cli. Reads: the dead-letter queues. Writes: stdout; on a terminal how far it has come, on stderr.
 """
 
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from celery5.cli.choosing import choosing_flags, chosen, narrows
 from celery5.cli.choosing import rate as rate_of
-from celery5.cli.said import as_json, clock, lines, paragraph, table
+from celery5.cli.said import as_json, cell, clock, lines, paragraph, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
 
@@ -47,8 +49,8 @@ def dlq() -> None:
 @click.pass_obj
 def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
     """Show dead jobs and why they are dead."""
-    app = target.load()
-    choice = chosen({**said, "limit": limit + 1})
+    app, choice = target.load(), chosen({**said, "limit": limit + 1})
+    unknown = _unknown_ids(app, choice)
     jobs = app.dlq.read(**choice)
     if wants_json:
         shown = _print_json(jobs, limit)
@@ -62,6 +64,7 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
         click.echo(
             f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True
         )
+    _refuse(unknown)
 
 
 @dlq.command()
@@ -77,9 +80,11 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
 @click.pass_obj
 def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
     """Count dead jobs by what they have in common."""
-    counts = target.load().dlq.count(by, **chosen(said))
+    app, choice = target.load(), chosen(said)
+    counts = app.dlq.count(by, **choice)
     rows = [{by: name, "jobs": number} for name, number in counts.items()]
     click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+    _refuse(_unknown_ids(app, choice))
 
 
 @dlq.command()
@@ -93,8 +98,9 @@ def replay(target: Target, /, *, rate: float | None, dry_run: bool, wants_json: 
     """Put dead jobs back on their queues, with all their attempts anew."""
     app, choice = target.load(), chosen(said)
     going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json)
-    if going.begin():
-        going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
+    with _interrupted_by_sigterm():
+        if going.begin():
+            going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
 
 
 @dlq.command()
@@ -112,10 +118,21 @@ def purge(target: Target, /, *, yes: bool, dry_run: bool, wants_json: bool, **sa
         raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
     going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json)
-    if going.begin():
-        if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
-            raise NotAllDone("nothing was purged")
-        going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
+    with _interrupted_by_sigterm():
+        if going.begin():
+            if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
+                raise NotAllDone("nothing was purged")
+            going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Generator[None, None, None]:
+    """What takes long ends alike, and says how far it has come, whether a person or a service manager stops it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Going:
@@ -128,6 +145,7 @@ class _Going:
         self._dry_run = dry_run
         self._json = wants_json
         self._before: Mapping[str, int] = {}
+        self._unknown: list[str] = []
         self._tally: Tally | None = None
         self._terminal = sys.stderr.isatty()
 
@@ -139,9 +157,10 @@ class _Going:
     def begin(self) -> bool:
         """Count what is meant, and say it. Whether there is anything."""
         self._before = self._app.dlq.count("cause", **self._choice)
+        self._unknown = _unknown_ids(self._app, self._choice)
         if not self._before:
-            self._refuse_unknown_ids(found=0)
             click.echo(as_json(self._told()) if self._json else "no dead jobs")
+            _refuse(self._unknown)
             return False
         if not self._json:
             would = f", would be {self._done}" if self._dry_run else ""
@@ -197,15 +216,28 @@ class _Going:
         if left:
             told = ", ".join(f"{number} {why} ({WHY[why]})" for why, number in left.items())
             would = "would not be" if self._dry_run else "were not"
-            raise NotAllDone(f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}")
-        self._refuse_unknown_ids(found=self._tally.matched)
+            also = f"; {_no_such(self._unknown)}" if self._unknown else ""
+            raise NotAllDone(f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}{also}")
+        _refuse(self._unknown)
 
-    def _refuse_unknown_ids(self, *, found: int) -> None:
-        asked = len(set(self._choice.get("ids") or ()))
-        if found < asked:
-            raise NotAllDone(
-                f"{asked - found} of {asked} ids are of no dead job that is meant (an entry's id needs its --queue)"
-            )
+
+def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
+    """The ids that were asked for and that no dead job has. Whom a filter leaves out is there all the same."""
+    asked = choice.get("ids") or ()
+    if not asked:
+        return []
+    jobs = app.dlq.read(ids=asked, queue=choice.get("queue"))
+    known = {each for job in jobs for each in (job.id, job.entry)}
+    return [each for each in dict.fromkeys(asked) if each not in known]
+
+
+def _refuse(unknown: list[str]) -> None:
+    if unknown:
+        raise NotAllDone(_no_such(unknown))
+
+
+def _no_such(unknown: list[str]) -> str:
+    return f"no dead job has the id {', '.join(map(cell, unknown))} (an entry's id needs its --queue)"
 
 
 def _print_json(jobs: Any, limit: int) -> int:

@@ -89,7 +89,8 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
     assert desk("dlq", "read", "--id", "p", "--id", "j1", "--newer-than", "1h", "--json").count('"job"') == 2
     # In two queues two entries may have the same id.
     assert desk("dlq", "read", "--id", entry, "--queue", "slow", "--json").count('"job":"p"') == 1
-    assert desk("dlq", "read", "--id", entry) == "no dead jobs\n"
+    missing = celery5("-A", "shop", "dlq", "read", "--id", entry, cwd=desk.folder)
+    assert (missing.code, missing.out) == (1, "no dead jobs\n")
     assert desk("dlq", "count").split() == [
         *("cause", "jobs", "shop.t", "exhausted", "ValueError", "3", "bank.pay", "poisoned", "OSError", "1"),
     ]
@@ -183,10 +184,26 @@ def test_what_cannot_be_replayed_is_an_error(desk: Desk, redis_client: Any) -> N
         "1 key-taken (another live job has its key)"
     )
     assert "1 dead job replayed:" in ended.out
-    for words in (("--id", "nobody"), ("--id", "b", "--id", "nobody", "--dry-run")):
-        missing = celery5("-A", "shop", "dlq", "replay", *words, cwd=desk.folder)
-        assert missing.code == 1
-        assert "ids are of no dead job that is meant" in missing.error
+    both = celery5("-A", "shop", "dlq", "replay", "--id", "b", "--id", "nobody", cwd=desk.folder)
+    assert both.error.endswith(
+        "has its key); no dead job has the id nobody (an entry's id needs its --queue)"
+    )
+
+
+@pytest.mark.parametrize("verb", ["read", "count", "replay", "purge"])
+def test_an_id_that_is_not_there_is_an_error_and_a_filter_that_matches_nothing_is_none(
+    desk: Desk, redis_client: Any, verb: str
+) -> None:
+    bury(desk.app, redis_client, "a", "b")
+    words = ("--task", "nobody.*") if verb in ("read", "purge") else ("--id", "a", "--error", "KeyError")
+    assert desk("dlq", verb, *words) == "no dead jobs\n"
+    missing = celery5("-A", "shop", "dlq", verb, "--id", "c", "--id", "a", "--id", "d", cwd=desk.folder)
+    assert (missing.code, missing.error) == (
+        1,
+        "Error: no dead job has the id c, d (an entry's id needs its --queue)",
+    )
+    assert "1" in missing.out, "the job that is there was looked at, or done"
+    assert redis_client.xlen(desk.app.queue("default").dead) == (2 if verb in ("read", "count") else 1)
 
 
 def test_dead_jobs_are_purged(desk: Desk, redis_client: "redis.Redis") -> None:
@@ -227,7 +244,10 @@ def test_a_purge_of_everything_asks_first(
     assert redis_client.xlen(desk.app.queue("default").dead) == left
 
 
-def test_ctrl_c_in_the_middle_says_how_far_it_came(desk: Desk, redis_client: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_in_the_middle_says_how_far_it_came(
+    desk: Desk, redis_client: Any, number: signal.Signals
+) -> None:
     ids = [f"j{number}" for number in range(100)]
     bury(desk.app, redis_client, *ids)
     process = subprocess.Popen(
@@ -240,7 +260,7 @@ def test_ctrl_c_in_the_middle_says_how_far_it_came(desk: Desk, redis_client: Any
     )
     until(lambda: len(sent(redis_client, desk.app)) >= 4)
     time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT)
     ended = Ended(process.returncode, out, err)
     assert ended.code == 130
