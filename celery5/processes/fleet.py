@@ -49,7 +49,7 @@ class Child:
 @dataclass(slots=True)
 class _Fleet:
     """How many are `wanted`; the process ids of the children that run, and which of them consume; when to start others;
-    the deaths of late; the signal that `insisted`, when it was `stopping` already; what systemd wants and has heard; and
+    the deaths of late; the signal that `insisted` when it was `stopping`; what systemd wants and has heard; and
     the pipe on which children say that they consume."""
 
     app: App

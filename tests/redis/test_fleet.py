@@ -64,9 +64,7 @@ def test_a_fleet_that_was_told_to_stop_kills_those_who_do_not(staff: Staff) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_a_fleet_whose_worker_is_blocked_as_it_ends_one_worker(
-    staff: Staff, number: signal.Signals
-) -> None:
+def test_a_second_signal_ends_a_fleet_whose_worker_is_blocked(staff: Staff, number: signal.Signals) -> None:
     fleet = staff.start("--processes", "2", ready=2, grace_period=30)
     send(staff, "block", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
