@@ -7,9 +7,9 @@ have the whole of it; a test sees that what is said here is there, too.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-Thing = Literal["module", "task", "result", "app", "option", "setting"]
+Thing = Literal["module", "task", "signature", "result", "app", "option", "setting"]
 
 CELERY: Mapping[Thing, Mapping[str, str]] = {
     "module": {
@@ -19,6 +19,15 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "chain": "nothing yet: let a task send the next job",
         "chord": "nothing yet: gather(...), then send the next job",
         "signature": "task.s(...), or app.signature(name, ...)",
+        "states": "JobState",
+        "current_task": "current_job()",
+        "current_app": "task.app, or default_app()",
+    },
+    "signature": {
+        "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
+        "set": "task.options(queue=...).s(...)",
+        "link": "nothing yet: let the task send the next job",
+        "link_error": "nothing yet",
     },
     "task": {
         "apply_async": "task.options(countdown=5).delay(...)",
@@ -122,3 +131,20 @@ def not_in_celery5(name: str) -> Exception:
     """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
     said = f"module 'celery5' has no attribute {name!r}{hint('module', name)}"
     return ImportError(said, name="celery5") if hint("module", name) else AttributeError(said, name=name)
+
+
+class NoCanvas:
+    """What a signature is of Celery's canvas: nothing yet, and whoever tries is told what there is instead."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("signature", self, name)
+
+        def __or__(self, _other: object) -> Any:
+            raise TypeError(f"signatures make no chains{hint('module', 'chain')}")
+
+        def __call__(self, *_args: object, **_kwargs: object) -> Any:
+            raise TypeError("a signature is sent, not called: write .delay(), or app.send_many([...])")

@@ -34,7 +34,7 @@ from celery5.protocol.job import OF_ONE_CALL, Job, Options, digest, new_id, seco
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
-from celery5.spellings import hint, not_there
+from celery5.spellings import NoCanvas, hint, not_there
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -202,7 +202,7 @@ class FunctionTask(Task[P, R_co]):
         return cast("R_co", self.function(*args, **kwargs))
 
 
-class Signature(Generic[R_co]):
+class Signature(NoCanvas, Generic[R_co]):
     """A task with its arguments, not sent yet: `charge.s(7, amount)`. For `send_many`; immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from contextvars import Context, ContextVar
 from datetime import timedelta
 from decimal import getcontext, setcontext
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import msgspec
 
-from celery5.errors import Retry
+from celery5.errors import Misconfigured, Retry
 from celery5.protocol.retry import RetryPolicy
 
 
@@ -33,16 +33,38 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         countdown: float | timedelta | None = None,
         max_retries: int | None = None,
         retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
     ) -> NoReturn:
         """Have the job tried again (C22): raises `Retry`, so nothing after it is run.
 
         After `countdown` seconds, or as the retry policy says: `retry_policy` instead of the task's own, with
-        `max_retries` instead of the policy's. Raises Misconfigured for what makes no sense.
+        `max_retries` instead of the policy's. `exc` is the error that the history remembers; without it, the one that
+        is being handled. Raises Misconfigured for what makes no sense.
         """
         policy = None if retry_policy is None else RetryPolicy.of(retry_policy)
         asked = Retry(countdown=countdown, max_retries=max_retries)
         asked.retry_policy = policy
-        raise asked
+        if exc is None:
+            raise asked
+        if not isinstance(cast("object", exc), BaseException):
+            raise Misconfigured(f"exc is {exc!r}: give the error itself")
+        raise asked from exc
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            ours = OF_CELERY.get(name)
+            hint = f'; for Celery\'s {name} there is {ours} (guide: "From Celery")' if ours else ""
+            raise AttributeError(f"'CurrentJob' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+OF_CELERY = {
+    "request": "the job itself: self.id, self.queue, self.attempt, and self.attempt - 1 for its retries",
+    "name": "self.task",
+    "max_retries": "RetryPolicy: the worker counts",
+    "update_state": "nothing: a job has no states of its own",
+}
+"""What Celery calls by another name on the `self` of a bound task."""
 
 
 class Tell(Protocol):

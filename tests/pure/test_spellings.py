@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 import celery5
-from celery5 import App, Misconfigured
+from celery5 import App, CurrentJob, Misconfigured, Retry
 from celery5.protocol.job import Options
+from celery5.runners.context import OF_CELERY
 from celery5.settings import Settings
 from celery5.spellings import CELERY, FENNEL, Thing, hint
 
@@ -26,7 +27,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-THINGS: Mapping[Thing, Any] = {"task": add, "result": app.result("x"), "app": app}
+THINGS: Mapping[Thing, Any] = {"task": add, "signature": add.s(1, 2), "result": app.result("x"), "app": app}
 ATTRIBUTES = [
     (thing, name) for table in (CELERY, FENNEL) for thing in THINGS for name in table.get(thing, ())
 ]
@@ -34,7 +35,7 @@ ATTRIBUTES = [
 
 @pytest.mark.parametrize(("thing", "name"), ATTRIBUTES)
 def test_an_attribute_of_old_is_refused_with_its_name_today(thing: Thing, name: str) -> None:
-    assert not hasattr(type(THINGS[thing]), name)
+    assert name not in dir(THINGS[thing])
     with pytest.raises(AttributeError, match=re.escape(hint(thing, name))) as caught:
         getattr(THINGS[thing], name)
     assert (caught.value.name, caught.value.obj) == (name, THINGS[thing])
@@ -45,6 +46,39 @@ def test_any_other_attribute_is_just_not_there(thing: Thing) -> None:
     one = THINGS[thing]
     with pytest.raises(AttributeError, match=f"^'{type(one).__name__}' object has no attribute 'colour'$"):
         one.colour  # noqa: B018
+
+
+def test_a_signature_is_no_canvas() -> None:
+    with pytest.raises(
+        TypeError, match="signatures make no chains; for Celery's chain there is nothing yet: let a"
+    ):
+        add.s(1, 2) | add.s(3, 4)  # type: ignore[operator]
+    with pytest.raises(
+        TypeError, match=r"a signature is sent, not called: write .delay\(\), or app.send_many"
+    ):
+        add.s(1, 2)()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", OF_CELERY)
+def test_the_running_job_knows_what_celery_calls_it(name: str) -> None:
+    job = CurrentJob("id", "shop.t", "default", 2, "worker")
+    assert name not in CurrentJob.__struct_fields__
+    with pytest.raises(
+        AttributeError, match=re.escape(f"for Celery's {name} there is {OF_CELERY[name]} (guide")
+    ):
+        getattr(job, name)
+    with pytest.raises(AttributeError, match=r"^'CurrentJob' object has no attribute 'colour'$"):
+        getattr(job, "colour")  # noqa: B009  a checker knows better
+    assert re.search(rf"\b{name}\b", (GUIDE / "from-celery.md").read_text())
+
+
+def test_a_bound_task_of_old_is_tried_again_as_it_was() -> None:
+    job, why = CurrentJob("id", "shop.t", "default", 1, "worker"), ConnectionError("busy")
+    with pytest.raises(Retry) as caught:
+        raise job.retry(exc=why, countdown=5, max_retries=2)
+    assert (caught.value.__cause__, caught.value.countdown, caught.value.max_retries) == (why, 5, 2)
+    with pytest.raises(Misconfigured, match="exc is 'busy': give the error itself"):
+        job.retry(exc="busy")  # type: ignore[arg-type]
 
 
 def test_options_and_settings_of_old_are_refused_with_their_name_today() -> None:
