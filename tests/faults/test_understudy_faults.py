@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from celery5 import App
+from celery5.bootsteps import join_queues
 from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -18,6 +19,7 @@ from celery5.processes import understudy
 from celery5.processes.understudy import Said
 from celery5.services.black_box import BlackBox
 from tests.faults.proxy import FaultyProxy
+from tests.redis.workers import working
 
 
 async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
@@ -47,3 +49,33 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
         assert capfd.readouterr().err.count("its understudy cannot renew its lease: ") == 1
     app.close()
     driver.close()
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_said_so_itself(
+    proxy: FaultyProxy, app_name: str, capfd: pytest.CaptureFixture[str], left: bool
+) -> None:
+    app = App(app_name, broker=proxy.url)
+    watch = understudy._Watch(app, BlackBox(slots=1), os.getpid(), -1, -1)
+    said = Said("w", ("mail",), Endpoint.from_url(proxy.url), left)
+    watch._hear(msgspec.json.encode(said) + b"\n")
+    proxy.refuse()
+    with trio.fail_after(5):
+        await trio.to_thread.run_sync(watch._recover)
+    assert ("are recovered when its lease lapses" in capfd.readouterr().err) is not left
+
+
+async def test_an_understudy_hears_of_a_worker_that_stops_while_redis_is_away(
+    proxy: FaultyProxy, app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_queues, "LEAVE_LIMIT", 0.1)
+    app = App(app_name, broker=proxy.url)
+    ear, mouth = os.pipe()
+    one = understudy.Understudy(app, mouth=mouth, black_box=BlackBox(slots=1))
+    async with working(app, understudy=one):
+        proxy.refuse()
+    said = [msgspec.json.decode(line, type=Said) for line in os.read(ear, 1 << 16).splitlines()]
+    assert [each.left for each in said] == [False] * (len(said) - 1) + [True]
+    assert said[-1].worker == said[0].worker
+    one.close()
+    os.close(ear)
