@@ -151,22 +151,35 @@ class TaskFailed(CeleryError):
         self.attempt = attempt
         self.worker = worker
         self.reason = reason
-        super().__init__(f"{task}[{job_id}] failed at attempt {attempt} ({reason}): {type}: {message}")
+        super().__init__(self._told())
+
+    def _told(self) -> str:
+        """What has become of the job, in one line."""
+        return (
+            f"{self.task}[{self.job_id}] failed at attempt {self.attempt} ({self.reason}): "
+            f"{self.type}: {self.message}"
+        )
 
 
 class TaskRevoked(TaskFailed):
     """The job was revoked: what `get()` raises for it."""
 
-    def __str__(self) -> str:
+    def _told(self) -> str:
         return f"{self.task}[{self.job_id}] was revoked"
 
 
 class TaskRejected(TaskFailed):
     """The job was rejected by its task, or by its `deduplicate` policy: what `get()` raises for it."""
 
+    def _told(self) -> str:
+        return f"{self.task}[{self.job_id}] was rejected: {self.message}"
+
 
 class TaskExpired(TaskFailed):
     """The job was not started before its `expires`: what `get()` raises for it."""
+
+    def _told(self) -> str:
+        return f"{self.task}[{self.job_id}] expired before it could start"
 
 
 class BadResult(CeleryError, TypeError):

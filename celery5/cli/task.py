@@ -89,7 +89,7 @@ def told(story: "JobStory", now: float) -> Iterator[str]:
 def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "id", story.id
     yield "queue", story.queue
-    yield "state", story.state.value + (", revoked" if story.revoked else "")
+    yield "state", story.state.value + (", revoked" if story.revoked and not story.ended else "")
     yield "task", story.task
     yield "attempt", _of(story)
     yield "sections", ", ".join(f"{many} for {name}" for name, many in (story.sections or {}).items())
@@ -106,10 +106,19 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "started", _moment(story.started, now)
     yield "finished", _moment(story.finished, now)
     yield "took", span(max(0.0, story.finished - story.started)) if story.started else None
-    yield "reason", story.reason
+    yield "reason", story.reason or _why(story)
     yield "entry", story.grave
     yield "error", f"{story.failure.type}: {story.failure.message}" if story.failure else None
     yield "value", cell(as_json(story.value)) if story.state == "SUCCESS" else None
+
+
+def _why(story: "JobStory") -> str:
+    """Why a job has ended that was not to be run, or not to its end."""
+    if story.state == "EXPIRED":
+        return "no worker began it before it expired"
+    if story.state == "REVOKED":
+        return f"revoked while {story.worker} had it" if story.worker else "revoked before a worker had it"
+    return ""
 
 
 def _of(story: "JobStory") -> str:

@@ -94,7 +94,7 @@ def told(
         taken=taken,
         due=due,
         deliveries=deliveries,
-        revoked=place.startswith("V"),
+        revoked=place.startswith("V") or state is JobState.REVOKED,
         grave=place[1:] if place.startswith("X") else "",
     )
     story = _with_message(story, envelope) if envelope else story
@@ -125,7 +125,7 @@ def _with_end(story: JobStory, end: Document) -> JobStory:
         attempt=end.attempt,
         worker=end.worker,
         sent=end.sent or story.sent,
-        started=end.started,
+        started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more
         finished=end.finished,
         value=_decoded(end.value),
         reason=end.reason,

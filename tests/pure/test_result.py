@@ -67,10 +67,18 @@ def test_a_dead_job_is_an_error_that_tells_everything() -> None:
     assert (error.attempt, error.worker, error.reason) == (4, "w", "exhausted")
 
 
-@pytest.mark.parametrize("state", ["EXPIRED", "REVOKED", "REJECTED"])
-def test_a_job_that_ended_otherwise_is_an_error_too(state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("EXPIRED", "expired before it could start"),
+        ("REVOKED", "was revoked"),
+        ("REJECTED", "was rejected: rejected"),
+    ],
+)
+def test_a_job_that_ended_otherwise_is_an_error_too(state: str, said: str) -> None:
     error = handle("a").outcome(document("a", state))
     assert isinstance(error, TaskFailed)
+    assert (str(error), error.args) == (f"shop.t[a] {said}", (str(error),))
     assert (error.type, error.message) == (state.title(), state.lower())
     assert failure_of(Document(v=1, id="a", task="t", state=state, reason="why")).message == "why"
 

@@ -103,6 +103,16 @@ def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
     assert (story.reason, story.failure, len(story.failures)) == ("exhausted", Failure("E", "e"), 1)
 
 
+@pytest.mark.parametrize("state", ["SUCCESS", "EXPIRED", "REVOKED"])
+def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state: str) -> None:
+    end = encode(Document(v=1, id="a", task="shop.t", state=state, started=6.0, finished=7.0))
+    story = told("a", "mail", place="", message=b"", document=end)
+    assert (story.started > 0, story.revoked) == (state != "EXPIRED", state == "REVOKED")
+    shown = "\n".join(people(story, 8.0))
+    assert re.search(rf"(?m)^state +{state}$", shown)
+    assert ("took" in shown) is (state != "EXPIRED")
+
+
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["", "S1-0", "X1-0", "R"]))
 @settings(max_examples=50)
 def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> None:
