@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, Words, settlement
+from celery5.protocol.delivery import Delivery, Words, is_next_attempt, settlement
 from celery5.protocol.envelope import read_envelope
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
@@ -49,13 +49,13 @@ class Unpublishable:
         """
         if self._how == "backlog" or (sent and self._how == "local"):
             return list(outcomes)
-        retries = [outcome for outcome in outcomes if _is_retry(outcome)]
+        retries = [outcome for outcome in outcomes if is_next_attempt(outcome[1], outcome[0])]
         if not retries:
             return list(outcomes)
         name = "results:retried-here" if self._how == "local" else "results:abandoned"
         self._log.event(name, "warning", count=len(retries), jobs=[words[2] for _, words in retries[:20]])
         if self._how == "abandon":
-            return [self._buried(*each) if _is_retry(each) else each for each in outcomes]
+            return [self._buried(*each) if is_next_attempt(each[1], each[0]) else each for each in outcomes]
         now = trio.current_time()
         self._asleep |= {delivery: (now + words[4] / 1000, words) for delivery, words in retries}
         return [outcome for outcome in outcomes if outcome[0] not in self._asleep]
@@ -94,9 +94,3 @@ class Unpublishable:
         failure = read_envelope(words[3]).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
-
-
-def _is_retry(outcome: Outcome) -> bool:
-    """Whether it is a next attempt. One that was postponed (I9) is the same attempt again."""
-    words, before = outcome[1], outcome[0].envelope
-    return words[0] == "retry" and before is not None and read_envelope(words[3]).attempt > before.attempt

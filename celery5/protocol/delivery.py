@@ -16,6 +16,7 @@ from celery5.protocol.envelope import (
     Failure,
     encode,
     next_attempt,
+    read_envelope,
     with_failure,
 )
 from celery5.protocol.states import JobState
@@ -142,8 +143,13 @@ def dropped(delivery: Delivery) -> Words:
 
 
 def goes_back(words: Words, delivery: Delivery) -> bool:
-    """Whether `words` give the message back as it is, to be run again."""
-    return words[3] is delivery.message and words[0] in _BACK
+    """Whether `words` give the same attempt back, to be run again: released or postponed, which changes the message."""
+    if words[0] == "retry":
+        return not is_next_attempt(words, delivery)
+    return words[0] == "release"
 
 
-_BACK = frozenset({"release", "retry"})
+def is_next_attempt(words: Words, delivery: Delivery) -> bool:
+    """Whether `words` are a retry that counts. One that was postponed (I9) is the same attempt again."""
+    before = delivery.envelope
+    return words[0] == "retry" and before is not None and read_envelope(words[3]).attempt > before.attempt

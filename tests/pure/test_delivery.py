@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from celery5.protocol.delivery import TOMBSTONE, Delivery, settlement
+from celery5.protocol.delivery import TOMBSTONE, Delivery, goes_back, settlement
 from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
 from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry, Verdict
 
@@ -81,6 +81,22 @@ def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with
     kept = after.pop("failures")
     assert (kept[-1]["type"], kept[-1]["attempt"], kept[-1]["worker"]) == ("ValueError", 2, "w")
     assert after == {name: value for name, value in before.items() if name != "failures"}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "back"),
+    [
+        (Release(), True),
+        (Postpone(1.5, FAILURE), True),
+        (Retry(1.5, FAILURE), False),
+        (Complete(b"7"), False),
+        (Bury(Reason.EXHAUSTED, FAILURE), False),
+    ],
+    ids=repr,
+)
+def test_only_the_same_attempt_goes_back(verdict: Verdict, back: bool) -> None:
+    held = delivery()
+    assert goes_back(settlement(verdict, held, worker="w", ttl=60), held) is back
 
 
 def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_out() -> None:

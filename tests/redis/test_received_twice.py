@@ -11,6 +11,7 @@ import redis
 import trio
 
 from celery5 import App, JobState, Retry, current_job
+from celery5.errors import BrokerUnavailable
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, encode, read_envelope
 from celery5.services.recent import Recent
@@ -130,6 +131,29 @@ async def test_a_job_that_was_given_back_is_run_when_it_comes_again(
     assert lines.of("consumer:gave-back"), "or this shows nothing"
     assert sorted(runs) == list(range(40))
     assert lines.of("consumer:duplicate") == []
+
+
+async def test_an_attempt_that_was_postponed_is_run_when_it_comes_again(
+    app: App, redis_client: "redis.Redis", lines: Lines
+) -> None:
+    runs: list[int] = []
+
+    @app.task(max_retries=1)
+    async def away() -> int:
+        job = current_job()
+        runs.append(job.attempt if job else 0)
+        if len(runs) == 1:
+            raise BrokerUnavailable("no answer")
+        return 7
+
+    job = away.job()
+    async with working(app):
+        (sent,) = await app.asend_jobs([job])
+        assert await sent.aget() == 7
+        assert runs == [1, 1], "or it was not postponed"
+        redis_client.xadd(app.queue("default").stream, {"job": job.message})
+        await until(lambda: bool(lines.of("consumer:duplicate")))
+    assert len(lines.of("consumer:duplicate")) == 1, "but for the copy"
 
 
 async def test_an_id_that_is_published_anew_long_after_is_run_again(
