@@ -19,8 +19,9 @@ import redis
 from celery5 import JobState
 from celery5.cli.choosing import age, rate
 from celery5.cli.said import cell, clock, paragraph, span
+from celery5.protocol.states import FINISHED
 from tests.redis.graves import bury, sent, state
-from tests.story.commands import COMMAND, LIMIT, Ended, celery5, environment, until
+from tests.story.commands import COMMAND, LIMIT, Ended, Serving, celery5, environment, until
 from tests.story.conftest import Desk
 
 # Words on a command line
@@ -144,6 +145,21 @@ def test_a_job_is_shown_wherever_it_is(desk: Desk) -> None:
     desk("worker", "start", "--burst", "--queues", "default")
     story = json.loads(desk("task", "show", moody.id, "--json"))
     assert (story["state"], story["value"], story["attempt"]) == ("SUCCESS", 3, 3)
+
+
+def test_a_job_that_was_revoked_or_expired_says_so(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    revoked, expired = shop.add.options(countdown=90).delay(1, 2), shop.add.options(expires=0.01).delay(1, 2)
+    running = shop.stuck.delay()
+    assert revoked.revoke()
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder) as worker:
+        until(lambda: (desk.folder / "stuck").exists() and expired.status() in FINISHED)
+        running.revoke()
+        until(lambda: running.status() in FINISHED)
+        name = until(lambda: worker.logged("worker:ready"))[0]["worker"]
+    assert re.search(r"(?m)^reason +revoked before a worker had it$", desk("task", "show", revoked.id))
+    assert re.search(rf"(?m)^reason +revoked while {name} had it$", desk("task", "show", running.id))
+    assert re.search(r"(?m)^reason +no worker began it before it expired$", desk("task", "show", expired.id))
 
 
 # Replaying and purging
