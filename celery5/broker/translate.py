@@ -47,6 +47,9 @@ _DENIED = {
     "DENIED": "is in protected mode: set a password, or bind it to an address",
 }
 
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
+"""Where the broker is looked for when nobody says where it is."""
+
 
 def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
     """The error of celery5 for `error`; the caller raises it `from` the original.
@@ -71,17 +74,19 @@ def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError
         case redis.exceptions.TimeoutError() | TimeoutError():
             return BrokerUnavailable(f"broker {where} did not answer in time", maybe_done=maybe_done)
         case redis.exceptions.ConnectionError() if isinstance(why := _while_connecting(error), OSError):
-            return BrokerUnavailable(
-                f"broker {where} cannot be reached: {_reason(why)}", maybe_done=maybe_done
-            )
+            return _out_of_reach(where, _reason(why), maybe_done=maybe_done)
         case OSError():
-            return BrokerUnavailable(
-                f"broker {where} cannot be reached: {_reason(error)}", maybe_done=maybe_done
-            )
+            return _out_of_reach(where, _reason(error), maybe_done=maybe_done)
         case _:
             # redis-py's ConnectionError, Trio's broken and closed resources, a protocol error: the connection
             # is over.
             return BrokerUnavailable(f"broker {where} was cut off: {_reason(error)}", maybe_done=maybe_done)
+
+
+def _out_of_reach(where: str, why: str, *, maybe_done: bool) -> BrokerUnavailable:
+    """Whoever has never said where the broker is, is told that this is only where it is looked for."""
+    forgotten = " (the default: set CELERY5_BROKER or App(broker=...))" if where == DEFAULT_URL else ""
+    return BrokerUnavailable(f"broker {where} cannot be reached: {why}{forgotten}", maybe_done=maybe_done)
 
 
 def replied(text: str, *, where: str) -> BrokerError:

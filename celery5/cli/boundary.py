@@ -17,6 +17,21 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 
+_FIRST = "it comes before the command: celery5 -A module[:app] COMMAND"
+OF_CELERY = {
+    "-A": _FIRST,
+    "--app": _FIRST,
+    "-c": "here it is --concurrency (async jobs), --cpu-slots (jobs in threads) or --processes",
+    "-l": "here it is --log-level",
+    "--loglevel": "here it is --log-level",
+    "-Q": "here it is --queues",
+    "-n": "here it is --name",
+    "--hostname": "here it is --name",
+    "-b": "here it is --broker",
+    "-P": "there are no pools: async def runs in the event loop, def in a thread",
+    "--pool": "there are no pools: async def runs in the event loop, def in a thread",
+}
+"""Where Celery's flags went."""
 _ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
@@ -63,7 +78,9 @@ def _one_line(text: str) -> str:
 
 
 def _hint(error: click.ClickException) -> str:
-    """Where to look the usage up, for a mistake that click found."""
+    """What to write instead, or where to look the usage up, for a mistake that click found."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in OF_CELERY:
+        return f"; {OF_CELERY[error.option_name]}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"; try '{error.ctx.command_path} --help'"
     return ""

@@ -3,6 +3,7 @@
 Floor: tests. Reads: nothing. Writes: nothing; nothing is sent, so no broker is needed.
 """
 
+import re
 import sys
 from datetime import UTC, datetime
 from types import ModuleType
@@ -11,6 +12,9 @@ from typing import Any, cast
 import pytest
 
 from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured
+from celery5.cli.boundary import OF_CELERY, USAGE, guarded
+from celery5.cli.main import cli
+from celery5.cli.worker import start
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0")
 
@@ -119,3 +123,15 @@ def test_what_is_no_signature_and_what_is_no_job_is_not_sent() -> None:
 def test_a_generator_of_signatures_is_sent_like_a_list() -> None:
     with pytest.raises(BrokerUnavailable):
         app.send_many(double.s(n) for n in range(3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flag", OF_CELERY)
+def test_a_flag_of_celerys_is_answered_with_ours(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = guarded(lambda: cli.main(["worker", "start", flag, "4"], standalone_mode=False))
+    assert code == USAGE
+    told = capsys.readouterr().err
+    assert told.startswith("Error: No such option")
+    assert flag in told
+    assert told.endswith(f"; {OF_CELERY[flag]}\n")
+    for ours in re.findall(r"--[a-z-]+", OF_CELERY[flag]):
+        assert ours in {name for each in start.params for name in each.opts}

@@ -8,7 +8,8 @@ import pytest
 import redis
 import trio
 
-from celery5.broker.translate import translated
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.translate import DEFAULT_URL, translated
 from celery5.errors import (
     BrokerDenied,
     BrokerError,
@@ -18,6 +19,7 @@ from celery5.errors import (
     BrokerUnavailable,
     CircuitOpen,
 )
+from celery5.settings import Settings
 
 REPLIES = [
     ("LOADING Redis is loading the dataset in memory", BrokerLoading),
@@ -87,6 +89,17 @@ def test_a_lost_connection_keeps_what_the_driver_knows(error: Exception, says: s
     assert ours.maybe_done is maybe_done
     assert says in str(ours)
     assert "\n" not in str(ours)
+
+
+def test_who_has_forgotten_to_say_where_the_broker_is_hears_of_the_default() -> None:
+    assert Settings().broker == DEFAULT_URL
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert str(translated(refused, maybe_done=False, where=Endpoint.from_url(DEFAULT_URL).masked)) == (
+        "broker redis://127.0.0.1:6379/0 cannot be reached: Connection refused "
+        "(the default: set CELERY5_BROKER or App(broker=...))"
+    )
+    elsewhere = Endpoint.from_url("redis://127.0.0.1:6379/1").masked
+    assert "default" not in str(translated(refused, maybe_done=False, where=elsewhere))
 
 
 def test_the_reason_under_a_general_error_is_told() -> None:
