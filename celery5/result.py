@@ -155,8 +155,17 @@ class AsyncResult(Generic[R_co]):
             if document.reason == IGNORED:
                 self._ignored = True
                 self._refuse_ignored()
-            return self._type.decode(document.value)
+            return self._decoded(document)
         raise failure_of(document)
+
+    def _decoded(self, document: Document) -> Any:
+        try:
+            return self._type.decode(document.value)
+        except BadResult as error:
+            raise BadResult(
+                f"{document.task or self.task}[{self.id}] succeeded, but {error}; either its worker declares the task "
+                "otherwise, or the task returned something else than it declares"
+            ) from None
 
     def _refuse_ignored(self) -> None:
         if self._ignored:

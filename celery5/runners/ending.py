@@ -5,6 +5,8 @@ Floor: runners. Reads: nothing. Writes: nothing.
 
 import traceback
 from math import inf
+from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
@@ -31,6 +33,9 @@ ARGS_LIMIT = 20
 """Arguments of an error that travel with the failure."""
 
 INTERRUPTED = Interrupted()
+_PACKAGE = Path(__file__).parent.parent
+_OURS = tuple(f"{_PACKAGE / room}/" for room in ("runners", "services", "protocol"))
+"""The folders of what calls a task."""
 _OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
 
@@ -102,9 +107,18 @@ def _arguments(error: BaseException) -> tuple[str, ...]:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return _encodable("".join(traceback.format_exception(error)))
+        lines = traceback.format_exception(type(error), error, _of_the_users(error.__traceback__))
+        return _encodable("".join(lines))
     except Exception as other:
         return f"<no traceback: {type(other).__name__} while it was made>"
+
+
+def _of_the_users(steps: TracebackType | None) -> TracebackType | None:
+    """A traceback without our own steps at its beginning; whole when there is nothing else."""
+    step = steps
+    while step is not None and step.tb_frame.f_code.co_filename.startswith(_OURS):
+        step = step.tb_next
+    return step or steps
 
 
 def _text(value: object, form: Any = str) -> str:

@@ -9,12 +9,17 @@ from contextvars import Context, copy_context
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
-from celery5.protocol.verdict import Outcome
+from celery5.protocol.verdict import Outcome, Raised
 from celery5.runners.context import own_decimals
 from celery5.runners.ending import raised, returned
 from celery5.runners.hand import Hand
 from celery5.runners.nudge import Nudge
+
+HINT = 'this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio'
+_NO_ASYNCIO = ("no running event loop", "some other framework like asyncio")
+"""What asyncio says where there is only Trio, and Trio of what it does not know."""
 
 
 class TrioRunner:
@@ -48,7 +53,15 @@ class TrioRunner:
                 raise
             return raised(group)
         except BaseException as error:
-            return raised(error)
+            return _hinted(raised(error))
+
+
+def _hinted(outcome: Outcome) -> Outcome:
+    """What failed because it called asyncio says what to do."""
+    if type(outcome) is not Raised or not any(each in outcome.failure.message for each in _NO_ASYNCIO):
+        return outcome
+    failure = replace(outcome.failure, message=f"{outcome.failure.message} ({HINT})")
+    return replace(outcome, failure=failure)
 
 
 @types.coroutine

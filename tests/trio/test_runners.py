@@ -15,7 +15,7 @@ import trio
 from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
 from celery5.runners import on_asyncio
 from celery5.runners.context import CURRENT, CurrentJob, current_job
-from celery5.runners.hand import Hand
+from celery5.runners.hand import Hand, Limits
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -221,3 +221,48 @@ async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
             assert await loop.execute(name, [], {}, Hand()) == Returned(b'"celery5-asyncio"')
             nursery.cancel_scope.cancel()
         assert not any(each.name == "celery5-asyncio" for each in threading.enumerate())
+
+
+@pytest.mark.parametrize("limits", [None, Limits(hard=60, soft=50)])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_traceback_of_a_failure_begins_in_the_tasks_own_code(
+    runners: dict[str, Any], kind: str, limits: Limits | None
+) -> None:
+    async def coroutine() -> None:
+        raise ValueError("mine")
+
+    def function() -> None:
+        raise ValueError("mine")
+
+    task: Any = function if kind == "thread" else coroutine
+    outcome = await runners[kind].execute(task, [], {}, Hand(limits=limits))
+    assert outcome.failure.traceback.splitlines()[1].startswith(f'  File "{__file__}"')
+    wrong = await runners[kind].execute(task, ["one too many"], {}, Hand(limits=limits))
+    assert "in " in wrong.failure.traceback, "there is nothing but ours"
+    assert wrong.failure.traceback.startswith("Traceback")
+
+
+async def foreign_sleep() -> None:
+    """Asks asyncio for its loop."""
+    await asyncio.sleep(1)
+
+
+async def foreign_turn() -> None:
+    """Asks Trio for what only asyncio knows."""
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("softly", [False, True])
+@pytest.mark.parametrize("task", [foreign_sleep, foreign_turn])
+async def test_a_trio_task_that_calls_asyncio_is_told_what_to_do(task: Any, softly: bool) -> None:
+    outcome = await TrioRunner().execute(task, [], {}, Hand(limits=Limits(soft=60) if softly else None))
+    assert isinstance(outcome, Raised)
+    assert outcome.failure.message.endswith(
+        '(this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio)'
+    )
+
+
+async def test_what_has_nothing_to_do_with_asyncio_hears_nothing_of_it(runners: dict[str, Any]) -> None:
+    outcome = await execute(runners, "trio", raiser(RuntimeError("no luck")))
+    assert isinstance(outcome, Raised)
+    assert outcome.failure.message == "no luck"
