@@ -3,7 +3,8 @@
 Floor: bootsteps. Reads: nothing. Writes: the queues' consumer groups and leases; the set of queues.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 import trio
@@ -46,6 +47,7 @@ class JoinQueues:
         understudy: Understudy | None,
         log: Log,
         worker: str,
+        used: Collection[str],
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -54,19 +56,32 @@ class JoinQueues:
         self._understudy = understudy
         self._log = log
         self._worker = worker
+        self._used = used
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
         joins = [calls.join(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
-        await self._redis.perform_all(
+        announced = await self._redis.perform_all(
             [*joins, *[calls.announce(self._keys, keys.queue) for keys in self._consumed]]
         )
+        self._doubt(announced[len(joins) :])
         task_status.started()
         try:
             await trio.sleep_forever()
         finally:
             with trio.move_on_after(LEAVE_LIMIT, shield=True):
                 await self._leave()
+
+    def _doubt(self, new: Sequence[int]) -> None:
+        """Tell of queues that may be misspelt: no task names them, and they are `new` or look much like one in use."""
+        for keys, is_new in zip(self._consumed, new, strict=True):
+            if keys.queue in self._used:
+                continue
+            near = get_close_matches(keys.queue, self._used, n=1, cutoff=0.8)
+            if near or is_new:
+                meant = f"did you mean {near[0]!r}?" if near else f"they use {', '.join(sorted(self._used))}"
+                hint = f"no task of this application uses the queue {keys.queue!r}; {meant}"
+                self._log.event("worker:idle-queue", "warning", queue=keys.queue, hint=hint)
 
     async def _leave(self) -> None:
         """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""

@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from textwrap import indent
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal, Self, TextIO, cast
 
 import eliot
 import msgspec
@@ -44,7 +44,10 @@ _PLAIN = "\x1b[0m"
 
 
 class Journal:
-    """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches."""
+    """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches.
+
+    `named`: lines for people say which worker they are from, as JSON lines always do.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class Journal:
         form: Format = "json",
         level: Level = "info",
         capacity: int = 20_000,
+        named: bool = False,
     ) -> None:
+        self._named = named
         self._stream = stream or sys.stdout
         self._encoding = self._stream.encoding or "utf-8"
         self._form = form
@@ -137,7 +142,7 @@ class Journal:
             return self._line(_unshowable(message, error))
 
     def _line(self, message: dict[str, Any]) -> str:
-        return _console(message, self._coloured) if self._form == "console" else _json(message)
+        return _console(message, self._coloured, self._named) if self._form == "console" else _json(message)
 
 
 class Log:
@@ -174,9 +179,12 @@ class Log:
         fields["task_level"] = [*self._branch, self._jobs]
         self._write_job(fields)
 
-    def finish(self) -> None:
-        """The process ends."""
-        self._action.finish()
+    def finish(self, error: BaseException | None = None) -> None:
+        """The process ends, by an `error` if there is one; of a group its first."""
+        first = error
+        while isinstance(first, BaseExceptionGroup):
+            first = cast("BaseExceptionGroup[BaseException]", first).exceptions[0]
+        self._action.finish(first)
 
 
 @contextmanager
@@ -228,17 +236,19 @@ def _fields(message: dict[str, Any], hidden: set[str]) -> list[str]:
     return [f"{name}={value}" for name, value in message.items() if name not in hidden]
 
 
-def _console(message: dict[str, Any], coloured: bool) -> str:
-    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed."""
+def _console(message: dict[str, Any], coloured: bool, named: bool) -> str:
+    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed. With several
+    processes (`named`) the worker is one of the fields."""
+    also = {"worker"} if named else set[str]()
     at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what = str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
     level = str(message.get("level", "info"))
     if what == "celery5:log":  # said by others: their words first
         text = str(message.get("message")).replace("\n", "\n    ")
-        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID)])
+        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID - also)])
     else:
-        shown = "  ".join(_fields(message, _HIDDEN))
+        shown = "  ".join(_fields(message, _HIDDEN - also))
     colour = _COLOURS.get(level, "") if coloured else ""
     line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
     return (

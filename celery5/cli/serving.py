@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from celery5.errors import Misconfigured
 from celery5.protocol.job import Options
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
 
 
 def queue_names(listed: str) -> tuple[str, ...]:
-    """The names in a list with commas. Raises Misconfigured for one that no queue can have."""
+    """The names in a list with commas. Raises Misconfigured for one that no queue can have, and for a list of none."""
     names = [each.strip() for each in listed.split(",") if each.strip()]
+    if listed and not names:
+        raise Misconfigured(f"--queues {listed!r} names no queue; leave it out for all")
     for name in names:
         Options(queue=name).checked()
     return tuple(dict.fromkeys(names))

@@ -52,7 +52,9 @@ def serve(app: App, options: ServeOptions) -> int:
     with (
         standing_by(app) as understudy,
         stopping(app) as interruption,
-        Journal(sys.stdout, form=options.log_format, level=options.log_level) as journal,
+        Journal(
+            sys.stdout, form=options.log_format, level=options.log_level, named=options.processes > 1
+        ) as journal,
         routed(journal, options.log_level),
     ):
         told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
@@ -79,9 +81,12 @@ async def serve_here(
             interruption.ends(_asking(nursery.cancel_scope, log))
             nursery.start_soon(_stop_when, done, nursery.cancel_scope)
             await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
-    finally:
+    except BaseException as error:
         log.event("worker:stopped")
-        log.finish()
+        log.finish(error)
+        raise
+    log.event("worker:stopped")
+    log.finish()
 
 
 def _asking(scope: trio.CancelScope, log: Log) -> Callable[[signal.Signals], None]:

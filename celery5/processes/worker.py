@@ -207,7 +207,9 @@ async def run(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
-    status = _Once(task_status)
+    status = _Once(task_status, log)
+    if not app.tasks:
+        log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
     again: tuple[type[Exception], ...] = (LeaseLost,)
     for life in itertools.count():
         # Never used twice: what a former incarnation held is for recovery, not for us.
@@ -265,20 +267,24 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "recent_jobs": settings.recent_jobs,
         "read_block": settings.read_block,
         "default_queue": settings.default_queue,
+        "used": _used(app),
         "burst": options.burst,
         "done": done,
     }
 
 
 class _Once(trio.TaskStatus[None]):
-    """Says that the worker is up, when its first incarnation is that comes up at all."""
+    """Says that the worker is up, when its first incarnation is that comes up at all. Of later ones the log tells."""
 
-    def __init__(self, status: trio.TaskStatus[None]) -> None:
+    def __init__(self, status: trio.TaskStatus[None], log: Log) -> None:
         self._status = status
+        self._log = log
         self._said = False
 
     def started(self, value: None = None) -> None:
-        if not self._said:
+        if self._said:
+            self._log.event("worker:ready")
+        else:
             self._said = True
             self._status.started()
 
@@ -299,5 +305,16 @@ def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
     """The queues to consume: those asked for, else all that the application's tasks name."""
     if options.queues:
         return options.queues
-    named = {task.options_.queue or app.settings.default_queue for task in app.tasks.values()}
-    return tuple(sorted(named | {app.settings.default_queue}))
+    return tuple(sorted(_used(app)))
+
+
+def _used(app: App) -> set[str]:
+    """The queues that the application's tasks name, and the default queue."""
+    default = app.settings.default_queue
+    return {default, *(task.options_.queue or default for task in app.tasks.values())}
+
+
+_NO_TASKS = (
+    "this application has no tasks, so it can run no job: import the modules that define them where it is made, "
+    "or name them in App(include=[...])"
+)

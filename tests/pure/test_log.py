@@ -72,6 +72,15 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     assert (lines[2]["level"], lines[2]["job"], lines[2]["state"]) == ("error", "j1", "DEAD")
 
 
+def test_the_action_of_a_process_that_failed_says_why() -> None:
+    stream = io.StringIO()
+    with Journal(stream):
+        log = Log(worker="w1", app="shop")
+        log.finish(ExceptionGroup("", [ExceptionGroup("", [OSError("nobody answers")])]))
+    last = json.loads(stream.getvalue().splitlines()[-1])
+    assert (last["action_status"], last["reason"]) == ("failed", "nobody answers")
+
+
 class Terminal(io.StringIO):
     """A stream that people look at."""
 
@@ -89,6 +98,13 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
     assert time.strptime(f"{date} {clock.split('.')[0]}", "%Y-%m-%d %H:%M:%S")
     assert (level, what, fields) == ("warning", "job", ["job=j1", "state=RETRY"])
     assert "task_uuid" not in line
+
+
+def test_people_who_read_several_workers_see_which_of_them_a_line_is_from() -> None:
+    stream = io.StringIO()
+    with Journal(stream, form="console", named=True):
+        Log(worker="w1", app="shop").event("worker:ready")
+    assert stream.getvalue().splitlines()[-1].split()[2:] == ["info", "worker:ready", "worker=w1"]
 
 
 def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:

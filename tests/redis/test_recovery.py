@@ -120,6 +120,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     assert send(staff, "nap", 0.0)[0].get(timeout=10) == frozen.process.pid
     names = [each["name"] for each in frozen.lines("worker:starting")]
     assert len(set(names)) == 2
+    assert [each["worker"] for each in frozen.lines("worker:ready")] == names
     # Valkey makes the old name's consumer anew when its blocked read ends; the next beat removes it.
     wait_until(lambda: list(held(redis_client, staff.app)) == [names[1]])
 

@@ -72,6 +72,13 @@ def test_a_setting_out_of_bounds(plain_shop: Path) -> None:
     assert "concurrency" in ended.error
 
 
+@pytest.mark.parametrize("listed", [",", " ", ", ,"])
+def test_a_list_of_queues_with_no_queue_in_it(plain_shop: Path, listed: str) -> None:
+    ended = start(plain_shop, "--queues", listed)
+    assert ended.code == 2
+    assert ended.error == f"Error: --queues {listed!r} names no queue; leave it out for all"
+
+
 # Where the broker is
 
 
@@ -98,6 +105,8 @@ def test_a_broker_that_is_away(plain_shop: Path, processes: int) -> None:
     ended = start(plain_shop, "--broker", "redis://127.0.0.1:1", "--processes", processes)
     assert ended.code == 1
     assert ended.error.startswith("Error: broker redis://127.0.0.1:1/0 ")
+    assert '"action_status":"succeeded"' not in ended.out
+    assert ended.out.count('"action_status":"failed"') == (processes == 1)  # several do not begin
 
 
 def test_a_broker_that_is_away_from_a_producer() -> None:

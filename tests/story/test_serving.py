@@ -47,6 +47,24 @@ def test_a_burst_of_chosen_queues_leaves_the_others_alone(desk: Desk) -> None:
     assert total.status() is JobState.SENT
 
 
+def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(desk: Desk, url: str) -> None:
+    flags = ("worker", "start", "--burst", "--log-format", "console", "--log-level", "warning")
+    for queues, hints in (
+        ("slow,defualt", ["queue 'defualt'; did you mean 'default'?"]),
+        ("slow,defualt", ["queue 'defualt'; did you mean 'default'?"]),  # it is known by now
+        ("mail", ["queue 'mail'; they use default, slow"]),
+        ("mail,slow", []),
+    ):
+        lines = desk(*flags, "--queues", queues).splitlines()
+        assert [line.partition("no task of this application uses the ")[2] for line in lines] == hints
+    desk.folder.joinpath("empty.py").write_text(
+        f"from celery5 import App\napp = App({desk.app.name!r}, broker={url!r})"
+    )
+    ended = celery5("-A", "empty", *flags, cwd=desk.folder)
+    assert ended.code == 0
+    assert [line.split()[2:4] for line in ended.out.splitlines()] == [["warning", "worker:no-tasks"]]
+
+
 def test_flags_win_over_the_environment_and_that_over_the_default(desk: Desk, url: str) -> None:
     desk.folder.joinpath("told.py").write_text(
         textwrap.dedent(f"""
