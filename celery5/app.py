@@ -28,7 +28,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
-from celery5.sendable import jobs_in, may_send, signatures_in
+from celery5.sendable import id_in, jobs_in, may_send, signatures_in
 from celery5.settings import Settings, read_settings
 from celery5.spellings import not_there
 from celery5.task import Declare, Signature, Task
@@ -84,7 +84,9 @@ class App:
         retry_backoff: Callable[[int], float] | None = None,
         **settings: Any,
     ) -> None:
-        if not name or any(each.isspace() or each in "{}:" for each in name):
+        if not (isinstance(cast("object", name), str) and name) or any(
+            each.isspace() or each in "{}:" for each in name
+        ):
             raise Misconfigured(
                 f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
             )
@@ -199,18 +201,21 @@ class App:
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
     ) -> AsyncResult[R]:
         """The handle of a job sent before, here or elsewhere. `task` gives its result the right type."""
-        name = queue or self.settings.default_queue
+        name, job_id = queue or self.settings.default_queue, id_in(job_id)
         if task is None:
             return AsyncResult(self, job_id, queue=name)
+        if not isinstance(cast("object", task), Task):
+            raise TypeError(f"task is {task!r}: give the task itself, not its name")
         return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
 
     def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
         """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""
-        return finished(story_of(self, Plain(self.connections.blocking(instead="afind")), job_id, queue))
+        redis = Plain(self.connections.blocking(instead="afind"))
+        return finished(story_of(self, redis, id_in(job_id), queue))
 
     async def afind(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
         """`find`, from Trio or asyncio."""
-        return await story_of(self, await self.connections.awaiting(), job_id, queue)
+        return await story_of(self, await self.connections.awaiting(), id_in(job_id), queue)
 
     def info(self, queue: str | None = None) -> AppState:
         """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""

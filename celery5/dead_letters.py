@@ -7,9 +7,10 @@ whoever is interrupted has done some jobs and left the others as they were. Fenn
 """
 
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 import msgspec
 
@@ -77,15 +78,16 @@ class DeadLetters:
     def replay(
         self,
         *,
-        rate: float | None = None,
+        rate: float | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
         **choice: Unpack[Choice],
     ) -> Tally:
         """Put dead jobs back on their queues, with a fresh retry budget and without their old failure.
 
-        `rate` is the most jobs in a second. With `dry_run` nothing is done but counted. `progress` is called with the
-        tally so far after each batch. A job that dies again meanwhile is not replayed again. For plain Python.
+        `rate` is the most jobs in a second, or a text such as `50/s` or `100/m`. With `dry_run` nothing is done but
+        counted. `progress` is called with the tally so far after each batch. A job that dies again meanwhile is not
+        replayed again. For plain Python.
         """
         redis, meant = self._plain("areplay"), wanted(choice)
         return finished(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
@@ -93,15 +95,15 @@ class DeadLetters:
     async def areplay(
         self,
         *,
-        rate: float | None = None,
+        rate: float | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
         **choice: Unpack[Choice],
     ) -> Tally:
         """`replay`, from Trio or asyncio."""
-        meant, rate = wanted(choice), _checked_rate(rate)
+        meant, most = wanted(choice), _checked_rate(rate)
         redis = await self._app.connections.awaiting()
-        return await _replayed(self._app, redis, meant, rate, dry_run, progress)
+        return await _replayed(self._app, redis, meant, most, dry_run, progress)
 
     def purge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[Choice]
@@ -242,7 +244,23 @@ class _Pace:
         self._due = max(self._due, now) + jobs / self._rate
 
 
-def _checked_rate(rate: float | None) -> float | None:
-    if rate is not None and (isinstance(rate, bool) or not 0 < rate < math.inf):
-        raise Misconfigured(f"rate is {rate!r}: give a number of jobs per second, more than 0")
+def _checked_rate(rate: float | str | None) -> float | None:
+    if isinstance(rate, str):
+        return rate_of(rate)
+    number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)
+    if rate is not None and (not number or not 0 < rate < math.inf):
+        raise Misconfigured(
+            f"rate is {rate!r}: give a number of jobs per second, more than 0, or a text such as 50/s"
+        )
     return rate
+
+
+def rate_of(text: str) -> float:
+    """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second. Raises Misconfigured."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smhd]))?", text.strip().lower())
+    if not found or not float(found[1]):
+        raise Misconfigured(f"{text!r} is no rate: write 50/s, 100/m or 1000/h")
+    return float(found[1]) / _SECONDS[found[2]]
+
+
+_SECONDS: dict[str | None, int] = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

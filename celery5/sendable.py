@@ -37,6 +37,13 @@ def jobs_in(given: Iterable[Job]) -> list[Job]:
     return listed
 
 
+def id_in(given: str) -> str:
+    """The id that `result` and `find` are given. Raises TypeError for anything else."""
+    if not isinstance(cast("object", given), str):
+        raise TypeError(f"a job's id is a text, got {_shown(given)}")
+    return given
+
+
 def may_send(app: "App", jobs: list[Job]) -> list[Job]:
     """The jobs, all of which are of tasks that `app` has. Raises Misconfigured for another application's: it would go
     to a queue whose workers do not know its task."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from celery5.cli.serving import queue_names
+from celery5.dead_letters import rate_of
+from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
     from celery5.protocol.dead_letters import Choice
@@ -32,10 +34,10 @@ def age(text: str) -> float:
 
 def rate(text: str) -> float:
     """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smhd]))?", text.strip().lower())
-    if not found or not float(found[1]):
-        raise click.BadParameter(f"{text!r} is no rate: write 50/s, 100/m or 1000/h")
-    return float(found[1]) / _UNITS[found[2] or ""]
+    try:
+        return rate_of(text)
+    except Misconfigured as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def choosing_flags(command: F) -> F:

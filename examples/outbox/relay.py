@@ -41,4 +41,6 @@ def run(db: sqlite3.Connection) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python -m celery5.examples.outbox.relay DATABASE, such as shop.db")
     run(opened(sys.argv[1]))

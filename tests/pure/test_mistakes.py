@@ -4,6 +4,7 @@ Floor: tests. Reads: nothing. Writes: nothing; nothing is sent, so no broker is 
 """
 
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from types import ModuleType
@@ -15,6 +16,7 @@ from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured
 from celery5.cli.boundary import OF_CELERY, USAGE, guarded
 from celery5.cli.main import cli
 from celery5.cli.worker import start
+from celery5.dead_letters import rate_of
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0")
 
@@ -135,3 +137,37 @@ def test_a_flag_of_celerys_is_answered_with_ours(flag: str, capsys: pytest.Captu
     assert told.endswith(f"; {OF_CELERY[flag]}\n")
     for ours in re.findall(r"--[a-z-]+", OF_CELERY[flag]):
         assert ours in {name for each in start.params for name in each.opts}
+
+
+def test_an_id_is_a_text_and_a_task_is_a_task() -> None:
+    with pytest.raises(TypeError, match="a job's id is a text, got 5"):
+        app.result(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a job's id is a text, got <AsyncResult x>"):
+        app.find(app.result("x"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="task is 'zzz': give the task itself, not its name"):
+        app.result("x", task="zzz")  # type: ignore[arg-type]
+    with pytest.raises(Misconfigured, match="application name 5: use 1 or more characters"):
+        App(5)  # type: ignore[arg-type]
+
+
+def test_a_rate_is_a_number_or_a_text_as_on_the_command_line() -> None:
+    for said in ("50/s", "100/m", 5, 0.5, "7"):
+        with pytest.raises(BrokerUnavailable):
+            app.dlq.replay(rate=said)
+    for wrong, says in [
+        ("fast", "'fast' is no rate: write 50/s"),
+        (0, "rate is 0: give a number"),
+        (b"5", "rate is b'5'"),
+    ]:
+        with pytest.raises(Misconfigured, match=says):
+            app.dlq.replay(rate=wrong)  # type: ignore[arg-type]
+    assert (rate_of("50/s"), rate_of("120/m")) == (50, 2)
+
+
+def test_the_relay_of_the_example_says_how_it_is_called() -> None:
+    words = [sys.executable, "-m", "celery5.examples.outbox.relay"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr[:53]) == (
+        1,
+        "Usage: python -m celery5.examples.outbox.relay DATABA",
+    )
