@@ -19,7 +19,7 @@ from celery5.broker.link_events import LinkStatistics
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, dropped, settlement
-from celery5.protocol.envelope import Envelope, Failure, read_envelope
+from celery5.protocol.envelope import Envelope, Failure, id_of, read_envelope
 from celery5.protocol.prefetch import BATCH, HORIZON, Mix, Pace, to_read
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
@@ -272,7 +272,7 @@ class Consumer:
         self._ledger.adopt(delivery)
         delivery.finished = delivery.read
         self._settle(delivery, Bury(reason, Failure(type=kind, message=text)))
-        job = delivery.envelope.id if delivery.envelope else ""
+        job = delivery.envelope.id if delivery.envelope else id_of(delivery.message)
         entry = delivery.entry.decode()
         self._log.job(
             "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text

@@ -15,6 +15,7 @@ from celery5.protocol.envelope import (
     Envelope,
     Failure,
     encode,
+    id_of,
     next_attempt,
     read_envelope,
     with_failure,
@@ -58,7 +59,7 @@ Words = tuple[str, bytes, str, bytes, int, bytes | int]
 def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Words:
     """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
     envelope, entry = delivery.envelope, delivery.entry
-    job_id, lock, ttl = _terms(envelope, ttl)
+    job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
     match verdict:
         case Complete(value):
             assert envelope is not None
@@ -92,10 +93,10 @@ _DROPPED: Mapping[type, JobState] = {
 }
 
 
-def _terms(envelope: Envelope | None, ttl: float) -> tuple[str, bytes, float]:
+def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
     """The job's id, what its key is remembered under, and how long its document is kept, in seconds."""
-    if envelope is None:
-        return "", b"", max(ttl, TOMBSTONE)
+    if envelope is None:  # this ends the job all the same, where Redis has it on this very entry
+        return id_of(message), b"", max(ttl, TOMBSTONE)
     lock = envelope.lock.encode() if envelope.key else b""
     return envelope.id, lock, max(ttl if envelope.results_ttl is None else envelope.results_ttl, TOMBSTONE)
 
@@ -117,7 +118,7 @@ def _document(
     return encode(
         Document(
             v=VERSION,
-            id=envelope.id if envelope else "",
+            id=envelope.id if envelope else id_of(delivery.message),
             task=envelope.task if envelope else "",
             state=state.value,
             value=Raw(value),

@@ -93,7 +93,12 @@ class _Version(msgspec.Struct, frozen=True):
     v: int
 
 
+class _Id(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
 _ENVELOPE = msgspec.json.Decoder(Envelope)
+_ID = msgspec.json.Decoder(_Id)
 _VERSION = msgspec.json.Decoder(_Version)
 _DOCUMENT = msgspec.json.Decoder(Document)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
@@ -116,6 +121,14 @@ def read_envelope(raw: bytes) -> Envelope:
         raise Corrupt(f"not an envelope: {error}") from None
     _refuse_version(envelope.v)
     return envelope
+
+
+def id_of(raw: bytes) -> str:
+    """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either."""
+    try:
+        return _ID.decode(raw).id
+    except _FAULTS:
+        return ""
 
 
 def _version_of(raw: bytes) -> int:

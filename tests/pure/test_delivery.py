@@ -139,3 +139,23 @@ def test_bytes_that_are_no_envelope_are_buried_as_they_are() -> None:
     assert (verb, entry, job, message) == ("bury", b"5-1", "", b"\xff{")
     assert isinstance(extra, bytes)
     assert read_document(extra).reason == "corrupt"
+
+
+@pytest.mark.parametrize(
+    ("message", "job_id"),
+    [
+        (b'{"v":2,"id":"a","task":"t","args":5}', "a"),
+        (b'{"v":1,"id":"a"}', "a"),
+        (b'{"v":1,"id":"a","task":"t","attempt":1e999}', "a"),
+        (b'{"v":1,"id":5}', ""),
+        (b'{"v":1,"id":""}', ""),
+        (b'{"v":1,"id":"' + b"x" * 201 + b'"}', ""),
+        (b"[" * 2000, ""),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_read_is_buried_under_its_id_if_that_can_be_read(message: bytes, job_id: str) -> None:
+    words = settlement(Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60)
+    assert words[2:4] == (job_id, message)
+    assert isinstance(words[5], bytes)
+    assert read_document(words[5]).id == job_id

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from celery5 import App, TaskFailed
 from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
@@ -16,6 +17,7 @@ from celery5.broker.keys import Keys
 from celery5.broker.revocation import revoke
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.one_queue import Queue, done, envelope
+from tests.redis.workers import until, working
 
 
 @pytest.fixture
@@ -150,6 +152,26 @@ def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> N
         begun = [each.id for each in read] if deploy == 2 else None
         assert queue.recover(name, limit=2, deliveries=0, begun=begun).more
         assert queue.recover("" if name else f"w{deploy}", deliveries=0).back == 3
+
+
+async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key(
+    app: App, queue: Queue, redis_client: "redis.Redis"
+) -> None:
+    keys = app.queue("default")
+    new = b'{"v":2,"id":"a","task":"t","key":"k"}'
+    odd = b'{"v":1,"id":"b","task":"t","attempt":1e999}'
+    queue(calls.claim(keys, [("a", new, "", "t k", None)]))
+    redis_client.xadd(keys.stream, {"job": odd})
+    async with working(app):
+        with pytest.raises(TaskFailed, match="version 2"):
+            await app.result("a").aget(timeout=5)
+        await until(lambda: redis_client.xlen(keys.dead) == 2)
+        redis_client.xadd(keys.stream, {"job": b'{"v":2,"id":"a","task":"t"}'})  # a copy: touches nothing
+        await until(lambda: redis_client.xlen(keys.dead) == 3)
+        assert [await app.result(each).astatus() for each in "ab"] == ["DEAD", "DEAD"]
+    assert not redis_client.exists(keys.unique)
+    (grave, *_), *_ = queue(calls.dead(keys, count=9))
+    assert redis_client.hget(keys.jobs, "a") == b"X" + grave.encode()
 
 
 def test_revoking_a_job_whose_message_is_gone_frees_its_key(queue: Queue) -> None:

@@ -192,8 +192,12 @@ def test_a_worker_whose_lease_has_lapsed_but_whom_nobody_recovered_may_still_set
 
 def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
     queue.publish("a")
+    queue.join("dead")
+    queue.read("dead")
+    queue.recover("dead")
     queue.join("w")
     (entry,) = queue.read("w")
+    assert entry.deliveries == 1
     queue.settle("w", ("retry", entry.id, "a", b"second", 0, 0))
     assert queue.where("a") == "RETRY"
     assert queue(calls.promote(queue.keys, limit=10))[0] == 1
