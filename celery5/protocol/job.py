@@ -94,6 +94,7 @@ class Options(msgspec.Struct, frozen=True):
             )
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
+        _check_limits(seconds(self.time_limit), seconds(self.soft_time_limit))
         for name in ("id", "key"):
             if not _is_name(getattr(self, name)):
                 raise Misconfigured(
@@ -179,6 +180,13 @@ def _check_positive(name: str, span: object) -> None:
     _check_span(name, span)
     if span is not None and _seconds(cast("float | timedelta", span)) <= 0:
         raise Misconfigured(f"{name} is {span!r}: give more than 0 seconds")
+
+
+def _check_limits(hard: float | None, soft: float | None) -> None:
+    if hard is not None and soft is not None and hard <= soft:
+        raise Misconfigured(
+            f"time_limit is {hard:g} s and soft_time_limit {soft:g} s: the soft limit comes first, so give it less"
+        )
 
 
 def _is_name(text: object) -> bool:

@@ -82,6 +82,14 @@ def test_when_a_job_expires(expires: Any, moment: float | None) -> None:
         ({"queue": "a\n"}, "queue 'a+.*: a queue's name"),
         ({"queue": "a" * 201}, "queue 'a+.*: a queue's name"),
         ({"queue": 5}, "queue 5: a queue's name"),
+        (
+            {"time_limit": 5, "soft_time_limit": 5},
+            "time_limit is 5 s and soft_time_limit 5 s: the soft limit comes",
+        ),
+        (
+            {"time_limit": 5, "soft_time_limit": timedelta(minutes=1)},
+            "time_limit is 5 s and soft_time_limit 60 s",
+        ),
         ({"max_retries": -1}, "max_retries is -1"),
         ({"backoff": -1}, "backoff is -1"),
         ({"cap": math.inf}, "cap is inf"),
