@@ -106,7 +106,7 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = self.app.results(instead="aget").wait([self.key], timeout=timeout)
+            found = self.app.results(instead="aget").wait([self.key], timeout=_limit(timeout))
             if self.key not in found:
                 raise self._too_late(timeout, self.status())
             self._value = self._unpack(found[self.key])
@@ -116,7 +116,7 @@ class AsyncResult(Generic[R_co]):
         """`get`, from Trio or asyncio."""
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await (await self.app.aresults()).wait([self.key], timeout=timeout)
+            found = await (await self.app.aresults()).wait([self.key], timeout=_limit(timeout))
             if self.key not in found:
                 raise self._too_late(timeout, await self.astatus())
             self._value = self._unpack(found[self.key])
@@ -218,10 +218,14 @@ def gather(
     `timeout`, in seconds, is for the whole. A failed job stands as its TaskFailed, a late one as its ResultTimeout;
     with `return_exceptions=False` the first of these is raised instead. The default is Fennel's (F9).
     """
-    listed = list(results)
+    listed = _handles(results, "gather")
     if not listed:
         return []
-    found = _app_of(listed).results(instead="agather").wait([each.key for each in listed], timeout=timeout)
+    found = (
+        _app_of(listed)
+        .results(instead="agather")
+        .wait([each.key for each in listed], timeout=_limit(timeout))
+    )
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -232,11 +236,11 @@ async def agather(
     return_exceptions: bool = True,
 ) -> "list[R | Exception]":
     """`gather`, from Trio or asyncio."""
-    listed = list(results)
+    listed = _handles(results, "agather")
     if not listed:
         return []
     waiter = await _app_of(listed).aresults()
-    found = await waiter.wait([each.key for each in listed], timeout=timeout)
+    found = await waiter.wait([each.key for each in listed], timeout=_limit(timeout))
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -247,11 +251,11 @@ def wait(
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     """The jobs that have ended and those that have not, once all (or the first, or the first failed) have (F10)."""
-    listed = list(results)
+    listed = _handles(results, "wait")
     if not listed:
         return set(), set()
     waiter = _app_of(listed).results(instead="await_")
-    found = waiter.wait([each.key for each in listed], timeout=timeout, enough=_enough(return_when))
+    found = waiter.wait([each.key for each in listed], timeout=_limit(timeout), enough=_enough(return_when))
     return _parted(listed, found)
 
 
@@ -262,17 +266,19 @@ async def await_(
     return_when: ReturnWhen = "ALL_COMPLETED",
 ) -> tuple[set[AsyncResult[Any]], set[AsyncResult[Any]]]:
     """`wait`, from Trio or asyncio."""
-    listed = list(results)
+    listed = _handles(results, "await_")
     if not listed:
         return set(), set()
     waiter = await _app_of(listed).aresults()
-    found = await waiter.wait([each.key for each in listed], timeout=timeout, enough=_enough(return_when))
+    found = await waiter.wait(
+        [each.key for each in listed], timeout=_limit(timeout), enough=_enough(return_when)
+    )
     return _parted(listed, found)
 
 
 def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     """Revoke many jobs in few round trips; gives, in order, what `AsyncResult.revoke` gives for each."""
-    listed = list(results)
+    listed = _handles(results, "revoke")
     if not listed:
         return []
     trips = _revocations(listed)
@@ -282,12 +288,30 @@ def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
 
 async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     """`revoke`, from Trio or asyncio."""
-    listed = list(results)
+    listed = _handles(results, "arevoke")
     if not listed:
         return []
     trips = _revocations(listed)
     redis = await _app_of(listed).connections.awaiting()
     return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
+
+
+def _handles(results: object, what: str) -> list[AsyncResult[Any]]:
+    """The handles that `what` is given. Raises TypeError for anything else."""
+    if isinstance(results, AsyncResult | str | bytes) or not isinstance(results, Iterable):
+        raise TypeError(f"{what} takes a list of handles, got {results!r}: write {what}([result])")
+    listed = list(cast("Iterable[Any]", results))
+    for each in listed:
+        if not isinstance(each, AsyncResult):
+            raise TypeError(f"{what} takes handles of jobs, got {each!r}; app.result(id) makes one of an id")
+    return listed
+
+
+def _limit(timeout: object) -> float | None:
+    """Seconds to wait. Raises TypeError for what is no number."""
+    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool)):
+        return timeout
+    raise TypeError(f"timeout is {timeout!r}: give seconds, or None to wait for ever")
 
 
 def _revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[str]], Sequence[str]]]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured
+from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, gather, revoke, wait
 from celery5.cli.boundary import OF_CELERY, USAGE, guarded
 from celery5.cli.main import cli
 from celery5.cli.worker import start
@@ -171,3 +171,22 @@ def test_the_relay_of_the_example_says_how_it_is_called() -> None:
         1,
         "Usage: python -m celery5.examples.outbox.relay DATABA",
     )
+
+
+def test_what_is_no_handle_is_not_waited_for_and_what_is_no_number_is_no_limit() -> None:
+    handle: AsyncResult[Any] = app.result("x")
+    for ask in (gather, wait, revoke):
+        name = ask.__name__
+        with pytest.raises(
+            TypeError, match=rf"^{name} takes a list of handles, got <AsyncResult x>: write {name}\("
+        ):
+            ask(cast("Any", handle))
+        with pytest.raises(
+            TypeError, match=rf"^{name} takes handles of jobs, got 'x'; app.result\(id\) makes one"
+        ):
+            ask(cast("Any", [handle, "x"]))
+    for limit in ("1", True):
+        with pytest.raises(TypeError, match=f"timeout is {limit!r}: give seconds, or None"):
+            handle.get(timeout=cast("Any", limit))
+        with pytest.raises(TypeError, match=f"timeout is {limit!r}: give seconds, or None"):
+            gather([handle], timeout=cast("Any", limit))
