@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
+from celery5.protocol.envelope import DEEPEST, is_nested_deeper
 
 _EMPTY = inspect.Parameter.empty
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -56,6 +57,14 @@ def _encode(value: Any) -> bytes:
     encoded = _ENCODER.encode(value)
     if b"null" in encoded and value is not None:
         _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
+    return encoded
+
+
+def _encode_call(value: Any) -> bytes:
+    """JSON of one half of a call. Raises ValueError for what the scripts could not read."""
+    encoded = _encode(value)
+    if len(encoded) > 2 * DEEPEST and is_nested_deeper(encoded, DEEPEST):
+        raise ValueError(f"it is nested deeper than {DEEPEST}")
     return encoded
 
 
@@ -152,8 +161,8 @@ class Parameters:
         else:
             self._check_bound(args, kwargs)
         try:
-            raw_args = Raw(_encode(args))
-            raw_kwargs = Raw(_encode(kwargs)) if kwargs else _NO_KWARGS
+            raw_args = Raw(_encode_call(args))
+            raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else _NO_KWARGS
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
         self.decode(raw_args, raw_kwargs)  # what the worker will do with them

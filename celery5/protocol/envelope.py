@@ -6,6 +6,7 @@ The wire format is JSON, versioned and language neutral (C6); `envelope.schema.j
 Fields that this version does not know survive every hop. Never pickle.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ IGNORED = "ignored"
 """The reason in the document of a job that succeeded and whose result was not to be kept."""
 KEPT_FAILURES = 5
 """How many of a job's failed attempts its message remembers; the newest stay."""
+DEEPEST = 900
+"""How deep a call's arguments may be nested. The scripts read no message that is nested deeper than 1000."""
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,6 +112,10 @@ _ENCODER = msgspec.json.Encoder()
 _FAULTS = (ValueError, RecursionError)
 """What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
 
+_TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
 encode = _ENCODER.encode
 
 
@@ -120,7 +127,27 @@ def read_envelope(raw: bytes) -> Envelope:
         _refuse_version(_version_of(raw))
         raise Corrupt(f"not an envelope: {error}") from None
     _refuse_version(envelope.v)
+    if len(raw) > 2 * DEEPEST and is_nested_deeper(raw, DEEPEST + 50):
+        raise Corrupt(f"not an envelope: nested deeper than {DEEPEST + 50}")
     return envelope
+
+
+def is_nested_deeper(raw: bytes, than: int) -> bool:
+    """Whether JSON has more than so many lists and objects in each other. Closing brackets in texts may hide some: the
+    texts are looked at only for what seems deep, since that takes longer than reading the message."""
+    if raw.count(b"[") + raw.count(b"{") <= than:
+        return False
+    return _seems_deeper(raw, than) and _seems_deeper(_TEXTS.sub(b"", raw), than)
+
+
+def _seems_deeper(raw: bytes, than: int) -> bool:
+    brackets = raw.translate(_SQUARE, _NO_BRACKETS)
+    for _ in range(than):
+        left = brackets.replace(b"[]", b"")  # without the innermost level
+        if len(left) == len(brackets):
+            break
+        brackets = left
+    return bool(brackets)
 
 
 def id_of(raw: bytes) -> str:

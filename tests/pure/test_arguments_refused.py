@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
@@ -19,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from celery5.errors import BadArguments, Misconfigured
+from celery5.errors import BadArguments, Corrupt, Misconfigured
 from celery5.protocol.arguments import Parameters, encode_value
+from celery5.protocol.envelope import DEEPEST, Envelope, encode, read_envelope
 from tests.pure.shop_types import Address, Colour, Customer, Line, Point, Size, taking, there_and_back
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -202,3 +204,26 @@ def test_an_annotation_with_no_json_form_is_refused_at_declaration(annotation: A
         taking(annotation)
     with pytest.raises(Misconfigured, match=r"^task shop\.t: the result has no JSON form: "):
         taking(returns=annotation)
+
+
+def test_what_is_nested_too_deep_for_the_scripts_is_refused_here_and_by_the_worker() -> None:
+    parameters, limit = taking(Any), sys.getrecursionlimit()
+    kept = Raw()
+    sys.setrecursionlimit(5000)
+    try:
+        deep: Any = '"[{'
+        for depth in range(2, 1200):
+            deep = [deep, {}, "\\", "]}"] if depth % 2 else {"]": deep}
+            if depth == DEEPEST:
+                kept, _ = parameters.encode([deep], {})
+            if depth in (DEEPEST + 1, 1100):
+                with pytest.raises(BadArguments, match="deeper than 900"):
+                    parameters.encode([deep], {})
+                with pytest.raises(BadArguments, match="deeper than 900"):
+                    parameters.encode([], {"p0": deep})
+        read_envelope(encode(Envelope(v=1, id="a", task="t", args=kept)))
+        with pytest.raises(Corrupt, match="deeper than 950"):
+            read_envelope(encode(Envelope(v=1, id="a", task="t", args=Raw(msgspec.json.encode([deep])))))
+        parameters.encode([[[{"[": n}] for n in range(10_000)]], {})
+    finally:
+        sys.setrecursionlimit(limit)
