@@ -37,6 +37,9 @@ TOMBSTONE = 60.0
 """Seconds that a job which has ended is remembered at least, whatever is said of results: a producer whose connection
 was lost publishes it again, which must not run it again."""
 
+LONGEST = 1e9
+"""Seconds that a message may ask for its document to be kept: Redis refuses some more, in the middle of a batch."""
+
 
 class Delivery(msgspec.Struct, eq=False):
     """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970."""
@@ -98,7 +101,8 @@ def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, 
     if envelope is None:  # this ends the job all the same, where Redis has it on this very entry
         return id_of(message), b"", max(ttl, TOMBSTONE)
     lock = envelope.lock.encode() if envelope.key else b""
-    return envelope.id, lock, max(ttl if envelope.results_ttl is None else envelope.results_ttl, TOMBSTONE)
+    kept = ttl if envelope.results_ttl is None else min(envelope.results_ttl, LONGEST)
+    return envelope.id, lock, max(kept, TOMBSTONE)
 
 
 def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:

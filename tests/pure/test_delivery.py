@@ -49,6 +49,11 @@ def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdi
     assert settlement(verdict, delivery(), worker="w", ttl=0.5)[4] == TOMBSTONE * 1000
 
 
+def test_a_message_cannot_ask_for_its_result_to_be_kept_for_longer_than_redis_can_count() -> None:
+    words = settlement(Complete(b"7"), delivery(results_ttl=1e300), worker="w", ttl=60)
+    assert words[4] == 10**12
+
+
 def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
     verb, entry, job, message, number, extra = settlement(
         Retry(1.25, FAILURE), delivery(), worker="w", ttl=60
