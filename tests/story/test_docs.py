@@ -18,6 +18,7 @@ import io
 import json
 import re
 import shlex
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
@@ -141,9 +142,21 @@ class Desk:
             if isinstance(app := vars(module).get("app"), App):
                 app.close()
             sys.modules.pop(name, None)
+        for value in self.names.values():
+            _let_go(value)
         self.modules.clear()
         self.names.clear()
         gc.collect()
+
+
+def _let_go(value: object) -> None:
+    """Close a database that a page has opened: Python 3.13 warns of one that is left to the collector."""
+    if isinstance(value, sqlite3.Connection):
+        value.close()
+    elif type(value).__module__.startswith("sqlalchemy.engine"):
+        value.dispose()  # type: ignore[attr-defined]
+    elif type(value).__module__.startswith("django.utils.connection"):
+        value.connection.close()  # type: ignore[attr-defined]  # its own close() spares a database in memory
 
 
 @contextlib.contextmanager
