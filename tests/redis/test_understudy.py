@@ -154,6 +154,8 @@ def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff
 def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: Staff) -> None:
     worker = start(staff)
     folder = Path(f"/proc/{worker.understudy}/fd")
+    # The worker may be ready before its understudy has tidied up.
+    wait_until(lambda: os.readlink(folder / "1") == os.devnull and len(list(folder.iterdir())) <= 5)
     opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
     assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
     assert opened.pop(2) == str(worker.output)
