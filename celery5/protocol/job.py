@@ -113,7 +113,17 @@ class Options(msgspec.Struct, frozen=True):
     @property
     def has_policy(self) -> bool:
         """Whether anything about retries is said here."""
-        return self.retry_policy is not None or any(getattr(self, name) is not None for name in _POLICY)
+        # Spelled out: it is asked for each job that is sent, and a loop over the names takes ten times as long.
+        return not (
+            self.retry_policy is None
+            and self.max_retries is None
+            and self.backoff is None
+            and self.cap is None
+            and self.jitter is None
+            and self.step is None
+            and self.autoretry_for is None
+            and self.dont_autoretry_for is None
+        )
 
     def replaced(self, said: Mapping[str, Any]) -> "Options":
         """These options with others over them. A whole `retry_policy` replaces what was said of retries before."""
