@@ -14,9 +14,10 @@ from typing import Any, Literal, TypedDict, cast, get_args
 
 import msgspec
 
-from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
+from celery5.errors import Misconfigured
+from celery5.protocol.envelope import Failure
 from celery5.protocol.job import seconds
+from celery5.protocol.remains import document_in, envelope_in, value_in
 from celery5.protocol.verdict import Reason
 
 By = Literal["reason", "task", "error", "queue", "cause"]
@@ -145,8 +146,8 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
 
 def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
     """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are."""
-    envelope, why = _readable(message)
-    told = _told(document)
+    envelope, why = envelope_in(message)
+    told = document_in(document)
     failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
     history = envelope.failures if envelope else ()
     if told and told.failure and told.failure not in history:
@@ -156,8 +157,8 @@ def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
         entry=entry,
         id=envelope.id if envelope else told.id if told else "",
         task=envelope.task if envelope else told.task if told else "",
-        args=_decoded(envelope.args) if envelope else None,
-        kwargs=_decoded(envelope.kwargs) if envelope else None,
+        args=value_in(envelope.args) if envelope else None,
+        kwargs=value_in(envelope.kwargs) if envelope else None,
         attempt=told.attempt if told else envelope.attempt if envelope else 1,
         replays=envelope.replays if envelope else 0,
         key=envelope.key if envelope else "",
@@ -212,27 +213,6 @@ _GROUPS: Mapping[By, Callable[[DeadJob], str]] = {
     "queue": lambda job: job.queue,
     "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.type))),
 }
-
-
-def _readable(message: bytes) -> tuple[Envelope | None, str]:
-    try:
-        return read_envelope(message), ""
-    except Corrupt as error:
-        return None, str(error)
-
-
-def _told(document: bytes) -> Document | None:
-    try:
-        return read_document(document)
-    except Corrupt:
-        return None
-
-
-def _decoded(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _like(text: str, patterns: Sequence[str]) -> bool:

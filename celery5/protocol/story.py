@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from celery5.errors import Corrupt
-from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
+from celery5.protocol.envelope import Document, Envelope, Failure
+from celery5.protocol.remains import document_in, envelope_in, value_in
 from celery5.protocol.states import FINISHED, JobState
 
 _PLACES: Mapping[str, JobState] = {
@@ -77,7 +77,8 @@ def told(
     deliveries: int = 0,
 ) -> JobStory:
     """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known."""
-    envelope, end = _envelope(message), _document(document)
+    envelope, _ = envelope_in(message)
+    end = document_in(document)
     ended = (
         end if not place or place.startswith("X") else None
     )  # a job that lives has no end yet, whatever lies there
@@ -110,8 +111,8 @@ def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
         sections=envelope.sections,
         replays=envelope.replays,
         key=envelope.key,
-        args=_decoded(envelope.args),
-        kwargs=_decoded(envelope.kwargs),
+        args=value_in(envelope.args),
+        kwargs=value_in(envelope.kwargs),
         sent=envelope.sent,
         expires=envelope.expires or 0.0,
         failures=envelope.failures,
@@ -127,28 +128,7 @@ def _with_end(story: JobStory, end: Document) -> JobStory:
         sent=end.sent or story.sent,
         started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more
         finished=end.finished,
-        value=_decoded(end.value),
+        value=value_in(end.value),
         reason=end.reason,
         failure=end.failure,
     )
-
-
-def _envelope(message: bytes) -> Envelope | None:
-    try:
-        return read_envelope(message)
-    except Corrupt:
-        return None
-
-
-def _document(document: bytes) -> Document | None:
-    try:
-        return read_document(document)
-    except Corrupt:
-        return None
-
-
-def _decoded(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (ValueError, RecursionError):
-        return None

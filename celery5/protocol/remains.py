@@ -1,0 +1,37 @@
+"""Remains: what can still be read of a job's message, document and values, whatever bytes they are.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+For those who look at jobs and must not stumble: what cannot be read is None here, where `envelope` raises Corrupt.
+"""
+
+from typing import Any
+
+from msgspec import Raw, json
+
+from celery5.errors import Corrupt
+from celery5.protocol.envelope import Document, Envelope, read_document, read_envelope
+
+
+def envelope_in(message: bytes) -> tuple[Envelope | None, str]:
+    """The envelope in a message; or None, and why there is none to be read."""
+    try:
+        return read_envelope(message), ""
+    except Corrupt as error:
+        return None, str(error)
+
+
+def document_in(document: bytes) -> Document | None:
+    """What a document says."""
+    try:
+        return read_document(document)
+    except Corrupt:
+        return None
+
+
+def value_in(raw: Raw) -> Any:
+    """The value that JSON stands for. It may be None itself."""
+    try:
+        return json.decode(raw)
+    except (ValueError, RecursionError):
+        return None
