@@ -22,7 +22,7 @@ from celery5.errors import Corrupt, Misconfigured
 from celery5.graves import BATCH, Reading
 from celery5.protocol.dead_letters import By, Choice, DeadJob, Wanted, checked_by, count, most_first, wanted
 from celery5.protocol.envelope import replayed
-from celery5.publisher import PORTION_BYTES
+from celery5.publisher import portions
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -169,7 +169,7 @@ async def _replayed(
 ) -> Tally:
     tally, reading, pace = Tally(), Reading(app, redis, meant), _Pace(rate)
     while jobs := await reading.batch():
-        for part in _parts(jobs, pace.portion):
+        for part in portions(jobs, _size, pace.portion):
             fresh = [(job, message) for job in part if (message := _fresh(job, tally)) is not None]
             if fresh and not dry_run:
                 await pace.wait(len(fresh))
@@ -213,17 +213,8 @@ def _note(tally: Tally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
             tally.left[_LEFT[said]] = tally.left.get(_LEFT[said], 0) + 1
 
 
-def _parts(jobs: Sequence[DeadJob], most: int) -> Iterator[Sequence[DeadJob]]:
-    """The jobs in their order, as many at a time as go in one trip."""
-    part: list[DeadJob] = []
-    size = 0
-    for job in jobs:
-        if part and (len(part) == most or size + len(job.raw) > PORTION_BYTES):
-            yield part
-            part, size = [], 0
-        part.append(job)
-        size += len(job.raw)
-    yield part
+def _size(job: DeadJob) -> int:
+    return len(job.raw)
 
 
 class _Pace:

@@ -3,13 +3,15 @@
 Floor: domain. Reads: nothing. Writes: what the calls it makes say (streams, scheduled jobs, the set of queues).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.protocol.job import Job
+
+T = TypeVar("T")
 
 PORTION = 200
 """Jobs in one trip: long scripts would hold the server up."""
@@ -46,7 +48,7 @@ class Publisher:
         ]
         for (name, way), group in groups.items():
             keys = self.queue(name)
-            made += [_WAYS[way](keys, part) for part in _portions(group)]
+            made += [_WAYS[way](keys, part) for part in portions(group, _size)]
         return made
 
     def published(self, jobs: Sequence[Job], answers: Sequence[Any] = ()) -> Mapping[str, str]:
@@ -92,14 +94,23 @@ def _claim(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
 _WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim}
 
 
-def _portions(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """The jobs in their order, as many at a time as go in one trip."""
-    part: list[Job] = []
+def portions(jobs: Iterable[T], size_of: Callable[[T], int], most: int = PORTION) -> Iterator[list[T]]:
+    """The jobs in their order, as many at a time as go in one trip: `most`, or fewer where they are large.
+
+    `size_of` tells the bytes of one. A portion has at most PORTION_BYTES of them, unless one job alone has more.
+    """
+    part: list[T] = []
     size = 0
     for job in jobs:
-        if part and (len(part) == PORTION or size + len(job.message) > PORTION_BYTES):
+        more = size_of(job)
+        if part and (len(part) == most or size + more > PORTION_BYTES):
             yield part
             part, size = [], 0
         part.append(job)
-        size += len(job.message)
-    yield part
+        size += more
+    if part:
+        yield part
+
+
+def _size(job: Job) -> int:
+    return len(job.message)
