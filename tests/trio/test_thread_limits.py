@@ -209,7 +209,6 @@ def test_an_error_that_comes_before_the_call_is_raised_when_it_begins() -> None:
     assert called == []
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there it comes while the call ends")
 def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> None:
     aim, leave, ends = Aim(), threading.Event(), list[str]()
 
