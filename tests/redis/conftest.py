@@ -1,4 +1,4 @@
-"""Fixtures of the tests with a real server: an application's history and those who write it.
+"""Fixtures of the tests with a real server: an application, its worker processes, and one queue for the scripts.
 
 Floor: tests. Reads: nothing. Writes: nothing.
 """
@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from celery5 import App, RetryPolicy
+from celery5.broker.blocking import BlockingRedis
 from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from tests.redis.one_queue import Queue
 from tests.redis.staff import Staff, staffed
 from tests.redis.workers import LEASE
 
@@ -35,3 +40,11 @@ def app(url: str, app_name: str) -> Iterator[App]:
     one = App(app_name, broker=url, lease=LEASE, cpu_slots=4, concurrency=20, retry_policy=policy)
     yield one
     one.close()
+
+
+@pytest.fixture
+def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
+    """One queue of an application that has no workers but those that the test makes up."""
+    driver = BlockingRedis(Endpoint.from_url(url))
+    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
+    driver.close()

@@ -4,27 +4,15 @@ Floor: tests. Reads and writes: the keys of one queue of one application that on
 """
 
 import time
-from collections.abc import Iterator
 
 import pytest
-import redis
 
 from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
 from celery5.broker.calls import Entry
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.one_queue import Queue, Words, done, released
 
 LOCK = "shop.t k"
-
-
-@pytest.fixture
-def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
-    driver = BlockingRedis(Endpoint.from_url(url))
-    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
-    driver.close()
 
 
 def message(job_id: str, key: str = "k") -> bytes:

@@ -4,27 +4,17 @@ Floor: tests. Reads and writes: the keys of one queue of one application that on
 """
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from celery5 import App, TaskFailed
 from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys
+from celery5.broker.calls import Entry
 from celery5.broker.revocation import revoke
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.one_queue import Queue, done, envelope
 from tests.redis.workers import until, working
-
-
-@pytest.fixture
-def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
-    driver = BlockingRedis(Endpoint.from_url(url))
-    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
-    driver.close()
 
 
 def place(queue: Queue, job_id: str = "a") -> str:
@@ -35,6 +25,17 @@ def place(queue: Queue, job_id: str = "a") -> str:
 def document(queue: Queue, job_id: str = "a") -> dict[str, object]:
     raw = queue.client.get(queue.keys.result(job_id))
     return dict(json.loads(raw)) if isinstance(raw, bytes) else {}
+
+
+def copied(queue: Queue) -> tuple[Entry, Entry]:
+    """The job `a`, which `w1` has, and a copy of it, which `w2` has."""
+    queue.publish("a")
+    queue.join("w1")
+    queue.join("w2")
+    (first,) = queue.read("w1")
+    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    (copy,) = queue.read("w2")
+    return first, copy
 
 
 ODD = [
@@ -89,12 +90,7 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
 
 
 def test_a_copy_that_is_recovered_leaves_the_place_of_its_job_alone(queue: Queue) -> None:
-    queue.publish("a")
-    queue.join("w1")
-    queue.join("w2")
-    (first,) = queue.read("w1")
-    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
-    queue.read("w2")
+    first, _ = copied(queue)
     assert queue.recover("w2").back == 1
     assert place(queue) == "S" + first.id.decode()
     queue.join("w3")
@@ -107,12 +103,7 @@ def test_a_copy_that_is_recovered_leaves_the_place_of_its_job_alone(queue: Queue
 
 @pytest.mark.parametrize("verb", ["recover", "retry", "release", "bury"])
 def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, verb: str) -> None:
-    queue.publish("a")
-    queue.join("w1")
-    queue.join("w2")
-    (first,) = queue.read("w1")
-    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
-    (copy,) = queue.read("w2")
+    first, copy = copied(queue)
     assert queue(revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
     if verb == "recover":
         assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
@@ -127,12 +118,7 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
 
 
 def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
-    queue.publish("a")
-    queue.join("w1")
-    queue.join("w2")
-    (first,) = queue.read("w1")
-    queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
-    queue.read("w2")
+    first, _ = copied(queue)
     queue.settle("w1", done(first, "a"))
     assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
     assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)

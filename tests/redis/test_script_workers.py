@@ -5,24 +5,13 @@ Floor: tests. Reads and writes: the keys of one queue of one application that on
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
-import redis
 
 from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import GROUP, Keys
+from celery5.broker.keys import GROUP
 from celery5.errors import BrokerReplied
 from tests.redis.one_queue import Queue, done, envelope, released
-
-
-@pytest.fixture
-def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
-    driver = BlockingRedis(Endpoint.from_url(url))
-    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
-    driver.close()
 
 
 @pytest.mark.plants

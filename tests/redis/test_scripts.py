@@ -5,7 +5,6 @@ Floor: tests. Reads and writes: the keys of one queue of one application that on
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,18 +12,7 @@ import redis
 
 from celery5 import App
 from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys
 from tests.redis.one_queue import VERBS, Queue, buried, done, envelope, failed, released
-
-
-@pytest.fixture
-def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
-    driver = BlockingRedis(Endpoint.from_url(url))
-    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
-    driver.close()
-
 
 # Publishing
 
