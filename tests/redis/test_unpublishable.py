@@ -76,9 +76,15 @@ async def revive(server: EmbeddedServer) -> None:
     await trio.to_thread.run_sync(server.revive)
 
 
-async def began(shop: Shop, sent: Any) -> None:
-    """Wait until the job is in the worker's hands."""
+async def fails_without(server: EmbeddedServer, shop: Shop, *, after: float = 0.0) -> Any:
+    """Send a job, kill the server while it runs, and let its first attempt fail, so many seconds after. Gives it."""
+    sent = await shop.task.adelay()
     await until_async(lambda: _is(sent, JobState.EXECUTING))
+    await kill(server)
+    await trio.sleep(after)
+    shop.may_end.set()
+    await until(lambda: shop.attempts[:1] == [1])
+    return sent
 
 
 async def _is(sent: Any, state: JobState) -> bool:
@@ -94,10 +100,7 @@ async def test_local_runs_the_next_attempts_in_the_same_worker_and_settles_when_
     shop = Shop(apps("local"), kind)
     with Lines() as lines:
         async with working(shop.app):
-            sent = await shop.task.adelay()
-            await began(shop, sent)
-            await kill(own_server)
-            shop.may_end.set()
+            sent = await fails_without(own_server, shop)
             await until(lambda: shop.attempts == [1, 2, 3])
             await revive(own_server)
             assert await sent.aget(timeout=10) == 3
@@ -113,11 +116,7 @@ async def test_local_gives_the_retry_back_to_redis_when_that_returns_before_its_
 ) -> None:
     shop = Shop(apps("local", backoff=60.0), "trio")
     async with working(shop.app):
-        sent = await shop.task.adelay()
-        await began(shop, sent)
-        await kill(own_server)
-        shop.may_end.set()
-        await until(lambda: shop.attempts == [1])
+        sent = await fails_without(own_server, shop)
         await trio.sleep(0.3)
         await revive(own_server)
         await until_async(lambda: _is(sent, JobState.RETRY))
@@ -131,12 +130,7 @@ async def test_local_begins_nothing_without_a_lease_that_lasts(apps: Any, own_se
     """A worker without a lease that lasts begins nothing: what it has waits for Redis, and runs on afterwards."""
     shop = Shop(apps("local", lease=0.6), "trio")
     async with working(shop.app):
-        sent = await shop.task.adelay()
-        await began(shop, sent)
-        await kill(own_server)
-        await trio.sleep(0.7)
-        shop.may_end.set()
-        await until(lambda: shop.attempts == [1])
+        sent = await fails_without(own_server, shop, after=0.7)
         await trio.sleep(0.5)
         assert shop.attempts == [1]
         await revive(own_server)
@@ -149,11 +143,7 @@ async def test_local_leaves_nothing_behind_when_the_worker_stops(
 ) -> None:
     shop = Shop(apps("local", backoff=60.0), "trio")
     async with working(shop.app) as worker:
-        sent = await shop.task.adelay()
-        await began(shop, sent)
-        await kill(own_server)
-        shop.may_end.set()
-        await until(lambda: shop.attempts == [1])
+        sent = await fails_without(own_server, shop)
         await trio.sleep(0.3)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.stop)
@@ -165,11 +155,7 @@ async def test_local_leaves_nothing_behind_when_the_worker_stops(
 async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: EmbeddedServer) -> None:
     shop = Shop(apps("abandon"), "trio")
     async with working(shop.app):
-        sent = await shop.task.adelay()
-        await began(shop, sent)
-        await kill(own_server)
-        shop.may_end.set()
-        await until(lambda: shop.attempts == [1])
+        sent = await fails_without(own_server, shop)
         await trio.sleep(0.3)
         await revive(own_server)
         with pytest.raises(TaskFailed, match="attempt 1") as caught:
@@ -212,11 +198,7 @@ async def test_by_default_the_retry_is_kept_and_published_when_redis_is_back(
 ) -> None:
     shop = Shop(apps("backlog"), "trio")
     async with working(shop.app):
-        sent = await shop.task.adelay()
-        await began(shop, sent)
-        await kill(own_server)
-        shop.may_end.set()
-        await until(lambda: shop.attempts == [1])
+        sent = await fails_without(own_server, shop)
         await trio.sleep(0.3)
         assert shop.attempts == [1]
         await revive(own_server)
