@@ -6,7 +6,6 @@ Floor: tests. Reads: nothing. Writes: nothing.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,12 +23,9 @@ KINDS = ("trio", "asyncio", "thread")
 
 
 @pytest.fixture
-async def runners(nursery: trio.Nursery) -> AsyncIterator[dict[str, Any]]:
+def runners(loop: AsyncioRunner) -> dict[str, Any]:
     """One runner of each kind."""
-    loop = AsyncioRunner()
-    await nursery.start(loop.run)
-    yield {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=2)}
-    nursery.cancel_scope.cancel()
+    return {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=2)}
 
 
 async def execute(runners: dict[str, Any], kind: str, body: Any) -> Outcome:

@@ -5,7 +5,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 
 import asyncio
 import decimal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,15 +20,6 @@ from celery5.runners.thread import ThreadRunner
 
 LIMIT = 5.0
 """Seconds for one task."""
-
-
-@pytest.fixture
-async def loop(nursery: trio.Nursery) -> AsyncIterator[AsyncioRunner]:
-    """An asyncio runner."""
-    one = AsyncioRunner()
-    await nursery.start(one.run)
-    yield one
-    nursery.cancel_scope.cancel()
 
 
 def leave() -> None:

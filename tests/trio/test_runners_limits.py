@@ -27,15 +27,6 @@ SOON = "soon"
 TOLD = Returned(b'"soon"')
 
 
-@pytest.fixture
-async def loop(nursery: trio.Nursery) -> AsyncIterator[AsyncioRunner]:
-    """An asyncio runner."""
-    one = AsyncioRunner()
-    await nursery.start(one.run)
-    yield one
-    nursery.cancel_scope.cancel()
-
-
 async def softly(runner: Any, function: Any, *, after: float = 0.02) -> Outcome:
     """The outcome of a job that is told that its time is nearly up."""
     hand = Hand(limits=Limits(soft=after))

@@ -1,0 +1,20 @@
+"""Fixtures of the tests on a Trio loop: the runner of asyncio tasks, which has a loop of its own.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+
+from celery5.runners.on_asyncio import AsyncioRunner
+
+
+@pytest.fixture
+async def loop(nursery: trio.Nursery) -> AsyncIterator[AsyncioRunner]:
+    """An asyncio runner."""
+    one = AsyncioRunner()
+    await nursery.start(one.run)
+    yield one
+    nursery.cancel_scope.cancel()
