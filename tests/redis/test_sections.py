@@ -6,7 +6,6 @@ Floor: tests. Reads and writes: the keys of the test's application.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from celery5 import (
     Misconfigured,
     Reject,
     Retry,
-    RetryPolicy,
     SoftTimeLimitExceeded,
     TaskFailed,
     TaskRejected,
@@ -31,14 +29,6 @@ from celery5 import (
 from tests.redis.workers import Lines, entries, of_kind, working
 
 KINDS = ["trio", "asyncio", "thread"]
-
-
-@pytest.fixture
-def app(url: str, app_name: str) -> Iterator[App]:
-    """An application whose tasks have two retries, at once."""
-    app = App(app_name, broker=url, retry_policy=RetryPolicy(max_retries=2, backoff=0))
-    yield app
-    app.close()
 
 
 def quick(retries: int, **more: Any) -> Any:
