@@ -179,19 +179,15 @@ class Consumer:
         return to_read(slots=self._budget.slots(kind), held=self._ledger.held(kind), mean=mean)
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
-        """Read from the queues that have room. COUNT holds for each stream, so with less room than queues they take
-        turns, without waiting; only when all are empty are all waited for."""
+        """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
+        are read one share after the other, without waiting; only when all are empty are all waited for."""
         open_ = [keys for keys in self._consumed if rooms[keys.queue]]
         closed = [queue for queue, room in rooms.items() if not room]
-        share = min(rooms[keys.queue] for keys in open_) // len(open_)
-        if not share:
-            for keys in open_:
-                self._consumed.remove(keys)
-                self._consumed.append(keys)
-                found = await self._receive(calls.read([keys], self._worker, count=1, block=0))
-                if found:
-                    return found
-        call = calls.read(open_, self._worker, count=max(share, 1), block=self._block)
+        shares = self._shares(open_, rooms)
+        found = await self._read_by_share(shares) if len(shares) > 1 or 0 in shares else 0
+        if found:
+            return found
+        call = calls.read(open_, self._worker, count=max(min(shares), 1), block=self._block)
         if not closed:
             return await self._receive(call)
         found, failure = 0, None
@@ -204,6 +200,29 @@ class Consumer:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+        return found
+
+    def _shares(self, open_: Sequence[QueueKeys], rooms: Mapping[str, int]) -> dict[int, list[QueueKeys]]:
+        """The queues by how much of each to read: queues whose jobs are of the same kinds share the room. With less
+        room than queues it is 0: they take turns."""
+        kinds = {keys.queue: self._kinds[keys.queue] or self._paces.keys() for keys in open_}
+        shares: dict[int, list[QueueKeys]] = {}
+        for keys in open_:
+            rivals = sum(not kinds[keys.queue].isdisjoint(others) for others in kinds.values())
+            shares.setdefault(rooms[keys.queue] // rivals, []).append(keys)
+        return shares
+
+    async def _read_by_share(self, shares: Mapping[int, Sequence[QueueKeys]]) -> int:
+        found = sum([
+            await self._receive(calls.read(queues, self._worker, count=share, block=0))
+            for share, queues in shares.items()
+            if share
+        ])
+        for keys in shares.get(0, ()):
+            self._consumed.remove(keys)
+            self._consumed.append(keys)
+            if await self._receive(calls.read([keys], self._worker, count=1, block=0)):
+                return found + 1
         return found
 
     async def _receive(self, call: Call[list[Entry]]) -> int:

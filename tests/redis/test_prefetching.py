@@ -4,14 +4,17 @@ Floor: tests. Reads and writes: the keys of the test's application; a server of 
 counted.
 """
 
+import time
+
 import pytest
 import redis
 import trio
 
 from celery5 import App, agather, gather
 from celery5.broker.embedded import EmbeddedServer
+from celery5.protocol.prefetch import HORIZON
 from tests.redis.staff import Staff, wait_until
-from tests.redis.workers import held, start, until
+from tests.redis.workers import held, start, until, working
 
 
 @pytest.fixture
@@ -91,6 +94,42 @@ def test_many_short_jobs_cost_few_trips(own_staff: Staff, own_server: EmbeddedSe
         trips = on_the_wire(counted(client)) - before
     assert len(gather(sent, timeout=5)) == 3000
     assert trips / 3000 <= 0.2
+
+
+async def test_a_queue_with_little_room_does_not_slow_the_reading_of_another(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, cpu_slots=2)
+
+    @app.task
+    async def short() -> None: ...
+
+    @app.task(queue="threads")
+    def blocking() -> None: ...
+
+    with redis.Redis.from_url(own_server.url) as client:
+        async with working(app):
+            await (await short.adelay()).aget()  # how long a job takes is known from now on
+            before = counted(client)["xreadgroup"]
+            sent = [each for _ in range(5) for each in await app.asend_many([short.s()] * 200)]
+            await agather(sent)
+            reads = counted(client)["xreadgroup"] - before
+    assert reads / len(sent) <= 0.2
+
+
+async def test_queues_that_share_little_room_take_turns(own_server: EmbeddedServer, app_name: str) -> None:
+    app = App(app_name, broker=own_server.url, cpu_slots=1)
+    order: list[str] = []
+
+    def blocking(queue: str) -> None:
+        order.append(queue)
+        time.sleep(HORIZON)  # or else all of them are read ahead
+
+    tasks = [app.task(name=queue, queue=queue)(blocking) for queue in "abc"]
+    sent = [each for task in tasks for each in await app.asend_many([task.s(task.name)] * 2)]
+    async with working(app):
+        await agather(sent)
+    assert {*order[:3]} == {*order[3:]} == {*"abc"}
 
 
 def test_an_idle_worker_sends_less_than_one_command_a_second(
