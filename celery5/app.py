@@ -18,6 +18,7 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.colourless import Plain, finished
 from celery5.connections import Connections
 from celery5.dead_letters import DeadLetters
+from celery5.declaring import Declare
 from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
@@ -31,7 +32,7 @@ from celery5.result import ANYTHING, AsyncResult
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
 from celery5.settings import Settings, read_settings
 from celery5.spellings import not_there
-from celery5.task import Declare, Signature, Task
+from celery5.task import Signature, Task
 
 T = TypeVar("T")
 R = TypeVar("R")

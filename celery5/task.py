@@ -6,23 +6,17 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from difflib import get_close_matches
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     Generic,
     Literal,
     ParamSpec,
-    Protocol,
     Self,
-    TypedDict,
     TypeVar,
-    Unpack,
     cast,
-    overload,
 )
 
 from celery5.deduplicate import Policy, policy_of
@@ -30,10 +24,11 @@ from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.envelope import VERSION, Envelope, encode
-from celery5.protocol.job import OF_ONE_CALL, Job, Options, digest, new_id, seconds
+from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
+from celery5.settings import Settings
 from celery5.spellings import NoCanvas, hint, not_there
 
 if TYPE_CHECKING:
@@ -78,6 +73,8 @@ class Task(Generic[P, R_co]):
         self._app = app
         self.was_free: bool = app is None
         self._policy: RetryPolicy | None = None
+        self._settings: Settings | None = None
+        self._terms: Terms | None = None
         self._backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function)
         self.deduplicate: Policy | None = (
@@ -138,19 +135,19 @@ class Task(Generic[P, R_co]):
         `max_retries` or any other field of `Options`. Raises Misconfigured."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._app, twin._policy = self.app, None
+        twin._app, twin._policy, twin._settings = self.app, None, None
         twin.options_ = _options(options, self.options_)
         return twin
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
         raw_args, raw_kwargs = self.parameters.encode(args, kwargs)
-        options, app, now = self.options_, self.app, time.time()
-        settings = app.settings
-        ignored = settings.ignore_result if options.ignore_result is None else options.ignore_result
-        unique_for = seconds(options.unique_for)
-        key = options.key or ""
-        if unique_for is not None and not key:
+        options, app, now = self.options_, self._app or self.app, time.time()
+        terms = self._terms
+        if terms is None or self._settings is not app.settings:
+            terms = self._worked_out(app.settings)
+        key = terms.key
+        if terms.unique_for is not None and not key:
             key = digest(self.parameters.canonical(raw_args, raw_kwargs))
         envelope = Envelope(
             v=VERSION,
@@ -160,18 +157,34 @@ class Task(Generic[P, R_co]):
             kwargs=raw_kwargs,
             sent=now,
             expires=options.expiry(now),
-            retry=self.policy if options.has_policy else None,
-            ignore_result=ignored,
+            retry=terms.retry,
+            ignore_result=terms.ignore_result,
             key=key,
-            time_limit=seconds(options.time_limit),
-            soft_time_limit=seconds(options.soft_time_limit),
-            results_ttl=_kept(seconds(options.results_ttl), unique_for, settings.results_ttl),
+            time_limit=terms.time_limit,
+            soft_time_limit=terms.soft_time_limit,
+            results_ttl=terms.results_ttl,
         )
-        message = app.fitting(encode(envelope), self.name)
-        queue = options.queue or settings.default_queue
         return Job(
-            envelope.id, self.name, queue, message, options.at(), ignored, envelope.lock, unique_for, app.name
+            envelope.id,
+            self.name,
+            terms.queue,
+            app.fitting(encode(envelope), self.name),
+            options.at(),
+            terms.ignore_result,
+            envelope.lock,
+            terms.unique_for,
+            app.name,
         )
+
+    def _worked_out(self, settings: Settings) -> Terms:
+        self._settings = settings
+        self._terms = terms = self.options_.terms(
+            self.policy,
+            queue=settings.default_queue,
+            ignore_result=settings.ignore_result,
+            results_ttl=settings.results_ttl,
+        )
+        return terms
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
         """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
@@ -270,31 +283,17 @@ def _running(task: str) -> CurrentJob:
 def _options(said: dict[str, Any], over: Options) -> Options:
     """The options `said`, over others. Raises Misconfigured for one that is not known."""
     for name in sorted(set(said) - set(Options.__struct_fields__)):
-        if name in _OF_THE_TASK:
+        if name in OF_THE_TASK:
             raise Misconfigured(f"{name} is for a declaration: @app.task({name}=...)")
-        raise Misconfigured(_not_known(name, Options.__struct_fields__))
+        raise Misconfigured(not_known(name, Options.__struct_fields__))
     return over.replaced(said)
 
 
-def _declared_options(said: dict[str, Any]) -> Options:
-    """The options of a declaration."""
-    for name in sorted(set(said) - set(_DECLARED)):
-        if name in OF_ONE_CALL:
-            raise Misconfigured(f"{name} is for one call: task.options({name}=...)")
-        raise Misconfigured(_not_known(name, _DECLARED))
-    return Options().replaced(said)
-
-
-def _not_known(name: str, known: Sequence[str]) -> str:
+def not_known(name: str, known: Sequence[str]) -> str:
+    """What is said of an option that there is not."""
     near = get_close_matches(name, known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ";"
     return f"task option {name!r} is not known{hint('option', name)}{meant} known: {', '.join(known)}"
-
-
-def _kept(said: float | None, unique_for: float | None, usual: float) -> float | None:
-    """How long a result is kept, if not as `usual`: whoever is given the handle of a job that is in the way, because of
-    its `unique_for`, is to find its result."""
-    return unique_for if said is None and unique_for is not None and unique_for > usual else said
 
 
 def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
@@ -309,86 +308,5 @@ def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     return "thread"
 
 
-class TaskOptions(TypedDict, total=False):
-    """What `@task(...)` takes beside `bind`: a name, where its code runs, and how its jobs are sent (see `Options`)."""
-
-    name: str | None
-    queue: str | None
-    loop: Literal["trio", "asyncio"]
-    expires: float | timedelta | None
-    ignore_result: bool | None
-    max_retries: int | None
-    backoff: float | None
-    cap: float | None
-    jitter: bool | None
-    step: float | None
-    autoretry_for: Collection[str | type[BaseException]] | None
-    dont_autoretry_for: Collection[str | type[BaseException]] | None
-    retry_policy: RetryPolicy | Mapping[str, Any] | None
-    retry_backoff: Callable[[int], float] | None
-    results_ttl: float | timedelta | None
-    time_limit: float | timedelta | None
-    soft_time_limit: float | timedelta | None
-    unique_for: float | timedelta | None
-    deduplicate: Policy | None
-    abandon_on_cancel: bool
-
-
-class Decorator(Protocol):
-    """The type of `@app.task(...)` with options."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> CoroutineTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
-
-
-class BoundDecorator(Protocol):
-    """The type of `@app.task(bind=True)`: the function's first parameter is the job, which is not sent."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
-        self, function: Callable[Concatenate[CurrentJob, P], Coroutine[Any, Any, R]], /
-    ) -> CoroutineTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[CurrentJob, P], R], /) -> FunctionTask[P, R]: ...
-
-
-class Declare:
-    """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
-
-    def __init__(self, keep: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
-        self._keep = keep
-        self._app = app
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> CoroutineTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
-    @overload
-    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundDecorator: ...
-    @overload
-    def __call__(self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]) -> Decorator: ...
-    def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
-        """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
-        own = {name: said.pop(name) for name in _OF_THE_TASK if name in said}
-        options = _declared_options(said)
-
-        def declared(function: Callable[..., Any]) -> Task[Any, Any]:
-            kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
-                CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
-            )
-            task = kind(function, app=self._app, options=options, **own)
-            self._keep(task)
-            return task
-
-        return declared if function is None else declared(function)
-
-
-_OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel")
+OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel")
 """What is said once, when a task is declared; the rest are options, which each call may replace."""
-_DECLARED = (*_OF_THE_TASK, *(name for name in Options.__struct_fields__ if name not in OF_ONE_CALL))

@@ -213,11 +213,13 @@ class Consumer:
         return shares
 
     async def _read_by_share(self, shares: Mapping[int, Sequence[QueueKeys]]) -> int:
-        found = sum([
-            await self._receive(calls.read(queues, self._worker, count=share, block=0))
-            for share, queues in shares.items()
-            if share
-        ])
+        found = sum(
+            [
+                await self._receive(calls.read(queues, self._worker, count=share, block=0))
+                for share, queues in shares.items()
+                if share
+            ]
+        )
         for keys in shares.get(0, ()):
             self._consumed.remove(keys)
             self._consumed.append(keys)

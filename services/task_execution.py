@@ -209,7 +209,7 @@ class TaskExecution:
         """Job after job, until one of them is cancelled."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
-        while not hand.scope.cancel_called:
+        while hand.why is None:
             delivery = await queue.take()
             hand.delivery = delivery
             self._running[delivery] = hand

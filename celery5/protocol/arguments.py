@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
-from celery5.protocol.envelope import DEEPEST, is_nested_deeper
+from celery5.protocol.envelope import DEEPEST, NO_KWARGS, is_nested_deeper
 
 _EMPTY = inspect.Parameter.empty
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -146,26 +146,29 @@ class Parameters:
         parameters = self._signature.parameters
         self._required = sum(parameters[name].default is _EMPTY for name in self._names)
         self._plain = len(self._names) == len(parameters)
-        # Where there are only positional parameters the list is decoded in one go.
-        kinds_of = [self._types[name] for name in self._names]
+        # Where there are only positional parameters a list of them is decoded in one go.
+        self._classes = tuple(self._types[name] for name in self._names)
         lengths = range(self._required, len(self._names) + 1) if self._plain else ()
-        self._wholes = {many: _decoder(GenericAlias(tuple, tuple(kinds_of[:many]))) for many in lengths}
+        self._wholes = {many: _decoder(GenericAlias(tuple, self._classes[:many])) for many in lengths}
         self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Both halves of a call as JSON. Raises BadArguments."""
-        simple = not kwargs and self._plain and self._required <= len(args) <= len(self._names)
-        if simple:
+        whole = None if kwargs else self._wholes.get(len(args))
+        if whole is None:
+            self._check_bound(args, kwargs)
+        elif tuple(map(type, args)) != self._classes[: len(args)]:
             for name, value in zip(self._names, args, strict=False):
                 self._check(name, value)
-        else:
-            self._check_bound(args, kwargs)
         try:
             raw_args = Raw(_encode_call(args))
-            raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else _NO_KWARGS
+            raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else NO_KWARGS
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
-        self.decode(raw_args, raw_kwargs)  # what the worker will do with them
+        if whole is None or not _is_read(raw_args, whole):
+            self.decode(
+                raw_args, raw_kwargs
+            )  # what the worker will do with them; it says which one it cannot read
         return raw_args, raw_kwargs
 
     def canonical(self, args: Raw, kwargs: Raw) -> bytes:
@@ -182,7 +185,7 @@ class Parameters:
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A call's arguments, converted to the annotated types. Raises BadArguments."""
         values = self._decode_positional(args)
-        named = self._decode_keywords(kwargs) if len(bytes(kwargs)) > 2 else {}
+        named = {} if kwargs is NO_KWARGS else self._decode_keywords(kwargs)
         if not (not named and self._plain and self._required <= len(values) <= len(self._names)):
             self._bind(values, named)
         return values, named
@@ -269,12 +272,19 @@ class Parameters:
             raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
 
 
+def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:
+    try:
+        decoder.decode(raw)
+    except _FAULTS:
+        return False
+    return True
+
+
 def _canonical(call: inspect.BoundArguments) -> bytes:
     return _CANONICAL.encode((call.args, call.kwargs))
 
 
 _CANONICAL = msgspec.json.Encoder(enc_hook=_to_json, order="deterministic")
-_NO_KWARGS = Raw(b"{}")
 _RAW_ARGS = msgspec.json.Decoder(list[Raw])
 _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
 

@@ -41,7 +41,7 @@ LONGEST = 1e9
 """Seconds that a message may ask for its document to be kept: Redis refuses some more, in the middle of a batch."""
 
 
-class Delivery(msgspec.Struct, eq=False):
+class Delivery(msgspec.Struct, eq=False, gc=False):
     """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970."""
 
     queue: str
@@ -124,7 +124,7 @@ def _document(
             v=VERSION,
             id=envelope.id if envelope else id_of(delivery.message),
             task=envelope.task if envelope else "",
-            state=state.value,
+            state=state,
             value=Raw(value),
             failure=failure,
             reason=reason,

@@ -21,11 +21,13 @@ IGNORED = "ignored"
 """The reason in the document of a job that succeeded and whose result was not to be kept."""
 KEPT_FAILURES = 5
 """How many of a job's failed attempts its message remembers; the newest stay."""
+NO_KWARGS = Raw(b"{}")
+"""Nothing is given by name. A message leaves out this very object."""
 DEEPEST = 900
 """How deep a call's arguments may be nested. The scripts read no message that is nested deeper than 1000."""
 
 
-class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One failed attempt: the error as text, so that nobody needs the class that was raised."""
 
     type: str
@@ -37,7 +39,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float = 0.0  # seconds since 1970
 
 
-class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
 
     The bounds are those of the published schema.
@@ -47,7 +49,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     id: Annotated[str, Meta(min_length=1, max_length=200)]
     task: Annotated[str, Meta(min_length=1)]
     args: Raw = Raw(b"[]")
-    kwargs: Raw = Raw(b"{}")
+    kwargs: Raw = NO_KWARGS
     sent: float = 0.0
     attempt: Annotated[int, Meta(ge=1)] = 1
     expires: float | None = None
@@ -70,7 +72,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
         return lock(self.task, self.key) if self.key else ""
 
 
-class Document(msgspec.Struct, frozen=True, omit_defaults=True):
+class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A Document message: how a job ended. Stored under the job's result key and published on it."""
 
     v: int

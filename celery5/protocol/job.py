@@ -3,7 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -16,7 +16,7 @@ from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
     `app` is the name of the application that made it.
 
@@ -110,25 +110,29 @@ class Options(msgspec.Struct, frozen=True):
         given = {name: value for name, value in said.items() if value is not None}
         return msgspec.structs.replace(policy, **given) if given else policy
 
-    @property
-    def has_policy(self) -> bool:
-        """Whether anything about retries is said here."""
-        # Spelled out: it is asked for each job that is sent, and a loop over the names takes ten times as long.
-        return not (
-            self.retry_policy is None
-            and self.max_retries is None
-            and self.backoff is None
-            and self.cap is None
-            and self.jitter is None
-            and self.step is None
-            and self.autoretry_for is None
-            and self.dont_autoretry_for is None
-        )
-
     def replaced(self, said: Mapping[str, Any]) -> "Options":
         """These options with others over them. A whole `retry_policy` replaces what was said of retries before."""
         cleared = dict.fromkeys(_POLICY) if said.get("retry_policy") is not None else {}
         return msgspec.structs.replace(self, **{**cleared, **said}).checked()
+
+    def terms(self, policy: RetryPolicy, *, queue: str, ignore_result: bool, results_ttl: float) -> "Terms":
+        """What these options say, over what is usual. `policy` is these options' own; it is sent along if it is said
+        here, and else left to the worker's code."""
+        unique_for, kept = seconds(self.unique_for), seconds(self.results_ttl)
+        if kept is None and unique_for is not None and unique_for > results_ttl:
+            # Whoever is given the handle of the job that is in the way is to find its result.
+            kept = unique_for
+        has_policy = any(getattr(self, name) is not None for name in ("retry_policy", *_POLICY))
+        return Terms(
+            queue=self.queue or queue,
+            ignore_result=ignore_result if self.ignore_result is None else self.ignore_result,
+            retry=policy if has_policy else None,
+            key=self.key or "",
+            unique_for=unique_for,
+            time_limit=seconds(self.time_limit),
+            soft_time_limit=seconds(self.soft_time_limit),
+            results_ttl=kept,
+        )
 
     def at(self) -> str:
         """When the job may start, as the schedule script reads it; '' for now."""
@@ -147,10 +151,26 @@ class Options(msgspec.Struct, frozen=True):
         return now + _seconds(self.expires)
 
 
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """What all jobs have in common that are sent with the same options under the same settings: worked out once."""
+
+    queue: str
+    ignore_result: bool
+    retry: RetryPolicy | None
+    key: str
+    unique_for: float | None
+    time_limit: float | None
+    soft_time_limit: float | None
+    results_ttl: float | None
+
+
 def new_id() -> str:
     """A new job id: 22 url-safe characters, as Fennel's (F16). It never begins with `-`, which is for options."""
-    made = urlsafe_b64encode(urandom(16))[:22].decode()
+    made = b2a_base64(urandom(16)).translate(_URL_SAFE)[:22].decode()
     return made if made[0] != "-" else new_id()
+
+
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 def digest(call: bytes) -> str:

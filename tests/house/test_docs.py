@@ -13,10 +13,10 @@ import pytest
 
 import celery5
 from celery5 import errors
+from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.verdict import Reason
 from celery5.settings import PREFIX, Settings, descriptions
-from celery5.task import TaskOptions
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 

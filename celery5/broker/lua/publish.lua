@@ -4,14 +4,19 @@
 --       3.. result key of each job, in order
 -- ARGV  1.. for each job: its id, its envelope
 -- Gives how many were new: a job that is known already, or has ended already, is left alone.
+-- What can be asked and written for all jobs at once is: that takes half of the time.
 local stream, jobs = KEYS[1], KEYS[2]
-local new = 0
-for n = 3, #KEYS do
-  local id, envelope = ARGV[2 * n - 5], ARGV[2 * n - 4]
-  if redis.call('HEXISTS', jobs, id) == 0 and redis.call('EXISTS', KEYS[n]) == 0 then
-    local entry = redis.call('XADD', stream, '*', 'job', envelope)
-    redis.call('HSET', jobs, id, 'S' .. entry)
-    new = new + 1
+local ids, places, met = {}, {}, {}
+for n = 1, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end
+local known = redis.call('HMGET', jobs, unpack(ids))
+local some_ended = redis.call('EXISTS', unpack(KEYS, 3)) > 0
+for n, id in ipairs(ids) do
+  local ended = some_ended and redis.call('EXISTS', KEYS[n + 2]) == 1
+  if not known[n] and not ended and not met[id] then
+    met[id] = true
+    places[#places + 1] = id
+    places[#places + 1] = 'S' .. redis.call('XADD', stream, '*', 'job', ARGV[2 * n])
   end
 end
-return new
+if #places > 0 then redis.call('HSET', jobs, unpack(places)) end
+return #places / 2

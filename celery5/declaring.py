@@ -1,0 +1,125 @@
+"""Declaring: what `@task` and `@app.task` are, with the options that a declaration takes.
+
+Floor: domain. Reads: nothing. Writes: the tasks of an application.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from datetime import timedelta
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from celery5.deduplicate import Policy
+from celery5.errors import Misconfigured
+from celery5.protocol.job import OF_ONE_CALL, Options
+from celery5.protocol.retry import RetryPolicy
+from celery5.runners.context import CurrentJob
+from celery5.task import OF_THE_TASK, CoroutineTask, FunctionTask, Task, not_known
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@task(...)` takes beside `bind`: a name, where its code runs, and how its jobs are sent (see `Options`)."""
+
+    name: str | None
+    queue: str | None
+    loop: Literal["trio", "asyncio"]
+    expires: float | timedelta | None
+    ignore_result: bool | None
+    max_retries: int | None
+    backoff: float | None
+    cap: float | None
+    jitter: bool | None
+    step: float | None
+    autoretry_for: Collection[str | type[BaseException]] | None
+    dont_autoretry_for: Collection[str | type[BaseException]] | None
+    retry_policy: RetryPolicy | Mapping[str, Any] | None
+    retry_backoff: Callable[[int], float] | None
+    results_ttl: float | timedelta | None
+    time_limit: float | timedelta | None
+    soft_time_limit: float | timedelta | None
+    unique_for: float | timedelta | None
+    deduplicate: Policy | None
+    abandon_on_cancel: bool
+
+
+class Decorator(Protocol):
+    """The type of `@app.task(...)` with options."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+
+
+class BoundDecorator(Protocol):
+    """The type of `@app.task(bind=True)`: the function's first parameter is the job, which is not sent."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[Concatenate[CurrentJob, P], Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[CurrentJob, P], R], /) -> FunctionTask[P, R]: ...
+
+
+class Declare:
+    """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
+
+    def __init__(self, keep: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
+        self._keep = keep
+        self._app = app
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    @overload
+    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundDecorator: ...
+    @overload
+    def __call__(self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]) -> Decorator: ...
+    def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
+        """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
+        own = {name: said.pop(name) for name in OF_THE_TASK if name in said}
+        options = _options(said)
+
+        def declared(function: Callable[..., Any]) -> Task[Any, Any]:
+            kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
+                CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
+            )
+            task = kind(function, app=self._app, options=options, **own)
+            self._keep(task)
+            return task
+
+        return declared if function is None else declared(function)
+
+
+def _options(said: dict[str, Any]) -> Options:
+    """The options of a declaration."""
+    for name in sorted(set(said) - set(_DECLARED)):
+        if name in OF_ONE_CALL:
+            raise Misconfigured(f"{name} is for one call: task.options({name}=...)")
+        raise Misconfigured(not_known(name, _DECLARED))
+    return Options().replaced(said)
+
+
+_DECLARED = (*OF_THE_TASK, *(name for name in Options.__struct_fields__ if name not in OF_ONE_CALL))
