@@ -1,14 +1,13 @@
 """Task Execution: runs jobs within the budget and hands their outcomes on (C54).
 
-Floor: services. Reads: the Internal Tasks Queues. Writes: the Internal Results Queue, one log message for each job.
+Floor: services. Reads: the Internal Tasks Queues. Writes: nothing; its Judgement does.
 
 Executors are tasks that stay and take job after job: spawning one for each job costs twice as much. A straight line
-leads through one job: run, judge, hand on, log.
+leads through one job: take, run, and on to the Judgement.
 """
 
 import itertools
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
@@ -20,29 +19,18 @@ from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.deduplicate import declined
 from celery5.errors import BadArguments, BrokerError
-from celery5.log import Level, Log
-from celery5.protocol.delivery import Delivery, settlement
-from celery5.protocol.envelope import Envelope, Failure
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.envelope import Failure
 from celery5.protocol.prefetch import Pace
 from celery5.protocol.verdict import (
-    Bury,
-    Complete,
-    Expire,
     Lapsed,
     Outcome,
-    Postpone,
     Raised,
     Reason,
     Refused,
-    Reject,
-    Release,
-    Retry,
-    Returned,
-    Revoke,
     Stranded,
-    Verdict,
     Withdrawn,
-    judge,
 )
 from celery5.runners.context import CURRENT, TELL, CurrentJob
 from celery5.runners.ending import INTERRUPTED, failure_of, raised
@@ -50,7 +38,8 @@ from celery5.runners.hand import Hand
 from celery5.services.black_box import BlackBox, numbered
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.deadlines import Deadlines
-from celery5.services.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.internal_queues import TasksQueue
+from celery5.services.judgement import Judgement
 from celery5.services.lease import Lease, now
 from celery5.services.suspects import Suspects
 from celery5.task import Task
@@ -95,7 +84,7 @@ class TaskExecution:
         runners: Mapping[str, Runner],
         redis: Redis,
         paces: Mapping[str, Pace],
-        results: ResultsQueue,
+        judgement: Judgement,
         budget: ConcurrencyBudget,
         lease: Lease,
         deadlines: Deadlines,
@@ -105,15 +94,13 @@ class TaskExecution:
         log: Log,
         worker: str,
         grace_period: float,
-        results_ttl: float,
-        message_limit: int,
     ) -> None:
         self._tasks = tasks
         self._queues = queues
         self._runners = runners
         self._redis = redis
         self._paces = paces
-        self._results = results
+        self._judgement = judgement
         self._budget = budget
         self._lease = lease
         self._deadlines = deadlines
@@ -123,8 +110,6 @@ class TaskExecution:
         self._log = log
         self._worker = worker
         self._grace_period = grace_period
-        self._ttl = results_ttl
-        self._limit = message_limit
         self._running: dict[Delivery, Hand] = {}
         self._idle = trio.Event()
         self._stuck = False
@@ -285,44 +270,7 @@ class TaskExecution:
         if not self._running:
             self._idle.set()
         delivery.finished = finished
-        self._hand_on(delivery, outcome)
-
-    def _hand_on(self, delivery: Delivery, outcome: Outcome) -> None:
-        envelope = delivery.envelope
-        assert envelope is not None
-        if type(outcome) is Returned and len(outcome.value) > self._limit:
-            outcome = _too_large(len(outcome.value), self._limit)
-        task = self._tasks[envelope.task]
-        verdict = judge(
-            outcome,
-            attempt=envelope.attempt,
-            policy=envelope.retry or task.policy,
-            random=random.random,
-            sections=envelope.sections,
-            backoff=None if type(outcome) is Returned else task.backoff,
-        )
-        self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
-        self._tell(delivery, envelope, verdict)
-
-    def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
-        level, state, more = _SAID[type(verdict)]
-        fields: dict[str, Any] = {}
-        if more:
-            fields = {name: value for name in more if (value := getattr(verdict, name)) != ""}
-            failure = fields.pop("failure", None)
-            if failure is not None:
-                fields["error"] = f"{failure.type}: {failure.message}"
-                fields |= {"traceback": failure.traceback} if failure.traceback else {}
-        self._log.job(
-            level,
-            job=envelope.id,
-            task=envelope.task,
-            queue=delivery.queue,
-            state=state,
-            attempt=envelope.attempt,
-            seconds=round(delivery.finished - (delivery.started or delivery.finished), 6),
-            **fields,
-        )
+        self._judgement.hand_on(delivery, outcome)
 
     def withdraw(self, delivery: Delivery) -> None:
         """The job was revoked: end it if it runs, drop it if it waits here. Its end is waited for, for as long as it
@@ -334,7 +282,7 @@ class TaskExecution:
             hand.cancel(WITHDRAWN, 0.0 if task.abandon_on_cancel else math.inf)
         elif self._suspects.withdraw(delivery) or (queue is not None and queue.withdraw(delivery)):
             delivery.finished = time.time()
-            self._hand_on(delivery, WITHDRAWN)
+            self._judgement.hand_on(delivery, WITHDRAWN)
 
     async def _wind_up(self) -> None:
         if not self._lease.lost:
@@ -362,22 +310,3 @@ _Pen = Callable[[Delivery], None] | None
 LAPSED = Lapsed()
 WITHDRAWN = Withdrawn()
 _PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
-
-
-def _too_large(size: int, limit: int) -> Refused:
-    text = (
-        f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
-    )
-    return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
-
-
-_SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
-    Complete: ("info", "SUCCESS", ()),
-    Retry: ("warning", "RETRY", ("delay", "failure", "section", "note")),
-    Bury: ("error", "DEAD", ("reason", "failure")),
-    Release: ("warning", "SENT", ()),
-    Postpone: ("warning", "RETRY", ("delay", "failure")),
-    Expire: ("warning", "EXPIRED", ()),
-    Reject: ("warning", "REJECTED", ("why",)),
-    Revoke: ("warning", "REVOKED", ()),
-}

@@ -3,57 +3,34 @@
 Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
 
 Read it from the bottom: `run` keeps one incarnation of the worker after another alive, each put together by
-`WorkerParts` and brought up by `Boot`. A worker that was taken for dead begins a new incarnation under a new name.
+`WorkerParts` (worker_parts.py) and brought up by `Boot`. A worker that was taken for dead begins a new incarnation
+under a new name.
 """
 
 import itertools
 import os
 import random
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import trio
-from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, BootFailed, Step
-from celery5.bootsteps.join_queues import JoinQueues
-from celery5.bootsteps.listen import Hears, Listen
-from celery5.bootsteps.open_publishing import OpenPublishing
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
+from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.broker.on_trio import Timing
 from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.processes.link_log import LinkLog
 from celery5.processes.understudy import Understudy
+from celery5.processes.worker_parts import KINDS, WorkerParts
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
 from celery5.protocol.prefetch import Pace
-from celery5.runners.on_asyncio import AsyncioRunner
-from celery5.runners.on_trio import TrioRunner
-from celery5.runners.thread import ThreadRunner
-from celery5.services.burst import Burst
-from celery5.services.concurrency_budget import ConcurrencyBudget
-from celery5.services.consumer import Consumer
-from celery5.services.deadlines import Deadlines
-from celery5.services.heartbeat import Heartbeat
-from celery5.services.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
-from celery5.services.mover import Mover
-from celery5.services.recent import Recent
-from celery5.services.recoverer import Recoverer
-from celery5.services.result_publisher import ResultPublisher
-from celery5.services.revocations import Revocations
-from celery5.services.suspects import Suspects
 from celery5.services.systemd_notify import SystemdNotify, from_environment
-from celery5.services.task_execution import TaskExecution
-from celery5.services.unpublishable import Unpublishable
 from celery5.wiring import build
-
-KINDS = ("trio", "asyncio", "thread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,135 +44,6 @@ class WorkerOptions:
     name: str = ""
     incarnation: str = ""
     understudy: Understudy | None = None
-
-
-def make_reader(
-    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
-) -> ParkedRedis:
-    """The connection for blocking reads; the shared one ends its waits."""
-    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
-
-
-def make_hearers(mover: Mover, revocations: Revocations) -> dict[bytes, Hears]:
-    """Which channel is whose."""
-    due = dict.fromkeys(mover.channels, mover.wake)
-    return {
-        each.encode(): hears
-        for each, hears in (due | dict.fromkeys(revocations.channels, revocations.hear)).items()
-    }
-
-
-def make_push(
-    endpoint: Endpoint,
-    hearers: dict[bytes, Hears],
-    mover: Mover,
-    revocations: Revocations,
-    timing: Timing,
-    name: str,
-    watch: LinkLog,
-) -> PushRedis:
-    """The connection that listens. While it was down, anything may have been said."""
-
-    def heard(channel: bytes, payload: bytes) -> None:
-        hearers[channel](channel, payload)
-
-    def again() -> None:
-        mover.look_again()
-        revocations.look_again()
-
-    return PushRedis(
-        endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
-    )
-
-
-def make_runners(asyncio_runner: AsyncioRunner, slots: Mapping[str, int]) -> dict[str, Any]:
-    """Where each kind of task runs."""
-    return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": ThreadRunner(slots=slots["thread"])}
-
-
-def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> tuple[Any, ...]:
-    """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear, revocations.beat)
-
-
-def make_steps(
-    redis: TrioRedis,
-    reader: ParkedRedis,
-    push: PushRedis,
-    listen: Listen,
-    join: JoinQueues,
-    publishing: OpenPublishing,
-    heartbeat: Heartbeat,
-    mover: Mover,
-    recoverer: Recoverer,
-    budget: ConcurrencyBudget,
-    asyncio_runner: AsyncioRunner,
-    deadlines: Deadlines,
-    revocations: Revocations,
-    result_publisher: ResultPublisher,
-    task_execution: TaskExecution,
-    consumer: Consumer,
-    burst_watch: Burst,
-    systemd: SystemdNotify,
-    grace_period: float,
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
-    return (
-        Step("redis", redis),
-        Step("reader", reader, ("redis",)),
-        Step("push", push, ("redis",)),
-        Step("listen", listen, ("push",)),
-        Step("publishing", publishing, ("redis",)),
-        Step("join", join, ("redis",)),
-        Step("heartbeat", heartbeat, ("join",)),
-        Step("recoverer", recoverer, ("heartbeat",)),
-        Step("mover", mover, ("heartbeat", "listen")),
-        Step("budget", budget),
-        Step("asyncio", asyncio_runner),
-        Step("deadlines", deadlines),
-        Step("revocations", revocations, ("heartbeat", "listen")),
-        Step("results", result_publisher, ("heartbeat", "publishing")),
-        Step(
-            "execution",
-            task_execution,
-            ("results", "budget", "asyncio", "deadlines", "revocations"),
-            stop_limit=grace_period + 30,
-        ),
-        Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
-        Step("burst", burst_watch, ("consumer",)),
-        Step("systemd", systemd, ("consumer",)),
-    )
-
-
-WorkerParts = Injector(
-    redis=TrioRedis,
-    reader=value(make_reader),
-    push=value(make_push),
-    hearers=value(make_hearers),
-    listen=Listen,
-    join=JoinQueues,
-    publishing=OpenPublishing,
-    ledger=Ledger,
-    recent=Recent,
-    suspects=Suspects,
-    results=ResultsQueue,
-    asyncio_runner=AsyncioRunner,
-    runners=value(make_runners),
-    budget=ConcurrencyBudget,
-    deadlines=Deadlines,
-    revocations=Revocations,
-    heartbeat=Heartbeat,
-    wake=value(make_wake),
-    mover=Mover,
-    recoverer=Recoverer,
-    unpublishable=Unpublishable,
-    result_publisher=ResultPublisher,
-    task_execution=TaskExecution,
-    consumer=Consumer,
-    burst_watch=Burst,
-    steps=value(make_steps),
-)
-"""Every part of a worker. A part is built from the names of its constructor's parameters."""
 
 
 async def run(

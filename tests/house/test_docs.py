@@ -115,7 +115,7 @@ def test_every_file_that_internals_names_is_there() -> None:
 def boot_graph() -> list[str]:
     """The steps on the worker's wiring page, each with the names of those that it requires."""
     found = []
-    for node in ast.walk(tree(HERE / "celery5" / "processes" / "worker.py")):
+    for node in ast.walk(tree(HERE / "celery5" / "processes" / "worker_parts.py")):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Step":
             name, requires = node.args[0], [ast.literal_eval(each) for each in node.args[2:3]]
             found.append(" ".join([ast.literal_eval(name), *(requires[0] if requires else ())]))

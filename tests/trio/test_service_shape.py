@@ -22,7 +22,8 @@ from celery5 import App
 from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.log import Log
 from celery5.processes import worker
-from celery5.processes.worker import WorkerOptions, WorkerParts
+from celery5.processes.worker import WorkerOptions
+from celery5.processes.worker_parts import WorkerParts
 from celery5.wiring import build
 
 

@@ -1,0 +1,108 @@
+"""Judgement: what becomes of a job that has ended: judges its outcome, hands that on, and logs it (C54).
+
+Floor: services. Reads: nothing. Writes: the Internal Results Queue, one log message for each job.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from celery5.log import Level, Log
+from celery5.protocol.delivery import Delivery, settlement
+from celery5.protocol.envelope import Envelope, Failure
+from celery5.protocol.verdict import (
+    Bury,
+    Complete,
+    Expire,
+    Outcome,
+    Postpone,
+    Reason,
+    Refused,
+    Reject,
+    Release,
+    Retry,
+    Returned,
+    Revoke,
+    Verdict,
+    judge,
+)
+from celery5.services.internal_queues import ResultsQueue
+from celery5.task import Task
+
+
+class Judgement:
+    """The end of every job that an executor took, or that was revoked before one did."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Mapping[str, Task[..., Any]],
+        results: ResultsQueue,
+        log: Log,
+        worker: str,
+        results_ttl: float,
+        message_limit: int,
+    ) -> None:
+        self._tasks = tasks
+        self._results = results
+        self._log = log
+        self._worker = worker
+        self._ttl = results_ttl
+        self._limit = message_limit
+
+    def hand_on(self, delivery: Delivery, outcome: Outcome) -> None:
+        """`delivery` has ended with `outcome`."""
+        envelope = delivery.envelope
+        assert envelope is not None
+        if type(outcome) is Returned and len(outcome.value) > self._limit:
+            outcome = _too_large(len(outcome.value), self._limit)
+        task = self._tasks[envelope.task]
+        verdict = judge(
+            outcome,
+            attempt=envelope.attempt,
+            policy=envelope.retry or task.policy,
+            random=random.random,
+            sections=envelope.sections,
+            backoff=None if type(outcome) is Returned else task.backoff,
+        )
+        self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
+        self._tell(delivery, envelope, verdict)
+
+    def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
+        level, state, more = _SAID[type(verdict)]
+        fields: dict[str, Any] = {}
+        if more:
+            fields = {name: value for name in more if (value := getattr(verdict, name)) != ""}
+            failure = fields.pop("failure", None)
+            if failure is not None:
+                fields["error"] = f"{failure.type}: {failure.message}"
+                fields |= {"traceback": failure.traceback} if failure.traceback else {}
+        self._log.job(
+            level,
+            job=envelope.id,
+            task=envelope.task,
+            queue=delivery.queue,
+            state=state,
+            attempt=envelope.attempt,
+            seconds=round(delivery.finished - (delivery.started or delivery.finished), 6),
+            **fields,
+        )
+
+
+def _too_large(size: int, limit: int) -> Refused:
+    text = (
+        f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
+    )
+    return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
+
+
+_SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
+    Complete: ("info", "SUCCESS", ()),
+    Retry: ("warning", "RETRY", ("delay", "failure", "section", "note")),
+    Bury: ("error", "DEAD", ("reason", "failure")),
+    Release: ("warning", "SENT", ()),
+    Postpone: ("warning", "RETRY", ("delay", "failure")),
+    Expire: ("warning", "EXPIRED", ()),
+    Reject: ("warning", "REJECTED", ("why",)),
+    Revoke: ("warning", "REVOKED", ()),
+}
