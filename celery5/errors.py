@@ -266,5 +266,9 @@ class ServerNotFound(CeleryError):
     """No Redis or Valkey server binary was found for the embedded server."""
 
 
+class CommandRefused(CeleryError):
+    """A command to a running process is not known there, or cannot be done: the text says why."""
+
+
 class LeaseLost(CeleryError):
     """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""

@@ -19,6 +19,7 @@ from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
 from celery5.services.burst import Burst
+from celery5.services.commands import Commands, Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
@@ -89,6 +90,11 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
     return (mover.hear, recoverer.hear, revocations.beat)
 
 
+def make_handlers() -> dict[str, Handler]:
+    """What this worker does when it is told to."""
+    return {}
+
+
 def make_steps(
     redis: TrioRedis,
     reader: ParkedRedis,
@@ -155,6 +161,8 @@ WorkerParts = Injector(
     budget=ConcurrencyBudget,
     deadlines=Deadlines,
     judgement=Judgement,
+    handlers=value(make_handlers),
+    commands=Commands,
     revocations=Revocations,
     heartbeat=Heartbeat,
     wake=value(make_wake),

@@ -1,0 +1,40 @@
+"""Commands: what this process does when it is told to, by name, whoever tells it: its inbox, itself, a test.
+
+Floor: services. Reads: nothing. Writes: nothing; its handlers do.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from celery5.errors import CommandRefused
+
+Handler = Callable[[Mapping[str, Any]], Awaitable[object]]
+"""Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
+
+
+class PostsToItself(Protocol):
+    """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
+
+    async def post(self, command: str, parameters: Mapping[str, Any], /) -> None: ...
+
+
+class Commands:
+    """The commands of one process, by name."""
+
+    def __init__(self, *, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All commands that there are."""
+        return tuple(sorted(self._handlers))
+
+    async def perform(self, command: str, parameters: Mapping[str, Any]) -> object:
+        """Do it, and give the answer. Raises CommandRefused for one that is not known, or will not be done."""
+        handler = self._handlers.get(command)
+        if handler is None:
+            near = get_close_matches(command, self._handlers, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(self.names)}"
+            raise CommandRefused(f"command {command!r} is not known here{meant}")
+        return await handler(parameters)
