@@ -1,90 +1,146 @@
 """Log: structured messages through eliot, to a bounded buffer that a thread writes out.
 
-Floor: domain. Reads: NO_COLOR. Writes: JSON lines (or lines for people) on the stream it is given.
+Floor: domain. Reads: nothing. Writes: the outlet that it is given.
 
 One completion message for each job inside a worker-long action; never a write on the event loop; what does not fit
-the buffer is shed and counted. No other module imports eliot.
+the buffer is shed and counted; what cannot be written may be given to somebody who brings it again. No other module
+imports eliot.
 """
 
-import fcntl
-import json
-import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from textwrap import indent
-from typing import Any, Literal, Self, TextIO, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Protocol, Self, TextIO, cast
 
 import eliot
 import msgspec
 
-Format = Literal["json", "console"]
+from celery5.log_lines import Lines, Message, shed_told
+from celery5.runners.context import CURRENT
+
+Format = Literal["auto", "json", "console", "journal"]
+"""What `--log-format` takes."""
 Level = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
+AGAIN = 3
+"""How often a message that could not be written is brought again, before it counts as lost (C16)."""
+LAST_WORDS = 1.5
+"""Seconds in which the thread writes what is left when the process ends."""
 
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_ENCODER = msgspec.json.Encoder(enc_hook=str)
-_HIDDEN = {
-    "timestamp",
-    "task_uuid",
-    "task_level",
-    "message_type",
-    "action_type",
-    "action_status",
-    "level",
-    "worker",
-    "traceback",
-}
-_SAID = {*_HIDDEN, "logger", "message"}
-_COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
-_PLAIN = "\x1b[0m"
+_OF_THE_WAY_BACK = "celery5:inbox"
+"""What the inbox says is not brought again through the inbox: it would say so again, for ever."""
+
+
+class Outlet(Protocol):
+    """Where messages are written to, in the log's own thread: it may block there, but not without a limit."""
+
+    def write(self, messages: Sequence[Message], /) -> int:
+        """Write messages in order; gives how many it took. What it had no room for is offered again, in a moment.
+
+        Raises OSError or ValueError when it is gone and took none.
+        """
+        ...
+
+
+class LogCounts(msgspec.Struct, frozen=True):
+    """What has become of the messages so far: `written`; `lost`, for want of room or because they could not be written;
+    and brought `again`."""
+
+    written: int
+    lost: int
+    again: int
 
 
 class Journal:
     """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches.
 
-    `named`: lines for people say which worker they are from, as JSON lines always do.
+    `to` is an outlet, or a stream, for lines in the form `form` (`named`: those for people say which worker they are
+    from); without it stdout.
     """
 
     def __init__(
         self,
-        stream: TextIO | None = None,
+        to: Outlet | TextIO | None = None,
         *,
-        form: Format = "json",
+        form: Literal["json", "console"] = "json",
         level: Level = "info",
         capacity: int = 20_000,
         named: bool = False,
     ) -> None:
-        self._named = named
-        self._stream = stream or sys.stdout
-        self._encoding = self._stream.encoding or "utf-8"
-        self._form = form
-        self._coloured = self._stream.isatty() and not os.environ.get("NO_COLOR")
+        outlet = sys.stdout if to is None else to
+        self._outlet = (
+            Lines(cast("TextIO", outlet), form=form, named=named)
+            if hasattr(outlet, "isatty")
+            else cast("Outlet", outlet)
+        )
         self._least = _RANK[level]
-        self._buffer: deque[dict[str, Any]] = deque()
+        self._level: Level = level
+        self._followers: list[Callable[[Level], None]] = []
+        self._buffer: deque[Message] = deque()
         self._capacity = capacity
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._counting = threading.Lock()
-        self._shed = 0
+        self._shed = self._lost = self._written = self._again = 0
+        self._told = False
+        self.bring_again: Callable[[list[Message]], int] | None = None
 
     @property
     def shed(self) -> int:
         """How many messages were lost and not told of yet."""
         return self._shed
 
-    def __call__(self, message: dict[str, Any]) -> None:
+    @property
+    def counts(self) -> LogCounts:
+        """What has become of the messages so far."""
+        return LogCounts(self._written, self._lost, self._again)
+
+    @property
+    def level(self) -> Level:
+        """From which level on messages are taken. It may be changed at any time."""
+        return self._level
+
+    @level.setter
+    def level(self, level: Level) -> None:
+        self._level, self._least = level, _RANK[level]
+        for each in self._followers:
+            each(level)
+
+    def followed_by(self, follow: Callable[[Level], None]) -> None:
+        """Have `follow` called with each level that is set from now on."""
+        self._followers.append(follow)
+
+    def __call__(self, message: Message) -> None:
         """Take one message; called by eliot, from any thread."""
         if _RANK.get(message.get("level", "info"), 20) < self._least:
             return
+        if "worker" not in message:
+            message = _whose(message)
         if len(self._buffer) >= self._capacity:
-            with self._counting:
-                self._shed += 1
+            self.lose(1)
         else:
             self._buffer.append(message)
+
+    def take_again(self, messages: Iterable[Message]) -> int:
+        """Take messages that were given to `bring_again`; gives how many of them there was room for."""
+        taken = 0
+        for each in messages:
+            if len(self._buffer) >= self._capacity:
+                self.lose(1)
+            else:
+                self._buffer.append(each)
+                taken += 1
+        return taken
+
+    def lose(self, count: int) -> None:
+        """So many messages are lost."""
+        with self._counting:
+            self._shed += count
+            self._lost += count
 
     def __enter__(self) -> Self:
         """Install it for this process."""
@@ -104,51 +160,66 @@ class Journal:
     def _write_on(self) -> None:
         while not self._stop.wait(0.05):
             self._flush()
-        self._flush()
+        limit = time.monotonic() + LAST_WORDS
+        while self._flush() and time.monotonic() < limit:
+            time.sleep(0.01)
+        if self._buffer:
+            self.give_up(len(self._buffer), "the log was not read")
 
-    def _flush(self) -> None:
-        """Write what is there, 256 messages at a time. A stream that is gone costs the messages, never the process."""
+    def _flush(self) -> bool:
+        """Write what is there, 256 messages at a time; gives whether the outlet is too busy for all of it. One that is
+        gone costs messages, never the process."""
         while self._buffer or self._shed:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
             with self._counting:
                 shed, self._shed = self._shed, 0
-            text = self._text([*batch, _shed(shed)] if shed else batch)
             try:
-                with _turn(self._stream):
-                    self._stream.write(text)
-                    self._stream.flush()
-            except (OSError, ValueError):
+                done = self._outlet.write([*batch, shed_told(shed)] if shed else batch)
+            except Exception as error:  # the outlet may be the user's own
                 with self._counting:
-                    self._shed += shed + len(batch)
-                return
+                    self._shed += shed
+                self._could_not_write(batch, error)
+                return False
+            self._written += min(done, len(batch))
+            if done < len(batch) + bool(shed):
+                with self._counting:
+                    self._shed += shed
+                self._buffer.extendleft(reversed(batch[done:]))
+                return True
+        return False
 
-    def _text(self, batch: list[dict[str, Any]]) -> str:
-        """The lines of a batch. The stream's encoding takes every one of them."""
-        try:
-            if self._form != "json":
-                raise ValueError("lines for people are made one by one")
-            text = _ENCODER.encode_lines(batch).decode()
-        except Exception:  # values of user code, with methods of their own
-            text = "".join([self._shown(message) for message in batch])
-        if text.isascii():
-            return text
-        return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
+    def _could_not_write(self, batch: list[Message], error: Exception) -> None:
+        """Have the messages brought again that may be, and lose the others."""
+        again = [
+            message
+            for message in batch
+            if message.get("again", 0) < AGAIN
+            and not str(message.get("message_type")).startswith(_OF_THE_WAY_BACK)
+        ]
+        bring = self.bring_again
+        taken = bring(again) if bring is not None and again else 0
+        self._again += taken
+        if taken < len(batch):
+            self.give_up(len(batch) - taken, f"{type(error).__name__}: {error}")
 
-    def _shown(self, message: dict[str, Any]) -> str:
-        """One line. A message that cannot be shown is told of in its place."""
-        try:
-            return self._line(message)
-        except Exception as error:  # values of user code, with methods of their own
-            return self._line(_unshowable(message, error))
-
-    def _line(self, message: dict[str, Any]) -> str:
-        return _console(message, self._coloured, self._named) if self._form == "console" else _json(message)
+    def give_up(self, count: int, why: str) -> None:
+        """Count what is lost; the first time somebody is told, in the one place that is left."""
+        self.lose(count)
+        if not self._told:
+            self._told = True
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stderr.write(f"celery5: log messages are lost and counted from here on: {why}\n")
+                sys.stderr.flush()
 
 
 class Log:
-    """What one process writes: all inside one action, so that every line says which process it is from."""
+    """What one process writes: all inside one action, so that every line says which process it is from.
 
-    def __init__(self, *, worker: str, app: str) -> None:
+    `journal` is what takes it, for those who change its level or bring messages again; None where nobody takes it.
+    """
+
+    def __init__(self, *, worker: str, app: str, journal: Journal | None = None) -> None:
+        self.journal = journal
         self._worker = worker
         self._action = eliot.start_action(action_type="celery5:worker", worker=worker, app=app)
         self._write = self._action.log
@@ -187,70 +258,17 @@ class Log:
         self._action.finish(first)
 
 
-@contextmanager
-def _turn(stream: TextIO) -> Generator[None, None, None]:
-    """Have the stream to ourselves: several processes that write to one pipe would break each other's lines (F63)."""
-    try:
-        mine = stream.fileno()
-        fcntl.lockf(mine, fcntl.LOCK_EX)
-    except (OSError, ValueError):  # no file, or one that cannot be locked
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.lockf(mine, fcntl.LOCK_UN)
+def eliot_context() -> str:
+    """Where in an eliot action of the caller's own this is, as eliot writes it to go on with elsewhere; '' outside of
+    any (C17)."""
+    action = eliot.current_action()
+    return "" if action is None else action.serialize_task_id().decode()
 
 
-def _shed(count: int) -> dict[str, Any]:
-    return {
-        "message_type": "celery5:log:shed",
-        "count": count,
-        "timestamp": time.time(),
-        "level": "warning",
-    }
-
-
-def _unshowable(message: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """What is left of a message with a value that has no text. The names are ours and can be shown."""
-    kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
-    what = str(message.get("message_type") or message.get("action_type"))
-    return {
-        **kept,
-        "message_type": "celery5:log:unshowable",
-        "of": ascii(what),
-        "fields": ascii(sorted(map(str, message))),
-        "error": type(error).__name__,
-    }
-
-
-def _json(message: dict[str, Any]) -> str:
-    try:
-        return _ENCODER.encode(message).decode() + "\n"
-    except ValueError:  # half of a surrogate pair, as in the name of a file: the standard library escapes it
-        return json.dumps(message, default=str) + "\n"
-
-
-def _fields(message: dict[str, Any], hidden: set[str]) -> list[str]:
-    return [f"{name}={value}" for name, value in message.items() if name not in hidden]
-
-
-def _console(message: dict[str, Any], coloured: bool, named: bool) -> str:
-    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed. With several
-    processes (`named`) the worker is one of the fields."""
-    also = {"worker"} if named else set[str]()
-    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
-    when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what = str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
-    level = str(message.get("level", "info"))
-    if what == "celery5:log":  # said by others: their words first
-        text = str(message.get("message")).replace("\n", "\n    ")
-        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID - also)])
-    else:
-        shown = "  ".join(_fields(message, _HIDDEN - also))
-    colour = _COLOURS.get(level, "") if coloured else ""
-    line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
-    return (
-        line + indent(str(message.get("traceback") or "").rstrip(), "    ") + "\n" * ("traceback" in message)
-    )
+def _whose(message: Message) -> Message:
+    """The message; what user code says through eliot while a job runs has the job, as all other lines do."""
+    job = CURRENT.get()
+    if job is None:
+        return message
+    said: Message = {"job": job.id, "task": job.task, "worker": job.worker}
+    return {**said, **({"trace": job.trace} if job.trace else {}), **message}

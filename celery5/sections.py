@@ -281,7 +281,8 @@ def _called(function: Callable[..., Any]) -> str:
 
 def _tell(what: str, level: str, section: str, error: Exception, **fields: Any) -> None:
     job, failure = CURRENT.get(), failure_of(error)
-    about = {"job": job.id, "task": job.task, "attempt": job.attempt} if job else {}
+    about: dict[str, Any] = {"job": job.id, "task": job.task, "attempt": job.attempt} if job else {}
+    about |= {"trace": job.trace} if job and job.trace else {}
     text = f"{failure.type}: {failure.message}"
     TELL.get()(what, level, **about, section=section, error=text, **fields)
 

@@ -28,26 +28,36 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 
 @contextmanager
-def routed(take: Callable[[dict[str, Any]], None], level: Level) -> Generator[None, None, None]:
-    """Have the standard library's logging, from `level` on, come to `take` for as long as the block lasts.
+def routed(
+    take: Callable[[dict[str, Any]], None], level: Level
+) -> Generator[Callable[[Level], None], None, None]:
+    """Have the standard library's logging, from `level` on, come to `take` for as long as the block lasts. Gives what
+    changes the level.
 
     An application that has given the root logger handlers knows what it wants: then nothing is touched. A level that it
     has given the root logger stays.
     """
     root = logging.getLogger()
     if root.handlers:
-        yield
+        yield lambda _level: None
         return
-    handler, before, number = _Routed(take), root.level, _NUMBER[level]
-    handler.setLevel(number)
+    handler, before = _Routed(take), root.level
+    ours = before == logging.WARNING  # what it is when nobody has said anything
+
+    def follow(level: Level) -> None:
+        nonlocal ours
+        ours = ours and root.level in (before, handler.level)  # else the application has changed it since
+        handler.setLevel(_NUMBER[level])
+        if ours:
+            root.setLevel(_NUMBER[level])
+
+    follow(level)
     root.addHandler(handler)
-    if before == logging.WARNING:  # what it is when nobody has said anything
-        root.setLevel(number)
     try:
-        yield
+        yield follow
     finally:
         root.removeHandler(handler)
-        if before == logging.WARNING and root.level == number:
+        if ours and root.level == handler.level:
             root.setLevel(before)
 
 
@@ -96,9 +106,10 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
     job = current_job()
     if job is not None:
         said |= {"job": job.id, "task": job.task, "worker": job.worker}
-    trace = _traceback(record)
-    if trace:
-        said["traceback"] = trace
+        said |= {"trace": job.trace} if job.trace else {}
+    below = _traceback(record)
+    if below:
+        said["traceback"] = below
     return said
 
 

@@ -30,6 +30,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
 from celery5.settings import Settings
 from celery5.spellings import NoCanvas, hint, not_there
+from celery5.trace import current_trace
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -163,6 +164,7 @@ class Task(Generic[P, R_co]):
             time_limit=terms.time_limit,
             soft_time_limit=terms.soft_time_limit,
             results_ttl=terms.results_ttl,
+            trace=current_trace(),
         )
         return Job(
             envelope.id,

@@ -77,6 +77,8 @@ class Judgement:
             if failure is not None:
                 fields["error"] = f"{failure.type}: {failure.message}"
                 fields |= {"traceback": failure.traceback} if failure.traceback else {}
+        if envelope.trace:
+            fields["trace"] = envelope.trace
         self._log.job(
             level,
             job=envelope.id,

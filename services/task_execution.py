@@ -233,7 +233,13 @@ class TaskExecution:
             return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
         CURRENT.set(
             CurrentJob(
-                envelope.id, envelope.task, delivery.queue, envelope.attempt, self._worker, envelope.sections
+                envelope.id,
+                envelope.task,
+                delivery.queue,
+                envelope.attempt,
+                self._worker,
+                envelope.sections,
+                envelope.trace,
             )
         )
         limits = self._deadlines.limits(envelope)

@@ -17,8 +17,9 @@ from celery5.protocol.retry import RetryPolicy
 
 
 class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The job that is running: its id, its task's name, its queue, the attempt (from 1), the worker's name, and how
-    often it was tried again for each of its `retry` sections so far, by their names."""
+    """The job that is running: its id, its task's name, its queue, the attempt (from 1), the worker's name, how
+    often it was tried again for each of its `retry` sections so far, by their names, and the context of the `trace`
+    that it belongs to, '' for none."""
 
     id: str
     task: str
@@ -26,6 +27,7 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int
     worker: str
     sections: Mapping[str, int] | None = None
+    trace: str = ""
 
     def retry(
         self,

@@ -1,0 +1,157 @@
+"""Log lines: messages as lines of text on a stream: a JSON object each, or lines for people.
+
+Floor: domain. Reads: NO_COLOR. Writes: the stream it is given.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from textwrap import indent
+from typing import Any, Literal, TextIO
+
+import msgspec
+
+Message = dict[str, Any]
+"""One message, as eliot hands it on: `message_type`, `level`, `timestamp`, and fields of its own."""
+
+_ENCODER = msgspec.json.Encoder(enc_hook=str)
+_HIDDEN = {
+    "timestamp",
+    "task_uuid",
+    "task_level",
+    "message_type",
+    "action_type",
+    "action_status",
+    "level",
+    "worker",
+    "traceback",
+}
+_SAID = {*_HIDDEN, "logger", "message"}
+_COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
+_PLAIN = "\x1b[0m"
+
+
+class Lines:
+    """An outlet: every message is a line on `stream`. `named`: lines for people say which worker they are from, as JSON
+    lines always do."""
+
+    def __init__(
+        self, stream: TextIO, *, form: Literal["json", "console"] = "json", named: bool = False
+    ) -> None:
+        self._stream = stream
+        self._form = form
+        self._named = named
+        self._encoding = stream.encoding or "utf-8"
+        self._coloured = stream.isatty() and not os.environ.get("NO_COLOR")
+
+    def write(self, messages: Sequence[Message]) -> int:
+        """Write them all, however long that takes. Raises OSError or ValueError when the stream is gone."""
+        text = self._text(messages)
+        with _turn(self._stream):
+            self._stream.write(text)
+            self._stream.flush()
+        return len(messages)
+
+    def _text(self, batch: Sequence[Message]) -> str:
+        """The lines of a batch. The stream's encoding takes every one of them."""
+        try:
+            if self._form != "json":
+                raise ValueError("lines for people are made one by one")
+            text = _ENCODER.encode_lines(batch).decode()
+        except Exception:  # values of user code, with methods of their own
+            text = "".join([self._shown(message) for message in batch])
+        if text.isascii():
+            return text
+        return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
+
+    def _shown(self, message: Message) -> str:
+        """One line. A message that cannot be shown is told of in its place."""
+        try:
+            return self._line(message)
+        except Exception as error:  # values of user code, with methods of their own
+            return self._line(unshowable(message, error))
+
+    def _line(self, message: Message) -> str:
+        return (
+            _console(message, self._coloured, self._named)
+            if self._form == "console"
+            else as_json(message) + "\n"
+        )
+
+
+@contextmanager
+def _turn(stream: TextIO) -> Generator[None, None, None]:
+    """Have the stream to ourselves: several processes that write to one pipe would break each other's lines (F63)."""
+    try:
+        mine = stream.fileno()
+        fcntl.lockf(mine, fcntl.LOCK_EX)
+    except (OSError, ValueError):  # no file, or one that cannot be locked
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.lockf(mine, fcntl.LOCK_UN)
+
+
+def shed_told(count: int) -> Message:
+    """The message that so many others were lost."""
+    return {
+        "message_type": "celery5:log:shed",
+        "count": count,
+        "timestamp": time.time(),
+        "level": "warning",
+    }
+
+
+def unshowable(message: Message, error: Exception) -> Message:
+    """What is left of a message with a value that has no text. The names are ours and can be shown."""
+    kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
+    return {
+        **kept,
+        "message_type": "celery5:log:unshowable",
+        "of": ascii(kind_of(message)),
+        "fields": ascii(sorted(map(str, message))),
+        "error": type(error).__name__,
+    }
+
+
+def kind_of(message: Message) -> str:
+    """What a message is: its type, or the type and the state of its action."""
+    return str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
+
+
+def as_json(value: object) -> str:
+    """A value as JSON on one line. Raises what the methods of the user's values raise."""
+    try:
+        return _ENCODER.encode(value).decode()
+    except ValueError:  # half of a surrogate pair, as in the name of a file: the standard library escapes it
+        return json.dumps(value, default=str)
+
+
+def _fields(message: Message, hidden: set[str]) -> list[str]:
+    return [f"{name}={value}" for name, value in message.items() if name not in hidden]
+
+
+def _console(message: Message, coloured: bool, named: bool) -> str:
+    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed. With several
+    processes (`named`) the worker is one of the fields."""
+    also = {"worker"} if named else set[str]()
+    at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
+    when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    what, level = kind_of(message), str(message.get("level", "info"))
+    if what == "celery5:log":  # said by others: their words first
+        text = str(message.get("message")).replace("\n", "\n    ")
+        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID - also)])
+    else:
+        shown = "  ".join(_fields(message, _HIDDEN - also))
+    colour = _COLOURS.get(level, "") if coloured else ""
+    line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
+    return (
+        line + indent(str(message.get("traceback") or "").rstrip(), "    ") + "\n" * ("traceback" in message)
+    )

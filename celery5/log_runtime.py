@@ -1,0 +1,113 @@
+"""Log runtime: which runtime this process lives under, and so where its log goes (C14, C15).
+
+Floor: domain. Reads: JOURNAL_STREAM and CELERY5_JOURNAL_SOCKET in the environment it is given. Writes: stderr, of a
+detector that failed.
+
+A detector looks around and gives an outlet if it knows the runtime, else None. They are asked in order, an
+application's own (`App(log_detectors=[...])`) first. None finds JSON lines on stdout.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TextIO, cast
+
+from celery5.errors import Misconfigured
+from celery5.journald import SOCKET, Journald
+from celery5.log import Format, Outlet
+from celery5.log_lines import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a detector may look at: the environment, the standard streams, and whether there are several workers on them
+    (`named`)."""
+
+    environ: Mapping[str, str]
+    stdout: TextIO
+    stderr: TextIO
+    named: bool = False
+
+    def lines(self, form: Literal["json", "console"] = "json") -> Lines:
+        """Lines on stdout."""
+        return Lines(self.stdout, form=form, named=self.named)
+
+    @property
+    def journal_socket(self) -> str:
+        """Where the journal listens."""
+        return self.environ.get("CELERY5_JOURNAL_SOCKET") or SOCKET
+
+
+Detector = Callable[[Surroundings], Outlet | None]
+"""Gives the outlet of a runtime that it finds, else None."""
+
+
+def journal(around: Surroundings) -> Outlet | None:
+    """The systemd journal, if stderr really is it.
+
+    JOURNAL_STREAM is the device and the inode of the stream that systemd made. Children inherit the variable, and
+    their stderr may lead elsewhere: so it is compared with stderr itself.
+    """
+    if not is_journal(around.environ.get("JOURNAL_STREAM", ""), around.stderr):
+        return None
+    try:
+        return Journald(around.journal_socket)
+    except OSError:  # the journal's stream without its socket: a container with half of it, say
+        return None
+
+
+def is_journal(named: str, stream: TextIO) -> bool:
+    """Whether `stream` is the one that JOURNAL_STREAM has `named`."""
+    if not named:
+        return False
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return named == f"{found.st_dev}:{found.st_ino}"
+
+
+BUILT_IN: tuple[Detector, ...] = (journal,)
+
+
+def outlet(form: Format, around: Surroundings, own: Sequence[Detector] = ()) -> Outlet:
+    """Where the log goes: as `form` says, or, with `auto`, as the first detector that finds something.
+
+    Raises Misconfigured when the journal was asked for by name and does not answer.
+    """
+    if form == "journal":
+        try:
+            return Journald(around.journal_socket)
+        except OSError as error:
+            raise Misconfigured(
+                f"--log-format journal: no journal listens at {around.journal_socket} ({error.strerror or error}); "
+                "use --log-format json, or auto"
+            ) from None
+    if form != "auto":
+        return around.lines(form)
+    for detect in (*own, *BUILT_IN):
+        try:
+            found = detect(around)
+        except Exception as error:  # the user's code: the log must not keep the worker from working
+            _tell(
+                around.stderr, f"celery5: log detector {detect!r} failed: {type(error).__name__}: {error}\n"
+            )
+            continue
+        if found is not None:
+            return found
+    return around.lines()
+
+
+def checked(detectors: object) -> tuple[Detector, ...]:
+    """An application's detectors. Raises Misconfigured for what cannot be called."""
+    if not isinstance(detectors, Sequence) or not all(map(callable, cast("Sequence[object]", detectors))):
+        raise Misconfigured(f"log_detectors is {detectors!r}: give a list of functions")
+    return tuple(cast("Sequence[Detector]", detectors))
+
+
+def _tell(stderr: TextIO, line: str) -> None:
+    try:
+        stderr.write(line)
+        stderr.flush()
+    except (OSError, ValueError):
+        return
