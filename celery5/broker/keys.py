@@ -65,7 +65,7 @@ class Keys:
             stream=f"{tag}:stream",  # STREAM  jobs that may run now
             jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
             due=f"{tag}:due",  # ZSET    scheduled jobs and retries, by their time in ms
-            waiting=f"{tag}:waiting",  # HASH    their envelopes
+            waiting=f"{tag}:waiting",  # HASH    their envelopes, and those of held jobs
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key

@@ -98,6 +98,7 @@ class Model:
             Move.SEND: self.send,
             Move.SCHEDULE: lambda job: self.send(job, "+0"),
             Move.REVOKE: self.revoke,
+            Move.HOLD: self.hold,
             Move.REPLAY: self.replay,
             Act.PURGE: self.purge,
             Act.FORGET: self.forget,
@@ -133,6 +134,24 @@ class Model:
         if lock and life.state is JobState.UNKNOWN:
             self.holder = job
         life.go(move)
+
+    def hold(self, job: str) -> None:
+        """Take it off the stream until it is let go. By hand: no script of this version does it."""
+        life, keys = self.lives[job], self.keys
+        if life.state is JobState.SENT:
+            place: bytes = self.driver.perform(words("HGET", keys.jobs, job))
+            self.driver.perform(words("XDEL", keys.stream, place[1:]))
+            self.driver.perform(words("HSET", keys.waiting, job, MESSAGES[job]))
+            self.driver.perform(words("HSET", keys.jobs, job, "H"))
+        life.go(Move.HOLD)
+
+    def let_go(self, job: str) -> None:
+        """Put a held job back. By hand, too."""
+        keys = self.keys
+        entry: bytes = self.driver.perform(words("XADD", keys.stream, "*", "job", MESSAGES[job]))
+        self.driver.perform(words("HSET", keys.jobs, job, b"S" + entry))
+        self.driver.perform(words("HDEL", keys.waiting, job))
+        self.lives[job].go(Move.RELEASE)
 
     def revoke(self, job: str) -> None:
         """Revoke it: at once where it waits; a worker that has it is told, and until it lets go nothing is seen."""
@@ -175,6 +194,9 @@ class Model:
 
     def settle(self, job: str, move: str) -> None:
         """Settle the entry that was read last for a job, even when it was settled before."""
+        if move == Move.RELEASE and self.lives[job].state is JobState.HELD:
+            self.let_go(job)
+            return
         if job not in self.entries:
             return
         state, entry, message = BY_SETTLING.get(move, JobState.DEAD), self.entries[job].id, MESSAGES[job]
@@ -247,8 +269,10 @@ class Model:
         assert sorted(entry.decode() for entry, _ in stream) == sorted(on_stream.values())
         having = [job for job, state in self.states().items() if state is JobState.EXECUTING]
         assert sorted(each[0].decode() for each in pending) == sorted(on_stream[job] for job in having)
-        late = sorted(job for job, kind in plain.items() if kind in ("D", "R"))
-        assert sorted(each.decode() for each in due) == sorted(each.decode() for each in waiting) == late
+        late = [job for job, kind in plain.items() if kind in ("D", "R")]
+        assert sorted(each.decode() for each in due) == sorted(late)
+        resting = late + [job for job, kind in plain.items() if kind == "H"]
+        assert sorted(each.decode() for each in waiting) == sorted(resting)
         graves = sorted(place[1:] for place in found.values() if place[0] == "X")
         assert sorted(entry.decode() for entry, _ in dead) == graves
         assert dict(_pairs(unique)) == ({LOCKS["b"].encode(): self.holder.encode()} if self.holder else {})
@@ -268,6 +292,7 @@ _KINDS = {
     JobState.EXECUTING: "S",
     JobState.SCHEDULED: "D",
     JobState.RETRY: "R",
+    JobState.HELD: "H",
 }
 
 

@@ -332,6 +332,25 @@ async def test_a_revocation_that_races_with_the_end_is_never_told_wrongly(
     assert left <= {"stream", "string", "set"}
 
 
+def test_a_held_job_is_revoked(app: App, redis_client: "redis.Redis") -> None:
+    @app.task(name="nothing")
+    async def nothing() -> None: ...
+
+    client, keys, held = cast("Any", redis_client), app.queue("default"), nothing.options(key="k").delay()
+    ((entry, fields),) = client.xrange(keys.stream)
+    client.xdel(keys.stream, entry)  # as whoever holds jobs will have them: no entry, the envelope kept
+    client.hset(keys.waiting, held.id, fields[b"job"])
+    client.hset(keys.jobs, held.id, "H")
+    assert held.status() is JobState.HELD
+    assert nothing.options(key="k").delay().duplicate
+    assert held.revoke() is True
+    assert held.status() is JobState.REVOKED
+    with pytest.raises(TaskRevoked, match=r"^nothing\["):
+        held.get(timeout=1)
+    assert not client.exists(keys.waiting, keys.jobs, keys.unique)
+    assert not nothing.options(key="k").delay().duplicate, "its key is free"
+
+
 def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
     @app.task(name="nothing")
     async def nothing() -> None: ...

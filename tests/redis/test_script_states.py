@@ -17,14 +17,9 @@ from celery5.broker.endpoint import Endpoint
 from celery5.protocol.states import FINISHED, TRANSITIONS, JobState, Move, advance
 from tests.redis.lives import MESSAGES, Act, Model, words
 
-MOVES = sorted([*(each for each in Move if each is not Move.HOLD), *Act])
-BUILT = [
-    (state, move)
-    for state, row in TRANSITIONS.items()
-    for move in row
-    if JobState.HELD not in (state, row[move])
-]
-"""The steps of the table that this version makes: nothing holds jobs yet."""
+MOVES = sorted([*Move, *Act])
+STEPS = [(state, move) for state, row in TRANSITIONS.items() for move in row]
+"""The steps of the table. Those that hold a job and let it go are made by hand: no script makes them yet."""
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: Blockin
     def lived(moves: list[tuple[str, str, int]]) -> None:
         model = Model(driver)
         for job, move, number in moves:
-            own = [each for each in likely(model.lives[job].state) if each != Move.HOLD]
+            own = likely(model.lives[job].state)
             made = own[number % len(own)] if number >= 0 else move
             model.make(job, made)
             assert model.seen() == model.states(), (job, made)
@@ -71,12 +66,11 @@ def road(goal: JobState) -> list[Move]:
     while goal not in roads:
         for state, way in list(roads.items()):
             for move, after in TRANSITIONS[state].items():
-                if (state, move) in BUILT:
-                    roads.setdefault(after, [*way, move])
+                roads.setdefault(after, [*way, move])
     return roads[goal]
 
 
-@pytest.mark.parametrize(("state", "move"), BUILT)
+@pytest.mark.parametrize(("state", "move"), STEPS)
 @pytest.mark.parametrize("job", ["a", "b"])
 def test_every_step_of_the_table_is_made(
     driver: BlockingRedis, job: str, state: JobState, move: Move

@@ -213,6 +213,20 @@ def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
     assert not queue.client.exists(queue.keys.jobs)
 
 
+def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
+    ids, portion = [f"j{number}" for number in range(1500)], 100
+    assert sum(queue.publish(*ids[at : at + portion]) for at in range(0, 1500, portion)) == 1500
+    assert queue.size().stream == 1500
+    queue.join("w")
+    for _ in range(0, 1500, portion):
+        taken = queue.read("w", portion)
+        queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
+    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=1500)
+    places = queue.client.hgetall(queue.keys.jobs)
+    graves = queue(calls.dead(queue.keys, count=2000))
+    assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in graves]
+
+
 # Looking
 
 
@@ -227,6 +241,7 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
     place = queue(calls.locate(queue.keys, "a"))
     assert (place.state, json.loads(place.document)["state"]) == ("ENDED", "SUCCESS")
     queue.client.hset(queue.keys.jobs, "h", "H")
+    queue.client.hset(queue.keys.waiting, "h", b"{}")
     assert queue.where("h") == "HELD"
 
 

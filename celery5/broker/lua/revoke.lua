@@ -2,7 +2,7 @@
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 scheduled jobs by time
---       4 their envelopes
+--       4 their envelopes, and those of held jobs
 --       5 the live job of each key
 --       6.. result key of each job, in order
 -- ARGV  1 consumer group
@@ -59,7 +59,7 @@ for n = 6, #KEYS do
   local id, result = ARGV[n - 1], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
-  if kind == 'D' or kind == 'R' then
+  if kind == 'D' or kind == 'R' or kind == 'H' then
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     redis.call('ZREM', due, id)
     redis.call('HDEL', waiting, id)
