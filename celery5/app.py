@@ -201,13 +201,23 @@ class App:
     def result(
         self, job_id: str, *, queue: str | None = None, task: Task[..., R] | None = None
     ) -> AsyncResult[R]:
-        """The handle of a job sent before, here or elsewhere. `task` gives its result the right type."""
-        name, job_id = queue or self.settings.default_queue, id_in(job_id)
-        if task is None:
-            return AsyncResult(self, job_id, queue=name)
-        if not isinstance(cast("object", task), Task):
+        """The handle of a job sent before, here or elsewhere. `task` gives its result the right type.
+
+        Without `queue` the job is looked for when the handle is asked: on the task's queue, or the default one, and if
+        nothing is known of it there, on all of the application's queues.
+        """
+        job_id = id_in(job_id)
+        if task is not None and not isinstance(cast("object", task), Task):
             raise TypeError(f"task is {task!r}: give the task itself, not its name")
-        return AsyncResult(self, job_id, queue=name, task=task.name, type=task.result_type)
+        likely = queue or (task.options_.queue if task is not None else None) or self.settings.default_queue
+        return AsyncResult(
+            self,
+            job_id,
+            queue=likely,
+            task="" if task is None else task.name,
+            type=ANYTHING if task is None else task.result_type,
+            placed=bool(queue),
+        )
 
     def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
         """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 from celery5.broker import calls, revocation
 from celery5.broker.call import Call
 from celery5.broker.calls import Place
+from celery5.colourless import Plain, finished
 from celery5.errors import (
     BadResult,
     Corrupt,
@@ -26,6 +27,7 @@ from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import IGNORED, Document, Failure, read_document
 from celery5.protocol.states import JobState
 from celery5.spellings import not_there
+from celery5.whereabouts import adocuments, afind, documents, find, places
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -41,12 +43,13 @@ _MISSING: Any = object()
 
 
 class AsyncResult(Generic[R_co]):
-    """The handle of one job. `id` is the job's; keep `id` and `queue` to make it again with `App.result`.
+    """The handle of one job. `id` is the job's; keep it to make the handle again with `App.result`.
 
     `duplicate` says that nothing was sent: another job with the same key was in the way, and this is its handle.
+    `placed` says that `queue` is the job's; if it is not, `queue` is a guess, until the job is found somewhere.
     """
 
-    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "queue", "task")
+    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "placed", "queue", "task")
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class AsyncResult(Generic[R_co]):
         type: ResultType = ANYTHING,  # noqa: A002
         ignored: bool = False,
         duplicate: bool = False,
+        placed: bool = True,
     ) -> None:
         self.app: App = app
         self.id: str = id
@@ -65,6 +69,7 @@ class AsyncResult(Generic[R_co]):
         self.task: str = task
         self._type = type
         self.duplicate: bool = duplicate
+        self.placed: bool = placed
         self._ignored = ignored
         self._value: Any = _MISSING
 
@@ -89,13 +94,12 @@ class AsyncResult(Generic[R_co]):
 
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
-        return state_of(
-            self.app.perform(calls.locate(self.app.queue(self.queue), self.id), instead="astatus")
-        )
+        redis = Plain(self.app.connections.blocking(instead="astatus"))
+        return state_of(finished(places(redis, [self]))[0])
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
-        return state_of(await self.app.aperform(calls.locate(self.app.queue(self.queue), self.id)))
+        return state_of((await places(await self.app.connections.awaiting(), [self]))[0])
 
     def get(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the job to end and give its result.
@@ -106,7 +110,7 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = self.app.results(instead="aget").wait([self.key], timeout=_limit(timeout))
+            found = documents(self.app, [self], timeout=_limit(timeout), instead="aget")
             if self.key not in found:
                 raise self._too_late(timeout, self.status())
             self._value = self._unpack(found[self.key])
@@ -116,7 +120,7 @@ class AsyncResult(Generic[R_co]):
         """`get`, from Trio or asyncio."""
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await (await self.app.aresults()).wait([self.key], timeout=_limit(timeout))
+            found = await adocuments(self.app, [self], timeout=_limit(timeout))
             if self.key not in found:
                 raise self._too_late(timeout, await self.astatus())
             self._value = self._unpack(found[self.key])
@@ -124,10 +128,12 @@ class AsyncResult(Generic[R_co]):
 
     def forget(self) -> None:
         """Delete the stored result. `get` will not find it any more."""
+        find([self], instead="aforget")
         self.app.perform(calls.forget(self.app.queue(self.queue), [self.id]), instead="aforget")
 
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
+        await afind([self])
         await self.app.aperform(calls.forget(self.app.queue(self.queue), [self.id]))
 
     def revoke(self) -> bool:
@@ -174,8 +180,9 @@ class AsyncResult(Generic[R_co]):
             )
 
     def _too_late(self, timeout: float | None, state: JobState) -> ResultTimeout:
+        where = f"on queue {self.queue!r}" if self.placed else "on any queue"
         return ResultTimeout(
-            f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} on queue {self.queue!r}"
+            f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} {where}"
         )
 
 
@@ -221,11 +228,7 @@ def gather(
     listed = _handles(results, "gather")
     if not listed:
         return []
-    found = (
-        _app_of(listed)
-        .results(instead="agather")
-        .wait([each.key for each in listed], timeout=_limit(timeout))
-    )
+    found = documents(_app_of(listed), listed, timeout=_limit(timeout), instead="agather")
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -239,8 +242,7 @@ async def agather(
     listed = _handles(results, "agather")
     if not listed:
         return []
-    waiter = await _app_of(listed).aresults()
-    found = await waiter.wait([each.key for each in listed], timeout=_limit(timeout))
+    found = await adocuments(_app_of(listed), listed, timeout=_limit(timeout))
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -254,8 +256,9 @@ def wait(
     listed = _handles(results, "wait")
     if not listed:
         return set(), set()
-    waiter = _app_of(listed).results(instead="await_")
-    found = waiter.wait([each.key for each in listed], timeout=_limit(timeout), enough=_enough(return_when))
+    found = documents(
+        _app_of(listed), listed, timeout=_limit(timeout), instead="await_", enough=_enough(return_when)
+    )
     return _parted(listed, found)
 
 
@@ -269,10 +272,7 @@ async def await_(
     listed = _handles(results, "await_")
     if not listed:
         return set(), set()
-    waiter = await _app_of(listed).aresults()
-    found = await waiter.wait(
-        [each.key for each in listed], timeout=_limit(timeout), enough=_enough(return_when)
-    )
+    found = await adocuments(_app_of(listed), listed, timeout=_limit(timeout), enough=_enough(return_when))
     return _parted(listed, found)
 
 
@@ -281,8 +281,9 @@ def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "revoke")
     if not listed:
         return []
-    trips = _revocations(listed)
     redis = _app_of(listed).connections.blocking(instead="arevoke")
+    find(listed, instead="arevoke")
+    trips = _revocations(listed)
     return _revoked(listed, redis.perform_all([call for call, _ in trips]), trips)
 
 
@@ -291,8 +292,9 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "arevoke")
     if not listed:
         return []
-    trips = _revocations(listed)
     redis = await _app_of(listed).connections.awaiting()
+    await afind(listed)
+    trips = _revocations(listed)
     return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
 
 

@@ -132,6 +132,11 @@ def test_there_are_scripts() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_no_script_trims_a_queue(path: Path) -> None:
+    assert re.findall(r"MAXLEN|MINID|XTRIM", body(path).upper()) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_says_what_it_does_what_it_takes_and_what_it_gives(path: Path) -> None:
     said = legend(path)
     assert said.what.endswith(".")

@@ -3,6 +3,7 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from msgspec import Raw
 
 from celery5 import App, AsyncResult, BadResult, JobState, Misconfigured, ResultTimeout, TaskFailed
 from celery5.broker.calls import Place
+from celery5.colourless import finished
 from celery5.errors import Corrupt
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, encode
-from celery5.result import _enough, _in_order, _parted, failure_of, gather, state_of, wait
+from celery5.result import _enough, _in_order, _parted, agather, await_, failure_of, gather, state_of, wait
 
 APP = App("results")
 
@@ -49,6 +51,11 @@ def test_a_handle_can_be_made_again() -> None:
     assert again == handle("a")
     assert again.outcome(document("a", value=b"[1,1]")) == {1}
     assert APP.result("a").queue == "default"
+    assert APP.result("a", task=typed).queue == "mail"
+    assert APP.result("a", task=typed.options(queue="post")).queue == "post"
+    assert APP.result("a", queue="post", task=typed).queue == "post"
+    placed = [APP.result("a").placed, APP.result("a", task=typed).placed, APP.result("a", queue="x").placed]
+    assert placed == [False, False, True]
     anything: AsyncResult[Any] = APP.result("a")
     assert anything.outcome(document("a", value=b"[1]")) == [1]
 
@@ -149,3 +156,52 @@ def test_when_enough_have_ended() -> None:
     ]
     with pytest.raises(Misconfigured, match="return_when is 'SOME': use ALL_COMPLETED"):
         _enough("SOME")  # type: ignore[arg-type]
+
+
+class Limits:
+    """Stands where results are waited for: tells at once, and remembers for how long it might have been."""
+
+    def __init__(self) -> None:
+        self.seen: list[float | None] = []
+
+    def wait(self, keys: Sequence[str], *, timeout: float | None, enough: Any = None) -> dict[str, bytes]:
+        self.seen.append(timeout)
+        return dict.fromkeys(keys, document("a"))
+
+
+class AwaitedLimits(Limits):
+    """The same, for those who await."""
+
+    async def wait(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, keys: Sequence[str], *, timeout: float | None, enough: Any = None
+    ) -> dict[str, bytes]:
+        return super().wait(keys, timeout=timeout, enough=enough)
+
+
+def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits, awaited = Limits(), AwaitedLimits()
+
+    async def aresults() -> AwaitedLimits:
+        return awaited
+
+    monkeypatch.setattr(APP, "results", lambda *, instead: limits)
+    monkeypatch.setattr(APP, "aresults", aresults)
+    for limit in (None, 0, 0.5, 7, 86_400):
+        handle("a").get(limit)
+        gather([handle("a")], timeout=limit)
+        wait([handle("a")], timeout=limit)
+        finished(handle("a").aget(limit))
+        finished(agather([handle("a")], timeout=limit))
+        finished(await_([handle("a")], timeout=limit))
+        assert (limits.seen, awaited.seen) == ([limit] * 3, [limit] * 3)
+        limits.seen.clear()
+        awaited.seen.clear()
+    handle("a").get()
+    gather([handle("a")])
+    wait([handle("a")])
+    finished(handle("a").aget())
+    finished(agather([handle("a")]))
+    finished(await_([handle("a")]))
+    assert limits.seen == awaited.seen == [10.0, 10.0, None], "what is usual: only wait waits for ever"

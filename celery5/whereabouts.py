@@ -1,0 +1,179 @@
+"""Whereabouts: on which queue a job is, for a handle that was made of an id alone.
+
+Floor: domain. Reads: the names of the queues, where jobs are, their documents. Writes: the `queue` of such handles.
+
+A handle that came from sending knows its queue, and costs nothing here. One that does not has a guess; when nothing is
+known of the job there, it is looked for on all queues, as `App.find` does, and a wait is for whichever it will be on.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery5.broker import calls
+from celery5.broker.calls import Place
+from celery5.broker.outage import PATIENCE
+from celery5.colourless import Plain, finished, rest
+from celery5.connections import AwaitingRedis
+from celery5.errors import BrokerUnavailable
+from celery5.protocol.states import JobState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.result import AsyncResult
+
+PORTION = 500
+"""Jobs to look for in one trip."""
+PAUSE = 0.1
+"""Seconds before a wait looks again for jobs after it could not."""
+
+Enough = Callable[[Mapping[str, bytes]], bool]
+Documents = dict[str, bytes]
+
+
+async def places(redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]") -> list[Place]:
+    """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on."""
+    seen = await _looked(redis, [(each, each.queue) for each in handles])
+    lost = [n for n, each in enumerate(handles) if not each.placed and not _is_known(seen[n])]
+    if lost:
+        app = handles[0].app
+        names = await redis.perform(calls.queues(app.keys))
+        asked = [(n, name) for n in lost for name in names if name != handles[n].queue]
+        found = await _looked(redis, [(handles[n], name) for n, name in asked])
+        for (n, name), place in zip(asked, found, strict=True):
+            # Of several, one that has not ended.
+            if _is_known(place) and (not _is_known(seen[n]) or (_has_ended(seen[n]) > _has_ended(place))):
+                seen[n], handles[n].queue = place, name
+    for each, place in zip(handles, seen, strict=True):
+        each.placed = each.placed or _is_known(place)
+    return seen
+
+
+def find(handles: "Sequence[AsyncResult[Any]]", *, instead: str) -> None:
+    """Look for the jobs of those handles that do not know their queue. For plain Python."""
+    lost = [each for each in handles if not each.placed]
+    if lost:
+        finished(places(Plain(lost[0].app.connections.blocking(instead=instead)), lost))
+
+
+async def afind(handles: "Sequence[AsyncResult[Any]]") -> None:
+    """`find`, from Trio or asyncio."""
+    lost = [each for each in handles if not each.placed]
+    if lost:
+        await places(await lost[0].app.connections.awaiting(), lost)
+
+
+def documents(
+    app: "App",
+    handles: "Sequence[AsyncResult[Any]]",
+    *,
+    timeout: float | None,
+    instead: str,
+    enough: Enough | None = None,
+) -> Documents:
+    """What has arrived of the jobs' documents, by the handles' keys: all, enough, or what is there at the time-out, in
+    seconds. For plain Python; `instead` names what to await inside an event loop."""
+    waiter = app.results(instead=instead)
+    if all(each.placed for each in handles):
+        return waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
+
+    async def reach() -> AwaitingRedis:
+        return Plain(app.connections.blocking(instead=instead))
+
+    search = finished(_Search(app, handles, timeout).begun(reach))
+    return search.ended(waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
+
+
+async def adocuments(
+    app: "App",
+    handles: "Sequence[AsyncResult[Any]]",
+    *,
+    timeout: float | None,
+    enough: Enough | None = None,
+) -> Documents:
+    """`documents`, from Trio or asyncio."""
+    if all(each.placed for each in handles):
+        waiter = await app.aresults()
+        return await waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
+    search = await _Search(app, handles, timeout).begun(app.connections.awaiting)
+    waiter = await app.aresults()
+    return search.ended(await waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
+
+
+class _Search:
+    """A wait for jobs some of whose queues nobody knows: under which keys their documents may come."""
+
+    def __init__(self, app: "App", handles: "Sequence[AsyncResult[Any]]", timeout: float | None) -> None:
+        self._app = app
+        self._handles = handles
+        self._ends = math.inf if timeout is None else time.monotonic() + timeout
+        self._of_each: list[list[str]] = []
+
+    async def begun(self, reach: Callable[[], Awaitable[AwaitingRedis]]) -> "_Search":
+        """Itself, when all jobs have been looked for. An outage may pass, as in any wait. Raises BrokerUnavailable."""
+        patient_until = min(self._ends, time.monotonic() + PATIENCE)
+        while True:
+            try:
+                await self._look(await reach())
+            except BrokerUnavailable:
+                if time.monotonic() >= patient_until:
+                    raise
+                await rest(PAUSE)
+            else:
+                return self
+
+    async def _look(self, redis: AwaitingRedis) -> None:
+        await places(redis, [each for each in self._handles if not each.placed])
+        names = await redis.perform(calls.queues(self._app.keys))
+        self._of_each = []
+        for each in self._handles:
+            likely = [each.queue] if each.placed else dict.fromkeys([each.queue, *names])
+            self._of_each.append([self._app.queue(name).result(each.id) for name in likely])
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys that a document may come under."""
+        return list(dict.fromkeys(key for keys in self._of_each for key in keys))
+
+    @property
+    def rest(self) -> float | None:
+        """The seconds that are left; None for all there are."""
+        return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
+
+    def enough(self, asked: Enough | None) -> Enough:
+        """Whether each job has told its end under one of its keys, or enough of them."""
+        jobs = len({each.id for each in self._handles})
+
+        def is_enough(found: Mapping[str, bytes]) -> bool:
+            if asked is not None and asked(found):
+                return True
+            return len(found) >= jobs and all(any(key in found for key in keys) for keys in self._of_each)
+
+        return is_enough
+
+    def ended(self, found: Documents) -> Documents:
+        """What was found, when the handles have been told where."""
+        for each, keys in zip(self._handles, self._of_each, strict=True):
+            key = next((key for key in keys if key in found), None)
+            if key is not None:
+                each.queue, each.placed = self._app.keys.told_by(key)[0], True
+        return found
+
+
+async def _looked(redis: AwaitingRedis, asked: "Sequence[tuple[AsyncResult[Any], str]]") -> list[Place]:
+    """Where jobs are, each on the queue that is named with it."""
+    seen: list[Place] = []
+    for at in range(0, len(asked), PORTION):
+        some = asked[at : at + PORTION]
+        trips = [calls.locate(each.app.queue(name), each.id) for each, name in some]
+        seen += await redis.perform_all(trips)
+    return seen
+
+
+def _is_known(place: Place) -> bool:
+    return place.state != JobState.UNKNOWN
+
+
+def _has_ended(place: Place) -> bool:
+    return place.state in ("ENDED", JobState.DEAD)
