@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5 import Misconfigured, RetryPolicy
+from celery5 import App, Misconfigured, RetryPolicy
+from celery5.protocol.envelope import read_envelope
 from celery5.protocol.job import Options, new_id
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -121,6 +122,35 @@ def sends_policy(options: Options) -> bool:
     """Whether jobs with these options take a policy along."""
     terms = options.terms(RetryPolicy(), queue="mail", ignore_result=False, results_ttl=1)
     return terms.retry is not None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"max_retries": 7},
+        {"backoff": 9.0},
+        {"cap": 5.0},
+        {"jitter": False},
+        {"step": 2.0},
+        {"autoretry_for": ("builtins.OSError",)},
+        {"dont_autoretry_for": ("builtins.OSError",)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "in a policy"])
+def test_whatever_is_said_of_retries_for_one_call_goes_with_the_job(
+    said: dict[str, Any], whole: bool
+) -> None:
+    app = App("retries")
+
+    @app.task(name="t")
+    def task() -> None: ...
+
+    options: dict[str, Any] = {"retry_policy": said} if whole else said
+    assert sends_policy(Options(**options))
+    message = read_envelope(task.options(**options).s().job().message)
+    assert message.retry == RetryPolicy(**said) != RetryPolicy()
+    assert read_envelope(task.s().job().message).retry is None
 
 
 def test_what_is_said_about_retries_goes_over_the_fallback() -> None:

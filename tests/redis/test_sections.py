@@ -307,6 +307,31 @@ async def test_optional_leaves_cancellation_alone_and_the_time_limit_unless_it_i
         optional(KeyboardInterrupt)  # type: ignore[arg-type]
 
 
+async def test_a_section_waits_no_longer_than_its_cap(app: App) -> None:
+    runs: list[str] = []
+
+    @retry(backoff=5, cap=0.02, jitter=False)
+    async def again_in_place() -> None:
+        runs.append("in place")
+        if len(runs) == 1:
+            raise OSError("first")
+
+    @app.task
+    async def task() -> int:
+        await again_in_place()
+        runs.append("in the section")
+        with retry(backoff=5, cap=0.02, jitter=False):
+            if len(runs) < 5:
+                raise OSError("second")
+        return len(runs)
+
+    with Lines() as lines:
+        async with working(app):
+            assert await (await task.adelay()).aget(4) == 5
+    assert [line["delay"] for line in lines.of("section:again")] == [0.02]
+    assert [line["delay"] for line in lines.of("job") if line["state"] == "RETRY"] == [0.02]
+
+
 async def test_counters_go_with_the_message_to_another_worker(app: App) -> None:
     seen: list[tuple[str, Any]] = []
 

@@ -1,0 +1,53 @@
+"""Choosing: each flag that says which dead jobs are meant leaves some out, by itself.
+
+Floor: tests. Reads and writes: the dead jobs of the test's application.
+"""
+
+import time
+from typing import Any
+
+import click
+
+from celery5.cli.choosing import choosing_flags, chosen, narrows
+from tests.redis.graves import bury
+from tests.story.conftest import Desk
+
+LONG_AGO = f"{int((time.time() - 7200) * 1000)}-1"
+"""The entry of a job that died two hours ago."""
+
+FLAGS = {
+    "--queue": ("slow", ["old"]),
+    "--task": ("bank.*", ["old"]),
+    "--error": ("OS*", ["old"]),
+    "--message": ("of bank", ["old"]),
+    "--reason": ("poisoned", ["old"]),
+    "--older-than": ("1h", ["old"]),
+    "--newer-than": ("1h", ["new"]),
+    "--id": ("new", ["new"]),
+}
+
+
+@choosing_flags
+@click.command()
+def command(**_said: Any) -> None:
+    """Any command with these flags."""
+
+
+def meant(desk: Desk, *words: str) -> list[str]:
+    """The dead jobs that these words mean."""
+    choice = chosen(command.make_context("any", list(words)).params)
+    assert narrows(choice) is (bool(words) and words[0] != "--queue")
+    return sorted(each.id for each in desk.app.dlq.read(**choice))
+
+
+def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
+    old = {"queue": "slow", "task": "bank.pay", "error": "OSError", "reason": "poisoned"}
+    bury(desk.app, redis_client, "old", at=LONG_AGO, **old)
+    bury(desk.app, redis_client, "new")
+    assert {flag for each in command.params for flag in each.opts} == set(FLAGS), (
+        "a flag that is not tried here"
+    )
+    assert meant(desk) == ["new", "old"]
+    assert {flag: meant(desk, flag, word) for flag, (word, _) in FLAGS.items()} == {
+        flag: left for flag, (_, left) in FLAGS.items()
+    }
