@@ -8,6 +8,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
@@ -18,8 +19,8 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.colourless import Plain, finished
 from celery5.connections import Connections
 from celery5.dead_letters import DeadLetters
-from celery5.declaring import Declare
-from celery5.errors import BrokerUnavailable, DuplicateTask, MessageTooLarge, Misconfigured, UnknownTask
+from celery5.declaring import Declare, Registry
+from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
 from celery5.patience import AwaitingPatient, Patient
@@ -30,40 +31,15 @@ from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
-from celery5.settings import Settings, read_settings
+from celery5.settings import Found, Settings, differing, read_settings
 from celery5.spellings import not_there
 from celery5.task import Signature, Task
 
+if TYPE_CHECKING:
+    from celery5.configuration import Configuration
+
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Registry(Mapping[str, Task[Any, Any]]):
-    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[str, Task[Any, Any]] = {}
-
-    def __getitem__(self, name: str) -> Task[Any, Any]:
-        try:
-            return self._tasks[name]
-        except KeyError:
-            raise UnknownTask(name, self._tasks) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tasks
-
-    def add(self, task: Task[Any, Any]) -> None:
-        """Remember a task. Raises DuplicateTask when another function has its name."""
-        known = self._tasks.setdefault(task.name, task)
-        if known.__wrapped__ is not task.__wrapped__:
-            raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
 
 
 class App:
@@ -72,7 +48,9 @@ class App:
     `broker` is the URL of Redis or Valkey (default: `CELERY5_BROKER`, then redis://127.0.0.1:6379/0). `include` names
     modules that `load` imports, and whose free tasks (declared with `celery5.task`) are this application's; so does a
     pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
-    `celery5.settings`; a keyword beats the environment, which beats the default. Raises Misconfigured.
+    `celery5.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
+    `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
+    `CELERY5_CONFIG`); see `celery5.configuration`. Raises Misconfigured.
     """
 
     def __init__(
@@ -83,6 +61,7 @@ class App:
         include: str | Sequence[str] = (),
         retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
         retry_backoff: Callable[[int], float] | None = None,
+        config: "str | Configuration | None" = None,
         **settings: Any,
     ) -> None:
         if not (isinstance(cast("object", name), str) and name) or any(
@@ -95,7 +74,8 @@ class App:
         self.include: tuple[str, ...] = checked(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
-        self.settings: Settings = read_settings(self._said, os.environ)
+        self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
+        _ = self._settled() if self.config else self.settings  # what is wrong is told here and now
         self.retry_policy: RetryPolicy = (
             RetryPolicy() if retry_policy is None else RetryPolicy.of(retry_policy)
         )
@@ -103,7 +83,6 @@ class App:
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
         self.keys: Keys = Keys(name)
-        self.connections: Connections = Connections(self.settings.broker)
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         self.dlq: DeadLetters = DeadLetters(self)
@@ -117,15 +96,63 @@ class App:
         def __getattr__(self, name: str) -> Any:
             raise not_there("app", self, name)
 
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings. A configuration is read when this is asked for. Raises Misconfigured."""
+        return (
+            self._settled() if self.configuration is None else self._settled(self._found(self.configuration))
+        )
+
+    @cached_property
+    def connections(self) -> Connections:
+        """The way to the broker, which is opened when it is used."""
+        return Connections(self.settings.broker)
+
+    @cached_property
+    def configuration(self) -> "Configuration | None":
+        """Where settings come from besides code and the environment (C48). Raises Misconfigured."""
+        if self.config is None:
+            return None
+        from celery5.configuration import configuration_of
+
+        return configuration_of(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
+
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
         self._said.update({name: value for name, value in settings.items() if value is not None})
-        self.settings = read_settings(self._said, os.environ)
+        self.__dict__.pop("settings", None)
         self.use_broker(self.settings.broker)
+
+    def use_config(self, config: "str | Configuration") -> None:
+        """Use another configuration from now on. Raises Misconfigured."""
+        self.config = config
+        self.__dict__.pop("configuration", None)
+        self.configure()
+
+    def reread(self) -> Callable[[], tuple[str, ...]]:
+        """Read the configuration anew and check it, which may block; raises Misconfigured. Gives what applies it, and
+        gives the names of the settings that it changed."""
+        found = None if self.configuration is None else self._found(self.configuration)
+        settings = self._settled(found)
+
+        def apply() -> tuple[str, ...]:
+            before, self.settings = self.settings, settings
+            if settings.broker != before.broker:
+                self.use_broker(settings.broker)
+            return differing(before, settings)
+
+        return apply
+
+    def _found(self, configuration: "Configuration") -> Found:
+        return Found(configuration.where, configuration.load())
+
+    def _settled(self, found: Found | None = None) -> Settings:
+        return read_settings(self._said, os.environ, found)
 
     def use_broker(self, url: str) -> None:
         """Use another broker from now on; what was open to the old one is closed."""
-        self.connections.close()
+        if "connections" in self.__dict__:
+            self.connections.close()
         self.connections = Connections(url)
         self._publisher = Publisher(keys=self.keys)
 

@@ -1,10 +1,10 @@
-"""Declaring: what `@task` and `@app.task` are, with the options that a declaration takes.
+"""Declaring: what `@task` and `@app.task` are, the options that they take, and the registry of what was declared.
 
 Floor: domain. Reads: nothing. Writes: the tasks of an application.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -20,7 +20,7 @@ from typing import (
 )
 
 from celery5.deduplicate import Policy
-from celery5.errors import Misconfigured
+from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
 from celery5.protocol.job import OF_ONE_CALL, Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
@@ -31,6 +31,34 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Registry(Mapping[str, Task[Any, Any]]):
+    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[Any, Any]] = {}
+
+    def __getitem__(self, name: str) -> Task[Any, Any]:
+        try:
+            return self._tasks[name]
+        except KeyError:
+            raise UnknownTask(name, self._tasks) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks
+
+    def add(self, task: Task[Any, Any]) -> None:
+        """Remember a task. Raises DuplicateTask when another function has its name."""
+        known = self._tasks.setdefault(task.name, task)
+        if known.__wrapped__ is not task.__wrapped__:
+            raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
 
 
 class TaskOptions(TypedDict, total=False):

@@ -2,8 +2,8 @@
 
 Floor: domain. Reads: the environment that it is handed. Writes: nothing.
 
-Order: what is said in code or as a flag, then `CELERY5_*` in the environment, then the default. Services never see
-this page: wiring hands them values.
+Order: what is said in code or as a flag, then `CELERY5_*` in the environment, then the configuration, then the default.
+Services never see this page: wiring hands them values.
 """
 
 import os
@@ -81,21 +81,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _TYPES = get_type_hints(Settings, include_extras=True)
 
 
-def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """The settings, from what was said in code and the environment.
+class Found(msgspec.Struct, frozen=True):
+    """What a configuration says, and where it is."""
+
+    where: str
+    values: Mapping[str, Any]
+
+
+def read_settings(
+    said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None = None
+) -> Settings:
+    """The settings, from what was said in code, the environment and what a configuration says.
 
     Raises Misconfigured with every error at once, each with its origin.
     """
     values: dict[str, Any] = {}
+    configured: Mapping[str, Any] = {} if found is None else found.values
     known = ", ".join(sorted(_TYPES))
-    strange = [name for name in said if name not in _TYPES]
-    errors = [f"setting {name!r} is not known{hint('setting', name)}; known: {known}" for name in strange]
+    errors = [
+        f"setting {name!r} {place}is not known{hint('setting', name)}; known: {known}"
+        for each, place in ((said, ""), (configured, f"in {found.where} " if found else ""))
+        for name in each
+        if name not in _TYPES
+    ]
     errors += [f"{name} is no setting: did you mean {near}?" for name, near in _misspelt(environ)]
     for name, kind in _TYPES.items():
         if said.get(name) is not None:
             origin, raw = f"setting {name}", said[name]
         elif environ.get(PREFIX + name.upper()):
             origin, raw = PREFIX + name.upper(), environ[PREFIX + name.upper()]
+        elif found is not None and configured.get(name) is not None:
+            origin, raw = f"{name} in {found.where}", configured[name]
         else:
             continue
         try:
@@ -105,6 +121,11 @@ def read_settings(said: Mapping[str, Any], environ: Mapping[str, str]) -> Settin
     if errors:
         raise Misconfigured("; ".join(errors))
     return Settings(**values)
+
+
+def differing(one: Settings, other: Settings) -> tuple[str, ...]:
+    """The names of the settings in which the two differ."""
+    return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
 
 
 def _misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -118,6 +118,11 @@ def queues(keys: Keys) -> Call[list[str]]:
     return Call(("SMEMBERS", keys.queues), _names, repeatable=True)
 
 
+def fields(key: str) -> Call[dict[str, str]]:
+    """All of a hash, as text."""
+    return Call(("HGETALL", key), _texts, repeatable=True)
+
+
 def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
     """Move due jobs to their queue; gives how many, and seconds until the next one."""
     named = (keys.due, keys.waiting, keys.stream, keys.jobs)
@@ -225,6 +230,11 @@ def measure(keys: QueueKeys) -> Call[Size]:
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
     """The oldest dead jobs: entry, envelope and document of each."""
     return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _graves, repeatable=True)
+
+
+def _texts(reply: Any) -> dict[str, str]:
+    words = [each.decode(errors="replace") for each in reply]
+    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:

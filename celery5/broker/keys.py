@@ -50,6 +50,11 @@ class Keys:
         """SET     the names of the application's queues."""
         return f"celery5:{{{self.app}}}:queues"
 
+    @property
+    def settings(self) -> str:
+        """HASH    settings that all workers share, for whoever sets it; see the guide."""
+        return f"celery5:{{{self.app}}}:settings"
+
     def told_by(self, result: str) -> tuple[str, str]:
         """The queue and the id of the job that a result key is of."""
         tag, _, job_id = result.partition("}:result:")

@@ -43,6 +43,16 @@ def serving_flags(command: F) -> F:
             metavar="SECONDS",
             help="How long running jobs may go on after a stop.",
         ),
+        click.option(
+            "--config",
+            metavar="WHERE",
+            help="Where settings are: a module, a .toml file, or 'redis'; default: CELERY5_CONFIG.",
+        ),
+        click.option(
+            "--reload/--no-reload",
+            default=True,
+            help="Take up a configuration that changes; or not. Default: do.",
+        ),
         click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
         click.option(
             "--log-format", type=click.Choice(["json", "console"]), default="json", show_default=True
@@ -63,6 +73,9 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
     """Give `app` the settings among the flags `said`; the other flags say how to serve it. Raises Misconfigured."""
     from celery5.processes.foreground import ServeOptions
 
+    config = said.pop("config")
+    if config:
+        app.use_config(config)
     app.configure(**{name: said.pop(name) for name in SETTINGS if name in said})
     return ServeOptions(queues=queue_names(said.pop("queues")), **said)
 

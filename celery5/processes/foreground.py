@@ -28,12 +28,14 @@ patience, and systemd more again."""
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """How an application is served: which `queues` (none: all that its tasks name), whether to end when all is done
-    (`burst`), under which `name`, by how many `processes`, and how it logs."""
+    (`burst`), under which `name`, by how many `processes`, whether to `reload` a configuration that changes, and how it
+    logs."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
     name: str = ""
     processes: int = 1
+    reload: bool = True
     log_format: Format = "json"
     log_level: Level = "info"
 
@@ -57,7 +59,9 @@ def serve(app: App, options: ServeOptions) -> int:
         ) as journal,
         routed(journal, options.log_level),
     ):
-        told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
+        told = WorkerOptions(
+            options.queues, options.burst, options.name, understudy=understudy, reload=options.reload
+        )
         trio.run(serve_here, app, told, interruption, ready)
     return 0
 

@@ -29,6 +29,7 @@ from celery5.protocol.job import new_id
 from celery5.protocol.prefetch import Pace
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
+from celery5.services.reloader import Next, Reload
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.wiring import build
 
@@ -37,13 +38,15 @@ from celery5.wiring import build
 class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
     (`burst`), and its `name`, to which each incarnation adds a part of its own. Whoever wants to know the whole name of
-    the first incarnation gives it as `incarnation`. Who steps in for it is its `understudy`, if it has one."""
+    the first incarnation gives it as `incarnation`. Who steps in for it is its `understudy`, if it has one. With
+    `reload` a change of the configuration takes effect without a restart of the process."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
     name: str = ""
     incarnation: str = ""
     understudy: Understudy | None = None
+    reload: bool = True
 
 
 async def run(
@@ -59,7 +62,8 @@ async def run(
     if not app.tasks:
         log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
     again: tuple[type[Exception], ...] = (LeaseLost,)
-    for life in itertools.count():
+    lives = itertools.count()
+    while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
         worker = options.incarnation or new_name(options.name)
         log.named(worker)
@@ -69,11 +73,15 @@ async def run(
                 "worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks)
             )
             await boot.run(task_status=status)
+        except* Reload:
+            log.event("worker:reloading", name=worker)
+            lives = itertools.count()
         except* again as ended:
             log.event("worker:again", "error", name=worker, why=_first_of(ended))
         options = replace(options, incarnation="")
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
         again = (LeaseLost, BrokerUnavailable, BootFailed)
+        life = next(lives)
         await trio.sleep(full_jitter(life, start=0.1, cap=5.0, random=random.random) if life else 0)
 
 
@@ -82,6 +90,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
     settings, understudy = app.settings, options.understudy
     black_box = None if understudy is None else understudy.started()
     lease = Lease(seconds=settings.lease, black_box=black_box)
+    next_life = Next()
     notification = from_environment(os.environ, os.getpid())
     return {
         "app": app,
@@ -104,7 +113,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
             "asyncio": settings.concurrency,
             "thread": settings.cpu_slots,
         },
-        "systemd": SystemdNotify(**notification, leaving=lambda: not lease.lost),
+        "systemd": SystemdNotify(**notification, leaving=lambda: not (lease.lost or next_life.due)),
         "grace_period": settings.grace_period,
         "time_limit": settings.time_limit,
         "soft_time_limit": settings.soft_time_limit,
@@ -117,6 +126,9 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "default_queue": settings.default_queue,
         "used": _used(app),
         "burst": options.burst,
+        "configuration": app.configuration,
+        "reload": options.reload,
+        "next_life": next_life,
         "done": done,
     }
 

@@ -30,6 +30,7 @@ from celery5.services.ledger import Ledger
 from celery5.services.mover import Mover
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
+from celery5.services.reloader import Reloader
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
 from celery5.services.suspects import Suspects
@@ -90,9 +91,9 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
     return (mover.hear, recoverer.hear, revocations.beat)
 
 
-def make_handlers() -> dict[str, Handler]:
+def make_handlers(reloader: Reloader) -> dict[str, Handler]:
     """What this worker does when it is told to."""
-    return {}
+    return {"reload": reloader.handle}
 
 
 def make_steps(
@@ -114,6 +115,7 @@ def make_steps(
     consumer: Consumer,
     burst_watch: Burst,
     systemd: SystemdNotify,
+    reloader: Reloader,
     grace_period: float,
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
@@ -141,6 +143,7 @@ def make_steps(
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
         Step("burst", burst_watch, ("consumer",)),
         Step("systemd", systemd, ("consumer",)),
+        Step("reloader", reloader, ("consumer",)),
     )
 
 
@@ -173,6 +176,7 @@ WorkerParts = Injector(
     task_execution=TaskExecution,
     consumer=Consumer,
     burst_watch=Burst,
+    reloader=Reloader,
     steps=value(make_steps),
 )
 """Every part of a worker. A part is built from the names of its constructor's parameters."""

@@ -76,11 +76,13 @@ class Desk:
     up: bool = False
 
     def keep(self, block: Block) -> None:
-        """A file of that title: written, and imported as a worker would."""
+        """A file of that title: written, and a module imported as a worker would."""
         self._stop()
         file = self.folder / block.title
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(block.text)
+        if block.language != "python":
+            return
         importlib.invalidate_caches()
         name = block.title.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         sys.modules.pop(name, None)
@@ -213,6 +215,7 @@ def desk(
         client.flushall()
     monkeypatch.setenv("CELERY5_BROKER", empty_server.url)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     one = Desk(request.param, tmp_path)
     yield one
     one.close()
@@ -234,7 +237,7 @@ def test_what_a_page_shows_is_what_happens(desk: Desk) -> None:
         if block.language == "text" and said:
             for each in said:
                 assert like(block.text).fullmatch(each), f"{where}: it printed\n{each}"
-        elif block.language == "python" and block.title:
+        elif block.title and block.language in ("python", "toml", "json"):
             desk.keep(block)
         elif block.language == "python":
             said = desk.run(block)

@@ -1,0 +1,124 @@
+"""Reloader: ends a worker's incarnation when its configuration has changed, so that the next one has the new settings
+(C49).
+
+Floor: services. Reads: the application's configuration. Writes: nothing.
+
+What is new is read and checked first: a bad configuration changes nothing, and the log says why. Then the incarnation
+is taken down in order: it stops consuming, lets what runs finish within the grace period, and settles. The next one,
+with its services and boot steps, begins with the new settings, in the same process.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from celery5.errors import CommandRefused, Misconfigured
+from celery5.log import Log
+
+PAUSE = 1.0
+"""Seconds after a watch that failed, before the next."""
+LOAD_LIMIT = 30.0
+"""Seconds that loading a configuration may take."""
+
+
+class Reload(Exception):
+    """The configuration has changed: this incarnation ends, and the next one begins."""
+
+
+@dataclass(slots=True)
+class Next:
+    """Whether another incarnation is to follow this one: then the process is not stopping."""
+
+    due: bool = False
+
+
+class Watched(Protocol):
+    """A configuration backend, as this service needs it."""
+
+    @property
+    def where(self) -> str: ...
+
+    async def watch(self) -> None: ...
+
+
+class Applies(Protocol):
+    """What has settings: the application."""
+
+    def reread(self) -> Callable[[], tuple[str, ...]]:
+        """Read and check the configuration, which may block. Raises Misconfigured. Gives what applies it, and gives the
+        names of the settings that it changes."""
+        ...
+
+
+class Reloader:
+    """Watches the configuration of one application. Without one, or when it may not `reload`, it does nothing."""
+
+    def __init__(
+        self, *, app: Applies, configuration: Watched | None, reload: bool, next_life: Next, log: Log
+    ) -> None:
+        self._app = app
+        self._configuration = configuration
+        self._allowed = reload
+        self._next = next_life
+        self._log = log
+        self._ready = trio.Event()
+        self._complaint = ""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Watch until cancelled. Raises Reload when there are new settings."""
+        self._ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+            if self._configuration is not None and self._allowed:
+                nursery.start_soon(self._watch, self._configuration)
+            task_status.started()
+            await self._ready.wait()
+            nursery.cancel_scope.cancel()
+        self._next.due = True
+        raise Reload
+
+    async def handle(self, _parameters: Mapping[str, Any]) -> object:
+        """The command `reload`: read the configuration now. Gives the names of the settings that change."""
+        if self._configuration is None:
+            raise CommandRefused(
+                "this application has no configuration to reload: App(config=...), or CELERY5_CONFIG"
+            )
+        if not self._allowed:
+            raise CommandRefused("this worker was started with --no-reload")
+        try:
+            changed = await self._look(self._configuration)
+        except Misconfigured as error:
+            raise CommandRefused(f"the old settings stay: {error}") from None
+        return {"changed": changed}
+
+    async def _watch(self, configuration: Watched) -> None:
+        while not self._ready.is_set():
+            try:
+                await configuration.watch()
+                await self._look(configuration)
+                self._complaint = ""
+            except Exception as error:  # a backend of the user's own may raise anything
+                self._complain(configuration, error)
+                await trio.sleep(PAUSE)
+
+    async def _look(self, configuration: Watched) -> list[str]:
+        try:
+            with trio.fail_after(LOAD_LIMIT):
+                apply = await trio.to_thread.run_sync(self._app.reread, abandon_on_cancel=True)
+        except trio.TooSlowError:
+            raise Misconfigured(f"{configuration.where} could not be read in {LOAD_LIMIT:g} s") from None
+        changed = sorted(apply())
+        if changed:
+            self._log.event("configuration:changed", "info", where=configuration.where, settings=changed)
+            self._ready.set()
+        return changed
+
+    def _complain(self, configuration: Watched, error: Exception) -> None:
+        """Once for each thing that is wrong."""
+        text = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {error}"
+        if text != self._complaint:
+            self._complaint = text
+            self._log.event(
+                "configuration:bad", "error", where=configuration.where, why=text, hint="the old one stays"
+            )

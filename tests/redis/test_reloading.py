@@ -1,0 +1,191 @@
+"""Reloading: a worker takes up a configuration that has changed, loses nothing on the way, and keeps the old one when
+the new one is bad.
+
+Floor: tests. Reads and writes: the keys of the test's application, configurations of the test's own.
+"""
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, gather
+from celery5.errors import CommandRefused
+from celery5.examples.own_configuration.table import TableConfiguration
+from celery5.log import Log
+from celery5.services.reloader import Next, Reloader
+from tests.redis.staff import Employee, Staff, wait_until
+from tests.redis.workers import working
+
+
+def write(path: Path, text: str) -> None:
+    """As careful programs write: aside, then in one step in its place."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+def at_once(staff: Staff, path: Path) -> int:
+    """How many jobs run at once now."""
+    before = len(staff.notes())
+    sent = staff.app.send_many([staff.app.signature("gate", str(path)) for _ in range(4)])
+    wait_until(lambda: len(staff.notes()) > before)
+    time.sleep(0.3)  # time enough for one too many to begin
+    running = len(staff.notes()) - before
+    path.touch()
+    gather(sent, timeout=10)
+    path.unlink()
+    return running
+
+
+def lives(worker: Employee) -> int:
+    """How many incarnations of this process were ready."""
+    return len(worker.lines("worker:ready"))
+
+
+def test_a_change_takes_effect_and_what_runs_finishes_first(staff: Staff, tmp_path: Path) -> None:
+    config, gate = tmp_path / "celery5.toml", tmp_path / "gate"
+    write(config, "concurrency = 1")
+    worker = staff.start(config=config)
+    assert at_once(staff, gate) == 1
+    held = staff.app.send_many([staff.app.signature("gate", str(gate)) for _ in range(3)])
+    wait_until(lambda: any(each.status() == "EXECUTING" for each in held))
+    write(config, "concurrency = 3")
+    wait_until(lambda: bool(worker.lines("configuration:changed")))
+    assert worker.lines("configuration:changed")[0]["settings"] == ["concurrency"]
+    assert lives(worker) == 1
+    gate.touch()
+    gather(held, timeout=10)
+    gate.unlink()
+    assert len(staff.notes("end")) == 4 + 3
+    wait_until(lambda: lives(worker) == 2)
+    assert at_once(staff, gate) == 3
+    assert worker.process.poll() is None
+
+
+def test_a_bad_configuration_changes_nothing_and_is_told_once(staff: Staff, tmp_path: Path) -> None:
+    config = tmp_path / "celery5.toml"
+    write(config, "concurrency = 2")
+    worker = staff.start(config=config)
+    write(config, "concurrency = 0")
+    wait_until(lambda: bool(worker.lines("configuration:bad")))
+    (bad,) = worker.lines("configuration:bad")
+    assert (bad["level"], "concurrency in file" in bad["why"]) == ("error", True)
+    assert staff.app.signature("quiet", 7).delay().get(timeout=10) == 7
+    write(config, "concurrency = 5")
+    wait_until(lambda: lives(worker) == 2)
+    assert len(worker.lines("configuration:bad")) == 1
+
+
+def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
+    staff: Staff, tmp_path: Path
+) -> None:
+    config = tmp_path / "celery5.toml"
+    write(config, "concurrency = 2\nlease = 5")
+    worker = staff.start(config=config, concurrency=1)
+    write(config, "concurrency = 3\nlease = 6")
+    wait_until(lambda: lives(worker) == 2)
+    assert worker.lines("configuration:changed")[0]["settings"] == ["lease"]
+
+
+def test_no_reload_means_that_nothing_is_watched(staff: Staff, tmp_path: Path) -> None:
+    config = tmp_path / "celery5.toml"
+    write(config, "concurrency = 1")
+    worker = staff.start("--no-reload", config=config)
+    write(config, "concurrency = 3")
+    assert staff.app.signature("nap", 2.5).delay().get(timeout=10)
+    assert not worker.lines("configuration:changed")
+    assert lives(worker) == 1
+
+
+async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
+    url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery5.configuration.EVERY_OF_REDIS", 0.1)
+    app = App(app_name, broker=url, config="redis")
+    key = app.keys.settings
+    redis_client.hset(key, mapping={"concurrency": "3", "results_ttl": "90"})
+    try:
+        assert (app.settings.concurrency, app.settings.results_ttl) == (3, 90.0)
+        async with working(app):
+            redis_client.hset(key, "concurrency", "4")
+            with trio.fail_after(10):
+                while app.settings.concurrency != 4:
+                    await trio.sleep(0.01)
+        redis_client.hset(key, "broker", "redis://elsewhere")
+        with pytest.raises(Exception, match="cannot be said in the broker"):
+            app.reread()
+    finally:
+        redis_client.delete(key)
+
+
+async def test_the_command_reloads_at_once_or_says_why_not(url: str, app_name: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    write(config, "concurrency = 1")
+    app = App(app_name, broker=url, config=str(config))
+    log = Log(worker="w", app=app.name)
+    assert app.settings.concurrency == 1
+
+    def reloader(reload: bool = True, configured: bool = True) -> Reloader:
+        configuration = app.configuration if configured else None
+        return Reloader(app=app, configuration=configuration, reload=reload, next_life=Next(), log=log)
+
+    one = reloader()
+    assert await one.handle({}) == {"changed": []}
+    write(config, "concurrency = 2")
+    assert await one.handle({}) == {"changed": ["concurrency"]}
+    assert app.settings.concurrency == 2
+    write(config, "concurrency = 0")
+    with pytest.raises(CommandRefused, match="the old settings stay"):
+        await one.handle({})
+    with pytest.raises(CommandRefused, match="--no-reload"):
+        await reloader(reload=False).handle({})
+    with pytest.raises(CommandRefused, match="no configuration"):
+        await reloader(configured=False).handle({})
+
+
+def test_a_backend_of_ones_own_configures_workers_while_they_run(
+    staff: Staff, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.sqlite"
+    table = TableConfiguration(file)
+    table.say(concurrency=1)
+    monkeypatch.setenv("SHOP_SETTINGS", str(file))
+    monkeypatch.setenv("SHOP_APP", staff.app.name)
+    command = [
+        sys.executable,
+        "-m",
+        "celery5",
+        "-A",
+        "celery5.examples.own_configuration.shop",
+        "worker",
+        "start",
+    ]
+    worker = staff.launch(command)
+    wait_until(lambda: lives(worker) == 1)
+    table.say(concurrency=2)
+    wait_until(lambda: lives(worker) == 2)
+    assert worker.lines("configuration:changed")[0]["where"] == f"table settings of {file}"
+    table.say(concurrency="many")
+    wait_until(lambda: bool(worker.lines("configuration:bad")))
+    assert worker.process.poll() is None
+
+
+def test_systemd_is_not_told_that_a_worker_stops_which_only_begins_again(
+    staff: Staff, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "celery5.toml"
+    write(config, "concurrency = 1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        worker = staff.start(config=config)
+        assert systemd.recv(4096).startswith(b"READY=1")
+        write(config, "concurrency = 2")
+        assert systemd.recv(4096).startswith(b"READY=1")
+    wait_until(lambda: lives(worker) == 2)
