@@ -7,13 +7,27 @@ worker stops reading before it stops running jobs, and settles the last outcome 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Protocol
 
 import trio
 
-from celery5.errors import CeleryError
+from celery5.boot_step import BootStep
+from celery5.bootsteps.own_code import check
+from celery5.bootsteps.supervised import Supervised
+from celery5.errors import CeleryError, Misconfigured
+from celery5.log import Log
+from celery5.protocol.supervision import StepState
+from celery5.services.board import Board
+from celery5.services.commands import PostsToItself
+
+Step = BootStep
+"""A step of celery5's own, as the wiring pages call it. It is the very same thing as an application's."""
+
+RUNS_JOBS = "execution"
+"""The step that runs jobs. What an application prepares is there before the first job, and until after the last one."""
 
 
 class Service(Protocol):
@@ -22,35 +36,68 @@ class Service(Protocol):
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: its `name`, what runs, the names of the steps it `requires`, and limits in seconds."""
-
-    name: str
-    service: Service
-    requires: tuple[str, ...] = ()
-    start_limit: float = 30.0
-    stop_limit: float = 120.0
-
-
 class BootFailed(CeleryError):
-    """The steps make no graph, or one of them did not come up in time."""
+    """One of celery5's own steps did not come up in time."""
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """The steps, each after what it requires. Raises BootFailed for a step that is missing, doubled or in a circle."""
+    """The steps, each after what it requires. Raises Misconfigured for one that is missing, doubled or in a circle, and
+    for a mandatory one that requires an optional one: it could not hold its promise."""
     by_name: dict[str, Step] = {step.name: step for step in steps}
     if len(by_name) != len(steps):
-        raise BootFailed(f"two boot steps have one name: {sorted(step.name for step in steps)}")
+        names = [step.name for step in steps]
+        raise Misconfigured(
+            f"two boot steps are named {max(names, key=names.count)!r}: give one another name"
+        )
     for step in steps:
         for needed in step.requires:
             if needed not in by_name:
-                raise BootFailed(f"boot step {step.name!r} requires {needed!r}, which is not there")
+                near = get_close_matches(needed, by_name, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(by_name))}"
+                raise Misconfigured(
+                    f"boot step {step.name!r} requires {needed!r}, which is not there; {hint}"
+                )
+            if by_name[needed].optional and not step.optional:
+                raise Misconfigured(
+                    f"boot step {step.name!r} requires {needed!r}, which is optional: make both optional, or neither"
+                )
     try:
         names = list(TopologicalSorter({step.name: step.requires for step in steps}).static_order())
     except CycleError as error:
-        raise BootFailed(f"boot steps require each other in a circle: {' > '.join(error.args[1])}") from None
+        circle = " > ".join(error.args[1])
+        raise Misconfigured(f"boot steps require each other in a circle: {circle}") from None
     return [by_name[name] for name in names]
+
+
+def together(own: Sequence[Step], added: Sequence[Step]) -> list[Step]:
+    """celery5's `own` steps and those that an application `added`, in order.
+
+    What runs jobs comes after all that the application calls mandatory, but for what itself waits for jobs to run.
+    Raises Misconfigured.
+    """
+    names = {step.name for step in own}
+    for step in added:
+        if step.name in names:
+            raise Misconfigured(
+                f"boot step {step.name!r} has the name of one of celery5's own: give it another; "
+                f"taken: {', '.join(sorted(names))}"
+            )
+    in_order([*own, *added])
+    after = {RUNS_JOBS}
+    for step in in_order([*own, *added]):
+        if not after.isdisjoint(step.requires):
+            after.add(step.name)
+    first = tuple(step.name for step in added if not step.optional and step.name not in after)
+    first = first if RUNS_JOBS in names else ()
+    return in_order(
+        [
+            *(
+                replace(step, requires=(*step.requires, *first)) if step.name == RUNS_JOBS else step
+                for step in own
+            ),
+            *added,
+        ]
+    )
 
 
 @dataclass(slots=True)
@@ -58,6 +105,7 @@ class _Up:
     """A step that runs, or is about to."""
 
     step: Step
+    service: Service
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
     begun: bool = False
@@ -66,7 +114,7 @@ class _Up:
         self.begun = True
         try:
             with self.scope:
-                await self.step.service.run(task_status=task_status)
+                await self.service.run(task_status=task_status)
         finally:
             self.done.set()
 
@@ -77,20 +125,44 @@ class _Up:
 
 
 class Boot:
-    """A process: its steps, up in order and down in reverse. It has the shape of a service itself."""
+    """A process: its steps, up in order and down in reverse. It has the shape of a service itself.
 
-    def __init__(self, *, steps: Sequence[Step]) -> None:
-        self._steps = in_order(steps)
+    `added` are the steps of the application, `offered` is what their code may ask for by name. Raises Misconfigured.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: Sequence[Step],
+        added: Sequence[Step] = (),
+        offered: Mapping[str, Any] | None = None,
+        board: Board | None = None,
+        posts: PostsToItself | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._steps = together(steps, added)
+        self._offered = dict(offered or {})
+        self._own = {step.name for step in steps}
+        self._board, self._posts, self._log = board or Board(), posts, log
+        names = {step.name for step in added}
+        for step in added:
+            check(step, self._offered, names)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run until cancelled or until a step fails; `started()` when all steps are up."""
+        """Run until cancelled or until a mandatory step fails; `started()` when all of those are up."""
         up: list[_Up] = []
         ready = {step.name: trio.Event() for step in self._steps}
+        working = trio.Event()
+        offered = dict(self._offered)
         async with trio.open_nursery() as nursery:
             try:
                 async with trio.open_nursery() as starting:
                     for step in self._steps:
-                        starting.start_soon(self._bring_up, step, nursery, up, ready)
+                        one = _Up(step, self._runs(step, offered, working))
+                        # Nobody waits for what is optional.
+                        where = nursery if step.optional else starting
+                        where.start_soon(self._bring_up, one, nursery, up, ready)
+                working.set()
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -98,16 +170,28 @@ class Boot:
                     for one in reversed(up):
                         await one.stop()
 
+    def _runs(self, step: Step, offered: dict[str, Any], working: trio.Event) -> Service:
+        """What runs a step: celery5's own code by itself, all else supervised."""
+        if step.name in self._own and not step.optional:
+            own: Service = step.run
+            return own
+        if self._posts is None or self._log is None:
+            raise TypeError("a step that is supervised needs somebody to post commands, and a log")
+        return Supervised(
+            step=step, offered=offered, board=self._board, posts=self._posts, log=self._log, working=working
+        )
+
     async def _bring_up(
-        self, step: Step, nursery: trio.Nursery, up: list[_Up], ready: Mapping[str, trio.Event]
+        self, one: _Up, nursery: trio.Nursery, up: list[_Up], ready: Mapping[str, trio.Event]
     ) -> None:
+        step = one.step
         for needed in step.requires:
             await ready[needed].wait()
-        one = _Up(step)
         # Before it is up: should it be cancelled on the way, what it requires must outlive its end.
         up.append(one)
+        supervised = isinstance(one.service, Supervised)  # it sees to the limit itself, for each try
         try:
-            with trio.move_on_after(step.start_limit) as limit:
+            with trio.move_on_after(float("inf") if supervised else step.start_limit) as limit:
                 await nursery.start(_started(one))
             if limit.cancelled_caught:
                 raise BootFailed(f"boot step {step.name!r} was not up after {step.start_limit:g} s")
@@ -116,6 +200,8 @@ class Boot:
                 one.done.set()
             raise
         one.scope.shield = True  # from here on only stop() takes it down, in its turn
+        if not supervised:
+            self._board.entered(step.name, optional=False).state = StepState.UP
         ready[step.name].set()
 
 

@@ -272,3 +272,8 @@ class CommandRefused(CeleryError):
 
 class LeaseLost(CeleryError):
     """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""
+class BootStepFailed(CeleryError):
+    """A mandatory boot step or service of the application did not come up, or crashed too often: its worker stops. The
+    text names it and why."""
+
+

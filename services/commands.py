@@ -38,3 +38,14 @@ class Commands:
             meant = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(self.names)}"
             raise CommandRefused(f"command {command!r} is not known here{meant}")
         return await handler(parameters)
+
+
+class PostsDirectly:
+    """Performs a command in this process at once: what there is instead of an inbox."""
+
+    def __init__(self, *, commands: Commands) -> None:
+        self._commands = commands
+
+    async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+        """Perform it; nobody waits for its answer. Raises CommandRefused."""
+        await self._commands.perform(command, parameters)

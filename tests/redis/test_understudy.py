@@ -177,9 +177,9 @@ def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: St
 def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_lives_on(staff: Staff) -> None:
     script = (
         "from celery5.bootsteps.boot import Step\n"
-        "from celery5.processes import foreground, worker\n"
+        "from celery5.processes import foreground, worker_parts\n"
         "from tests.redis.historian import app\n"
-        "worker.Step = lambda *args, stop_limit=0: Step(*args, stop_limit=0.5)\n"
+        "worker_parts.Step = lambda *args, stop_limit=0: Step(*args, stop_limit=0.5)\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)

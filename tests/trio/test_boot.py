@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from celery5 import Misconfigured
 from celery5.bootsteps.boot import Boot, BootFailed, Step, in_order
 
 
@@ -184,10 +185,14 @@ async def test_a_step_may_be_over_once_it_is_up() -> None:
     [
         ([Step("a", Part("a", []), ("b",))], "requires 'b', which is not there"),
         ([Step("a", Part("a", []), ("b",)), Step("b", Part("b", []), ("a",))], "in a circle"),
-        ([Step("a", Part("a", [])), Step("a", Part("a", []))], "one name"),
+        ([Step("a", Part("a", [])), Step("a", Part("a", []))], "two boot steps are named 'a'"),
+        (
+            [Step("a", Part("a", []), ("b",)), Step("b", Part("b", []), optional=True)],
+            "'b', which is optional",
+        ),
     ],
-    ids=["missing", "circle", "doubled"],
+    ids=["missing", "circle", "doubled", "optional"],
 )
 def test_steps_that_make_no_graph_are_refused_at_once(wrong: list[Step], why: str) -> None:
-    with pytest.raises(BootFailed, match=why):
+    with pytest.raises(Misconfigured, match=why):
         in_order(wrong)

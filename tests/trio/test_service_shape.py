@@ -19,11 +19,16 @@ import celery5.bootsteps
 import celery5.runners
 import celery5.services
 from celery5 import App
+from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Boot, Service, Step, in_order
+from celery5.bootsteps.own_code import OwnCode
+from celery5.bootsteps.supervised import Supervised
 from celery5.log import Log
 from celery5.processes import worker
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
+from celery5.services.board import Board
+from celery5.services.commands import Commands, PostsDirectly
 from celery5.wiring import build
 
 
@@ -62,7 +67,9 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     steps = build(Parts, WorkerParts, **given).steps
     if service is Boot:
         return Boot(steps=steps), []
-    one = next((step for step in steps if type(step.service) is service), None)
+    if service in (OwnCode, Supervised):
+        return of_an_application(service, log), []
+    one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
         f"{service.__name__} is no step of the worker: wire it, or try it here in another way"
     )
@@ -70,7 +77,25 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     for step in reversed(in_order(steps)):
         if step.name in needed:
             needed.update(step.requires)
-    return one.service, [step.service for step in in_order(steps) if step.name in needed]
+    return one.run, [step.run for step in in_order(steps) if step.name in needed]
+
+
+class Lodger:
+    """A service of an application."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Stay."""
+        task_status.started()
+        await trio.sleep_forever()
+
+
+def of_an_application(what: type, log: Log) -> Service:
+    """What runs an application's service, and what looks after it."""
+    step, working = BootStep("lodger", Lodger), trio.Event()
+    if what is OwnCode:
+        return OwnCode(step=step, offered={})
+    posts = PostsDirectly(commands=Commands(handlers={}))
+    return Supervised(step=step, offered={}, board=Board(), posts=posts, log=log, working=working)
 
 
 @pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)

@@ -1,0 +1,229 @@
+"""Supervised: looks after one step of an application: brings it up, tries it again, restarts it when it crashes.
+
+Floor: bootsteps. Reads: nothing. Writes: the command `retry-boot-step` to its own process.
+
+What follows a failure is decided in `celery5.protocol.supervision`; here it is done. An optional step never takes its
+worker down, whatever becomes of it.
+"""
+
+import random
+from collections.abc import Sequence
+from traceback import format_exception
+from typing import Any, Protocol, cast
+
+import trio
+
+from celery5.boot_step import BootStep
+from celery5.bootsteps.own_code import Offered, OwnCode
+from celery5.errors import BootStepFailed, BrokerUnavailable, CeleryError
+from celery5.log import Log
+from celery5.protocol.supervision import Course, Phase, Ruling, StepState
+from celery5.services.board import RETRY, Board
+from celery5.services.commands import PostsToItself
+
+POST_LIMIT = 10.0
+"""Seconds that posting the command may take; then it is done directly."""
+ARRIVAL_LIMIT = 90.0
+"""Seconds after which a command that was posted and did not arrive is done directly."""
+_OURS = (Exception, SystemExit)
+
+
+class Working(Protocol):
+    """Says when everything mandatory is up."""
+
+    async def wait(self) -> None: ...
+
+
+class Supervised:
+    """One step, looked after. `working` is when its process works: what is put off waits for that."""
+
+    def __init__(
+        self,
+        *,
+        step: BootStep,
+        offered: Offered,
+        board: Board,
+        posts: PostsToItself,
+        log: Log,
+        working: Working,
+    ) -> None:
+        self._step = step
+        self._offered = offered
+        self._posts = posts
+        self._log = log
+        self._working = working
+        self._board = board
+        self._standing = board.entered(step.name, optional=step.optional)
+        self._up_at: float | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled or over. Raises BootStepFailed for a mandatory step that is to be tried no more; what it
+        raises is BrokerUnavailable when that is why."""
+        course = self._step.course
+        self._standing.tries = course.tries
+        first = _Once(task_status)
+        while (error := await self._once(first)) is not None:
+            up_for = None if self._up_at is None else trio.current_time() - self._up_at
+            blameless = isinstance(_leaf(error), BrokerUnavailable)
+            final = not course.policy.covers(_kinds(error))
+            course, ruling = course.failed(up_for=up_for, blameless=blameless, final=final)
+            course = await self._follow(course, ruling, error)
+
+    async def _once(self, first: "_Once") -> BaseException | None:
+        """Run it once. Gives what it failed of; None when it is over, and well."""
+        self._standing.state = StepState.STARTING
+        self._up_at = None
+        try:
+            with trio.move_on_after(self._step.start_limit) as limit:
+                up = _IsUp(self, limit, first)
+                await OwnCode(step=self._step, offered=self._offered).run(task_status=up)
+            if limit.cancelled_caught:
+                return TimeoutError(f"not up after {self._step.start_limit:g} s")
+        except _OURS as error:
+            await self._unless_stopping(error)
+            return error
+        except BaseExceptionGroup as group:
+            found: tuple[Any, Any] = group.split(_OURS)
+            if found[0] is not None:
+                await self._unless_stopping(found[0])
+            if found[1] is not None:
+                raise found[1] from None
+            return cast("BaseException", found[0])
+        if self._step.stays:
+            self._standing.state = StepState.ENDED
+            self._log.event("step:ended", step=self._step.name)
+        return None
+
+    def is_up(self, value: Any) -> None:
+        """It is up, and gives `value` to those that require it."""
+        self._up_at = trio.current_time()
+        self._offered[self._step.name.replace("-", "_")] = value
+        if self._standing.failures:
+            self._log.event("step:up", step=self._step.name, failures=self._standing.failures)
+        self._standing.state, self._standing.why, self._standing.failures = StepState.UP, "", 0
+
+    async def _unless_stopping(self, error: BaseException) -> None:
+        """An error on the way down is only told of."""
+        if trio.current_effective_deadline() == float("-inf"):
+            self._tell("step:stop-failed", "warning", error, "the worker stops all the same")
+            await trio.lowlevel.checkpoint()
+
+    async def _follow(self, course: Course, ruling: Ruling, error: BaseException) -> Course:
+        """Do what was ruled; gives the course of the next try, or raises."""
+        standing = self._standing
+        standing.why, standing.failures = _told(error), max(course.failures, 1)
+        crashed = course.phase is Phase.CRASH
+        if ruling is Ruling.STOP:
+            standing.state = StepState.GIVEN_UP
+            self._tell("step:failed", "error", error, "it is mandatory: this worker stops")
+            raise self._fatal(error, standing.failures, crashed) from error
+        if ruling is Ruling.AGAIN:
+            wait = course.wait(random.random)
+            standing.state = StepState.FAILED
+            event = "step:crashed" if crashed else "step:failed"
+            self._tell(event, "warning", error, f"it is tried again in {wait:.3g} s")
+            return course.asked() if await self._asked(wait) else course
+        standing.state = StepState.FAILED if ruling is Ruling.PUT_OFF else StepState.GIVEN_UP
+        event, hint = ("step:failed", _PUT_OFF) if ruling is Ruling.PUT_OFF else ("step:given-up", _GIVEN_UP)
+        self._tell(event, "warning", error, hint)
+        if ruling is Ruling.PUT_OFF:
+            await self._put_off()
+        else:
+            await self._asked(float("inf"))
+        return course.asked()
+
+    async def _put_off(self) -> None:
+        """Have the command do it, once the process works; when it cannot be told, or it does not arrive, without it."""
+        await self._working.wait()
+        why = f"no answer within {POST_LIMIT:g} s"
+        with trio.move_on_after(POST_LIMIT) as limit:
+            try:
+                await self._posts.post(RETRY, {"step": self._step.name})
+            except CeleryError as error:
+                why = str(error)
+            else:
+                why = "it did not arrive"
+        posted = why == "it did not arrive" and not limit.cancelled_caught
+        if not await self._asked(ARRIVAL_LIMIT if posted else 0.0):
+            self._log.event("step:retry-not-posted", "warning", step=self._step.name, why=why, hint=_DIRECTLY)
+
+    async def _asked(self, within: float) -> bool:
+        """Whether somebody asks for it within so many seconds. An optional step can be asked for, no other."""
+        with trio.move_on_after(within):
+            await self._standing.asked.wait()
+        asked = self._standing.asked.is_set()
+        self._standing.asked = trio.Event()
+        return asked
+
+    def _tell(self, event: str, level: Any, error: BaseException, hint: str) -> None:
+        self._log.event(
+            event,
+            level,
+            step=self._step.name,
+            why=_told(error),
+            hint=hint,
+            traceback="".join(format_exception(error)),
+        )
+
+    def _fatal(self, error: BaseException, failures: int, crashed: bool) -> CeleryError:
+        """What ends the worker: one line. Redis that is away keeps its kind: a later incarnation waits for it."""
+        what = "crashed" if crashed else "did not come up"
+        often = f" {failures} times in a row" if failures > 1 else ""
+        text = f"boot step {self._step.name!r} {what}{often}: {_told(error)}"
+        return (
+            BrokerUnavailable(text) if isinstance(_leaf(error), BrokerUnavailable) else BootStepFailed(text)
+        )
+
+
+class _IsUp(trio.TaskStatus[Any]):
+    """Hears that a step's code is up: from then on it has all the time that it wants."""
+
+    def __init__(self, one: Supervised, limit: trio.CancelScope, first: "_Once") -> None:
+        self._one, self._limit, self._first = one, limit, first
+        self._said = False
+
+    def started(self, value: Any = None) -> None:
+        if self._said:
+            raise RuntimeError("task_status.started() was called twice")
+        self._said = True
+        self._limit.deadline = float("inf")
+        self._one.is_up(value)
+        self._first.started()
+
+
+class _Once(trio.TaskStatus[None]):
+    """Passes on the first time."""
+
+    def __init__(self, status: trio.TaskStatus[None]) -> None:
+        self._status: trio.TaskStatus[None] | None = status
+
+    def started(self, value: None = None) -> None:
+        status, self._status = self._status, None
+        if status is not None:
+            status.started()
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """The first error in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("Sequence[BaseException]", error.exceptions)[0]
+    return error
+
+
+def _kinds(error: BaseException) -> list[str]:
+    return [f"{each.__module__}.{each.__qualname__}" for each in type(_leaf(error)).__mro__]
+
+
+def _told(error: BaseException) -> str:
+    """An error in one line. Its text is the application's code, too."""
+    leaf = _leaf(error)
+    try:
+        text = " ".join(str(leaf).split())[:500]
+    except Exception:
+        text = "<no text>"
+    return f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__
+
+
+_PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY})"
+_GIVEN_UP = f"the worker goes on without it; the command {RETRY} has it tried again"
+_DIRECTLY = "it is tried again without the command"

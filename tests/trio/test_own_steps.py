@@ -1,0 +1,479 @@
+"""Own steps: an application's boot steps and services come up, are looked after, are tried again and are undone.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5 import App, Misconfigured, RetryPolicy
+from celery5.boot_step import BootStep, declared, service
+from celery5.bootsteps.boot import Boot, Step
+from celery5.errors import BootStepFailed, BrokerUnavailable, CommandRefused
+from celery5.log import Log
+from celery5.services.board import RETRY, Board
+from celery5.services.commands import Commands, PostsDirectly, PostsToItself
+from tests.redis.workers import Lines
+
+QUICK = RetryPolicy(max_retries=3, backoff=1.0, jitter=False)
+Body = Callable[[], Awaitable[object]]
+
+
+class Stays:
+    """A part of celery5's own that notes when it comes and goes."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes = name, notes
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.notes.append(f"{self.name} up")
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.notes.append(f"{self.name} down")
+
+
+class Desk:
+    """What boots an application's steps beside celery5's own, and what can be seen of it."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.board = Board()
+        self.commands = Commands(handlers={RETRY: self.board.retry})
+        self.posts: PostsToItself = PostsDirectly(commands=self.commands)
+        self.app = App("desk")
+
+    def boot(self, *added: Any, services: tuple[Any, ...] = ()) -> Boot:
+        """A process that has, of celery5's own, what publishes, what runs jobs and what consumes."""
+        own = [
+            Step("publishing", Stays("publishing", self.notes)),
+            Step("execution", Stays("execution", self.notes), ("publishing",)),
+            Step("consumer", Stays("consumer", self.notes), ("execution",)),
+        ]
+        offered = {"app": self.app, "settings": self.app.settings, "worker": "w1", "inbox": self.posts}
+        log = Log(worker="w1", app="desk")
+        return Boot(
+            steps=own,
+            added=declared(added, services),
+            offered=offered,
+            board=self.board,
+            posts=self.posts,
+            log=log,
+        )
+
+    async def retry(self, step: str) -> object:
+        """Perform the command."""
+        return await self.commands.perform(RETRY, {"step": step})
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def desk(notes: list[str]) -> Desk:
+    return Desk(notes)
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with Lines() as lines:
+        yield lines
+
+
+def told(lines: Lines, name: str) -> list[dict[str, Any]]:
+    """All messages `celery5:<name>` so far."""
+    lines._journal._flush()
+    return lines.of(name)
+
+
+def failing(notes: list[str], times: int) -> Callable[[], Awaitable[None]]:
+    """A preparation that fails so often, and then does not."""
+    tried: list[int] = []
+
+    async def prepare() -> None:
+        tried.append(len(tried))
+        notes.append(f"try {len(tried)} at {trio.current_time():g}")
+        if len(tried) <= times:
+            raise ValueError(f"no {len(tried)}")
+
+    return prepare
+
+
+async def test_a_preparation_is_done_before_the_first_job_and_undone_after_the_last(
+    desk: Desk, notes: list[str]
+) -> None:
+    async def fill() -> str:
+        notes.append("fill")
+        return "full"
+
+    async def empty(cache: str) -> None:
+        notes.append(f"empty {cache}")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(BootStep("cache", fill, undo=empty)).run)
+        nursery.cancel_scope.cancel()
+    assert notes.index("fill") < notes.index("execution up")
+    assert notes.index("empty full") > notes.index("execution down")
+
+
+async def test_code_is_handed_what_it_asks_for_by_name(desk: Desk) -> None:
+    got: dict[str, object] = {}
+
+    class Pool:
+        """What steps may give to others."""
+
+    async def connect_db() -> Pool:
+        return pool
+
+    class Prices:
+        def __init__(self, *, connect_db: Pool, app: App, worker: str, depth: int = 7) -> None:
+            got.update(connect_db=connect_db, app=app, worker=worker, depth=depth)
+
+        async def run(self, *, settings: object, logger: Any, task_status: trio.TaskStatus[None]) -> None:
+            got.update(settings=settings, logger=logger.name)
+            task_status.started()
+
+    def report(prices: Prices, inbox: PostsToItself) -> None:  # in a thread
+        got.update(prices=type(prices), inbox=inbox, thread=threading.current_thread().name)
+
+    pool = Pool()
+    steps = [BootStep("connect-db", connect_db), BootStep("report", report, requires=("prices",))]
+    async with trio.open_nursery() as nursery:
+        boot = desk.boot(*steps, services=(service(Prices, requires=("connect-db",)),))
+        await nursery.start(boot.run)
+        nursery.cancel_scope.cancel()
+    assert got.pop("thread") != threading.current_thread().name
+    assert got == {
+        "connect_db": pool,
+        "app": desk.app,
+        "worker": "w1",
+        "depth": 7,
+        "settings": desk.app.settings,
+        "logger": "desk.prices",
+        "prices": Prices,
+        "inbox": desk.posts,
+    }
+
+
+async def test_a_mandatory_step_that_fails_stops_the_process_and_names_itself_and_the_cause(
+    desk: Desk, notes: list[str], lines: Lines
+) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await desk.boot(BootStep("cache", failing(notes, 9))).run()
+    assert caught.group_contains(
+        BootStepFailed, match=r"^boot step 'cache' did not come up: ValueError: no 1$"
+    )
+    assert "execution up" not in notes
+    assert notes[-1] == "publishing down"
+    (line,) = told(lines, "step:failed")
+    assert (line["step"], line["why"], line["level"]) == ("cache", "ValueError: no 1", "error")
+    assert "in prepare" in line["traceback"]
+
+
+async def test_a_mandatory_step_with_a_retry_policy_is_tried_so_often(
+    desk: Desk, notes: list[str], autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        await nursery.start(desk.boot(BootStep("cache", failing(notes, 3), retry=QUICK)).run)
+        assert trio.current_time() - began == 1 + 2 + 4
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_mandatory_step_that_is_not_up_in_time_stops_the_process(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await desk.boot(BootStep("slow", trio.sleep_forever, start_limit=2)).run()
+    assert caught.group_contains(
+        BootStepFailed, match="'slow' did not come up: TimeoutError: not up after 2 s"
+    )
+    assert trio.current_time() >= 2
+
+
+async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_command(
+    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
+) -> None:
+    posted: list[tuple[str, Mapping[str, Any]]] = []
+
+    class Noted:
+        """What posts, and notes it."""
+
+        async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+            assert "consumer up" in notes  # it is put off until the process works
+            posted.append((command, parameters))
+            await desk.commands.perform(command, parameters)
+
+    desk.posts = Noted()
+    step = BootStep("cache", failing(notes, 3), optional=True, retry=QUICK)
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        await nursery.start(desk.boot(step).run)
+        assert trio.current_time() == began
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert posted == [(RETRY, {"step": "cache"})]
+    tries = [float(each.split()[-1]) - began for each in notes if each.startswith("try")]
+    assert tries == pytest.approx([0, 0, 1, 3])
+    assert desk.board.shown()["cache"] == {"state": "up"}
+    assert [each["level"] for each in told(lines, "step:failed")] == ["warning"] * 3
+    assert [each["failures"] for each in told(lines, "step:up")] == [2]
+
+
+async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_same(
+    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
+) -> None:
+    class Silent:
+        """An inbox that takes what nobody reads, is stuck, or refuses."""
+
+        def __init__(self, does: Body) -> None:
+            self.does = does
+
+        async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+            await self.does()
+
+    async def refuse() -> None:
+        raise BrokerUnavailable("redis is away")
+
+    bodies: list[Body] = [trio.lowlevel.checkpoint, trio.sleep_forever, refuse]
+    for body in bodies:
+        desk.posts = Silent(body)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(desk.boot(BootStep("cache", failing(notes, 1), optional=True)).run)
+            await trio.sleep(120)
+            assert desk.board.shown()["cache"] == {"state": "up"}
+            nursery.cancel_scope.cancel()
+    assert [each["why"] for each in told(lines, "step:retry-not-posted")] == [
+        "it did not arrive",
+        "no answer within 10 s",
+        "redis is away",
+    ]
+
+
+async def test_a_step_that_was_given_up_is_tried_again_each_time_that_somebody_asks(
+    desk: Desk, notes: list[str], autojump_clock: MockClock
+) -> None:
+    step = BootStep("cache", failing(notes, 100), optional=True, retry=QUICK)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(step).run)
+        await trio.sleep(30)
+        assert desk.board.shown()["cache"] == {"state": "given up", "failures": 3, "why": "ValueError: no 4"}
+        for asked in range(1, 21):  # no circuit breaker ever says no
+            assert await desk.retry("cache") == {"step": "cache", "tries": 3}
+            await trio.sleep(30)
+            assert len([each for each in notes if each.startswith("try")]) == 4 + 3 * asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_asks_while_a_step_waits_for_its_next_try_has_it_tried_at_once(
+    desk: Desk, notes: list[str], autojump_clock: MockClock
+) -> None:
+    policy = RetryPolicy(max_retries=5, backoff=3600.0, jitter=False)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(BootStep("cache", failing(notes, 2), optional=True, retry=policy)).run)
+        await trio.sleep(5)
+        assert desk.board.shown()["cache"]["state"] == "failed"
+        await desk.retry("cache")
+        await trio.sleep(5)
+        assert desk.board.shown()["cache"] == {"state": "up"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_command_about_a_step_that_cannot_be_tried_again_is_refused_and_says_why(
+    desk: Desk, autojump_clock: MockClock
+) -> None:
+    async def nothing() -> None: ...
+
+    async with trio.open_nursery() as nursery:
+        steps = [BootStep("cache", nothing, optional=True), BootStep("pool", nothing)]
+        await nursery.start(desk.boot(*steps).run)
+        await trio.sleep(1)
+        for name, why in {
+            "cache": "'cache' is up: only one that failed",
+            "pool": "'pool' is mandatory",
+            "execution": "'execution' is mandatory",
+            "cash": "no boot step 'cash' here; did you mean 'cache'?",
+            "xyz": "failed: none",
+        }.items():
+            with pytest.raises(CommandRefused, match=why):
+                await desk.retry(name)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_requires_an_optional_step_waits_until_it_is_up(
+    desk: Desk, notes: list[str], autojump_clock: MockClock
+) -> None:
+    async def warm() -> None:
+        notes.append("warm")
+
+    first = BootStep("cache", failing(notes, 2), optional=True, retry=QUICK)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(first, BootStep("warm", warm, ("cache",), optional=True)).run)
+        assert "warm" not in notes
+        await trio.sleep(10)
+        assert notes[-1] == "warm"
+        nursery.cancel_scope.cancel()
+
+
+def crashing(notes: list[str], times: int, *, of: Exception | None = None, after: float = 0.0) -> type:
+    """A service that crashes so often."""
+
+    class Ticker:
+        async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+            begun = len([each for each in notes if each == "ticker"])
+            notes.append("ticker")
+            task_status.started()
+            await trio.sleep(after)
+            if begun < times:
+                raise of or ValueError("ticked off")
+            await trio.sleep_forever()
+
+    return Ticker
+
+
+async def test_a_service_that_crashes_is_restarted_anew_and_stops_the_process_when_it_goes_on(
+    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(services=(service(crashing(notes, 3), retry=QUICK),)).run)
+        await trio.sleep(60)
+        assert notes.count("ticker") == 4
+        nursery.cancel_scope.cancel()
+    notes.clear()
+    with pytest.raises(ExceptionGroup) as caught:
+        await desk.boot(services=(service(crashing(notes, 99), retry=QUICK),)).run()
+    assert caught.group_contains(
+        BootStepFailed, match=r"boot step 'ticker' crashed 4 times in a row: ValueError: ticked off"
+    )
+    assert [each["level"] for each in told(lines, "step:crashed")] == ["warning"] * 6
+
+
+async def test_an_optional_service_that_goes_on_crashing_is_given_up_and_the_process_goes_on(
+    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        one = service(crashing(notes, 99), retry=QUICK, optional=True)
+        await nursery.start(desk.boot(services=(one,)).run)
+        await trio.sleep(600)
+        assert notes.count("ticker") == 4
+        assert desk.board.shown()["ticker"]["state"] == "given up"
+        assert "consumer down" not in notes
+        nursery.cancel_scope.cancel()
+    assert [each["level"] for each in told(lines, "step:given-up")] == ["warning"]
+
+
+async def test_a_service_that_crashes_because_redis_is_away_is_restarted_for_as_long_as_it_takes(
+    desk: Desk, notes: list[str], autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        ticker = crashing(notes, 30, of=BrokerUnavailable("away"))
+        await nursery.start(desk.boot(services=(service(ticker, retry=QUICK),)).run)
+        await trio.sleep(60)
+        assert notes.count("ticker") == 31
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_function_that_stays_is_a_service_too(desk: Desk, notes: list[str]) -> None:
+    async def watch() -> None:
+        notes.append("watch")
+        try:
+            await trio.sleep_forever()
+        finally:
+            notes.append("watched")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(services=(watch,)).run)
+        nursery.cancel_scope.cancel()
+    assert notes.index("publishing up") < notes.index("watch") < notes.index("execution up")
+    assert notes.index("execution down") < notes.index("watched") < notes.index("publishing down")
+
+
+async def test_a_service_may_wait_for_jobs_to_run(desk: Desk, notes: list[str]) -> None:
+    async def watch() -> None:
+        notes.append("watch")
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(services=(service(watch, requires="consumer"),)).run)
+        nursery.cancel_scope.cancel()
+    assert notes.index("consumer up") < notes.index("watch")
+
+
+async def test_what_fails_while_it_stops_is_told_of_and_holds_up_nobody(
+    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
+) -> None:
+    async def watch() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("no end")
+
+    async def fill() -> None: ...
+
+    async def empty() -> None:
+        await trio.sleep_forever()
+
+    step = BootStep("cache", fill, undo=empty, stop_limit=3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(step, services=(watch,)).run)
+        began = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - began == 3
+    assert notes[-1] == "publishing down"
+    assert [each["why"] for each in told(lines, "step:stop-failed")] == ["ValueError: no end"]
+
+
+async def test_a_step_may_post_a_command_to_its_own_process(desk: Desk, notes: list[str]) -> None:
+    async def tell(inbox: PostsToItself) -> None:
+        with pytest.raises(CommandRefused, match="command 'sing' is not known here"):
+            await inbox.post("sing", {})
+        notes.append("told")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(desk.boot(BootStep("tell", tell)).run)
+        nursery.cancel_scope.cancel()
+    assert "told" in notes
+
+
+async def nothing() -> None:
+    """A preparation."""
+
+
+async def needs(cache: object) -> None:
+    """One that asks for what another one gives."""
+
+
+@pytest.mark.parametrize(
+    ("added", "why"),
+    [
+        (
+            [BootStep("a", nothing, "cnosumer")],
+            "'a' requires 'cnosumer', which is not there; did you mean 'consumer'?",
+        ),
+        ([BootStep("consumer", nothing)], "'consumer' has the name of one of celery5's own"),
+        ([BootStep("a", nothing, "b"), BootStep("b", nothing, "a")], "in a circle: "),
+        ([BootStep("a", nothing, "b"), BootStep("b", nothing, optional=True)], "'b', which is optional"),
+        (
+            [BootStep("a", needs)],
+            "asks for 'cache', which is not there; there are: app, inbox, logger, settings",
+        ),
+        ([BootStep("a", needs), BootStep("cache", nothing)], "does it require a step 'cache'?"),
+        ([BootStep("a", "no_such_module:run")], "no_such_module cannot be imported: ModuleNotFoundError"),
+        ([BootStep("a", "celery5.app:Ap")], "there is no 'Ap' in celery5.app"),
+        ([BootStep("a", int)], r"<class 'int'> has no run\(\)"),
+    ],
+)
+def test_steps_that_do_not_fit_are_told_of_before_anything_starts(
+    desk: Desk, added: list[BootStep], why: str
+) -> None:
+    with pytest.raises(Misconfigured, match=why) as caught:
+        desk.boot(*added)
+    assert "\n" not in str(caught.value)
