@@ -1,6 +1,8 @@
 """Guides for those who come from elsewhere: every name of ours on them is there, and every command takes its words.
 
 Floor: tests. Reads: docs/guide/from-celery.md and from-fennel.md. Writes: nothing.
+
+And every name of theirs is there, too: in the first column of a table of its section.
 """
 
 import inspect
@@ -17,6 +19,7 @@ from celery5.cli.main import cli
 from celery5.protocol.job import Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.settings import Settings
+from tests.house import celery_names, fennel_names
 from tests.house.sources import HERE
 
 PAGES = ["from-celery", "from-fennel"]
@@ -44,6 +47,46 @@ KNOWN = {
     *Settings.__struct_fields__,
     *inspect.signature(App).parameters,
 }
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading of a page, up to the next."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", (HERE / "docs" / "guide" / f"{page}.md").read_text())
+    found = re.search(rf"(?ms)^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text)
+    assert found, title
+    return found[1]
+
+
+def theirs(page: str, title: str) -> str:
+    """The first cells of a section's tables, one a line."""
+    return "\n".join(re.findall(r"(?m)^\| (.*?) \|", section(page, title)))
+
+
+def missing(names: list[str], text: str) -> list[str]:
+    """Names that `text` has neither as they are nor among all that begin so (`beat_*`)."""
+    families = tuple(re.findall(r"`(\w+_)\*`", text))
+    return [
+        each
+        for each in names
+        if not re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", text)
+        and not (families and each.startswith(families))
+    ]
+
+
+@pytest.mark.parametrize("title", celery_names.BY_SECTION)
+def test_every_name_of_celery_is_on_its_page(title: str) -> None:
+    assert missing(celery_names.BY_SECTION[title], theirs("from-celery", title)) == []
+
+
+@pytest.mark.parametrize("title", fennel_names.BY_SECTION)
+def test_every_name_of_fennel_is_on_its_page(title: str) -> None:
+    cells = theirs("from-fennel", title)
+    assert [each for each in fennel_names.BY_SECTION[title] if each not in cells] == []
+
+
+def test_every_state_and_every_field_of_fennels_log_is_on_its_page() -> None:
+    assert missing([f"`{each}`" for each in fennel_names.STATES], section("from-fennel", "States")) == []
+    assert missing([f"`{each}`" for each in fennel_names.LOG], section("from-fennel", "Log")) == []
 
 
 def ours(page: str) -> list[str]:

@@ -11,6 +11,11 @@ import re
 from tests.house.sources import HERE, tree
 
 RECORD = HERE / "docs" / "reference" / "parity.md"
+DONE = {
+    *(f"F{number}" for number in range(1, 72)),
+    *(f"C{number}" for number in (18, 19, *range(21, 27), 47, 59, 107)),
+}
+"""Rows that work, each of which must stay: all of Fennel, and what the proposal says of failing jobs."""
 
 
 def rows() -> list[list[str]]:
@@ -41,6 +46,10 @@ def test_there_is_a_record_and_no_row_is_in_it_twice() -> None:
     assert names
     assert [each for each in names if not re.fullmatch(r"[FRC]\d+[a-z]?", each)] == []
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_row_that_works_has_left_the_record() -> None:
+    assert sorted(DONE - {line[0] for line in rows()}) == []
 
 
 def test_every_row_names_a_test() -> None:
