@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery5.broker.embedded import EmbeddedServer, bundled_server
-from tests.leaks import Look
+from tests.watched import watched
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -51,19 +51,18 @@ def own_server(server_binary: str | None) -> Iterator[EmbeddedServer]:
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a key with neither owner nor time to live (I11), on either server, and tidies up.
 
+    A fixture that outlives a test says `with watched(server)` itself: what is there before a test is not the test's.
     `@pytest.mark.plants` is for a test that puts such keys there by hand.
     """
     names = [name for name in ("server", "own_server") if name in request.fixturenames]
     # Asked for here, a server is still up when everything else of the test has gone.
     values = [request.getfixturevalue(name) for name in names]
-    servers = [value for value in values if isinstance(value, EmbeddedServer)]
+    planted = request.node.get_closest_marker("plants") is not None
     with ExitStack() as stack:
-        clients = [stack.enter_context(redis.Redis.from_url(one.url, socket_timeout=5)) for one in servers]
-        looks = [Look(client, forgiving=one.save) for client, one in zip(clients, servers, strict=True)]
+        for value in values:
+            if isinstance(value, EmbeddedServer):
+                stack.enter_context(watched(value, planted=planted))
         yield
-        planted = request.node.get_closest_marker("plants") is not None
-        left = [leak for look in looks for leak in look.last(moment=0.0 if planted else 1.0)]
-    assert planted or left == []
 
 
 @pytest.fixture

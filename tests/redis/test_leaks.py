@@ -3,8 +3,12 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+import ast
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from celery5.broker.keys import GROUP, QueueKeys
 from tests.leaks import forget, leaks
 from tests.redis.workers import working
 
+TESTS = Path(__file__).parents[1]
 Plant = Callable[[Any, QueueKeys], Any]
 
 PLANTED: dict[str, Plant] = {
@@ -84,6 +89,28 @@ async def test_what_lives_is_no_leak(redis_client: "redis.Redis", app: App) -> N
             await (await fail.adelay()).aget(timeout=10)
         assert leaks(redis_client) == []
     assert leaks(redis_client) == []
+
+
+def test_a_test_that_leaks_fails_and_so_do_several_that_leak_into_what_they_share() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/redis/leaking.py"]
+    run = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, timeout=50, check=False)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "2 passed, 2 errors" in run.stdout
+    for key in ("celery5:{leaking:a}:other", "celery5:{leaking:mail}:other"):
+        assert f"{key}: nobody's, and it never expires" in run.stdout
+
+
+def test_every_fixture_that_several_tests_share_on_the_server_is_watched() -> None:
+    shared = [
+        (path.name, ast.unparse(node))
+        for path in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any("scope=" in ast.unparse(each) for each in node.decorator_list)
+        and {"server", "url"} & {each.arg for each in node.args.args}
+    ]
+    assert len(shared) >= 2
+    assert [name for name, text in shared if "with watched(server)" not in text] == []
 
 
 def test_looking_costs_little(redis_client: "redis.Redis", app: App) -> None:

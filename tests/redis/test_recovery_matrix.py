@@ -19,6 +19,7 @@ from celery5 import AsyncResult, TaskFailed, gather
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.staff import Staff, staffed, wait_until
 from tests.redis.workers import entries, held
+from tests.watched import watched
 
 KINDS = ("trio", "asyncio", "thread")
 SLOTS = 4
@@ -31,7 +32,7 @@ def staff(
 ) -> Iterator[Staff]:
     """Workers that are started again whenever they die. A lease lasts longer than any test waits."""
     name = f"recovery-matrix-{request.param}-{tmp_path_factory.getbasetemp().name}"
-    with staffed(server.url, name, tmp_path_factory.mktemp("matrix")) as one:
+    with watched(server), staffed(server.url, name, tmp_path_factory.mktemp("matrix")) as one:
         command = [sys.executable, "-m", "tests.redis.keeper", str(request.param)]
         keeper = one.launch(command, lease=50, concurrency=SLOTS, cpu_slots=SLOTS)
         wait_until(lambda: len(keeper.lines("worker:ready")) == request.param, within=20)

@@ -21,6 +21,7 @@ from celery5.broker import calls
 from celery5.broker.embedded import EmbeddedServer
 from celery5.protocol.envelope import Document, read_document
 from tests.story.commands import Serving, until
+from tests.watched import watched
 
 SHOP = """
 from celery5 import App
@@ -101,6 +102,7 @@ def shop(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / f"{name}.py").write_text(source)
     module = imported(source, name)
     with (
+        watched(server),
         redis.Redis.from_url(server.url) as client,
         Serving("-A", name, "worker", "start", cwd=folder) as worker,
     ):
