@@ -73,6 +73,13 @@ def test_who_neither_speaks_nor_works_counts_as_alive_for_a_while(
         assert life is (Life.HUNG if at >= HUNG_AFTER else Life.STILL)
 
 
+def test_the_doubt_lasts_for_minutes_since_code_in_c_may_wait_for_the_network_with_the_lock_in_its_hand() -> (
+    None
+):
+    assert HUNG_AFTER > 60
+    assert judge_life(heard(0.0), Sign(60.0, "S", 0.0))[1].counts
+
+
 def test_one_word_ends_the_doubt() -> None:
     vigil, life = judge_life(heard(0.0), Sign(HUNG_AFTER + 1, "S", 0.0))
     assert life is Life.HUNG
