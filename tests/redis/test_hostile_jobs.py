@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import trio.testing
 from celery5 import App, RetryPolicy, TaskFailed, current_job
 from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import BrokerUnavailable
-from celery5.services import task_execution
+from celery5.services import judgement, task_execution
 from tests.redis.workers import Lines, held, until, working
 
 
@@ -97,7 +98,7 @@ async def test_executors_that_break_down_are_not_waited_for(
     def broken(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError("a fault of our own")
 
-    monkeypatch.setattr(task_execution, "judge", broken)
+    monkeypatch.setattr(judgement, "judge", broken)
     began = time.monotonic()
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         async with working(app):
@@ -136,7 +137,17 @@ class Sender:
                 other.delay()
             return len(self.attempts)
 
-        self.task: Any = app.task(on_trio) if kind == "trio" else app.task(in_thread)
+        async def on_asyncio() -> int:
+            self._begin()
+            while not self.go.is_set():
+                await asyncio.sleep(0.01)
+            with self._noting():
+                await other.adelay()
+            return len(self.attempts)
+
+        bodies: dict[str, Any] = {"trio": on_trio, "asyncio": on_asyncio, "thread": in_thread}
+        loop: Any = "asyncio" if kind == "asyncio" else "trio"
+        self.task: Any = app.task(loop=loop)(bodies[kind])
 
     def _begin(self) -> None:
         job = current_job()
@@ -153,7 +164,7 @@ class Sender:
             raise
 
 
-@pytest.mark.parametrize("kind", ["trio", "thread"])
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
 async def test_a_job_that_cannot_send_another_while_redis_is_away_loses_no_attempt(
     own_server: EmbeddedServer, app_name: str, kind: str
 ) -> None:

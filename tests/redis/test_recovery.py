@@ -81,6 +81,28 @@ def test_a_job_that_kills_its_workers_is_buried_as_poisonous_and_the_fleet_lives
     assert fleet.wait() == 0
 
 
+def test_a_job_that_takes_one_machine_after_another_down_is_buried_too(staff: Staff, tmp_path: Path) -> None:
+    """Nobody is left to tell of such a death: others notice it by the lease, for jobs of every kind, and count it."""
+    kinds = ("gate", "gate_asyncio", "gate_thread")
+    sent = [send(staff, kind, str(tmp_path / "gate"))[0] for kind in kinds]
+    for begun in (3, 4):  # those that could be buried next run one at a time
+        victim = staff.start("--log-level", "debug", lease=0.6, max_deliveries=1)
+        wait_until(lambda begun=begun: len(staff.notes()) == begun)  # type: ignore[misc]
+        victim.lose_its_machine()
+    poison = staff.notes()[-1].job
+    (tmp_path / "gate").touch()
+    other = staff.start(lease=0.6, max_deliveries=1)
+    failed = {
+        each.id: got
+        for each, got in zip(sent, gather(sent, timeout=10), strict=True)
+        if isinstance(got, TaskFailed)
+    }
+    assert failed[poison].reason == "poisoned"
+    assert {got.reason for got in failed.values()} == {"poisoned"}  # whom the second machine held
+    wait_until(lambda: sum(each["buried"] for each in other.lines("recoverer:recovered")) == len(failed))
+    assert [each.attempt for each in staff.notes()] == [1] * (4 + 3 - len(failed))
+
+
 def test_jobs_beside_a_poisonous_one_are_not_buried_with_it(staff: Staff) -> None:
     poison = send(staff, "poison", 0.1)[0]
     innocents = send(staff, "nap", 0.15, count=20)

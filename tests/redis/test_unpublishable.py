@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: a server of the test's own.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from celery5 import App, BrokerUnavailable, JobState, RetryPolicy, TaskFailed, c
 from celery5.broker.embedded import EmbeddedServer
 from tests.redis.workers import Lines, until, until_async, working
 
-KINDS = ["trio", "thread"]
+KINDS = ["trio", "asyncio", "thread"]
 
 
 class Shop:
@@ -35,7 +36,14 @@ class Shop:
             trio.from_thread.run(self.may_end.wait)
             return self.attempt()
 
-        self.task: Any = app.task(name="flaky")(flaky if kind == "trio" else threaded)
+        async def on_asyncio() -> int:
+            while not self.may_end.is_set():
+                await asyncio.sleep(0.01)
+            return self.attempt()
+
+        bodies: dict[str, Any] = {"trio": flaky, "asyncio": on_asyncio, "thread": threaded}
+        loop: Any = "asyncio" if kind == "asyncio" else "trio"
+        self.task: Any = app.task(name="flaky", loop=loop)(bodies[kind])
 
     def attempt(self) -> int:
         """One attempt: it fails for the first `fails` times."""
