@@ -104,7 +104,8 @@ def test_every_fixture_that_several_tests_share_on_the_server_is_watched() -> No
     shared = [
         (path.name, ast.unparse(node))
         for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "scope=" in (source := path.read_text())
+        for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef)
         and any("scope=" in ast.unparse(each) for each in node.decorator_list)
         and {"server", "url"} & {each.arg for each in node.args.args}
