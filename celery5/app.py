@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
+from celery5.boot_step import BootStep, declared
 from celery5.broker.call import Call
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
@@ -50,7 +51,8 @@ class App:
     pattern: `shop.**.tasks` is every module `tasks` in the package shop (F38). Other keywords are settings, see
     `celery5.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
-    `CELERY5_CONFIG`); see `celery5.configuration`. Raises Misconfigured.
+    `CELERY5_CONFIG`); see `celery5.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
+    see `BootStep` and `service`. Raises Misconfigured.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class App:
         include: str | Sequence[str] = (),
         retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
         retry_backoff: Callable[[int], float] | None = None,
+        bootsteps: Sequence[BootStep] = (),
+        services: Sequence[Any] = (),
         config: "str | Configuration | None" = None,
         **settings: Any,
     ) -> None:
@@ -80,6 +84,7 @@ class App:
             RetryPolicy() if retry_policy is None else RetryPolicy.of(retry_policy)
         )
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
+        self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
         self.keys: Keys = Keys(name)

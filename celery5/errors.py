@@ -270,10 +270,10 @@ class CommandRefused(CeleryError):
     """A command to a running process is not known there, or cannot be done: the text says why."""
 
 
-class LeaseLost(CeleryError):
-    """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""
 class BootStepFailed(CeleryError):
     """A mandatory boot step or service of the application did not come up, or crashed too often: its worker stops. The
     text names it and why."""
 
 
+class LeaseLost(CeleryError):
+    """This worker was taken for dead and its jobs were given to others (fencing, invariant I4)."""

@@ -47,6 +47,7 @@ def serve(app: App, options: ServeOptions) -> int:
     """
     ready = _nothing
     if options.processes > 1:
+        worker.check(app)
         part = fleet.supervise(app, processes=options.processes, burst=options.burst)
         if isinstance(part, int):
             return part

@@ -85,6 +85,13 @@ async def run(
         await trio.sleep(full_jitter(life, start=0.1, cap=5.0, random=random.random) if life else 0)
 
 
+def check(app: App) -> None:
+    """Raises Misconfigured when the application's boot steps do not fit, before any process is there to find out."""
+    if app.bootsteps:
+        given = _given(app, WorkerOptions(), "", Log(worker="", app=app.name), trio.Event())
+        build(Boot, WorkerParts, **given)
+
+
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
     """The values that the parts ask for by name."""
     settings, understudy = app.settings, options.understudy

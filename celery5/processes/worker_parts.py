@@ -8,6 +8,7 @@ from typing import Any
 
 from dependencies import Injector, value
 
+from celery5.app import App
 from celery5.bootsteps.boot import Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen import Hears, Listen
@@ -18,8 +19,9 @@ from celery5.processes.link_log import LinkLog
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
+from celery5.services.board import RETRY, Board
 from celery5.services.burst import Burst
-from celery5.services.commands import Commands, Handler
+from celery5.services.commands import Commands, Handler, PostsDirectly, PostsToItself
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
@@ -91,9 +93,19 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
     return (mover.hear, recoverer.hear, revocations.beat)
 
 
-def make_handlers(reloader: Reloader) -> dict[str, Handler]:
+def make_handlers(reloader: Reloader, board: Board) -> dict[str, Handler]:
     """What this worker does when it is told to."""
-    return {"reload": reloader.handle}
+    return {"reload": reloader.handle, RETRY: board.retry}
+
+
+def make_added(app: App) -> tuple[Step, ...]:
+    """The application's own boot steps and services."""
+    return app.bootsteps
+
+
+def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
+    """What their code may ask for by name."""
+    return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
 
 
 def make_steps(
@@ -166,6 +178,10 @@ WorkerParts = Injector(
     judgement=Judgement,
     handlers=value(make_handlers),
     commands=Commands,
+    posts=PostsDirectly,
+    board=Board,
+    added=value(make_added),
+    offered=value(make_offered),
     revocations=Revocations,
     heartbeat=Heartbeat,
     wake=value(make_wake),
