@@ -70,14 +70,14 @@ def test_workers_go_on_after_the_server_was_frozen(own_staff: Staff, own_server:
 def test_outcomes_are_kept_while_the_server_is_away_and_settled_when_it_is_back(
     own_staff: Staff, own_server: EmbeddedServer
 ) -> None:
-    worker = own_staff.start(lease=1.0, concurrency=4)
+    worker = own_staff.start(lease=0.6, concurrency=4)
     sent = send(own_staff, "nap", 0.3, count=4)
     wait_until(lambda: len(own_staff.notes("begin")) == 4)
     with redis.Redis.from_url(own_server.url) as client:
         client.waitaof(1, 0, 1000) if client.info("server")["redis_version"] >= "7.2" else time.sleep(1.1)
     own_server.kill()
     wait_until(lambda: len(own_staff.notes("end")) == 4)
-    time.sleep(1.2)  # the lease lapses meanwhile
+    time.sleep(0.6)  # the lease lapses meanwhile
     own_server.revive()
     own_staff.app.close()
     gather(sent, timeout=BACK, return_exceptions=False)
