@@ -21,6 +21,7 @@ from celery5.errors import (
     BadBrokerURL,
     BadResult,
     BlockingInEventLoop,
+    BoxCrashed,
     BrokerDenied,
     BrokerError,
     BrokerTooOld,
@@ -44,6 +45,7 @@ from celery5.errors import (
     UnknownQueue,
     UnknownTask,
 )
+from celery5.protocol.box import Box
 from celery5.protocol.dead_letters import DeadJob
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
@@ -65,6 +67,8 @@ __all__ = [
     "BadBrokerURL",
     "BadResult",
     "BlockingInEventLoop",
+    "Box",
+    "BoxCrashed",
     "BrokerDenied",
     "BrokerError",
     "BrokerTooOld",

@@ -21,6 +21,7 @@ from typing import (
 
 from celery5.deduplicate import Policy
 from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
+from celery5.protocol.box import Box
 from celery5.protocol.job import OF_ONE_CALL, Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
@@ -84,6 +85,7 @@ class TaskOptions(TypedDict, total=False):
     unique_for: float | timedelta | None
     deduplicate: Policy | None
     abandon_on_cancel: bool
+    boxed: bool | Box
 
 
 class Decorator(Protocol):

@@ -118,6 +118,17 @@ class SoftTimeLimitExceeded(TimeLimitExceeded):
     """Raised inside a task that runs for longer than its `soft_time_limit`, so that it can clean up."""
 
 
+class BoxCrashed(CeleryError):
+    """The process of a boxed task ended, could not be started, or said what nobody can read: a failed attempt.
+
+    `stderr` is what it wrote there last.
+    """
+
+    def __init__(self, message: str, *, stderr: str = "") -> None:
+        self.stderr = stderr
+        super().__init__(message)
+
+
 # Waiting for results
 
 

@@ -44,6 +44,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_slots: Annotated[
         int, Meta(description="jobs in threads that one worker process runs at once", ge=1)
     ] = msgspec.field(default_factory=_cores)
+    box_slots: Annotated[
+        int, Meta(description="jobs in boxes, and boxes, that one worker process has at once", ge=1)
+    ] = 4
+    box_jobs: Annotated[int, Meta(description="jobs after which a box is ended and made anew", ge=1)] = 1000
+    box_idle: Annotated[
+        float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)
+    ] = 60.0
     grace_period: Annotated[
         float, Meta(description="how long running jobs may go on after a stop", ge=0, le=LONGEST)
     ] = 30.0

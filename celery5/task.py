@@ -23,6 +23,7 @@ from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
+from celery5.protocol.box import Box, box_of
 from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
@@ -40,16 +41,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-Kind = Literal["trio", "asyncio", "thread"]
-"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, or in a thread (CEP rows C60, C61)."""
+Kind = Literal["trio", "asyncio", "thread", "boxed"]
+"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own
+(CEP rows C60 to C62)."""
 
 
 class Task(Generic[P, R_co]):
     """A task: `delay` it and its function runs on a worker; call it and the function runs here.
 
     `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
-    runs on Trio (or asyncio, when declared so), `def` in a thread. With `bind` the function's first parameter is the
-    running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
+    runs on Trio (or asyncio, when declared so), `def` in a thread; with `boxed` either runs in a process of its own,
+    which a `Box` describes, and on the loop that `loop` names there (C62). With `bind` the function's first parameter
+    is the running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
     """
 
     def __init__(
@@ -64,11 +67,14 @@ class Task(Generic[P, R_co]):
         bind: bool = False,
         retry_backoff: Callable[[int], float] | None = None,
         abandon_on_cancel: bool = False,
+        boxed: bool | Box = False,
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
         self.name: str = name or _name_of(function)
-        self.kind: Kind = _kind(function, loop, self.name)
+        self.loop: Kind = _kind(function, loop, self.name)
+        self.box: Box | None = box_of(boxed, self.name)
+        self.kind: Kind = self.loop if self.box is None else "boxed"
         self.function: Callable[..., Any] = _bound(function, self.name) if bind else function
         self.options_: Options = (options or Options()).checked()
         self._app = app
@@ -83,9 +89,16 @@ class Task(Generic[P, R_co]):
         )
         self.abandon_on_cancel: bool = abandon_on_cancel
         if abandon_on_cancel and self.kind != "thread":
+            what = "boxed" if self.box else "async"
             raise Misconfigured(
-                f"task {self.name} is async: abandon_on_cancel is for def, whose threads nobody can end"
+                f"task {self.name} is {what}: abandon_on_cancel is for def, whose threads nobody can end"
             )
+        if self.box is not None and not self.box.is_python:
+            if bind or deduplicate is not None:
+                raise Misconfigured(
+                    f"task {self.name} runs the command {self.box.command[0]!r}: bind and deduplicate are for functions"
+                )
+            self.function = _elsewhere(self.name, self.box)
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", "")
@@ -277,6 +290,15 @@ def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return bound
 
 
+def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
+    """What is called in place of the function of a task whose box has a command."""
+
+    def call(*_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(f"task {task} is the command {' '.join(box.command)!r}: it runs in its box only, so send it")
+
+    return call
+
+
 def _running(task: str) -> CurrentJob:
     """The running job; where there is none, since the task is called like any function, one that stands for it."""
     return CURRENT.get() or CurrentJob(new_id(), task, "", 1, "")
@@ -310,5 +332,5 @@ def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     return "thread"
 
 
-OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel")
+OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel", "boxed")
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

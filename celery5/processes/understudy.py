@@ -116,7 +116,7 @@ def standing_by(app: App) -> Generator[Understudy, None, None]:
     The black box has a slot for each job that the settings of `app` let run at once.
     """
     settings = app.settings
-    black_box = BlackBox(slots=2 * settings.concurrency + settings.cpu_slots)
+    black_box = BlackBox(slots=2 * settings.concurrency + settings.cpu_slots + settings.box_slots)
     mouth = _fork(app, black_box)
     one = Understudy(app, mouth=mouth, black_box=black_box)
     # A process that a job forks must not keep the pipe open when we are gone.

@@ -119,6 +119,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
             "trio": settings.concurrency,
             "asyncio": settings.concurrency,
             "thread": settings.cpu_slots,
+            "boxed": settings.box_slots,
         },
         "systemd": SystemdNotify(**notification, leaving=lambda: not (lease.lost or next_life.due)),
         "grace_period": settings.grace_period,

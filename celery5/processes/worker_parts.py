@@ -15,7 +15,10 @@ from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
+from celery5.log import Log
+from celery5.processes.box_home import home_of
 from celery5.processes.link_log import LinkLog
+from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -40,7 +43,7 @@ from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
 
-KINDS = ("trio", "asyncio", "thread")
+KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
 
 
@@ -83,9 +86,27 @@ def make_push(
     )
 
 
-def make_runners(asyncio_runner: AsyncioRunner, slots: Mapping[str, int]) -> dict[str, Any]:
+def make_boxes(app: App, budget: ConcurrencyBudget, log: Log, worker: str) -> BoxedRunner:
+    """Where boxed tasks run."""
+    settings = app.settings
+    return BoxedRunner(
+        tasks=app.tasks,
+        slots=lambda: budget.slots("boxed"),
+        home=lambda: home_of(app),
+        tell=log.event,
+        worker=worker,
+        limit=settings.message_limit,
+        jobs=settings.box_jobs,
+        idle=settings.box_idle,
+    )
+
+
+def make_runners(
+    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, slots: Mapping[str, int]
+) -> dict[str, Any]:
     """Where each kind of task runs."""
-    return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": ThreadRunner(slots=slots["thread"])}
+    threads = ThreadRunner(slots=slots["thread"])
+    return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
 def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> tuple[Any, ...]:
@@ -120,6 +141,7 @@ def make_steps(
     recoverer: Recoverer,
     budget: ConcurrencyBudget,
     asyncio_runner: AsyncioRunner,
+    boxes: BoxedRunner,
     deadlines: Deadlines,
     revocations: Revocations,
     result_publisher: ResultPublisher,
@@ -143,13 +165,14 @@ def make_steps(
         Step("mover", mover, ("heartbeat", "listen")),
         Step("budget", budget),
         Step("asyncio", asyncio_runner),
+        Step("boxes", boxes),
         Step("deadlines", deadlines),
         Step("revocations", revocations, ("heartbeat", "listen")),
         Step("results", result_publisher, ("heartbeat", "publishing")),
         Step(
             "execution",
             task_execution,
-            ("results", "budget", "asyncio", "deadlines", "revocations"),
+            ("results", "budget", "asyncio", "boxes", "deadlines", "revocations"),
             stop_limit=grace_period + 30,
         ),
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
@@ -172,6 +195,7 @@ WorkerParts = Injector(
     suspects=Suspects,
     results=ResultsQueue,
     asyncio_runner=AsyncioRunner,
+    boxes=value(make_boxes),
     runners=value(make_runners),
     budget=ConcurrencyBudget,
     deadlines=Deadlines,

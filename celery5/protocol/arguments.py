@@ -190,6 +190,18 @@ class Parameters:
             self._bind(values, named)
         return values, named
 
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """JSON of a decoded call's arguments, all by name, with the defaults of those that were left out: what a box in
+        another language is given. Raises BadArguments."""
+        call = self._bind(args, kwargs)
+        call.apply_defaults()
+        found = dict(call.arguments)
+        found |= found.pop(self._more) if self._more else {}
+        try:
+            return _encode(found)
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: a default cannot be encoded: {_line(error)}") from None
+
     def _decode_positional(self, raw: Raw) -> Sequence[Any]:
         if self._fixed is not None:
             try:

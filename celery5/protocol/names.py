@@ -15,7 +15,11 @@ from celery5.errors import Misconfigured
 def module_of(thing: Any) -> str:
     """The module of a function or a class. What is run as a script counts under the name by which a worker imports
     it."""
-    module: str = thing.__module__
+    return module_named(thing.__module__)
+
+
+def module_named(module: str) -> str:
+    """The name of a module by which other processes import it."""
     if module == "__main__" and module in sys.modules:
         main = sys.modules[module]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
