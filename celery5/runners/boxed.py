@@ -87,7 +87,7 @@ class BoxedRunner:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep boxes until cancelled, then end them all: nobody runs a job any more."""
-        lives = trio.CancelScope(shield=True)
+        lives = trio.CancelScope()
 
         async def live(task_status: trio.TaskStatus[trio.Nursery]) -> None:
             with lives:
@@ -98,6 +98,7 @@ class BoxedRunner:
         async with trio.open_nursery() as around:
             try:
                 self._nursery = await around.start(live)
+                lives.shield = True  # not before: a start that is cancelled would wait for it for ever
                 task_status.started()
                 await self._end_idle_ones()
             finally:
@@ -175,7 +176,7 @@ class BoxedRunner:
                 return one
         if self._nursery is None:
             raise BoxCrashed("the worker is stopping: it starts no box any more")
-        spare = len(self._all) - max(self._slots() - 1, 0)
+        spare = self._kept() - max(self._slots() - 1, 0)
         for one in list(self._idle)[: max(spare, 0)]:  # boxes of other kinds, which have to make room
             self._idle.remove(one)
             self._nursery.start_soon(one.end)
@@ -185,7 +186,6 @@ class BoxedRunner:
         from celery5.runners.box_process import BoxProcess
 
         one = BoxProcess(box, _command(box), limit=self._limit, tell=self._tell)
-        one.start()
         self._all.add(one)
         nursery.start_soon(self._live, one)
         try:
@@ -208,12 +208,16 @@ class BoxedRunner:
         nursery = self._nursery
         if nursery is None:
             return  # all of them are being ended
-        if one.usable and one.jobs < self._jobs and len(self._all) <= self._slots():
+        if one.usable and one.jobs < self._jobs and self._kept() <= self._slots():
             one.idle_since = trio.current_time()
             self._idle.append(one)
             self._news.set()
         elif one in self._all:
             nursery.start_soon(one.end)
+
+    def _kept(self) -> int:
+        """How many boxes there are, but for those that are being ended."""
+        return sum(each.usable for each in self._all)
 
     async def _end_idle_ones(self) -> None:
         assert self._nursery is not None
