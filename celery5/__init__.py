@@ -45,7 +45,9 @@ from celery5.errors import (
     UnknownQueue,
     UnknownTask,
 )
+from celery5.health import HealthCheck
 from celery5.protocol.box import Box
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.dead_letters import DeadJob
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
@@ -69,6 +71,7 @@ __all__ = [
     "BlockingInEventLoop",
     "Box",
     "BoxCrashed",
+    "BreakerPolicy",
     "BrokerDenied",
     "BrokerError",
     "BrokerTooOld",
@@ -78,6 +81,7 @@ __all__ = [
     "CurrentJob",
     "DeadJob",
     "DuplicateTask",
+    "HealthCheck",
     "Job",
     "JobState",
     "JobStory",

@@ -22,10 +22,12 @@ from celery5.connections import Connections
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
+from celery5.health import DeclareCheck, HealthCheck
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
@@ -66,6 +68,8 @@ class App:
         bootsteps: Sequence[BootStep] = (),
         services: Sequence[Any] = (),
         config: "str | Configuration | None" = None,
+        breaker: BreakerPolicy | None = None,
+        checks: Sequence[HealthCheck] = (),
         **settings: Any,
     ) -> None:
         if not (isinstance(cast("object", name), str) and name) or any(
@@ -87,6 +91,8 @@ class App:
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
+        self.breaker: BreakerPolicy = breaker or WATCHING
+        self.health_check: DeclareCheck = DeclareCheck(checks)
         self.keys: Keys = Keys(name)
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
@@ -366,6 +372,8 @@ class App:
         return self.tasks[job.task] if job.task in self.tasks else None  # noqa: SIM401  it raises UnknownTask
 
 
+WATCHING = BreakerPolicy(mode="watch")
+"""The breaker of tasks that say nothing: it counts and warns, and holds nothing up (docs/decisions/0009)."""
 _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 

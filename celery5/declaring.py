@@ -4,7 +4,7 @@ Floor: domain. Reads: nothing. Writes: the tasks of an application.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -21,7 +21,9 @@ from typing import (
 
 from celery5.deduplicate import Policy
 from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
+from celery5.health import HealthCheck
 from celery5.protocol.box import Box
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.job import OF_ONE_CALL, Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
@@ -86,6 +88,8 @@ class TaskOptions(TypedDict, total=False):
     deduplicate: Policy | None
     abandon_on_cancel: bool
     boxed: bool | Box
+    breaker: BreakerPolicy | None
+    checks: Sequence[HealthCheck]
 
 
 class Decorator(Protocol):

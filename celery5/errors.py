@@ -228,7 +228,8 @@ class BrokerUnavailable(BrokerError):
 
 
 class CircuitOpen(BrokerUnavailable):
-    """The connection's circuit breaker is open: nothing was sent."""
+    """The connection's circuit breaker is open: nothing was sent. As the failure of a job: that of its task is
+    open, so it was not begun."""
 
 
 class BrokerLoading(BrokerUnavailable):

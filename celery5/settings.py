@@ -48,9 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="jobs in boxes, and boxes, that one worker process has at once", ge=1)
     ] = 4
     box_jobs: Annotated[int, Meta(description="jobs after which a box is ended and made anew", ge=1)] = 1000
-    box_idle: Annotated[
-        float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)
-    ] = 60.0
+    box_idle: Annotated[float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)] = (
+        60.0
+    )
     grace_period: Annotated[
         float, Meta(description="how long running jobs may go on after a stop", ge=0, le=LONGEST)
     ] = 30.0
@@ -82,6 +82,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["backlog", "local", "abandon"],
         Meta(description="a retry while Redis is away: keep it, run it in the same worker, or give up"),
     ] = "backlog"
+    health_store: Annotated[
+        Literal["broker", "none"],
+        Meta(description="where states of global health checks are kept; with none these checks are off"),
+    ] = "broker"
+    own_checks: Annotated[
+        bool, Meta(description="workers look after themselves: broker, event loop, memory, disk")
+    ] = True
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
 
 

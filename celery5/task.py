@@ -21,9 +21,11 @@ from typing import (
 
 from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
+from celery5.health import HealthCheck
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.box import Box, box_of
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
@@ -68,6 +70,8 @@ class Task(Generic[P, R_co]):
         retry_backoff: Callable[[int], float] | None = None,
         abandon_on_cancel: bool = False,
         boxed: bool | Box = False,
+        breaker: BreakerPolicy | None = None,
+        checks: Sequence[HealthCheck] = (),
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -87,18 +91,16 @@ class Task(Generic[P, R_co]):
         self.deduplicate: Policy | None = (
             None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
         )
-        self.abandon_on_cancel: bool = abandon_on_cancel
-        if abandon_on_cancel and self.kind != "thread":
-            what = "boxed" if self.box else "async"
-            raise Misconfigured(
-                f"task {self.name} is {what}: abandon_on_cancel is for def, whose threads nobody can end"
-            )
+        self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
         if self.box is not None and not self.box.is_python:
             if bind or deduplicate is not None:
                 raise Misconfigured(
                     f"task {self.name} runs the command {self.box.command[0]!r}: bind and deduplicate are for functions"
                 )
             self.function = _elsewhere(self.name, self.box)
+        self._breaker: BreakerPolicy | None = _breaker(breaker, self.name)
+        self.checks: tuple[HealthCheck, ...] = _checks(checks, self.name)
+        """The health checks that trip its circuit breaker (C34)."""
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", "")
@@ -143,6 +145,12 @@ class Task(Generic[P, R_co]):
     def backoff(self) -> OwnBackoff | None:
         """The function that says how long to wait before another attempt, instead of the policy's numbers (F45)."""
         return self._backoff or self.app.retry_backoff
+
+    @property
+    def breaker(self) -> BreakerPolicy:
+        """How its circuit breaker behaves (C37): as it was declared; with health checks alone, they hold its jobs and
+        failures do not; else as the application says."""
+        return self._breaker or (BY_CHECKS if self.checks else self.app.breaker)
 
     def options(self, **options: Any) -> Self:
         """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `time_limit`,
@@ -294,7 +302,9 @@ def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
     """What is called in place of the function of a task whose box has a command."""
 
     def call(*_args: Any, **_kwargs: Any) -> Any:
-        raise TypeError(f"task {task} is the command {' '.join(box.command)!r}: it runs in its box only, so send it")
+        raise TypeError(
+            f"task {task} is the command {' '.join(box.command)!r}: it runs in its box only, so send it"
+        )
 
     return call
 
@@ -332,5 +342,41 @@ def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     return "thread"
 
 
-OF_THE_TASK = ("name", "loop", "bind", "deduplicate", "retry_backoff", "abandon_on_cancel", "boxed")
+def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
+    if abandon_on_cancel and kind != "thread":
+        what = "boxed" if kind == "boxed" else "async"
+        raise Misconfigured(
+            f"task {task} is {what}: abandon_on_cancel is for def, whose threads nobody can end"
+        )
+    return abandon_on_cancel
+
+
+def _breaker(breaker: BreakerPolicy | None, task: str) -> BreakerPolicy | None:
+    if breaker is not None and not isinstance(cast("object", breaker), BreakerPolicy):
+        raise Misconfigured(f"task {task}: breaker is {breaker!r}; give a BreakerPolicy(...)")
+    return breaker
+
+
+def _checks(checks: Sequence[HealthCheck], task: str) -> tuple[HealthCheck, ...]:
+    for each in checks:
+        if not isinstance(cast("object", each), HealthCheck):
+            raise Misconfigured(
+                f"task {task}: checks has {each!r}; give HealthChecks, as @app.health_check makes them"
+            )
+    return tuple(checks)
+
+
+BY_CHECKS = BreakerPolicy(threshold=None)
+"""The breaker of a task that has health checks and says nothing else."""
+OF_THE_TASK = (
+    "name",
+    "loop",
+    "bind",
+    "deduplicate",
+    "retry_backoff",
+    "abandon_on_cancel",
+    "boxed",
+    "breaker",
+    "checks",
+)
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

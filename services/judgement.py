@@ -14,6 +14,7 @@ from celery5.protocol.verdict import (
     Bury,
     Complete,
     Expire,
+    Hold,
     Outcome,
     Postpone,
     Reason,
@@ -26,6 +27,7 @@ from celery5.protocol.verdict import (
     Verdict,
     judge,
 )
+from celery5.services.circuits import Circuits
 from celery5.services.internal_queues import ResultsQueue
 from celery5.task import Task
 
@@ -38,6 +40,7 @@ class Judgement:
         *,
         tasks: Mapping[str, Task[..., Any]],
         results: ResultsQueue,
+        circuits: Circuits,
         log: Log,
         worker: str,
         results_ttl: float,
@@ -45,6 +48,7 @@ class Judgement:
     ) -> None:
         self._tasks = tasks
         self._results = results
+        self._circuits = circuits
         self._log = log
         self._worker = worker
         self._ttl = results_ttl
@@ -56,6 +60,8 @@ class Judgement:
         assert envelope is not None
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
+        if self._circuits.restless or type(outcome) is not Returned:
+            self._circuits.learn(delivery, envelope.task, outcome)
         task = self._tasks[envelope.task]
         verdict = judge(
             outcome,
@@ -104,6 +110,7 @@ _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
+    Hold: ("info", "HELD", ("delay", "why")),
     Expire: ("warning", "EXPIRED", ()),
     Reject: ("warning", "REJECTED", ("why",)),
     Revoke: ("warning", "REVOKED", ()),

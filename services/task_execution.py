@@ -36,6 +36,7 @@ from celery5.runners.context import CURRENT, TELL, CurrentJob
 from celery5.runners.ending import INTERRUPTED, failure_of, raised
 from celery5.runners.hand import Hand
 from celery5.services.black_box import BlackBox, numbered
+from celery5.services.circuits import Circuits
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.deadlines import Deadlines
 from celery5.services.internal_queues import TasksQueue
@@ -88,6 +89,7 @@ class TaskExecution:
         budget: ConcurrencyBudget,
         lease: Lease,
         deadlines: Deadlines,
+        circuits: Circuits,
         black_box: BlackBox | None,
         suspects: Suspects,
         consumed: Sequence[QueueKeys],
@@ -104,6 +106,7 @@ class TaskExecution:
         self._budget = budget
         self._lease = lease
         self._deadlines = deadlines
+        self._circuits = circuits
         self._black_box = black_box
         self._suspects = suspects
         self._numbers = numbered([keys.queue for keys in consumed])
@@ -224,6 +227,8 @@ class TaskExecution:
         assert envelope is not None, "the Consumer hands on only what it could read"
         if envelope.expires is not None and envelope.expires <= delivery.started:
             return LAPSED
+        if envelope.task in self._circuits.shut and (barred := self._circuits.bar(delivery, envelope.task)):
+            return barred
         task = self._tasks[envelope.task]
         try:
             args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)

@@ -43,9 +43,8 @@ class Queue:
         """What of it has no owner. `now` is the server's time in ms."""
         found = [self._misplaced(job, place) for job, place in self.jobs.items()]
         found += [f"{each!r} is due without an envelope" for each in self.due - self.waiting]
-        held = {job for job, place in self.jobs.items() if place[:1] == b"H"}
-        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due - held]
-        placed = {job for job, place in self.jobs.items() if place[:1] in b"DR"}
+        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due]
+        placed = {job for job, place in self.jobs.items() if place[:1] in b"DRH"}
         found += [f"{each!r} is due and has no such place" for each in self.due - placed]
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
@@ -64,7 +63,7 @@ class Queue:
             b"V": entry in self.stream,
             b"D": job in self.due,
             b"R": job in self.due,
-            b"H": job in self.waiting,
+            b"H": job in self.due,
             b"X": entry in self.dead,
         }
         return "" if there.get(kind, False) else f"job {job!r} has the place {place!r}, where it is not"

@@ -55,6 +55,14 @@ class Keys:
         """HASH    settings that all workers share, for whoever sets it; see the guide."""
         return f"celery5:{{{self.app}}}:settings"
 
+    def check(self, name: str) -> str:
+        """STRING  what is known of a global health check, with a time to live."""
+        return f"celery5:{{{self.app}}}:check:{name}"
+
+    def check_turn(self, name: str) -> str:
+        """STRING  a worker looks at that check for all, until this is gone."""
+        return f"celery5:{{{self.app}}}:check-turn:{name}"
+
     def told_by(self, result: str) -> tuple[str, str]:
         """The queue and the id of the job that a result key is of."""
         tag, _, job_id = result.partition("}:result:")
@@ -69,8 +77,8 @@ class Keys:
             queue=queue,
             stream=f"{tag}:stream",  # STREAM  jobs that may run now
             jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
-            due=f"{tag}:due",  # ZSET    scheduled jobs and retries, by their time in ms
-            waiting=f"{tag}:waiting",  # HASH    their envelopes, and those of held jobs
+            due=f"{tag}:due",  # ZSET    scheduled jobs, retries and held jobs, by their time in ms
+            waiting=f"{tag}:waiting",  # HASH    their envelopes
             dead=f"{tag}:dead",  # STREAM  dead-letter queue
             leases=f"{tag}:leases",  # ZSET    live workers, by the end of their lease in ms
             unique=f"{tag}:unique",  # HASH    the live job of each task and key

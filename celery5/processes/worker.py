@@ -19,6 +19,7 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, BootFailed
 from celery5.broker.on_trio import Timing
+from celery5.checks import all_checks
 from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.processes.link_log import LinkLog
@@ -137,6 +138,8 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "configuration": app.configuration,
         "reload": options.reload,
         "next_life": next_life,
+        "checks": all_checks(app),
+        "health_store": settings.health_store,
         "done": done,
     }
 

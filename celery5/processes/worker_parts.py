@@ -24,10 +24,12 @@ from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
 from celery5.services.board import RETRY, Board
 from celery5.services.burst import Burst
+from celery5.services.circuits import Circuits
 from celery5.services.commands import Commands, Handler, PostsDirectly, PostsToItself
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
+from celery5.services.health import Health
 from celery5.services.heartbeat import Heartbeat
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.judgement import Judgement
@@ -114,9 +116,14 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
     return (mover.hear, recoverer.hear, revocations.beat)
 
 
-def make_handlers(reloader: Reloader, board: Board) -> dict[str, Handler]:
+def make_handlers(reloader: Reloader, board: Board, health: Health) -> dict[str, Handler]:
     """What this worker does when it is told to."""
-    return {"reload": reloader.handle, RETRY: board.retry}
+    return {
+        "reload": reloader.handle,
+        RETRY: board.retry,
+        "check-expired": health.expired,
+        "health": health.answer,
+    }
 
 
 def make_added(app: App) -> tuple[Step, ...]:
@@ -129,7 +136,7 @@ def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
 
 
-def make_steps(
+def make_ground(
     redis: TrioRedis,
     reader: ParkedRedis,
     push: PushRedis,
@@ -139,20 +146,8 @@ def make_steps(
     heartbeat: Heartbeat,
     mover: Mover,
     recoverer: Recoverer,
-    budget: ConcurrencyBudget,
-    asyncio_runner: AsyncioRunner,
-    boxes: BoxedRunner,
-    deadlines: Deadlines,
-    revocations: Revocations,
-    result_publisher: ResultPublisher,
-    task_execution: TaskExecution,
-    consumer: Consumer,
-    burst_watch: Burst,
-    systemd: SystemdNotify,
-    reloader: Reloader,
-    grace_period: float,
 ) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
+    """The first part of the boot graph: what a worker stands on."""
     return (
         Step("redis", redis),
         Step("reader", reader, ("redis",)),
@@ -163,11 +158,34 @@ def make_steps(
         Step("heartbeat", heartbeat, ("join",)),
         Step("recoverer", recoverer, ("heartbeat",)),
         Step("mover", mover, ("heartbeat", "listen")),
+    )
+
+
+def make_steps(
+    ground: tuple[Step, ...],
+    budget: ConcurrencyBudget,
+    asyncio_runner: AsyncioRunner,
+    boxes: BoxedRunner,
+    deadlines: Deadlines,
+    revocations: Revocations,
+    health: Health,
+    result_publisher: ResultPublisher,
+    task_execution: TaskExecution,
+    consumer: Consumer,
+    burst_watch: Burst,
+    systemd: SystemdNotify,
+    reloader: Reloader,
+    grace_period: float,
+) -> tuple[Step, ...]:
+    """The boot graph: up from the top, down from the bottom."""
+    return (
+        *ground,
         Step("budget", budget),
         Step("asyncio", asyncio_runner),
         Step("boxes", boxes),
         Step("deadlines", deadlines),
         Step("revocations", revocations, ("heartbeat", "listen")),
+        Step("health", health, ("redis",)),
         Step("results", result_publisher, ("heartbeat", "publishing")),
         Step(
             "execution",
@@ -199,6 +217,8 @@ WorkerParts = Injector(
     runners=value(make_runners),
     budget=ConcurrencyBudget,
     deadlines=Deadlines,
+    circuits=Circuits,
+    health=Health,
     judgement=Judgement,
     handlers=value(make_handlers),
     commands=Commands,
@@ -217,6 +237,7 @@ WorkerParts = Injector(
     consumer=Consumer,
     burst_watch=Burst,
     reloader=Reloader,
+    ground=value(make_ground),
     steps=value(make_steps),
 )
 """Every part of a worker. A part is built from the names of its constructor's parameters."""

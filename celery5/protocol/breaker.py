@@ -1,19 +1,23 @@
-"""Breaker: the circuit breaker of one connection or one task, as values and a table.
+"""Breaker: the circuit breaker of one connection, task or service, as values and a table.
 
 Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
 
-Closed lets everything through. After `threshold` failures in a row it opens and refuses all. When the open
-period is over one probe may pass (half-open): its success closes the breaker, its failure opens it again, for
-longer if so wished. A breaker is a frozen value; each event gives the next one, so whoever holds it decides
-where it is kept.
+Closed lets everything through. After `threshold` failures it opens and refuses all; so it does when a health check has
+been in a bad state more often than is allowed. When the open period is over one probe may pass (half-open): its success
+closes the breaker, its failure opens it again, for longer if so wished. A breaker is a frozen value; each event gives
+the next one, so whoever holds it decides where it is kept.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 from typing import Literal
 
+from celery5.errors import Misconfigured
+
 Growth = Literal["none", "linear", "exponential"]
+Mode = Literal["delay", "fail", "watch", "off"]
 
 
 class BreakerState(Enum):
@@ -64,21 +68,58 @@ TRANSITIONS: Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerPolicy:
-    """When a breaker opens, and for how long.
+    """When a breaker trips, for how long, what becomes of a task's jobs meanwhile, how loudly it is told (C37 to C42).
 
-    `threshold`: failures in a row that open it. `reset`: seconds of the first open period. `growth`: how
-    further open periods grow while no probe succeeds: not at all, by `reset` each time, or doubled each time.
-    `longest`: the cap, in seconds.
+    `threshold`: failures that trip it, in a row or, with `window`, within so many seconds; None: failures never do.
+    `allowed`: how often its health checks may be in each state within `within` seconds; once more trips it. What it
+    does not say, the checks say themselves. `reset`: seconds of the first open period. `growth`: how further open
+    periods grow while no probe succeeds: not at all, by `reset` each time, or doubled each time. `longest`: the cap, in
+    seconds.
+
+    `error_after` trips within `error_within` seconds are told as an error instead of a warning, and so are all that
+    follow in the next `error_for` seconds.
+
+    `mode`, of a task's breaker: `delay` holds its jobs in Redis while the breaker is open, `fail` fails them, `watch`
+    lets them run and only tells, `off` does nothing.
     """
 
-    threshold: int = 3
+    threshold: int | None = 3
+    window: float | None = None
+    allowed: Mapping[str, int] | None = None
+    within: float = 10.0
     reset: float = 30.0
     growth: Growth = "none"
     longest: float = 600.0
+    error_after: int = 3
+    error_within: float = 300.0
+    error_for: float = 1800.0
+    mode: Mode = "delay"
 
     def __post_init__(self) -> None:
-        if self.threshold < 1 or self.reset < 0 or self.longest < self.reset:
-            raise ValueError("a breaker needs threshold >= 1 and 0 <= reset <= longest")
+        """Raises Misconfigured for numbers that make no sense."""
+        periods = (
+            1.0 if self.window is None else self.window,
+            self.within,
+            self.error_within,
+            self.error_for,
+        )
+        wrong = (
+            (self.threshold is not None and self.threshold < 1)
+            or not 0 <= self.reset <= self.longest < inf
+            or self.error_after < 1
+            or not all(each > 0 for each in periods)
+            or any(count < 0 for count in (self.allowed or {}).values())
+        )
+        if wrong:
+            raise Misconfigured(
+                "a breaker needs threshold >= 1, 0 <= reset <= longest, error_after >= 1, counts of 0 or more and "
+                f"periods of more than 0 seconds, not {self}"
+            )
+        if self.growth not in ("none", "linear", "exponential") or self.mode not in _MODES:
+            raise Misconfigured(
+                "a breaker needs growth 'none', 'linear' or 'exponential', and mode 'delay', 'fail', 'watch' or 'off', "
+                f"not {self.growth!r} and {self.mode!r}"
+            )
 
     def period(self, opened: int) -> float:
         """Seconds of the open period when the breaker has opened `opened` times in a row (counted from 1)."""
@@ -90,12 +131,17 @@ class BreakerPolicy:
         return self.reset
 
 
+_MODES = ("delay", "fail", "watch", "off")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
     """One breaker at one moment.
 
-    `failures` counts failures in a row while closed; `opened` counts open periods since the last success;
-    `until` is when the open period is over, on whatever clock `now` comes from.
+    `failures` counts failures while closed, in a row or, by their times in `failed_at`, within the window; `opened`
+    counts open periods since the last success; `until` is when the open period is over, on whatever clock `now` comes
+    from. `seen` are the bad states of its health checks, each with its time. `trips` are the times of the latest trips,
+    and trips before `loud_until` are errors. All of them are bounded by the policy.
     """
 
     policy: BreakerPolicy = BreakerPolicy()
@@ -103,6 +149,19 @@ class Breaker:
     failures: int = 0
     opened: int = 0
     until: float = 0.0
+    failed_at: tuple[float, ...] = ()
+    seen: tuple[tuple[str, float], ...] = ()
+    trips: tuple[float, ...] = ()
+    loud_until: float = -inf
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether a success would change it."""
+        return self.state is not _CLOSED or (self.failures > 0 and self.policy.window is None)
+
+    def level(self, now: float) -> Literal["warning", "error"]:
+        """How loudly a trip at that time is told (C41)."""
+        return "error" if now < self.loud_until else "warning"
 
     def allows(self, now: float) -> bool:
         """Whether a call may pass now.
@@ -120,29 +179,65 @@ class Breaker:
         return replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE])
 
     def succeeded(self) -> "Breaker":
-        """A call came back well."""
+        """A call came back well. What lies in a window is not forgotten for it, unless this closes the breaker."""
         state = TRANSITIONS[self.state][BreakerEvent.SUCCESS]
-        if state is not _CLOSED:
+        if state is not _CLOSED or (self.state is _CLOSED and self.policy.window is not None):
             return self
-        return replace(self, state=state, failures=0, opened=0, until=0.0)
+        seen = self.seen if self.state is _CLOSED else ()
+        return replace(self, state=state, failures=0, opened=0, until=0.0, failed_at=(), seen=seen)
 
     def failed(self, now: float) -> "Breaker":
         """A call failed.
 
         Calls that began before the breaker opened and fail late do not prolong the open period.
         """
+        threshold, window = self.policy.threshold, self.policy.window
+        if self.state is _CLOSED and threshold is None:
+            return self
+        at: tuple[float, ...] = ()
         failures = self.failures + 1
-        event = BreakerEvent.LIMIT if failures >= self.policy.threshold else BreakerEvent.FAILURE
-        state = TRANSITIONS[self.state][event]
+        if window is not None:
+            at = (*(each for each in self.failed_at if now - each < window), now)
+            failures = len(at)
+        limit = threshold is not None and failures >= threshold
+        state = TRANSITIONS[self.state][BreakerEvent.LIMIT if limit else BreakerEvent.FAILURE]
         if state is _CLOSED:
-            return replace(self, failures=failures)
+            return replace(self, failures=failures, failed_at=at)
+        return self if self.state is _OPEN else self._tripped(now)
+
+    def reported(self, what: str, now: float, *, allowed: int, within: float) -> "Breaker":
+        """A health check is in the bad state `what`. More than `allowed` times in `within` seconds trips (C42); what is
+        reported while the breaker is open is not counted."""
         if self.state is _OPEN:
             return self
-        opened = self.opened + 1
-        return replace(self, state=state, failures=0, opened=opened, until=now + self.policy.period(opened))
+        others = tuple(each for each in self.seen if each[0] != what)
+        same = tuple(each for each in self.seen if each[0] == what and now - each[1] < within)
+        if len(same) < allowed:
+            return replace(self, seen=(*others, *same, (what, now)))
+        return self._tripped(now)
 
     def given_up(self, now: float) -> "Breaker":
         """The probe was cancelled, so nothing was learnt: open again, and due for another at once."""
         if self.state is not _HALF:
             return self
         return replace(self, state=TRANSITIONS[self.state][BreakerEvent.GIVE_UP], until=now)
+
+    def _tripped(self, now: float) -> "Breaker":
+        policy, opened = self.policy, self.opened + 1
+        trips = (*(each for each in self.trips if now - each < policy.error_within), now)[
+            -policy.error_after :
+        ]
+        loud_until = self.loud_until
+        if now >= loud_until and len(trips) == policy.error_after:
+            loud_until = now + policy.error_for
+        return replace(
+            self,
+            state=TRANSITIONS[self.state][BreakerEvent.LIMIT],
+            failures=0,
+            opened=opened,
+            until=now + policy.period(opened),
+            failed_at=(),
+            seen=(),
+            trips=trips,
+            loud_until=loud_until,
+        )

@@ -25,6 +25,7 @@ from celery5.protocol.verdict import (
     Bury,
     Complete,
     Expire,
+    Hold,
     Postpone,
     Reject,
     Release,
@@ -78,6 +79,8 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
         case Postpone(delay, failure):
             message = with_failure(delivery.message, _signed(failure, delivery, worker))
             return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+        case Hold(delay):
+            return ("hold", entry, job_id, delivery.message, int(delay * 1000), int(ttl * 1000))
         case Expire() | Reject() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "why", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
@@ -148,10 +151,11 @@ def dropped(delivery: Delivery) -> Words:
 
 
 def goes_back(words: Words, delivery: Delivery) -> bool:
-    """Whether `words` give the same attempt back, to be run again: released or postponed, which changes the message."""
+    """Whether `words` give the same attempt back, to be run again: released, held, or postponed, which changes the
+    message."""
     if words[0] == "retry":
         return not is_next_attempt(words, delivery)
-    return words[0] == "release"
+    return words[0] in ("release", "hold")
 
 
 def is_next_attempt(words: Words, delivery: Delivery) -> bool:

@@ -16,7 +16,7 @@ class JobState(StrEnum):
     UNKNOWN = "UNKNOWN"  # nothing is known of the id: never sent here, or its result has expired
     SENT = "SENT"  # on its queue
     SCHEDULED = "SCHEDULED"  # waits in Redis for its time
-    HELD = "HELD"  # waits in Redis for a limit or a resumed task
+    HELD = "HELD"  # waits in Redis, as it is: its task's circuit breaker is open
     EXECUTING = "EXECUTING"  # handed to a worker
     RETRY = "RETRY"  # failed, waits in Redis for its next attempt
     SUCCESS = "SUCCESS"
@@ -51,11 +51,12 @@ TRANSITIONS: Mapping[JobState, Mapping[Move, JobState]] = {
     _S.UNKNOWN: {_M.SEND: _S.SENT, _M.SCHEDULE: _S.SCHEDULED},
     _S.SENT: {_M.START: _S.EXECUTING, _M.HOLD: _S.HELD, _M.REVOKE: _S.REVOKED},
     _S.SCHEDULED: {_M.FALL_DUE: _S.SENT, _M.REVOKE: _S.REVOKED},
-    _S.HELD: {_M.RELEASE: _S.SENT, _M.REVOKE: _S.REVOKED},
+    _S.HELD: {_M.FALL_DUE: _S.SENT, _M.RELEASE: _S.SENT, _M.REVOKE: _S.REVOKED},
     _S.EXECUTING: {
         _M.SUCCEED: _S.SUCCESS,
         _M.RETRY: _S.RETRY,
         _M.BURY: _S.DEAD,
+        _M.HOLD: _S.HELD,
         _M.RELEASE: _S.SENT,
         _M.RECOVER: _S.SENT,
         _M.REVOKE: _S.REVOKED,

@@ -97,7 +97,18 @@ class Refused(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Outcome = Returned | Raised | Asked | Declined | Withdrawn | Stranded | Interrupted | Lapsed | Refused
+class Barred(msgspec.Struct, frozen=True):
+    """The task's circuit breaker is open, so the job was not begun (C34): it is held for `delay` seconds; without one
+    it has failed, by an error whose class and bases are `kinds`."""
+
+    failure: Failure
+    kinds: tuple[str, ...] = ()
+    delay: float | None = None
+
+
+Outcome = (
+    Returned | Raised | Asked | Declined | Withdrawn | Stranded | Interrupted | Lapsed | Refused | Barred
+)
 
 
 class Complete(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +145,13 @@ class Postpone(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Keep the job in Redis, as it is, for `delay` seconds; no attempt is counted. `why` says what is in its way."""
+
+    delay: float
+    why: str
+
+
 class Expire(msgspec.Struct, frozen=True):
     """Drop the job and say so."""
 
@@ -148,7 +166,7 @@ class Revoke(msgspec.Struct, frozen=True):
     """Drop the job because it was revoked, and say so."""
 
 
-Verdict = Complete | Retry | Bury | Release | Postpone | Expire | Reject | Revoke
+Verdict = Complete | Retry | Bury | Release | Postpone | Hold | Expire | Reject | Revoke
 
 PAUSE = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
@@ -158,10 +176,12 @@ MOST_SECTIONS = 100
 Wait = Callable[[int], float | str]
 """The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
 
-_RELEASE = Release()
-_EXPIRE = Expire()
-_REVOKE = Revoke()
 _NONE: Mapping[str, int] = {}
+_PLAIN: Mapping[type, Release | Expire | Revoke] = {
+    Interrupted: Release(),
+    Lapsed: Expire(),
+    Withdrawn: Revoke(),
+}
 
 
 def rule(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
@@ -198,14 +218,26 @@ def judge(
             return Postpone(PAUSE, failure)
         case Declined(why):
             return Reject(why)
-        case Withdrawn():
-            return _REVOKE
-        case Interrupted():
-            return _RELEASE
-        case Lapsed():
-            return _EXPIRE
+        case Barred():
+            if outcome.delay is not None:
+                return Hold(outcome.delay, outcome.failure.message)
+            failed = Raised(outcome.failure, (outcome.kinds,))
+            return _after_failure(failed, attempt, policy, random, sections or _NONE, backoff)
+        case Withdrawn() | Interrupted() | Lapsed():
+            return _PLAIN[type(outcome)]
         case _:
             assert_never(outcome)
+
+
+def speaks_well(outcome: Outcome) -> bool | None:
+    """What an outcome says of its task (C38): True when it returned, False when it failed unexpectedly, also when it
+    will be tried again; None when nothing was learnt. A poisonous section speaks of its job, not of the task."""
+    if type(outcome) is Returned:
+        return True
+    if type(outcome) is not Raised:
+        return None
+    ruling = outcome.ruling
+    return None if ruling is not None and ruling.reason is Reason.POISONOUS else False
 
 
 def _made_for(sections: Mapping[str, int] | None) -> int:

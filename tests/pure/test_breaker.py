@@ -1,12 +1,15 @@
-"""Breaker: when it refuses, when it lets one probe through, and how long it stays open.
+"""Breaker: when it trips, when it refuses, when it lets one probe through, how long it stays open, how loud it is.
 
 Floor: tests. Reads: nothing. Writes: nothing.
 """
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5.errors import Misconfigured
 from celery5.protocol.breaker import TRANSITIONS, Breaker, BreakerEvent, BreakerPolicy, BreakerState, Growth
 
 FAST = BreakerPolicy(threshold=3, reset=10, growth="none", longest=100)
@@ -15,7 +18,7 @@ FAST = BreakerPolicy(threshold=3, reset=10, growth="none", longest=100)
 def opened(policy: BreakerPolicy = FAST, *, at: float = 0) -> Breaker:
     """A breaker that has just opened."""
     breaker = Breaker(policy=policy)
-    for _ in range(policy.threshold):
+    for _ in range(policy.threshold or 0):
         breaker = breaker.failed(at)
     return breaker
 
@@ -49,8 +52,8 @@ def test_one_probe_may_pass_when_the_open_period_is_over() -> None:
     assert not breaker.allows(1e9)
 
 
-def test_a_probe_that_succeeds_closes_it_and_forgets_everything() -> None:
-    assert opened().begin(10).succeeded() == Breaker(policy=FAST)
+def test_a_probe_that_succeeds_closes_it_and_forgets_everything_but_the_trip() -> None:
+    assert opened().begin(10).succeeded() == Breaker(policy=FAST, trips=(0,))
 
 
 def test_a_probe_that_fails_opens_it_again() -> None:
@@ -90,12 +93,22 @@ def test_the_open_period_grows_as_wished_and_no_longer_than_the_cap(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"threshold": 0}, {"reset": -1.0}, {"reset": 10.0, "longest": 5.0}],
+    [
+        {"threshold": 0},
+        {"reset": -1.0},
+        {"reset": 10.0, "longest": 5.0},
+        {"window": 0.0},
+        {"within": 0.0},
+        {"allowed": {"bad": -1}},
+        {"error_after": 0},
+        {"growth": "fast"},
+        {"mode": "block"},
+    ],
     ids=lambda wrong: str(wrong),
 )
-def test_a_policy_without_sense_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="a breaker needs"):
-        BreakerPolicy(**wrong)  # type: ignore[arg-type]
+def test_a_policy_without_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Misconfigured, match="a breaker needs"):
+        BreakerPolicy(**wrong)
 
 
 @given(
@@ -124,3 +137,145 @@ def test_whatever_happens_it_lets_somebody_through_again(
     if breaker.state is BreakerState.HALF_OPEN:
         breaker = breaker.failed(now)
     assert breaker.allows(now + policy.longest)
+
+
+def test_failures_within_a_window_trip_it_whatever_succeeds_in_between() -> None:
+    policy = BreakerPolicy(threshold=3, window=10)
+    breaker = Breaker(policy=policy).failed(0).succeeded().failed(5).succeeded()
+    assert breaker.failed(10).state is BreakerState.CLOSED  # the first was 10 s ago
+    assert breaker.failed(9.9).state is BreakerState.OPEN
+
+
+def test_without_a_threshold_failures_do_not_trip_it_but_a_failed_probe_does() -> None:
+    breaker = Breaker(policy=BreakerPolicy(threshold=None))
+    assert breaker.failed(0) is breaker
+    breaker = breaker.reported("bad", 0, allowed=0, within=10)
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.begin(30).failed(31).state is BreakerState.OPEN
+
+
+def unhealthy(breaker: Breaker, now: float) -> Breaker:
+    """One more, of 2 that are allowed in 10 s."""
+    return breaker.reported("unhealthy", now, allowed=2, within=10)
+
+
+def degraded(breaker: Breaker, now: float) -> Breaker:
+    """One more, of 10 that are allowed in 10 s."""
+    return breaker.reported("degraded", now, allowed=10, within=10)
+
+
+def trip(breaker: Breaker, now: float) -> Breaker:
+    """Three at once, when it lets calls through."""
+    for _ in range(3):
+        breaker = unhealthy(breaker, now)
+    assert breaker.state is BreakerState.OPEN
+    return breaker
+
+
+def closed_again(breaker: Breaker) -> Breaker:
+    """It waits its 30 s, and its probe succeeds."""
+    assert not breaker.allows(breaker.until - 0.001)
+    assert breaker.allows(breaker.until)
+    return breaker.begin(breaker.until).succeeded()
+
+
+def test_the_example_of_the_proposal() -> None:
+    # At most 2 Unhealthy and/or 10 Degraded within 10 s.
+    breaker = Breaker()
+    for at in range(10):
+        breaker = degraded(breaker, at * 0.9)
+    breaker = unhealthy(unhealthy(breaker, 8.2), 8.3)
+    assert breaker.state is BreakerState.CLOSED
+    assert degraded(breaker, 8.4).state is BreakerState.OPEN
+    assert unhealthy(breaker, 8.4).state is BreakerState.OPEN
+    # Later than that the first are out of the window: ten degraded states in any 10 s are borne.
+    for at in range(10, 100):
+        breaker = degraded(breaker, at * 1.0)
+    assert breaker.state is BreakerState.CLOSED
+
+    # Tripped, it is closed again after 30 s.
+    breaker = trip(Breaker(), 100)
+    assert (breaker.until, breaker.level(100)) == (130, "warning")
+    breaker = trip(closed_again(breaker), 200)
+    assert (breaker.until, breaker.level(200)) == (230, "warning")
+    # The third trip within 5 minutes is an error, and so are all for 30 minutes.
+    breaker = trip(closed_again(breaker), 399)
+    assert breaker.level(399) == "error"
+    breaker = trip(closed_again(breaker), 399 + 1799)
+    assert breaker.level(399 + 1799) == "error"
+    breaker = trip(closed_again(breaker), 399 + 1799 + 30)
+    assert breaker.level(399 + 1799 + 30) == "warning"
+
+
+def test_three_trips_in_more_than_five_minutes_stay_warnings() -> None:
+    breaker = Breaker()
+    for at in (0, 150, 300, 450, 600, 750):
+        breaker = trip(breaker, at)
+        assert breaker.level(at) == "warning"
+        breaker = closed_again(breaker)
+
+
+def test_a_report_while_it_is_open_counts_nothing_and_one_too_many_during_the_probe_trips_again() -> None:
+    breaker = trip(Breaker(), 0)
+    assert unhealthy(breaker, 1) is breaker
+    half = breaker.begin(30)
+    assert trip(half, 31).until == 61
+
+
+class History:
+    """What the property test remembers, to know by itself what a breaker must do."""
+
+    def __init__(self) -> None:
+        self.row = 0
+        self.reports: list[float] = []
+        self.trips: list[float] = []
+        self.loud_until = -1.0
+
+    def trip(self, now: float, policy: BreakerPolicy) -> str:
+        self.trips.append(now)
+        lately = [at for at in self.trips if now - at < policy.error_within]
+        if now >= self.loud_until and len(lately) >= policy.error_after:
+            self.loud_until = now + policy.error_for
+        self.row, self.reports = 0, []
+        return "error" if now < self.loud_until else "warning"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ok", "failed", "bad", "begin", "give up"]), st.floats(0, 12)), max_size=80
+    )
+)
+def test_it_is_what_its_history_says(steps: list[tuple[str, float]]) -> None:
+    policy = BreakerPolicy(threshold=3, reset=5, error_after=2, error_within=20, error_for=30)
+    breaker, past, now = Breaker(policy=policy), History(), 0.0
+    for step, passed in steps:
+        now += passed
+        before = breaker.state
+        expected = before
+        if step == "ok":
+            breaker = breaker.succeeded()
+            expected = before if before is BreakerState.OPEN else BreakerState.CLOSED
+            past.row = 0
+            past.reports = past.reports if before is BreakerState.CLOSED else []
+        elif step == "failed":
+            breaker = breaker.failed(now)
+            past.row += before is BreakerState.CLOSED
+            if before is BreakerState.HALF_OPEN or past.row == 3:
+                expected = BreakerState.OPEN
+        elif step == "bad":
+            breaker = breaker.reported("bad", now, allowed=2, within=10)
+            past.reports += [now] if before is not BreakerState.OPEN else []
+            if len([at for at in past.reports if now - at < 10]) > 2:
+                expected = BreakerState.OPEN
+        elif step == "begin" and breaker.allows(now):
+            breaker = breaker.begin(now)
+            expected = BreakerState.HALF_OPEN if before is BreakerState.OPEN else before
+        elif step == "give up":
+            breaker = breaker.given_up(now)
+            expected = BreakerState.OPEN if before is BreakerState.HALF_OPEN else before
+        assert breaker.state is expected
+        if expected is BreakerState.OPEN and before is not expected and step != "give up":
+            assert breaker.until == now + 5
+            assert breaker.level(now) == past.trip(now, policy)
+        assert len(breaker.seen) <= 3
+        assert len(breaker.trips) <= policy.error_after

@@ -26,6 +26,9 @@ def made() -> dict[str, str]:
     del own["queue"], own["result_prefix"], own["window_prefix"]
     return {
         "queues": SHOP.queues,
+        "settings": SHOP.settings,
+        "check": SHOP.check("<name>"),
+        "check_turn": SHOP.check_turn("<name>"),
         **own,
         "result": MAIL.result("<id>"),
         "window": MAIL.window("<task> <key>"),

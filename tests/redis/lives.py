@@ -136,13 +136,16 @@ class Model:
         life.go(move)
 
     def hold(self, job: str) -> None:
-        """Take it off the stream until it is let go. By hand: no script of this version does it."""
+        """Hold it: one that a worker has by settling, one on the stream by hand, for no script does that yet."""
         life, keys = self.lives[job], self.keys
-        if life.state is JobState.SENT:
-            place: bytes = self.driver.perform(words("HGET", keys.jobs, job))
-            self.driver.perform(words("XDEL", keys.stream, place[1:]))
-            self.driver.perform(words("HSET", keys.waiting, job, MESSAGES[job]))
-            self.driver.perform(words("HSET", keys.jobs, job, "H"))
+        if life.state is not JobState.SENT:
+            self.settle(job, Move.HOLD)
+            return
+        place: bytes = self.driver.perform(words("HGET", keys.jobs, job))
+        self.driver.perform(words("XDEL", keys.stream, place[1:]))
+        self.driver.perform(words("ZADD", keys.due, 1, job))
+        self.driver.perform(words("HSET", keys.waiting, job, MESSAGES[job]))
+        self.driver.perform(words("HSET", keys.jobs, job, "H"))
         life.go(Move.HOLD)
 
     def let_go(self, job: str) -> None:
@@ -151,6 +154,7 @@ class Model:
         entry: bytes = self.driver.perform(words("XADD", keys.stream, "*", "job", MESSAGES[job]))
         self.driver.perform(words("HSET", keys.jobs, job, b"S" + entry))
         self.driver.perform(words("HDEL", keys.waiting, job))
+        self.driver.perform(words("ZREM", keys.due, job))
         self.lives[job].go(Move.RELEASE)
 
     def revoke(self, job: str) -> None:
@@ -205,11 +209,12 @@ class Model:
             Move.RETRY: ("retry", entry, job, message, 0, KEPT),
             Move.BURY: ("bury", entry, job, message, KEPT, document),
             Move.RELEASE: ("release", entry, job, message, 0, KEPT),
+            Move.HOLD: ("hold", entry, job, message, 0, KEPT),
         }
         complete = ("complete", entry, job, document, KEPT, LOCKS[job].encode())
         self.driver.perform(calls.settle(self.keys, self.worker, [settlements.get(move, complete)]))
         if self.lives[job].state is JobState.EXECUTING:  # nothing else can be settled
-            ends = self.lives[job].marked and move in (Move.RETRY, Move.RELEASE, Move.BURY)
+            ends = self.lives[job].marked and move in (Move.RETRY, Move.RELEASE, Move.HOLD, Move.BURY)
             made = Move.REVOKE if ends or move == Act.SETTLE_REVOKED else Move(move)
             self.lives[job].go(made)
 
@@ -269,10 +274,10 @@ class Model:
         assert sorted(entry.decode() for entry, _ in stream) == sorted(on_stream.values())
         having = [job for job, state in self.states().items() if state is JobState.EXECUTING]
         assert sorted(each[0].decode() for each in pending) == sorted(on_stream[job] for job in having)
-        late = [job for job, kind in plain.items() if kind in ("D", "R")]
-        assert sorted(each.decode() for each in due) == sorted(late)
-        resting = late + [job for job, kind in plain.items() if kind == "H"]
-        assert sorted(each.decode() for each in waiting) == sorted(resting)
+        late = [job for job, kind in plain.items() if kind in ("D", "R", "H")]
+        assert (
+            sorted(each.decode() for each in due) == sorted(each.decode() for each in waiting) == sorted(late)
+        )
         graves = sorted(place[1:] for place in found.values() if place[0] == "X")
         assert sorted(entry.decode() for entry, _ in dead) == graves
         assert dict(_pairs(unique)) == ({LOCKS["b"].encode(): self.holder.encode()} if self.holder else {})

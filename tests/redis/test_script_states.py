@@ -19,7 +19,8 @@ from tests.redis.lives import MESSAGES, Act, Model, words
 
 MOVES = sorted([*Move, *Act])
 STEPS = [(state, move) for state, row in TRANSITIONS.items() for move in row]
-"""The steps of the table. Those that hold a job and let it go are made by hand: no script makes them yet."""
+"""The steps of the table. Holding a job that no worker has, and letting it go before its time, is done by hand: no
+script does it yet."""
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ ENDS_OF_REVOKED = {
     Act.SETTLE_REVOKED: JobState.REVOKED,
     Move.RETRY: JobState.REVOKED,
     Move.RELEASE: JobState.REVOKED,
+    Move.HOLD: JobState.REVOKED,
     Move.RECOVER: JobState.REVOKED,
     Act.DIE: JobState.REVOKED,
     Move.SUCCEED: JobState.SUCCESS,

@@ -242,6 +242,7 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
     assert (place.state, json.loads(place.document)["state"]) == ("ENDED", "SUCCESS")
     queue.client.hset(queue.keys.jobs, "h", "H")
     queue.client.hset(queue.keys.waiting, "h", b"{}")
+    queue.client.zadd(queue.keys.due, {"h": 1})
     assert queue.where("h") == "HELD"
 
 

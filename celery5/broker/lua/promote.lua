@@ -1,10 +1,11 @@
--- Move scheduled jobs and retries whose time has come to their queue.
+-- Move scheduled jobs, retries and held jobs whose time has come to their queue.
 -- KEYS  1 scheduled jobs by time
 --       2 their envelopes
 --       3 stream of the queue
 --       4 where its jobs are
 -- ARGV  1 how many at most
--- Gives how many were moved, and in how many ms the next one falls due (-1 when none waits).
+-- Gives how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
+-- how many workers went down with it before (H, then the number): that goes back with it.
 local due, waiting, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -14,7 +15,14 @@ for _, id in ipairs(ids) do
   redis.call('ZREM', due, id)
   redis.call('HDEL', waiting, id)
   if envelope then
-    redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope))
+    local deaths = string.match(redis.call('HGET', jobs, id) or '', '^H(%d+)$')
+    local entry
+    if deaths then
+      entry = redis.call('XADD', stream, '*', 'job', envelope, 'deliveries', deaths)
+    else
+      entry = redis.call('XADD', stream, '*', 'job', envelope)
+    end
+    redis.call('HSET', jobs, id, 'S' .. entry)
   else
     redis.call('HDEL', jobs, id)
   end

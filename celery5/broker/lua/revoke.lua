@@ -2,7 +2,7 @@
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 scheduled jobs by time
---       4 their envelopes, and those of held jobs
+--       4 their envelopes
 --       5 the live job of each key
 --       6.. result key of each job, in order
 -- ARGV  1 consumer group

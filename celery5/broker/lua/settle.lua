@@ -15,6 +15,7 @@
 --           retry:    envelope, delay in ms, ttl of a document in ms
 --           bury:     envelope, ttl in ms, document
 --           release:  envelope, deliveries so far, ttl of a document in ms
+--           hold:     envelope, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
 --           drop:     envelope, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
 --                     touches nothing else; but if the job's place is this very entry, it is a release
 -- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done (I4).
@@ -66,6 +67,14 @@ local function is_it(id, entry, result)
   if place then return string.sub(place, 2) == entry end
   return id ~= '' and redis.call('EXISTS', result) == 0
 end
+-- How many workers went down with the job so far: what is held keeps that (I5).
+local function deliveries(entry)
+  local there = redis.call('XRANGE', stream, entry, entry)[1]
+  for n = 1, there and #there[2] or 0, 2 do
+    if there[2][n] == 'deliveries' then return string.match(there[2][n + 1], '^%d+$') or '' end
+  end
+  return ''
+end
 for n = 8, #KEYS do
   local at = 4 + 6 * (n - 8)
   local verb, entry, id, message, number = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
@@ -82,11 +91,12 @@ for n = 8, #KEYS do
       ended[#ended + 1] = id
       if extra ~= '' then unlock(extra, id) end
     elseif revoked(id, entry, message, KEYS[n], verb == 'bury' and number or extra) then -- it ended, or was a copy
-    elseif verb == 'retry' then
+    elseif verb == 'retry' or verb == 'hold' then
+      local place = verb == 'retry' and 'R' or 'H' .. deliveries(entry)
       local when = now + tonumber(number)
       redis.call('ZADD', due, when, id)
       redis.call('HSET', waiting, id, message)
-      redis.call('HSET', jobs, id, 'R')
+      redis.call('HSET', jobs, id, place)
       if not earliest or when < earliest then earliest = when end
     elseif verb == 'bury' then
       local grave = redis.call('XADD', dead, '*', 'job', message, 'document', extra)

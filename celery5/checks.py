@@ -1,0 +1,228 @@
+"""Checks: the health checks that celery5 brings along: broker, loop, memory, disk, queue, HTTP endpoint (C32, C35).
+
+Floor: domain. Reads: what each of them looks at. Writes: nothing.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.errors import BrokerError, Misconfigured
+from celery5.health import Ground, HealthCheck, Look
+from celery5.protocol.health import HTTP_STATES, HttpAnswer, graded, http_states, room, worst
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+MiB = 2**20
+_MEMINFO = Path("/proc/meminfo")
+_PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
+
+
+class BrokerPing(HealthCheck):
+    """Whether Redis answers within `limit` seconds. Unhealthy: not in time, or not at all; degraded: almost too
+    late."""
+
+    def __init__(
+        self, name: str = "broker", *, limit: float = 1.0, period: float = 10.0, **more: Any
+    ) -> None:
+        super().__init__(name, period=period, timeout=max(2 * limit, 1.0), **more)
+        self._most = _above_zero(limit, name)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """One ping."""
+        import trio
+
+        began = trio.current_time()
+        with trio.move_on_after(self._most):
+            try:
+                await ground.perform(_PING)
+            except BrokerError:
+                return "unhealthy"
+        return graded(trio.current_time() - began, self._most)
+
+
+class EventLoopLag(HealthCheck):
+    """Whether the worker's event loop comes round within `limit` seconds: jobs that block it show here."""
+
+    def __init__(
+        self, name: str = "event-loop", *, limit: float = 1.0, period: float = 10.0, **more: Any
+    ) -> None:
+        super().__init__(name, period=period, timeout=max(10 * limit, 10.0), **more)
+        self._most = _above_zero(limit, name)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """How much later than asked for a short sleep ends."""
+        import trio
+
+        began = trio.current_time()
+        await trio.sleep(0.01)
+        return graded(trio.current_time() - began - 0.01, self._most)
+
+
+class Memory(HealthCheck):
+    """Whether the machine has `needed` bytes of memory available (C30), and this process uses less than `limit` bytes,
+    where that is given. Linux."""
+
+    def __init__(
+        self,
+        name: str = "memory",
+        *,
+        needed: float = 64 * MiB,
+        limit: float | None = None,
+        period: float = 30.0,
+        **more: Any,
+    ) -> None:
+        super().__init__(name, period=period, **more)
+        self._needed = needed
+        self._most = None if limit is None else _above_zero(limit, name)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """Two small files that the kernel writes."""
+        seen = [room(available_memory(), self._needed)]
+        return seen if self._most is None else [*seen, graded(used_memory(), self._most)]
+
+
+class Disk(HealthCheck):
+    """Whether `needed` bytes are free where `path` is."""
+
+    def __init__(
+        self,
+        name: str = "disk",
+        *,
+        path: str | os.PathLike[str] = "/",
+        needed: float = 64 * MiB,
+        period: float = 30.0,
+        **more: Any,
+    ) -> None:
+        super().__init__(name, lambda: room(shutil.disk_usage(path).free, needed), period=period, **more)
+
+
+class QueueLength(HealthCheck):
+    """Whether fewer than `limit` jobs wait on the queue `queue` of the application."""
+
+    def __init__(self, queue: str, *, limit: int, name: str = "", **more: Any) -> None:
+        super().__init__(name or f"queue:{queue}", **more)
+        self._queue = queue
+        self._most = _above_zero(limit, self.name)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """One short question."""
+        size = await ground.perform(calls.measure(ground.queue(self._queue)))
+        return graded(max(size.stream - size.held, 0), self._most)
+
+
+class HttpEndpoint(HealthCheck):
+    """Whether an HTTP endpoint is fit to be called: asks it with an OPTIONS request (C35).
+
+    `url`: http or https. `method` and `content_type`: those of the calls to come. `limit`: seconds that an answer may
+    take, the lookup of its name included. `is_secure`: a function that says whether the network is secure, an intrusion
+    detection system's word. `cafile`: a file of certificates to trust instead of the system's.
+
+    States: `insecure` (TLS, or `is_secure` says no), `permanently-unavailable` (404, or the method or the content
+    type is not allowed), `unhealthy` (500, or no answer in time), `degraded` (not 2xx, or 80 % of the limit),
+    `healthy`. The first of them that holds counts. Raises Misconfigured.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "",
+        method: str = "GET",
+        content_type: str | None = None,
+        limit: float = 5.0,
+        is_secure: Callable[[], bool] | None = None,
+        cafile: str | os.PathLike[str] | None = None,
+        **more: Any,
+    ) -> None:
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("http", "https") or not rest or any(each.isspace() for each in url):
+            raise Misconfigured(f"health check of {url!r}: give a URL that begins with http:// or https://")
+        super().__init__(name or _host(rest), states=HTTP_STATES, timeout=2 * limit + 1, **more)
+        self.url: str = url
+        self.method: str = method
+        self.content_type: str | None = content_type
+        self.limit: float = _above_zero(limit, self.name)
+        self._is_secure = is_secure
+        self._cafile = None if cafile is None else str(cafile)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """One OPTIONS request, in a thread."""
+        import trio
+
+        from celery5.http_check import ask  # http and ssl are loaded when first used
+
+        try:
+            with trio.fail_after(self.limit):
+                answer = await trio.to_thread.run_sync(
+                    ask, self.url, self.limit, self._cafile, abandon_on_cancel=True, limiter=self._limiter()
+                )
+        except trio.TooSlowError:
+            answer = HttpAnswer(seconds=self.limit, why="no answer in time")
+        self.why = answer.why
+        return self._states_of(answer, is_call=False)
+
+    def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
+        """Feed it with a call that a task has made itself (C36): the status of the answer (0: none came), the seconds
+        that it took, and whether TLS failed. The call must stand in the same conditions; gives the state, which is
+        reported."""
+        answer = HttpAnswer(status=status, seconds=seconds, is_insecure=is_insecure, why=why)
+        state = worst(self._states_of(answer, is_call=True), self.states) or self.good
+        self.report(state, why or (f"answered {status}" if status else "no answer"))
+        return state
+
+    def _states_of(self, answer: HttpAnswer, *, is_call: bool) -> list[str]:
+        found = http_states(
+            answer, method=self.method, content_type=self.content_type, limit=self.limit, is_call=is_call
+        )
+        compromised = self._is_secure is not None and not self._is_secure()
+        return ["insecure", *found] if compromised else found
+
+
+def available_memory() -> int:
+    """Bytes that the machine could give without swapping. Raises OSError where nobody says."""
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("the system does not say how much memory is available")
+
+
+def used_memory() -> int:
+    """Bytes of memory that this process has. Raises OSError where nobody says."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def own_checks() -> list[HealthCheck]:
+    """What a worker looks at of itself, unless the setting `own_checks` says no."""
+    memory = [Memory()] if _MEMINFO.exists() else []
+    return [BrokerPing(), EventLoopLag(), *memory, Disk()]
+
+
+def all_checks(app: "App") -> dict[str, HealthCheck]:
+    """The checks of an application and of its tasks, and the worker's own, unless one of theirs has the name. Raises
+    Misconfigured when two of theirs have one name."""
+    found = dict(app.health_check.known)
+    for task in app.tasks.values():
+        for check in task.checks:
+            if found.setdefault(check.name, check) is not check:
+                raise Misconfigured(
+                    f"two health checks are named {check.name!r}: one of them is task {task.name}'s"
+                )
+    own = own_checks() if app.settings.own_checks else []
+    return {check.name: check for check in own} | found
+
+
+def _above_zero(limit: float, name: str) -> float:
+    if not limit > 0:
+        raise Misconfigured(f"health check {name}: limit is {limit!r}: give more than 0")
+    return limit
+
+
+def _host(rest: str) -> str:
+    return rest.partition("/")[0].rpartition("@")[2]

@@ -1,0 +1,220 @@
+"""Health checks: what may be wrong with a worker or with what its tasks need, looked at again and again (C27 to C36).
+
+Floor: domain. Reads: nothing. Writes: nothing; the worker's `Health` service runs them.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast, overload
+
+from celery5.broker.call import Call
+from celery5.broker.keys import QueueKeys
+from celery5.errors import Misconfigured
+from celery5.protocol.health import STATES, UNKNOWN, checked_states
+
+Scope = Literal["local", "global"]
+Look = Callable[[], Any]
+"""Says the state: one of the check's, several of which the worst counts, True or None (good), or False (the worst)."""
+
+PERIOD = 30.0
+"""Seconds between two looks, unless said otherwise."""
+TIMEOUT = 10.0
+"""Seconds that a look may take, unless said otherwise."""
+
+
+class Ground(Protocol):
+    """What a check may ask its worker for: a trip to Redis over the worker's own connection, the keys of a queue."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    def queue(self, name: str, /) -> QueueKeys: ...
+
+
+class Hears(Protocol):
+    """Who is told of each report."""
+
+    def __call__(self, check: "HealthCheck", state: str, why: str, /) -> None: ...
+
+
+class HealthCheck:
+    """A health check: it has a name, states, and functions that say which one it is in.
+
+    `states`: the worst first, the good one last; when several hold the first counts (C35). `period`: seconds between
+    two looks (30). `timeout`: seconds that one may take (10, but no more than the period). `allowed`: how often a
+    state may be seen within `window` seconds before it trips the circuit breakers of the tasks and services that have
+    this check: by default 2 times, `degraded` 10 times, in 12 periods. `scope`: `local` to each worker, or `global`:
+    one worker looks for all, and the state is kept in Redis. After `stale_after` periods without being seen a state
+    is stale (C31).
+
+    Without functions it is in the state that was reported last, which is stale only when `period` is given. Raises
+    Misconfigured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        look: Look | None = None,
+        *,
+        states: Sequence[str] = STATES,
+        period: float | None = None,
+        timeout: float | None = None,
+        allowed: Mapping[str, int] | None = None,
+        window: float | None = None,
+        scope: Scope = "local",
+        stale_after: int = 3,
+    ) -> None:
+        if not (isinstance(cast("object", name), str) and name) or any(
+            each.isspace() or each in "{}" for each in name
+        ):
+            raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
+        self.name: str = name
+        self.states: tuple[str, ...] = checked_states(states, name)
+        self.functions: list[Look] = [] if look is None else [look]
+        self.period: float = PERIOD if period is None else period
+        self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
+        self.window: float = 12 * self.period if window is None else window
+        self.allowed: Mapping[str, int] = dict(self._usual() if allowed is None else allowed)
+        self.scope: Scope = scope
+        self.stale_after: int = stale_after
+        self.state: str = UNKNOWN
+        """The state that was seen last in this process."""
+        self.why: str = ""
+        """A word on the last look, from a class of its own."""
+        self._is_periodic = period is not None
+        self._hearers: list[Hears] = []
+        self._check()
+
+    def __repr__(self) -> str:
+        return f"<HealthCheck {self.name}: {self.state}>"
+
+    @property
+    def good(self) -> str:
+        """The good state."""
+        return self.states[-1]
+
+    @property
+    def believed_for(self) -> float:
+        """Seconds after which its state is stale."""
+        has_rhythm = self.functions or self._is_periodic or type(self).look is not HealthCheck.look
+        return self.stale_after * self.period if has_rhythm else math.inf
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether there is something to run when its period lapses."""
+        return bool(self.functions) or type(self).look is not HealthCheck.look
+
+    def subscribe(self, function: Look) -> Look:
+        """Have `function` run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread. The worst
+        state that one of them says counts."""
+        if not callable(function):
+            raise Misconfigured(f"health check {self.name}: {function!r} is no function")
+        self.functions.append(function)
+        return function
+
+    def report(self, state: str, why: str = "") -> None:
+        """Say which state it is in (C30, C36): from a task, a service or any thread of a worker. `why` is a word on it.
+
+        Elsewhere, as in a script, nobody hears it. Raises Misconfigured for a state that the check does not have.
+        """
+        if state not in self.states:
+            raise Misconfigured(
+                f"health check {self.name} has no state {state!r}; it has: {', '.join(self.states)}"
+            )
+        for hear in list(self._hearers):
+            hear(self, state, why)
+
+    def attach(self, hear: Hears) -> None:
+        """Tell `hear` of each report from now on."""
+        self._hearers.append(hear)
+
+    def detach(self, hear: Hears) -> None:
+        """Tell it no more."""
+        if hear in self._hearers:
+            self._hearers.remove(hear)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """Have one look, by a function of its own, or as a class of its own likes to."""
+        import trio  # an application is declared without an event loop
+
+        if function is None:
+            return None
+        if inspect.iscoroutinefunction(function):
+            return await function()
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
+
+    def _limiter(self) -> Any:
+        """One thread for each check: a function that hangs for ever takes no more than that."""
+        import trio
+
+        if "_threads" not in self.__dict__:
+            self.__dict__["_threads"] = trio.CapacityLimiter(1)
+        return self.__dict__["_threads"]
+
+    def _usual(self) -> dict[str, int]:
+        return {state: 10 if state == "degraded" else 2 for state in self.states[:-1]}
+
+    def _check(self) -> None:
+        strange = [state for state in self.allowed if state not in self.states]
+        if strange:
+            raise Misconfigured(
+                f"health check {self.name}: allowed names {strange[0]!r}; its states are: {', '.join(self.states)}"
+            )
+        if self.good in self.allowed:
+            raise Misconfigured(
+                f"health check {self.name}: {self.good!r} is its good state and trips nothing"
+            )
+        if (
+            not all(0 < each < math.inf for each in (self.period, self.timeout, self.window))
+            or self.stale_after < 1
+        ):
+            raise Misconfigured(
+                f"health check {self.name}: period, timeout, window and stale_after are more than 0"
+            )
+        if any(count < 0 for count in self.allowed.values()):
+            raise Misconfigured(f"health check {self.name}: allowed takes counts of 0 or more")
+        if self.scope not in ("local", "global"):
+            raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
+
+
+class DeclareCheck:
+    """What `@app.health_check` is: a decorator that works bare and called. What it takes is HealthCheck's, and
+    `name`."""
+
+    def __init__(self, checks: Sequence[HealthCheck] = ()) -> None:
+        self.known: dict[str, HealthCheck] = {}
+        for each in checks:
+            self.add(each)
+
+    @overload
+    def __call__(self, function: Look, /) -> HealthCheck: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        states: Sequence[str] = STATES,
+        period: float | None = None,
+        timeout: float | None = None,
+        allowed: Mapping[str, int] | None = None,
+        window: float | None = None,
+        scope: Scope = "local",
+        stale_after: int = 3,
+    ) -> Callable[[Look], HealthCheck]: ...
+    def __call__(self, function: Look | None = None, *, name: str | None = None, **said: Any) -> Any:
+        """Declare a check. Raises Misconfigured."""
+
+        def declared(function: Look) -> HealthCheck:
+            if not callable(function):
+                raise Misconfigured(f"@health_check takes a function, got {function!r}")
+            return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **said))
+
+        return declared if function is None else declared(function)
+
+    def add(self, check: HealthCheck) -> HealthCheck:
+        """Have a check run by the application's workers. Raises Misconfigured when another one has its name."""
+        if not isinstance(cast("object", check), HealthCheck):
+            raise Misconfigured(f"checks are HealthChecks, got {check!r}")
+        if self.known.setdefault(check.name, check) is not check:
+            raise Misconfigured(f"two health checks are named {check.name!r}")
+        return check

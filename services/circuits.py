@@ -1,0 +1,222 @@
+"""Circuits: the circuit breakers of tasks and services at work: who may pass, how long the others wait (C34, C37-C42).
+
+Floor: services. Reads: the clock. Writes: log messages.
+
+A task has its breaker from its first failure on, or from its first report when it has health checks; until then it
+costs nothing. Two small collections are all that the way of a job looks at: `shut` and `restless`, mostly empty.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from celery5.errors import CircuitOpen
+from celery5.health import HealthCheck
+from celery5.log import Log
+from celery5.protocol.breaker import Breaker, BreakerPolicy, BreakerState
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.envelope import Failure
+from celery5.protocol.names import kinds_of
+from celery5.protocol.verdict import Barred, Outcome, Raised, speaks_well
+from celery5.task import Task
+
+AFTER = 1.0
+"""Seconds that held jobs come after the one which will be the probe: by then it may have ended, and the way be free."""
+
+_KINDS = kinds_of(CircuitOpen("open"))
+
+
+class BreakerReading(msgspec.Struct, frozen=True):
+    """One breaker as it is now. `state` is closed, open or half-open, `failures` those that count so far, `trips` all
+    in this worker's life, `opens_in` the seconds until a probe may pass, 0 when one may."""
+
+    of: str
+    state: str
+    failures: int
+    trips: int
+    opens_in: float
+    why: str = ""
+
+
+class Circuit:
+    """One breaker, the probe that is under way, and what is said of it in the log. `now` is Trio's clock."""
+
+    def __init__(
+        self, *, name: str, policy: BreakerPolicy, log: Log, checks: Sequence[HealthCheck] = ()
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.checks: Mapping[str, HealthCheck] = {check.name: check for check in checks}
+        self.breaker = Breaker(policy=policy)
+        self.trips = 0
+        self.why = ""
+        self._log = log
+        self._probe: object = None
+        self._since = 0.0
+        self._comes_first = True
+
+    def passes(self, who: object) -> float | None:
+        """None when `who` may go ahead, and whoever may must say how it went, with `done`; else the seconds after which
+        it may try again."""
+        now, breaker = trio.current_time(), self.breaker
+        if breaker.state is BreakerState.CLOSED:
+            return None
+        if breaker.allows(now):
+            self.breaker = breaker.begin(now)
+            self._probe, self._since = who, now
+            self._log.event("breaker:probing", "info", breaker=self.name)
+            return None
+        if self.policy.mode == "watch":
+            return None
+        return self._wait(now)
+
+    def _wait(self, now: float) -> float:
+        short = min(AFTER, self.policy.reset)
+        if self.breaker.state is BreakerState.HALF_OPEN:
+            # Nobody knows how long the probe takes: as long again as it has, so that waiting jobs do not turn in
+            # circles.
+            return min(max(now - self._since, short), max(self.policy.reset, short))
+        rest = max(self.breaker.until - now, 0.0)
+        if self._comes_first:
+            self._comes_first = False
+            return rest
+        return rest + short * (1 + random.random())
+
+    def done(self, who: object, *, well: bool | None, why: str = "") -> None:
+        """`who` has passed and come back: `well` or not; None says that nothing was learnt. What began before the
+        breaker opened, and ends late, says nothing."""
+        before = self.breaker
+        if before.state is BreakerState.HALF_OPEN and who is self._probe:
+            self._probe = None
+        elif before.state is not BreakerState.CLOSED:
+            return
+        now = trio.current_time()
+        if well is None:
+            self._become(before.given_up(now), now, why)
+        else:
+            self._become(before.succeeded() if well else before.failed(now), now, why)
+
+    def report(self, check: HealthCheck, state: str, why: str = "") -> None:
+        """A health check of ours is in that state, seen again."""
+        allowed, within = self._allowance(check, state)
+        if allowed is None:
+            return
+        now = trio.current_time()
+        what = state if self.policy.allowed and state in self.policy.allowed else f"{check.name}: {state}"
+        after = self.breaker.reported(what, now, allowed=allowed, within=within)
+        self._become(after, now, f"health check {check.name} is {state}" + (f": {why}" if why else ""))
+
+    def _allowance(self, check: HealthCheck, state: str) -> tuple[int | None, float]:
+        own = self.policy.allowed or {}
+        if state in own:
+            return own[state], self.policy.within
+        return check.allowed.get(state), check.window
+
+    def _become(self, after: Breaker, now: float, why: str) -> None:
+        before, self.breaker = self.breaker, after
+        if after.trips != before.trips:
+            self.trips += 1
+            self.why, self._probe, self._comes_first = why, None, True
+            self._log.event(
+                "breaker:tripped",
+                after.level(now),
+                breaker=self.name,
+                why=why,
+                mode=self.policy.mode,
+                seconds=round(after.until - now, 3),
+                trips=self.trips,
+            )
+        elif after.state is BreakerState.CLOSED and before.state is not BreakerState.CLOSED:
+            self.why = ""
+            self._log.event("breaker:closed", "info", breaker=self.name)
+
+    def told(self) -> BreakerReading:
+        """How it is now."""
+        breaker = self.breaker
+        wait = max(0.0, breaker.until - trio.current_time()) if breaker.state is BreakerState.OPEN else 0.0
+        return BreakerReading(
+            self.name, breaker.state.value, breaker.failures, self.trips, round(wait, 3), self.why
+        )
+
+
+class Circuits:
+    """All breakers of one worker. `shut`: those of tasks that are not closed. `restless`: the tasks whose breakers a
+    success would change."""
+
+    def __init__(self, *, tasks: Mapping[str, Task[..., Any]], log: Log) -> None:
+        self._tasks = tasks
+        self._log = log
+        self._of: dict[str, Circuit | None] = {}
+        self._services: dict[str, Circuit] = {}
+        self.shut: dict[str, Circuit] = {}
+        self.restless: set[str] = set()
+        for name, task in tasks.items():
+            if task.checks:
+                self._of[name] = self._made(name)
+
+    def of_service(
+        self, name: str, policy: BreakerPolicy | None = None, checks: Sequence[HealthCheck] = ()
+    ) -> Circuit:
+        """The breaker of a service (C37): on unless said otherwise. Whoever runs the service asks it before it starts
+        it again."""
+        made = Circuit(name=name, policy=policy or BreakerPolicy(), log=self._log, checks=checks)
+        self._services[name] = made
+        return made
+
+    def bar(self, delivery: Delivery, task: str) -> Barred | None:
+        """What becomes of a job of a task that is in `shut`; None when it may run."""
+        circuit = self.shut[task]
+        wait = circuit.passes(delivery)
+        if wait is None:
+            return None
+        text = f"the circuit breaker of {task} is open: {circuit.why}"
+        failure = Failure(type="CircuitOpen", message=text)
+        return Barred(failure, _KINDS, wait if circuit.policy.mode == "delay" else None)
+
+    def learn(self, delivery: Delivery, task: str, outcome: Outcome) -> None:
+        """A job has ended."""
+        well = speaks_well(outcome)
+        if well is False and task not in self._of:
+            self._of[task] = self._made(task)
+        circuit = self._of.get(task)
+        if circuit is None or type(outcome) is Barred:
+            return
+        why = f"{outcome.failure.type}: {outcome.failure.message}" if type(outcome) is Raised else ""
+        circuit.done(delivery, well=well, why=why)
+        self._look(task, circuit)
+
+    def report(self, check: HealthCheck, state: str, why: str = "") -> None:
+        """A health check is in that state, seen again: it counts for all breakers that it is associated with."""
+        for name, circuit in self._of.items():
+            if circuit is not None and check.name in circuit.checks:
+                circuit.report(check, state, why)
+                self._look(name, circuit)
+        for circuit in self._services.values():
+            if check.name in circuit.checks:
+                circuit.report(check, state, why)
+
+    def told(self) -> dict[str, BreakerReading]:
+        """How the breakers are now, those of tasks by the task's name, those of services by theirs."""
+        made = {name: circuit for name, circuit in self._of.items() if circuit is not None}
+        return {name: circuit.told() for name, circuit in (made | self._services).items()}
+
+    def _made(self, task: str) -> Circuit | None:
+        declared = self._tasks[task]
+        policy = declared.breaker
+        if policy.mode == "off":
+            return None
+        return Circuit(name=task, policy=policy, log=self._log, checks=declared.checks)
+
+    def _look(self, task: str, circuit: Circuit) -> None:
+        """Keep the two collections true."""
+        if circuit.breaker.state is BreakerState.CLOSED:
+            self.shut.pop(task, None)
+        else:
+            self.shut[task] = circuit
+        if circuit.breaker.is_restless:
+            self.restless.add(task)
+        else:
+            self.restless.discard(task)

@@ -1,0 +1,258 @@
+"""Health: runs the health checks of a worker, and knows their states (C27 to C36).
+
+Floor: services. Reads: what the checks look at; the states of global checks. Writes: log messages; the states of global
+checks.
+
+Each check has a timer here, and may be told by the command `check-expired` that its time has come: as long as that
+comes, the timer only watches over it.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from celery5.broker import check_states
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError, CeleryError, CommandRefused
+from celery5.health import HealthCheck, Look
+from celery5.log import Level, Log
+from celery5.protocol.health import UNKNOWN, CheckReading, said, worst
+from celery5.services.circuits import Circuits
+
+AT_ONCE = 4
+"""Checks that run at the same time in one worker."""
+BUSY = 0.5
+"""The share of a period after which a check may be told again that its period has lapsed."""
+
+
+class Redis(Protocol):
+    """The worker's own connection."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+
+class Health:
+    """The health checks of one worker: what it is built with, and those of its application."""
+
+    def __init__(
+        self,
+        *,
+        checks: Mapping[str, HealthCheck],
+        circuits: Circuits,
+        redis: Redis,
+        keys: Keys,
+        health_store: str,
+        log: Log,
+    ) -> None:
+        self._circuits = circuits
+        self._redis = redis
+        self._keys = keys
+        self._log = log
+        off = [check.name for check in checks.values() if check.scope == "global" and health_store == "none"]
+        if off:
+            why = "the setting health_store is 'none', and what all workers share must be kept somewhere"
+            log.event("health:disabled", "warning", checks=off, why=why)
+        self._checks = {name: check for name, check in checks.items() if name not in off}
+        self._readings: dict[str, CheckReading] = {}
+        self._seen: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self._news: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
+        self._limit = trio.CapacityLimiter(AT_ONCE)
+        self._to_tell: dict[str, CheckReading] = {}
+        self._telling = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    # ---- what others ask
+
+    def told(self) -> dict[str, CheckReading]:
+        """What is known of each check now, by its name."""
+        return {name: self.reading(name) for name in self._checks}
+
+    def reading(self, name: str) -> CheckReading:
+        """What is known of one check now. Raises CommandRefused when there is none of that name."""
+        check = self._check(name)
+        reading = self._readings.get(name)
+        if reading is None:
+            return CheckReading(name, UNKNOWN, is_good=False, scope=check.scope)
+        stale = trio.current_time() - self._seen[name] > check.believed_for
+        return CheckReading(name, reading.state, reading.is_good, reading.at, stale, reading.why, check.scope)
+
+    def queue(self, name: str, /) -> QueueKeys:
+        """The keys of a queue: for the checks."""
+        return self._keys.of(name)
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        """Make one trip to Redis: for the checks."""
+        return await self._redis.perform(call)
+
+    # ---- what it is told
+
+    async def expired(self, parameters: Mapping[str, Any]) -> object:
+        """The command `check-expired` (C28): the period of a check has lapsed. Gives its new reading."""
+        check = self._check(str(parameters.get("check", "")))
+        seen = self._seen.get(check.name, -math.inf)
+        if trio.current_time() - seen >= BUSY * check.period:
+            await self.look(check)
+            # Whoever tells us goes on to do so: the timer is for when nobody does.
+            self._expect(check, trio.current_time() + 1.5 * check.period)
+        return self.reading(check.name)
+
+    async def answer(self, _parameters: Mapping[str, Any]) -> object:
+        """The command `health`: all checks and breakers."""
+        return {
+            "checks": list(self.told().values()),
+            "breakers": list(self._circuits.told().values()),
+        }
+
+    def hear(self, check: HealthCheck, state: str, why: str, /) -> None:
+        """A task or a service reports, from whatever thread."""
+        token = self._token
+        if token is None:
+            return
+        if _is_ours(token):
+            self._heard(check, state, why)
+            return
+        try:
+            token.run_sync_soon(self._heard, check, state, why)
+        except trio.RunFinishedError:
+            return  # the worker is gone
+
+    # ---- its life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look at each check when its period has lapsed, until cancelled."""
+        self._token = trio.lowlevel.current_trio_token()
+        for check in self._checks.values():
+            check.attach(self.hear)
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_others)
+                for check in self._checks.values():
+                    if check.is_looked_at or check.scope == "global":
+                        nursery.start_soon(self._keep_looking, check)
+        finally:
+            for check in self._checks.values():
+                check.detach(self.hear)
+
+    async def look(self, check: HealthCheck) -> None:
+        """One look at one check; of a global one by one worker for all."""
+        async with self._limit:
+            if check.scope == "local":
+                await self._look(check)
+                return
+            try:
+                turn = check.is_looked_at and await self._redis.perform(
+                    check_states.take_turn(self._keys, check.name, check.period)
+                )
+                if turn:
+                    await self._look(check)
+                else:
+                    found = await self._redis.perform(check_states.read(self._keys, check.name))
+                    self._learn(check, found)
+            except BrokerError as error:
+                self._log.event("health:unshared", "debug", check=check.name, why=str(error))
+
+    async def _keep_looking(self, check: HealthCheck) -> None:
+        while True:
+            with trio.move_on_at(self._due.get(check.name, 0.0)):
+                while True:  # another time was set: wait for that
+                    await self._news[check.name].wait()
+                    self._news[check.name] = trio.Event()
+                    if self._due[check.name] <= trio.current_time():
+                        break
+            if self._due.get(check.name, 0.0) > trio.current_time():
+                continue
+            self._due[check.name] = trio.current_time() + check.period
+            await self.look(check)
+
+    def _expect(self, check: HealthCheck, when: float) -> None:
+        self._due[check.name] = when
+        self._news[check.name].set()
+
+    async def _look(self, check: HealthCheck) -> None:
+        """Have each function of the check look; the worst state counts. One that fails is told of and ignored (C31)."""
+        found: list[str] = []
+        functions: Sequence[Look | None] = check.functions or [None]
+        for function in functions:
+            try:
+                with trio.fail_after(check.timeout):
+                    found += said(await check.look(function, self), check.states)
+            except trio.TooSlowError:
+                self._log.event(
+                    "health:failed",
+                    "error",
+                    check=check.name,
+                    why=f"took longer than its {check.timeout:g} s",
+                )
+            except Exception as error:
+                self._log.event(
+                    "health:failed", "error", check=check.name, why=f"{type(error).__name__}: {error}"
+                )
+        state = worst(found, check.states)
+        if state is not None:
+            self._heard(check, state, check.why)
+
+    # ---- what becomes of a state
+
+    def _heard(self, check: HealthCheck, state: str, why: str) -> None:
+        reading = CheckReading(
+            check.name, state, state == check.good, round(time.time(), 3), False, why, check.scope
+        )
+        self._seen_as(check, reading)
+        if check.scope == "global":
+            self._to_tell[check.name] = reading
+            self._telling.set()
+
+    def _learn(self, check: HealthCheck, found: CheckReading | None) -> None:
+        """What another worker has seen, unless we know it."""
+        known = self._readings.get(check.name)
+        if found is None or found.state not in check.states or (known is not None and found.at <= known.at):
+            return
+        self._seen_as(check, found)
+
+    def _seen_as(self, check: HealthCheck, reading: CheckReading) -> None:
+        before = self._readings.get(check.name)
+        self._readings[check.name] = reading
+        self._seen[check.name] = trio.current_time()
+        check.state = reading.state
+        was = UNKNOWN if before is None else before.state
+        if was != reading.state and not (before is None and reading.is_good):
+            level: Level = "info" if reading.is_good else "warning"
+            self._log.event(
+                "health:changed", level, check=check.name, state=reading.state, before=was, why=reading.why
+            )
+        if not reading.is_good:
+            self._circuits.report(check, reading.state, reading.why)
+
+    async def _tell_others(self) -> None:
+        """Keep the states of global checks where all workers find them: of each check the newest."""
+        while True:
+            await self._telling.wait()
+            self._telling = trio.Event()
+            told, self._to_tell = self._to_tell, {}
+            for name, reading in told.items():
+                ttl = self._checks[name].believed_for
+                try:
+                    await self._redis.perform(check_states.write(self._keys, reading, ttl=ttl))
+                except CeleryError as error:
+                    self._log.event("health:unshared", "warning", check=name, why=str(error))
+
+    def _check(self, name: str) -> HealthCheck:
+        try:
+            return self._checks[name]
+        except KeyError:
+            known = ", ".join(sorted(self._checks)) or "none"
+            raise CommandRefused(f"no health check {name!r} on this worker; known: {known}") from None
+
+
+def _is_ours(token: trio.lowlevel.TrioToken) -> bool:
+    """Whether this code runs in the worker's own loop."""
+    try:
+        return trio.lowlevel.current_trio_token() is token
+    except RuntimeError:
+        return False
