@@ -35,11 +35,11 @@ class OwnCode:
         """Run it until it ends; until cancelled when there is something to undo then. `started()` with what it gives:
         what a function returned, else the object that was made."""
         step, given = self._step, self._given()
-        one: Any = _loaded(step)
+        one: Any = _loaded(step, step.run)
         if inspect.isclass(one):
             made: Any = one
             one = made(**_answers(made, given))
-        undo = step.undo or getattr(one, "undo", None)
+        undo = _loaded(step, step.undo) or getattr(one, "undo", None)
         up = _Up(one, task_status)
         try:
             await self._body(getattr(one, "run", one), given, up)
@@ -88,14 +88,14 @@ def check(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
 
     `names`: the steps of the application, of which it may ask for those that it requires.
     """
-    one = _loaded(step)
+    one = _loaded(step, step.run)
     there = {*offered, "logger", *(_key(each) for each in step.requires if each in names)}
     body = getattr(one, "run", None) if inspect.isclass(one) or hasattr(one, "run") else one
     if not callable(body):
         raise Misconfigured(f"boot step {step.name!r}: {one!r} has no run(): give it one, or a function")
     asking: list[tuple[Any, set[str]]] = [(one, there)] if inspect.isclass(one) else []
     asking.append((partial(body, None) if inspect.isclass(one) else body, there | {"task_status"}))
-    undo = step.undo or getattr(one, "undo", None)
+    undo = _loaded(step, step.undo) or getattr(one, "undo", None)
     if undo is not None:
         method = inspect.isclass(one) and step.undo is None
         asking.append((partial(undo, None) if method else undo, there | {_key(step.name)}))
@@ -109,11 +109,11 @@ def check(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
                 )
 
 
-def _loaded(step: BootStep) -> Any:
-    """The step's function, class or object; by now everything can be imported. Raises Misconfigured."""
-    if not isinstance(step.run, str):
-        return step.run
-    module, _, name = step.run.partition(":")
+def _loaded(step: BootStep, said: Any) -> Any:
+    """A function, class or object of the step; by now everything can be imported. Raises Misconfigured."""
+    if not isinstance(said, str):
+        return said
+    module, _, name = said.partition(":")
     try:
         found = import_module(module)
     except (Exception, SystemExit) as error:

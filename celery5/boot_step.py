@@ -25,12 +25,13 @@ class BootStep:
 
     `run` is a function that prepares something and returns, `async def` on Trio or `def` in a thread; or a class or
     function that stays and says when it is up, `async def run(self, *, task_status)`; or where one of them is,
-    "module:name". It asks for what it needs by the names of its parameters: `app`, `settings`, `logger`, `worker`,
-    `inbox`, and what the steps gave that it `requires`. `requires` names the steps that must be up before it, its own
-    ones and celery5's. When an `optional` step does not come up the worker goes on without it, and tries it again by
-    the command `retry-boot-step`; else it stops. `start_limit` and `stop_limit` are seconds. `retry` says how often and
-    when to try again (default: 5 times for what is optional or stays, else never). `undo` is called when the step is
-    taken down. What `stays` is up as soon as it runs, unless it takes a `task_status`. Raises Misconfigured.
+    "module:name", for modules that import the application. It asks for what it needs by the names of its parameters:
+    `app`, `settings`, `logger`, `worker`, `inbox`, and what the steps gave that it `requires`. `requires` names the
+    steps that must be up before it, the application's own and celery5's. When an `optional` step does not come up the
+    worker goes on without it, and tries it again by the command `retry-boot-step`; else it stops. `start_limit` and
+    `stop_limit` are seconds. `retry` says how often and when to try again (default: 5 times for what is optional or
+    stays, else never). `undo` is called when the step is taken down. What `stays` is up as soon as it runs, unless it
+    takes a `task_status`. Raises Misconfigured.
     """
 
     name: str
@@ -40,7 +41,7 @@ class BootStep:
     start_limit: float = 30.0
     stop_limit: float = 30.0
     retry: RetryPolicy | Mapping[str, Any] | None = None
-    undo: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | str | None = None
     stays: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class BootStep:
             raise Misconfigured(
                 f"boot step {said!r}: run is {self.run!r}: give a function or a class with run()"
             )
-        if self.undo is not None and not callable(cast("object", self.undo)):
+        if not (self.undo is None or callable(self.undo) or _is_place(self.undo)):
             raise Misconfigured(f"boot step {said!r}: undo is {self.undo!r}: give a function")
 
     @property
@@ -114,4 +115,5 @@ def declared(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootSte
 
 
 def _is_place(run: Any) -> bool:
+    """Whether it says where code is: "module:name"."""
     return isinstance(run, str) and bool(re.fullmatch(r"[\w.]+:[\w.]+", run))

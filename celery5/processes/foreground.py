@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import trio
 
 from celery5.app import App
-from celery5.log import Format, Journal, Level, Log
+from celery5.log import Journal, Level, Log
 from celery5.processes import fleet, worker
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
@@ -36,7 +37,7 @@ class ServeOptions:
     name: str = ""
     processes: int = 1
     reload: bool = True
-    log_format: Format = "json"
+    log_format: Literal["json", "console"] = "json"
     log_level: Level = "info"
 
 

@@ -9,6 +9,9 @@ import pytest
 import trio
 
 from celery5.runners.on_asyncio import AsyncioRunner
+from tests.trio.desk import desk, notes
+
+__all__ = ["desk", "notes"]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,99 +12,12 @@ import trio
 from trio.testing import MockClock
 
 from celery5 import App, Misconfigured, RetryPolicy
-from celery5.boot_step import BootStep, declared, service
-from celery5.bootsteps.boot import Boot, Step
+from celery5.boot_step import BootStep, service
 from celery5.errors import BootStepFailed, BrokerUnavailable, CommandRefused
-from celery5.log import Log
-from celery5.services.board import RETRY, Board
-from celery5.services.commands import Commands, PostsDirectly, PostsToItself
+from celery5.services.board import RETRY
+from celery5.services.commands import PostsToItself
 from tests.redis.workers import Lines
-
-QUICK = RetryPolicy(max_retries=3, backoff=1.0, jitter=False)
-Body = Callable[[], Awaitable[object]]
-
-
-class Stays:
-    """A part of celery5's own that notes when it comes and goes."""
-
-    def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes = name, notes
-
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        self.notes.append(f"{self.name} up")
-        task_status.started()
-        try:
-            await trio.sleep_forever()
-        finally:
-            self.notes.append(f"{self.name} down")
-
-
-class Desk:
-    """What boots an application's steps beside celery5's own, and what can be seen of it."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-        self.board = Board()
-        self.commands = Commands(handlers={RETRY: self.board.retry})
-        self.posts: PostsToItself = PostsDirectly(commands=self.commands)
-        self.app = App("desk")
-
-    def boot(self, *added: Any, services: tuple[Any, ...] = ()) -> Boot:
-        """A process that has, of celery5's own, what publishes, what runs jobs and what consumes."""
-        own = [
-            Step("publishing", Stays("publishing", self.notes)),
-            Step("execution", Stays("execution", self.notes), ("publishing",)),
-            Step("consumer", Stays("consumer", self.notes), ("execution",)),
-        ]
-        offered = {"app": self.app, "settings": self.app.settings, "worker": "w1", "inbox": self.posts}
-        log = Log(worker="w1", app="desk")
-        return Boot(
-            steps=own,
-            added=declared(added, services),
-            offered=offered,
-            board=self.board,
-            posts=self.posts,
-            log=log,
-        )
-
-    async def retry(self, step: str) -> object:
-        """Perform the command."""
-        return await self.commands.perform(RETRY, {"step": step})
-
-
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def desk(notes: list[str]) -> Desk:
-    return Desk(notes)
-
-
-@pytest.fixture
-def lines() -> Iterator[Lines]:
-    with Lines() as lines:
-        yield lines
-
-
-def told(lines: Lines, name: str) -> list[dict[str, Any]]:
-    """All messages `celery5:<name>` so far."""
-    lines._journal._flush()
-    return lines.of(name)
-
-
-def failing(notes: list[str], times: int) -> Callable[[], Awaitable[None]]:
-    """A preparation that fails so often, and then does not."""
-    tried: list[int] = []
-
-    async def prepare() -> None:
-        tried.append(len(tried))
-        notes.append(f"try {len(tried)} at {trio.current_time():g}")
-        if len(tried) <= times:
-            raise ValueError(f"no {len(tried)}")
-
-    return prepare
+from tests.trio.desk import QUICK, Body, Desk, failing, told
 
 
 async def test_a_preparation_is_done_before_the_first_job_and_undone_after_the_last(
@@ -321,114 +234,6 @@ async def test_what_requires_an_optional_step_waits_until_it_is_up(
         await trio.sleep(10)
         assert notes[-1] == "warm"
         nursery.cancel_scope.cancel()
-
-
-def crashing(notes: list[str], times: int, *, of: Exception | None = None, after: float = 0.0) -> type:
-    """A service that crashes so often."""
-
-    class Ticker:
-        async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-            begun = len([each for each in notes if each == "ticker"])
-            notes.append("ticker")
-            task_status.started()
-            await trio.sleep(after)
-            if begun < times:
-                raise of or ValueError("ticked off")
-            await trio.sleep_forever()
-
-    return Ticker
-
-
-async def test_a_service_that_crashes_is_restarted_anew_and_stops_the_process_when_it_goes_on(
-    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
-) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(desk.boot(services=(service(crashing(notes, 3), retry=QUICK),)).run)
-        await trio.sleep(60)
-        assert notes.count("ticker") == 4
-        nursery.cancel_scope.cancel()
-    notes.clear()
-    with pytest.raises(ExceptionGroup) as caught:
-        await desk.boot(services=(service(crashing(notes, 99), retry=QUICK),)).run()
-    assert caught.group_contains(
-        BootStepFailed, match=r"boot step 'ticker' crashed 4 times in a row: ValueError: ticked off"
-    )
-    assert [each["level"] for each in told(lines, "step:crashed")] == ["warning"] * 6
-
-
-async def test_an_optional_service_that_goes_on_crashing_is_given_up_and_the_process_goes_on(
-    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
-) -> None:
-    async with trio.open_nursery() as nursery:
-        one = service(crashing(notes, 99), retry=QUICK, optional=True)
-        await nursery.start(desk.boot(services=(one,)).run)
-        await trio.sleep(600)
-        assert notes.count("ticker") == 4
-        assert desk.board.shown()["ticker"]["state"] == "given up"
-        assert "consumer down" not in notes
-        nursery.cancel_scope.cancel()
-    assert [each["level"] for each in told(lines, "step:given-up")] == ["warning"]
-
-
-async def test_a_service_that_crashes_because_redis_is_away_is_restarted_for_as_long_as_it_takes(
-    desk: Desk, notes: list[str], autojump_clock: MockClock
-) -> None:
-    async with trio.open_nursery() as nursery:
-        ticker = crashing(notes, 30, of=BrokerUnavailable("away"))
-        await nursery.start(desk.boot(services=(service(ticker, retry=QUICK),)).run)
-        await trio.sleep(60)
-        assert notes.count("ticker") == 31
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_function_that_stays_is_a_service_too(desk: Desk, notes: list[str]) -> None:
-    async def watch() -> None:
-        notes.append("watch")
-        try:
-            await trio.sleep_forever()
-        finally:
-            notes.append("watched")
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(desk.boot(services=(watch,)).run)
-        nursery.cancel_scope.cancel()
-    assert notes.index("publishing up") < notes.index("watch") < notes.index("execution up")
-    assert notes.index("execution down") < notes.index("watched") < notes.index("publishing down")
-
-
-async def test_a_service_may_wait_for_jobs_to_run(desk: Desk, notes: list[str]) -> None:
-    async def watch() -> None:
-        notes.append("watch")
-        await trio.sleep_forever()
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(desk.boot(services=(service(watch, requires="consumer"),)).run)
-        nursery.cancel_scope.cancel()
-    assert notes.index("consumer up") < notes.index("watch")
-
-
-async def test_what_fails_while_it_stops_is_told_of_and_holds_up_nobody(
-    desk: Desk, notes: list[str], lines: Lines, autojump_clock: MockClock
-) -> None:
-    async def watch() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            raise ValueError("no end")
-
-    async def fill() -> None: ...
-
-    async def empty() -> None:
-        await trio.sleep_forever()
-
-    step = BootStep("cache", fill, undo=empty, stop_limit=3)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(desk.boot(step, services=(watch,)).run)
-        began = trio.current_time()
-        nursery.cancel_scope.cancel()
-    assert trio.current_time() - began == 3
-    assert notes[-1] == "publishing down"
-    assert [each["why"] for each in told(lines, "step:stop-failed")] == ["ValueError: no end"]
 
 
 async def test_a_step_may_post_a_command_to_its_own_process(desk: Desk, notes: list[str]) -> None:

@@ -1,0 +1,75 @@
+"""Box voice: what a box says beside its answers: lines for the log, and noise, of which there may be any amount.
+
+Floor: runners. Reads: nothing. Writes: the log.
+"""
+
+from typing import Any
+
+from celery5.protocol.frames import Line
+from celery5.runners.context import CurrentJob, Tell
+
+TAIL = 4_000
+"""Bytes of what a box wrote to stderr that go with its failure: the last ones."""
+LINES = 100
+"""Lines of noise that are logged for one job; of the rest there is a count."""
+LONGEST = 2_000
+"""Bytes of one such line."""
+
+
+class BoxVoice:
+    """What one box says. `job` is the one that it runs, if any; `hushed` once nobody wants to hear it any more."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.pid = 0
+        self.hushed = False
+        self._tell = tell
+        self._job: CurrentJob | None = None
+        self._tail = b""
+        self._said = 0
+
+    def begins(self, job: CurrentJob | None) -> None:
+        """From here on it speaks of this job."""
+        self._job, self._tail, self._said = job, b"", 0
+
+    def ends(self) -> None:
+        """The job has ended."""
+        if self._said > LINES:
+            self._tell("box:said-more", "warning", **self._about(), pid=self.pid, lines=self._said - LINES)
+        self._job, self._said = None, 0
+
+    def keep(self, chunk: bytes) -> None:
+        """Remember the end of its stderr."""
+        self._tail = (self._tail + chunk)[-TAIL:]
+
+    @property
+    def last_words(self) -> str:
+        """The end of its stderr."""
+        return self._tail.decode("utf-8", "backslashreplace").strip()
+
+    def log(self, line: Line) -> None:
+        """It has a line for the log."""
+        fields = {name: value for name, value in line.fields.items() if name not in _OURS}
+        if line.event in _EVENTS:
+            self._tell(line.event, line.level, **{**fields, **self._about()})
+        else:
+            said = {**fields, "logger": line.logger, "message": line.message, **self._about()}
+            self._tell("log", line.level, **said)
+
+    def noise(self, line: bytes, stream: str) -> None:
+        """Somebody has printed something, or a program has said what is not asked for."""
+        if self.hushed or not line.strip():
+            return
+        self._said += 1
+        if self._said <= LINES:
+            text = line[:LONGEST].decode("utf-8", "backslashreplace").rstrip()
+            self._tell("box:said", "info", **self._about(), pid=self.pid, stream=stream, line=text)
+
+    def _about(self) -> dict[str, Any]:
+        job = self._job
+        return {} if job is None else {"job": job.id, "task": job.task}
+
+
+_EVENTS = ("section:again", "section:ignored")
+"""What celery5 itself tells of in a box."""
+_OURS = {"worker", "job", "task", "level", "message_type", "timestamp", "task_uuid", "task_level", "name"}
+"""Fields of a message that nobody else sets."""

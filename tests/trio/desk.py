@@ -1,0 +1,104 @@
+"""Desk: own boot steps and services, run on virtual time, and what can be seen of them.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from celery5 import App, RetryPolicy
+from celery5.boot_step import declared
+from celery5.bootsteps.boot import Boot, Step
+from celery5.log import Log
+from celery5.services.board import RETRY, Board
+from celery5.services.commands import Commands, PostsDirectly, PostsToItself
+from tests.redis.workers import Lines
+
+QUICK = RetryPolicy(max_retries=3, backoff=1.0, jitter=False)
+Body = Callable[[], Awaitable[object]]
+
+
+class Stays:
+    """A part of celery5's own that notes when it comes and goes."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes = name, notes
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.notes.append(f"{self.name} up")
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.notes.append(f"{self.name} down")
+
+
+class Desk:
+    """What boots an application's steps beside celery5's own, and what can be seen of it."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.board = Board()
+        self.commands = Commands(handlers={RETRY: self.board.retry})
+        self.posts: PostsToItself = PostsDirectly(commands=self.commands)
+        self.app = App("desk")
+
+    def boot(self, *added: Any, services: tuple[Any, ...] = ()) -> Boot:
+        """A process that has, of celery5's own, what publishes, what runs jobs and what consumes."""
+        own = [
+            Step("publishing", Stays("publishing", self.notes)),
+            Step("execution", Stays("execution", self.notes), ("publishing",)),
+            Step("consumer", Stays("consumer", self.notes), ("execution",)),
+        ]
+        offered = {"app": self.app, "settings": self.app.settings, "worker": "w1", "inbox": self.posts}
+        log = Log(worker="w1", app="desk")
+        return Boot(
+            steps=own,
+            added=declared(added, services),
+            offered=offered,
+            board=self.board,
+            posts=self.posts,
+            log=log,
+        )
+
+    async def retry(self, step: str) -> object:
+        """Perform the command."""
+        return await self.commands.perform(RETRY, {"step": step})
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def desk(notes: list[str]) -> Desk:
+    return Desk(notes)
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with Lines() as lines:
+        yield lines
+
+
+def told(lines: Lines, name: str) -> list[dict[str, Any]]:
+    """All messages `celery5:<name>` so far."""
+    lines._journal._flush()
+    return lines.of(name)
+
+
+def failing(notes: list[str], times: int) -> Callable[[], Awaitable[None]]:
+    """A preparation that fails so often, and then does not."""
+    tried: list[int] = []
+
+    async def prepare() -> None:
+        tried.append(len(tried))
+        notes.append(f"try {len(tried)} at {trio.current_time():g}")
+        if len(tried) <= times:
+            raise ValueError(f"no {len(tried)}")
+
+    return prepare
