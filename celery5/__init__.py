@@ -15,12 +15,14 @@ processes/  one wiring page for each process; cli/ words on a terminal
 from typing import TYPE_CHECKING
 
 from celery5.app import App, default_app, task
+from celery5.boot_step import BootStep, service
 from celery5.errors import (
     BacklogFull,
     BadArguments,
     BadBrokerURL,
     BadResult,
     BlockingInEventLoop,
+    BootStepFailed,
     BoxCrashed,
     BrokerDenied,
     BrokerError,
@@ -69,6 +71,8 @@ __all__ = [
     "BadBrokerURL",
     "BadResult",
     "BlockingInEventLoop",
+    "BootStep",
+    "BootStepFailed",
     "Box",
     "BoxCrashed",
     "BreakerPolicy",
@@ -113,6 +117,7 @@ __all__ = [
     "poisonous",
     "retry",
     "revoke",
+    "service",
     "task",
     "wait",
 ]

@@ -3,9 +3,9 @@
 Floor: services. Reads: nothing. Writes: nothing.
 
 When a worker dies its understudy reads here which jobs had begun, so that only those are counted as having taken their
-worker down, and not the hundreds that merely waited in it (I5). And when a job blocks the worker's loop, the
-understudy renews the lease and writes here until when. The kernel keeps the memory for as long as one of the two lives,
-whatever kills the other.
+worker down, and not the hundreds that merely waited in it (I5); and which boxes it had, to end what they have started.
+And when a job blocks the worker's loop, the understudy renews the lease and writes here until when. The kernel keeps
+the memory for as long as one of the two lives, whatever kills the other.
 """
 
 import mmap
@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery5.protocol.delivery import Delivery
 
-_HEAD = 16
-"""The end of the lease, and the understudy's process id."""
+_BOXES = 64
+"""Boxes whose process ids are kept: more than one worker is likely to have."""
+_HEAD = 16 + 8 * _BOXES
+"""The end of the lease, the understudy's process id, and those of the boxes."""
 _RECORD = struct.Struct("=H46s")
 """One slot: the number of the queue, counted from 1, and the stream entry, which has 41 digits at most."""
 
@@ -33,6 +35,7 @@ class BlackBox:
         # At the start of a page they are written and read in one piece.
         self._lease = memoryview(self._page)[:8].cast("d")
         self._understudy = memoryview(self._page)[8:16].cast("q")
+        self._boxes = memoryview(self._page)[16:_HEAD].cast("q")
 
     @property
     def lease_until(self) -> float:
@@ -51,6 +54,25 @@ class BlackBox:
     @understudy.setter
     def understudy(self, pid: int) -> None:
         self._understudy[0] = pid
+
+    @property
+    def boxes(self) -> list[int]:
+        """The process groups of the worker's boxes."""
+        return [each for each in self._boxes if each]
+
+    def has_box(self, pid: int) -> None:
+        """The worker has started a box. One too many is not remembered."""
+        self._replace_box(0, pid)
+
+    def had_box(self, pid: int) -> None:
+        """A box has ended, and nothing is left of its group."""
+        self._replace_box(pid, 0)
+
+    def _replace_box(self, one: int, other: int) -> None:
+        for at, pid in enumerate(self._boxes):
+            if pid == one:
+                self._boxes[at] = other
+                return
 
     def wipe(self) -> None:
         """Begin anew, for a worker with a new name."""

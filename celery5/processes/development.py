@@ -30,6 +30,7 @@ def serve(app: App, options: ServeOptions) -> int:
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
     """
+    worker.check(app)
     with (
         standing_by(
             app

@@ -47,8 +47,8 @@ def serve(app: App, options: ServeOptions) -> int:
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
     ready = _nothing
+    worker.check(app)
     if options.processes > 1:
-        worker.check(app)
         part = fleet.supervise(app, processes=options.processes, burst=options.burst)
         if isinstance(part, int):
             return part

@@ -233,8 +233,10 @@ class _Watch:
         while life is not Life.GONE and not self._has_ended():
             if self._watches and now() >= self._next:
                 life = self._step_in()
-        if self._said.worker and self._really_ended():
-            self._recover()
+        if (self._said.worker or self._box.boxes) and self._really_ended():
+            self._end_boxes()
+            if self._said.worker:
+                self._recover()
 
     @property
     def _watches(self) -> bool:
@@ -299,6 +301,12 @@ class _Watch:
                 return True
             select.select([], [], [], 0.01)
         return False
+
+    def _end_boxes(self) -> None:
+        """Before their jobs run elsewhere. The kernel has ended the boxes, but not what they have started."""
+        for group in self._box.boxes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
     def _recover(self) -> None:
         """Put back what the worker held. What it had not begun is not counted, and nothing once it had left."""

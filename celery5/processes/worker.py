@@ -83,14 +83,14 @@ async def run(
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
         again = (LeaseLost, BrokerUnavailable, BootFailed)
         life = next(lives)
-        await trio.sleep(full_jitter(life, start=0.1, cap=5.0, random=random.random) if life else 0)
+        await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
 
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application's boot steps do not fit, before any process is there to find out."""
     if app.bootsteps:
-        given = _given(app, WorkerOptions(), "", Log(worker="", app=app.name), trio.Event())
-        build(Boot, WorkerParts, **given)
+        silent = Log.__new__(Log)  # nothing runs, so nothing is written
+        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", silent, trio.Event()))
 
 
 def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
+from celery5.services.black_box import BlackBox
 from celery5.services.board import RETRY, Board
 from celery5.services.burst import Burst
 from celery5.services.circuits import Circuits
@@ -88,7 +89,9 @@ def make_push(
     )
 
 
-def make_boxes(app: App, budget: ConcurrencyBudget, log: Log, worker: str) -> BoxedRunner:
+def make_boxes(
+    app: App, budget: ConcurrencyBudget, log: Log, worker: str, black_box: BlackBox | None
+) -> BoxedRunner:
     """Where boxed tasks run."""
     settings = app.settings
     return BoxedRunner(
@@ -100,6 +103,7 @@ def make_boxes(app: App, budget: ConcurrencyBudget, log: Log, worker: str) -> Bo
         limit=settings.message_limit,
         jobs=settings.box_jobs,
         idle=settings.box_idle,
+        groups=black_box,
     )
 
 

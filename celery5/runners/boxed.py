@@ -48,11 +48,19 @@ class Boxable(Protocol):
     def deduplicate(self) -> Callable[..., Any] | None: ...
 
 
+class Groups(Protocol):
+    """Remembers the process groups of boxes, for whoever has to end them when the worker cannot."""
+
+    def has_box(self, pid: int, /) -> None: ...
+    def had_box(self, pid: int, /) -> None: ...
+
+
 class BoxedRunner:
     """Runs boxed tasks, at most as many boxes at once as `slots()` says.
 
     A box is started when a job needs one and none is idle, and ended after `jobs` jobs, or when it has been idle for
-    `idle` seconds. `home` says where a Python box finds its tasks, `limit` how many bytes a result may have.
+    `idle` seconds. `home` says where a Python box finds its tasks, `limit` how many bytes a result may have;
+    `groups` is told of each box.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class BoxedRunner:
         limit: int,
         jobs: int,
         idle: float,
+        groups: Groups | None = None,
     ) -> None:
         self._tasks = tasks
         self._slots = slots
@@ -75,6 +84,7 @@ class BoxedRunner:
         self._limit = limit
         self._jobs = jobs
         self._patience = idle
+        self._groups = groups
         self._nursery: trio.Nursery | None = None
         self._all: set[BoxProcess] = set()
         self._idle: deque[BoxProcess] = deque()  # the one that was idle last is at the right
@@ -187,6 +197,8 @@ class BoxedRunner:
 
         one = BoxProcess(box, _command(box), limit=self._limit, tell=self._tell)
         self._all.add(one)
+        if self._groups is not None:
+            self._groups.has_box(one.pid)
         nursery.start_soon(self._live, one)
         try:
             await one.greet(self._hello(box))
@@ -200,6 +212,8 @@ class BoxedRunner:
             await one.live()
         finally:
             self._all.discard(one)
+            if self._groups is not None:
+                self._groups.had_box(one.pid)
             if one in self._idle:
                 self._idle.remove(one)
 

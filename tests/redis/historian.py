@@ -10,6 +10,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from celery5 import App, current_job
 app = App(os.environ.get("HISTORY_APP", "historian"))
 
 
-def note(what: str) -> None:
-    """One line, written in one piece: job, what, process, attempt."""
+def note(what: str, worker: int | None = None) -> None:
+    """One line, written in one piece: job, what, the worker's process, attempt."""
     job = current_job()
     assert job is not None
-    line = f"{job.id} {what} {os.getpid()} {job.attempt} {time.time():.6f}\n"
+    line = f"{job.id} {what} {worker or os.getpid()} {job.attempt} {time.time():.6f}\n"
     file = os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
@@ -101,23 +102,27 @@ async def die() -> None:
 class Deadly:
     """A result that takes the worker down when it is encoded: after the task has returned, before anybody knows."""
 
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+
     def model_dump(self, **_options: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(self._worker, signal.SIGKILL)
 
 
-def act(acts: list[str]) -> object:
+def act(acts: list[str], worker: int | None = None) -> object:
     """Do what is written for this run of the job, the last of it for all further ones; gives which run it was."""
     job = current_job()
     assert job is not None
-    note("begin")
+    worker = worker or os.getpid()
+    note("begin", worker)
     runs = Path(os.environ["HISTORY"]).read_text().count(f"{job.id} begin ")
     match acts[min(runs, len(acts)) - 1]:
         case "die":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(worker, signal.SIGKILL)
         case "fail":
             raise ValueError(f"run {runs}")
         case "return and die":
-            return Deadly()
+            return Deadly(worker)
     return runs
 
 
@@ -137,6 +142,22 @@ async def act_asyncio(acts: list[str]) -> object:
 def act_thread(acts: list[str]) -> object:
     """In a thread."""
     return act(acts)
+
+
+@app.task(name="act_boxed", boxed=True)
+def act_boxed(acts: list[str]) -> object:
+    """In a box, whose parent is the worker."""
+    return act(acts, os.getppid())
+
+
+@app.task(name="nest", boxed=True)
+def nest(path: str) -> None:
+    """In a box: start a process that takes no notice of anything, say who is there, and wait with it."""
+    note("begin", os.getppid())
+    child = subprocess.Popen(["sh", "-c", "trap '' TERM HUP; while :; do sleep 60; done"])
+    Path(f"{path}.new").write_text(f"{os.getpid()} {child.pid}")
+    os.rename(f"{path}.new", path)
+    child.wait()
 
 
 @app.task(name="poison")

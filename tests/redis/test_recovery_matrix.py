@@ -21,7 +21,7 @@ from tests.redis.staff import Staff, staffed, wait_until
 from tests.redis.workers import entries, held
 from tests.watched import watched
 
-KINDS = ("trio", "asyncio", "thread")
+KINDS = ("trio", "asyncio", "thread", "boxed")
 SLOTS = 4
 """Jobs of one kind that run at once in one worker."""
 
@@ -34,7 +34,7 @@ def staff(
     name = f"recovery-matrix-{request.param}-{tmp_path_factory.getbasetemp().name}"
     with watched(server), staffed(server.url, name, tmp_path_factory.mktemp("matrix")) as one:
         command = [sys.executable, "-m", "tests.redis.keeper", str(request.param)]
-        keeper = one.launch(command, lease=50, concurrency=SLOTS, cpu_slots=SLOTS)
+        keeper = one.launch(command, lease=50, concurrency=SLOTS, cpu_slots=SLOTS, box_slots=SLOTS)
         wait_until(lambda: len(keeper.lines("worker:ready")) == request.param, within=20)
         yield one
 

@@ -5,6 +5,7 @@ Floor: tests. Reads and writes: keys and channels named after the test.
 
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ QUICK = Timing(connect=1, reply=2, first_connect=0.2, backoff_start=0.01, backof
 
 async def opened(nursery: trio.Nursery, url: str) -> TrioRedis:
     """A running connection to `url`."""
-    redis = TrioRedis(endpoint=Endpoint.from_url(url), timing=QUICK, name="a test of ours")
+    patient = replace(QUICK, first_connect=5)
+    redis = TrioRedis(endpoint=Endpoint.from_url(url), timing=patient, name="a test of ours")
     await nursery.start(redis.run)
     return redis
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from celery5.runners.on_asyncio import AsyncioRunner
-from tests.trio.desk import desk, notes
+from tests.trio.desk import desk, lines, notes
 
-__all__ = ["desk", "notes"]
+__all__ = ["desk", "lines", "notes"]
 
 
 @pytest.fixture
