@@ -50,6 +50,7 @@ from celery5.errors import (
 from celery5.health import HealthCheck
 from celery5.protocol.box import Box
 from celery5.protocol.breaker import BreakerPolicy
+from celery5.protocol.budget import Budget, BudgetStrategy, ByLoad, ByMemory, Demand, Growth
 from celery5.protocol.dead_letters import DeadJob
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
@@ -80,11 +81,17 @@ __all__ = [
     "BrokerError",
     "BrokerTooOld",
     "BrokerUnavailable",
+    "Budget",
+    "BudgetStrategy",
+    "ByLoad",
+    "ByMemory",
     "CeleryError",
     "CircuitOpen",
     "CurrentJob",
     "DeadJob",
+    "Demand",
     "DuplicateTask",
+    "Growth",
     "HealthCheck",
     "Job",
     "JobState",

@@ -20,14 +20,15 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.colourless import Plain, finished
 from celery5.connections import Connections
 from celery5.dead_letters import DeadLetters
-from celery5.declaring import Declare, Registry
-from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
+from celery5.declaring import Declare, Registry, checked_name
+from celery5.errors import BrokerUnavailable, MessageTooLarge
 from celery5.health import DeclareCheck, HealthCheck
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.breaker import BreakerPolicy
+from celery5.protocol.budget import Budget, checked_budgets
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
@@ -54,7 +55,8 @@ class App:
     `celery5.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
     `CELERY5_CONFIG`); see `celery5.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
-    see `BootStep` and `service`. Raises Misconfigured.
+    see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice.
+    Raises Misconfigured.
     """
 
     def __init__(
@@ -70,15 +72,10 @@ class App:
         config: "str | Configuration | None" = None,
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
+        budgets: Mapping[str, Budget] | None = None,
         **settings: Any,
     ) -> None:
-        if not (isinstance(cast("object", name), str) and name) or any(
-            each.isspace() or each in "{}:" for each in name
-        ):
-            raise Misconfigured(
-                f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
-            )
-        self.name: str = name
+        self.name: str = checked_name(name)
         self.include: tuple[str, ...] = checked(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self._said: dict[str, Any] = {"broker": broker, **settings}
@@ -89,6 +86,7 @@ class App:
         )
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
+        self.budgets: Mapping[str, Budget] = checked_budgets(budgets or {})
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
         self.breaker: BreakerPolicy = breaker or WATCHING

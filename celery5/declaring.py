@@ -16,6 +16,7 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
+    cast,
     overload,
 )
 
@@ -157,3 +158,12 @@ def _options(said: dict[str, Any]) -> Options:
 
 
 _DECLARED = (*OF_THE_TASK, *(name for name in Options.__struct_fields__ if name not in OF_ONE_CALL))
+
+
+def checked_name(name: str) -> str:
+    """The name of an application. Raises Misconfigured for one that would not do in keys."""
+    if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
+        raise Misconfigured(
+            f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
+        )
+    return name

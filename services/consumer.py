@@ -176,7 +176,7 @@ class Consumer:
 
     def _room_for(self, kind: str) -> int:
         mean = self._paces[kind].mean
-        return to_read(slots=self._budget.slots(kind), held=self._ledger.held(kind), mean=mean)
+        return to_read(slots=self._budget.room(kind), held=self._ledger.held(kind), mean=mean)
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
         """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
@@ -231,6 +231,7 @@ class Consumer:
         entries = await self._reader.perform(call)
         # No checkpoint between the read and the ledger: what was read must be known to be ours.
         self._take(entries)
+        self._budget.look()
         return len(entries)
 
     async def _until_room(self, closed: Sequence[str], reading: trio.CancelScope) -> None:
@@ -320,6 +321,7 @@ class Consumer:
             for kind, queue in self._queues.items():
                 if queue and queue.items[0].read < stale:
                     self._paces[kind].slow()
+                    self._budget.gave_back(kind)
                     waiting = queue.drain()
                     self._log.event("consumer:gave-back", "info", count=len(waiting), kind=kind)
                     for delivery in waiting:

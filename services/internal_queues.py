@@ -80,6 +80,37 @@ class HandOver(Generic[T]):
 class TasksQueue(HandOver[Delivery]):
     """Jobs of one kind that wait in this worker for an executor."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.surplus = 0
+
+    async def next(self) -> Delivery | None:
+        """`take`, for an executor. None says that there is one executor too many, and that it is this one."""
+        while not self.surplus:
+            items = self.items
+            if items:
+                item = items.popleft()
+                if items and not self._waking:
+                    self._wake_one()
+                return item
+            await self._park()
+        self.surplus -= 1
+        if self.items and not self._waking:
+            self._wake_one()  # it was perhaps woken for what lies here
+        return None
+
+    def dismiss(self, count: int) -> None:
+        """So many executors are to go: those that wait do so at once, others after their job."""
+        self.surplus += count
+        for _ in range(min(count, len(self._parked))):
+            trio.lowlevel.reschedule(self._parked.pop())
+
+    def keep(self, count: int) -> int:
+        """So many more are wanted; those that have not gone yet stay. Gives how many must come anew."""
+        kept = min(count, self.surplus)
+        self.surplus -= kept
+        return count - kept
+
 
 class ResultsQueue(HandOver[tuple[Delivery, Words]]):
     """Outcomes that wait to be settled."""

@@ -61,6 +61,10 @@ class Ledger:
         """Call `look` whenever something was settled."""
         self._watching.append(look)
 
+    def nudge(self) -> None:
+        """Nothing was settled, but there may be room for others all the same."""
+        self._changed.set()
+
     async def changed(self) -> None:
         """Wait until something was settled since this was last waited for."""
         await self._changed.wait()

@@ -6,11 +6,11 @@ Executors are tasks that stay and take job after job: spawning one for each job 
 leads through one job: take, run, and on to the Judgement.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import trio
@@ -117,11 +117,36 @@ class TaskExecution:
         self._idle = trio.Event()
         self._stuck = False
         self._latest: Hand | None = None
+        self._nursery: trio.Nursery | None = None
+        self._crews: dict[str, int] = {}
+        self._pens = 0
+        self._unused: list[int] = []
+        budget.count(self.executing)
+        budget.follow(self.resize)
 
     @property
     def running(self) -> int:
         """How many jobs run now."""
         return len(self._running)
+
+    def executing(self, kind: str) -> int:
+        """How many jobs of one kind run now."""
+        return sum(delivery.kind == kind for delivery in self._running)
+
+    def resize(self, kind: str, slots: int) -> None:
+        """Have so many executors for one kind. One too many goes when its job has ended, or at once if it has none."""
+        if self._nursery is None:
+            return
+        queue, more = self._queues[kind], slots - self._crews.get(kind, 0)
+        self._crews[kind] = slots
+        if more < 0:
+            queue.dismiss(-more)
+            return
+        for _ in range(queue.keep(more)):
+            if not self._unused:
+                self._unused.append(self._pens)
+                self._pens += 1
+            self._nursery.start_soon(self._work, kind, heappop(self._unused))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
@@ -130,7 +155,7 @@ class TaskExecution:
 
         async def work() -> None:
             try:
-                await self._executors(executors)
+                await self._keep_executors(executors)
             except BaseException as error:  # whatever it is, it is for whoever runs us
                 broken.append(error)
             finally:
@@ -149,17 +174,20 @@ class TaskExecution:
                 if not self._stuck:
                     await gone.wait()
 
-    async def _executors(self, scope: trio.CancelScope) -> None:
-        count = itertools.count()
+    async def _keep_executors(self, scope: trio.CancelScope) -> None:
         TELL.set(self._log.event)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
                     for kind, queue in self._queues.items():
-                        for _ in range(self._budget.slots(kind)):
-                            pen = self._pen(next(count))
-                            nursery.start_soon(self._work, queue, self._runners[kind], self._paces[kind], pen)
+                        queue.surplus = 0
+                        self.resize(kind, self._budget.slots(kind))
         finally:
+            self._nursery = None
+            self._crews.clear()
+            self._unused.clear()
+            self._pens = 0
             # Nobody works any more, for whatever reason: nobody need be waited for.
             self._running.clear()
             self._idle.set()
@@ -167,14 +195,21 @@ class TaskExecution:
     def _pen(self, slot: int) -> "_Pen":
         return None if self._black_box is None else self._black_box.pen(slot, self._numbers)
 
-    async def _work(self, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> None:
+    async def _work(self, kind: str, number: int) -> None:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
         would cost a quarter of a short job's time."""
-        while True:
+        queue, runner, pace, pen = (
+            self._queues[kind],
+            self._runners[kind],
+            self._paces[kind],
+            self._pen(number),
+        )
+        wanted = True
+        while wanted:
             hand = Hand()
             try:
                 with hand.scope:
-                    await self._work_on(hand, queue, runner, pace, pen)
+                    wanted = await self._work_on(hand, queue, runner, pace, pen)
             except* Exception:
                 if not hand.scope.cancel_called:
                     raise
@@ -186,6 +221,7 @@ class TaskExecution:
                 self._ended(hand, delivery, ended, hand.why or INTERRUPTED)
             if hand.behind is not None:
                 await self._left_behind(hand.behind, delivery)
+        heappush(self._unused, number)
 
     async def _left_behind(self, end: trio.Event, delivery: Delivery | None) -> None:
         """A thread goes on that takes no notice of being told to stop: it has the slot until it ends."""
@@ -193,12 +229,14 @@ class TaskExecution:
         self._log.event("job:left-behind", "warning", job=job)
         await end.wait()
 
-    async def _work_on(self, hand: Hand, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> None:
-        """Job after job, until one of them is cancelled."""
+    async def _work_on(self, hand: Hand, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> bool:
+        """Job after job, until one of them is cancelled. False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
         while hand.why is None:
-            delivery = await queue.take()
+            delivery = await queue.next()
+            if delivery is None:
+                return False
             hand.delivery = delivery
             self._running[delivery] = hand
             if now() >= lease.until:
@@ -221,6 +259,7 @@ class TaskExecution:
             elif ended - yielded > YIELD:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
+        return True
 
     async def _outcome(self, delivery: Delivery, runner: Runner, hand: Hand) -> Outcome:
         envelope = delivery.envelope

@@ -28,6 +28,8 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
+from celery5.processes.worker_parts import budgets_for
+from celery5.protocol.budget import ceiling
 from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
 from celery5.services.black_box import BlackBox
 from celery5.services.heartbeat import BEATS
@@ -113,10 +115,9 @@ class Understudy:
 def standing_by(app: App) -> Generator[Understudy, None, None]:
     """An understudy for this process while the block lasts. Call it while there is one thread.
 
-    The black box has a slot for each job that the settings of `app` let run at once.
+    The black box has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
     """
-    settings = app.settings
-    black_box = BlackBox(slots=2 * settings.concurrency + settings.cpu_slots + settings.box_slots)
+    black_box = BlackBox(slots=sum(map(ceiling, budgets_for(app).values())))
     mouth = _fork(app, black_box)
     one = Understudy(app, mouth=mouth, black_box=black_box)
     # A process that a job forks must not keep the pipe open when we are gone.

@@ -24,8 +24,9 @@ from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.processes.link_log import LinkLog
 from celery5.processes.understudy import Understudy
-from celery5.processes.worker_parts import KINDS, WorkerParts
+from celery5.processes.worker_parts import WorkerParts, budgets_for
 from celery5.protocol.backoff import full_jitter
+from celery5.protocol.budget import KINDS
 from celery5.protocol.job import new_id
 from celery5.protocol.prefetch import Pace
 from celery5.services.internal_queues import TasksQueue
@@ -116,12 +117,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "black_box": black_box,
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
-        "slots": {
-            "trio": settings.concurrency,
-            "asyncio": settings.concurrency,
-            "thread": settings.cpu_slots,
-            "boxed": settings.box_slots,
-        },
+        "budgets": budgets_for(app),
         "systemd": SystemdNotify(**notification, leaving=lambda: not (lease.lost or next_life.due)),
         "grace_period": settings.grace_period,
         "time_limit": settings.time_limit,

@@ -3,7 +3,6 @@
 Floor: processes. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from dependencies import Injector, value
@@ -18,6 +17,7 @@ from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
 from celery5.log import Log
 from celery5.processes.box_home import home_of
 from celery5.processes.link_log import LinkLog
+from celery5.protocol.budget import Budget, fixed
 from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -46,8 +46,17 @@ from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
 
-KINDS = ("trio", "asyncio", "thread", "boxed")
-"""The kinds of tasks, by where their code runs."""
+
+def budgets_for(app: App) -> dict[str, Budget]:
+    """How many jobs of each kind may run at once: what the application says, else its settings, which do not move."""
+    settings = app.settings
+    usual = {
+        "trio": fixed(settings.concurrency),
+        "asyncio": fixed(settings.concurrency),
+        "thread": fixed(settings.cpu_slots),
+        "boxed": fixed(settings.box_slots),
+    }
+    return {**usual, **app.budgets}
 
 
 def make_reader(
@@ -108,10 +117,11 @@ def make_boxes(
 
 
 def make_runners(
-    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, slots: Mapping[str, int]
+    asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: ConcurrencyBudget
 ) -> dict[str, Any]:
     """Where each kind of task runs."""
-    threads = ThreadRunner(slots=slots["thread"])
+    threads = ThreadRunner(slots=budget.slots("thread"))
+    budget.follow(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
@@ -120,13 +130,16 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
     return (mover.hear, recoverer.hear, revocations.beat)
 
 
-def make_handlers(reloader: Reloader, board: Board, health: Health) -> dict[str, Handler]:
+def make_handlers(
+    reloader: Reloader, board: Board, budget: ConcurrencyBudget, health: Health
+) -> dict[str, Handler]:
     """What this worker does when it is told to."""
     return {
         "reload": reloader.handle,
         RETRY: board.retry,
         "check-expired": health.expired,
         "health": health.answer,
+        "budget": budget.order,
     }
 
 

@@ -26,6 +26,10 @@ class ThreadRunner:
     def __init__(self, *, slots: int) -> None:
         self._limiter = trio.CapacityLimiter(slots)
 
+    def resize(self, slots: int) -> None:
+        """At most `slots` at once from now on; what runs already goes on."""
+        self._limiter.total_tokens = slots
+
     async def execute(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
     ) -> Outcome:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from celery5.services.internal_queues import HandOver
+from celery5.protocol.delivery import Delivery
+from celery5.services.internal_queues import HandOver, TasksQueue
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
@@ -87,6 +88,86 @@ def test_drain_takes_the_oldest_up_to_a_limit() -> None:
     assert queue.drain(2) == [0, 1]
     assert queue.drain() == [2, 3, 4]
     assert queue.drain(7) == []
+
+
+def delivery(number: int) -> Delivery:
+    return Delivery("default", b"%d-0" % number, b"")
+
+
+async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_they_ask_again(
+    nursery: trio.Nursery,
+) -> None:
+    queue, busy, here = TasksQueue(), trio.Event(), 0
+
+    async def work() -> None:
+        nonlocal here
+        here += 1
+        while await queue.next() is not None:
+            await busy.wait()
+        here -= 1
+
+    for _ in range(6):
+        nursery.start_soon(work)
+    await wait_all_tasks_blocked()
+    for n in range(3):
+        queue.put(delivery(n))
+    await wait_all_tasks_blocked()
+    queue.dismiss(5)
+    await wait_all_tasks_blocked()
+    assert (here, queue.surplus) == (3, 2)  # the three that waited are gone
+    assert queue.keep(1) == 0  # one more is wanted: one of those that were to go stays
+    assert queue.keep(3) == 2
+    queue.dismiss(2)
+    busy.set()
+    await wait_all_tasks_blocked()
+    assert (here, queue.surplus) == (1, 0)
+    queue.put(delivery(4))
+    await wait_all_tasks_blocked()
+    assert len(queue) == 0
+    nursery.cancel_scope.cancel()
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_number_changes(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+
+    async def story() -> None:
+        queue = TasksQueue()
+        taken: list[bytes] = []
+        here = wanted = put = 0
+
+        async def work(waits: bool) -> None:
+            nonlocal here
+            here += 1
+            while (each := await queue.next()) is not None:
+                taken.append(each.entry)
+                if waits:
+                    await trio.lowlevel.checkpoint()
+            here -= 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                slots = chance.randint(1, 6)
+                if slots < wanted:
+                    queue.dismiss(wanted - slots)
+                else:
+                    for _ in range(queue.keep(slots - wanted)):
+                        nursery.start_soon(work, chance.random() < 0.5)
+                wanted = slots
+                for _ in range(chance.randint(0, 4)):
+                    queue.put(delivery(put))
+                    put += 1
+                if chance.random() < 0.5:
+                    await trio.lowlevel.checkpoint()
+            await wait_all_tasks_blocked()
+            assert (here, queue.surplus, len(queue), put) == (wanted, 0, 0, len(taken))
+            assert len(set(taken)) == put
+            nursery.cancel_scope.cancel()
+
+    trio.run(story)
 
 
 @given(seed=st.integers(0, 2**32), takers=st.integers(1, 8), items=st.integers(0, 60))

@@ -1,0 +1,216 @@
+"""Budget: how many jobs of one kind may run at once in one worker, and how that grows and shrinks (C63 to C69).
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+Two numbers: the maximum is what may be, a number or what a function says now; the current one is what may run now. It
+lies between the minimum and the maximum, and a strategy moves it. A fixed budget, minimum = maximum, never moves.
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from typing import NamedTuple, Protocol, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+
+KINDS = ("trio", "asyncio", "thread", "boxed")
+"""The kinds of tasks, by where their code runs."""
+MOST = 512
+"""Slots of a kind whose maximum nobody named, and the most that a worker can be told to have while it runs."""
+LOOK = 0.25
+"""Seconds after a cool-down in which it can only grow: so long a queue has to show whether there are still more."""
+CPU_ADVICE = 10
+"""More slots than this for CPU-bound tasks get a warning (C64)."""
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when a budget is decided.
+
+    Of one `kind` of task: the jobs that are `queued` in this worker and those `executing`, the slots it has now
+    (`current`), between `minimum` and `maximum`; how often it has grown since growth began (`increases`). Of the
+    machine: its `cores`, the `load` (average of the last minute), the `memory` that is left, in bytes.
+    """
+
+    kind: str
+    queued: int
+    executing: int
+    current: int
+    minimum: int
+    maximum: int
+    increases: int = 0
+    cores: int = 1
+    load: float = 0.0
+    memory: int = 0
+
+
+Maximum = Callable[[Demand], int | Awaitable[int]]
+"""Says how many jobs may run at once now. It may be `async`, for Trio; a plain one is called in a thread."""
+
+
+class BudgetStrategy(Protocol):
+    """Moves the current number of slots (C69): gives the new one. It is kept between minimum and maximum, whatever it
+    says, and is asked often, whenever jobs came and ten times a second: it must be quick."""
+
+    def __call__(self, demand: Demand, /) -> int: ...
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """The proposal's way to grow and shrink (C65 to C68).
+
+    When more jobs are queued than there are slots, growth begins: the slots are raised by the excess, queued - current.
+    If after the cool-down there still are more, they become current * `exponent` * k, rounded up and one more at least;
+    k counts the increases, this one included, so it is 2 now, then 3. When fewer jobs are here than slots, the slots
+    become the number of jobs that run.
+    """
+
+    exponent: float = 1.0
+
+    def __call__(self, demand: Demand) -> int:
+        """The new number of slots."""
+        current = demand.current
+        if demand.queued > current:
+            if not demand.increases:
+                return current + (demand.queued - current)
+            # What a float adds to a whole number is no reason to round up.
+            product = round(current * self.exponent * (demand.increases + 1), 6)
+            return max(current + 1, math.ceil(product))
+        if demand.queued + demand.executing < current:
+            return demand.executing
+        return current
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs of one kind may run at once in one worker process (C63).
+
+    At least `minimum`; at most `maximum`: a number, a function that takes a `Demand` and gives one, or None for 512. In
+    between, the `strategy` decides. After each growth nothing changes for `cooldown` seconds (C66).
+    """
+
+    minimum: int = 1
+    maximum: int | Maximum | None = None
+    cooldown: float = 1.0
+    strategy: BudgetStrategy = Growth()
+
+    @property
+    def most(self) -> int:
+        """The largest number that the maximum can be."""
+        return max(self.minimum, self.maximum if isinstance(self.maximum, int) else MOST)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it never moves."""
+        return self.maximum == self.minimum
+
+
+def fixed(slots: int) -> Budget:
+    """A budget that never moves."""
+    return Budget(minimum=slots, maximum=slots)
+
+
+class Course(NamedTuple):
+    """Where a budget is: the `current` number of slots, how often it has grown in a row, and when it did so last."""
+
+    current: int
+    increases: int = 0
+    grown: float = -math.inf
+
+
+def advance(course: Course, budget: Budget, demand: Demand, now: float) -> Course:
+    """One step, at the time `now` (seconds on any clock). Never below the minimum, never above the maximum."""
+    least, most = demand.minimum, max(demand.minimum, demand.maximum)
+    if not least <= course.current <= most:  # the limits have moved
+        return Course(min(max(course.current, least), most), 0, course.grown)
+    passed = now - course.grown
+    if least == most or passed < budget.cooldown:
+        return course
+    current = min(max(int(budget.strategy(demand)), least), most)
+    if current > course.current:
+        return Course(current, 0 if current == most else course.increases + 1, now)
+    if passed < budget.cooldown + LOOK:
+        return course
+    ended = demand.queued < course.current or course.current == most  # growth is over (C67)
+    increases = 0 if ended else course.increases
+    return course if (current, increases) == course[:2] else Course(current, increases, course.grown)
+
+
+def room(course: Course, budget: Budget, maximum: int, now: float) -> int:
+    """How many slots to read jobs for. A budget that may grow asks for more jobs than it has slots, or it would never
+    learn that there are more: when growth may begin all that there may be slots for, later as many as show that growth
+    must go on; and no more than it has slots while it cools down, since they would only wait."""
+    current = course.current
+    if current >= maximum or now - course.grown < budget.cooldown:
+        return current
+    enough = 2 * current + 1
+    return enough if course.increases else max(maximum, enough)
+
+
+class ByLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A maximum by the machine's load: more jobs may run while its average per core is below `per_core`, fewer while it
+    is above."""
+
+    per_core: float = 1.0
+
+    def __call__(self, demand: Demand) -> int:
+        """The maximum now."""
+        return demand.executing + math.floor(demand.cores * self.per_core - demand.load)
+
+
+class ByMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A maximum by the memory that is left: as many more jobs as fit into it with `per_job` bytes each, when `spare`
+    bytes are left alone."""
+
+    per_job: int
+    spare: int = 256 * 1024 * 1024
+
+    def __call__(self, demand: Demand) -> int:
+        """The maximum now."""
+        return demand.executing + (demand.memory - self.spare) // max(self.per_job, 1)
+
+
+def ceiling(budget: Budget) -> int:
+    """The most slots that a kind with this budget can be told to have while its worker runs."""
+    return max(budget.most, MOST)
+
+
+def checked_budgets(said: Mapping[str, Budget]) -> dict[str, Budget]:
+    """The budgets of an application, by kind. Raises Misconfigured for what makes no sense."""
+    for kind, budget in said.items():
+        if kind not in KINDS:
+            near = get_close_matches(str(kind), KINDS, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
+            raise Misconfigured(f"budgets has {kind!r}, which is no kind of task: {meant}")
+        if not isinstance(cast("object", budget), Budget):
+            raise Misconfigured(f"budgets[{kind!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
+        wrong = error_in(budget)
+        if wrong:
+            raise Misconfigured(f"budgets[{kind!r}]: {wrong}")
+    return dict(said)
+
+
+def error_in(budget: Budget) -> str:
+    """What is wrong with a budget, in one line; '' when nothing is."""
+    minimum, maximum, cooldown = budget.minimum, budget.maximum, budget.cooldown
+    if not _is_count(minimum):
+        return f"minimum is {minimum!r}: give a whole number, 1 or more"
+    if not _is_function(budget.strategy):
+        return f"strategy is {budget.strategy!r}: give a function that takes a Demand and gives a number"
+    if not isinstance(cast("object", cooldown), (int, float)) or not 0 <= cooldown < math.inf:
+        return f"cooldown is {cooldown!r}: give seconds, 0 or more"
+    if maximum is None or _is_function(maximum):
+        return ""
+    if not _is_count(maximum):
+        return f"maximum is {maximum!r}: give a whole number, a function that takes a Demand, or None"
+    return (
+        "" if minimum <= cast("int", maximum) else f"the minimum, {minimum}, is over the maximum, {maximum}"
+    )
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not inspect.isclass(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1

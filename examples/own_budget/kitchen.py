@@ -1,0 +1,24 @@
+"""Kitchen: bakes in threads, as many at once as there are licences for ovens.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from celery5 import App, Budget
+from celery5.examples.own_budget.careful import Licences, OneByOne
+
+OVENS = Path(os.environ.get("OVENS", "ovens.txt"))
+app = App(
+    "kitchen",
+    budgets={"thread": Budget(minimum=1, maximum=Licences(OVENS), cooldown=0.05, strategy=OneByOne())},
+)
+
+
+@app.task
+def bake(seconds: float) -> float:
+    """Bake one cake."""
+    time.sleep(seconds)
+    return seconds
