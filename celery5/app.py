@@ -55,8 +55,8 @@ class App:
     `celery5.settings`; a keyword beats the environment, which beats the configuration, which beats the default.
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
     `CELERY5_CONFIG`); see `celery5.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
-    see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice.
-    Raises Misconfigured.
+    see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice;
+    `log_detectors` where the log goes (C14): see `celery5.log_runtime`. Raises Misconfigured.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class App:
         include: str | Sequence[str] = (),
         retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
         retry_backoff: Callable[[int], float] | None = None,
+        log_detectors: Sequence[Callable[[Any], Any]] = (),
         bootsteps: Sequence[BootStep] = (),
         services: Sequence[Any] = (),
         config: "str | Configuration | None" = None,
@@ -87,6 +88,7 @@ class App:
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
         self.budgets: Mapping[str, Budget] = checked_budgets(budgets or {})
+        self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
         self.breaker: BreakerPolicy = breaker or WATCHING

@@ -65,6 +65,10 @@ class Journald:
                 return index
         return len(messages)
 
+    def close(self) -> None:
+        """Close the socket; whoever writes again opens another."""
+        self._line.close()
+
     def _connected(self) -> socket.socket:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

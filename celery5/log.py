@@ -41,7 +41,7 @@ class Outlet(Protocol):
     def write(self, messages: Sequence[Message], /) -> int:
         """Write messages in order; gives how many it took. What it had no room for is offered again, in a moment.
 
-        Raises OSError or ValueError when it is gone and took none.
+        Raises OSError or ValueError when it is gone and took none. If it has a `close()`, that is called at the end.
         """
         ...
 
@@ -156,6 +156,9 @@ class Journal:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)
+        close = getattr(self._outlet, "close", None)
+        if callable(close):
+            close()
 
     def _write_on(self) -> None:
         while not self._stop.wait(0.05):

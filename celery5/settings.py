@@ -90,6 +90,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="workers look after themselves: broker, event loop, memory, disk")
     ] = True
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
+    status_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="port for /livez, /readyz and /metrics; each further process takes the next one"),
+    ] = None
+    status_host: Annotated[
+        str, Meta(description="address that the status port is opened on", min_length=1)
+    ] = "127.0.0.1"
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)

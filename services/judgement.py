@@ -1,15 +1,17 @@
-"""Judgement: what becomes of a job that has ended: judges its outcome, hands that on, and logs it (C54).
+"""Judgement: what becomes of a job that has ended: judges its outcome, hands that on, counts and logs it (C54).
 
 Floor: services. Reads: nothing. Writes: the Internal Results Queue, one log message for each job.
 """
 
 import random
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, settlement
 from celery5.protocol.envelope import Envelope, Failure
+from celery5.protocol.metrics import EDGES, JobTally
 from celery5.protocol.verdict import (
     Bury,
     Complete,
@@ -45,6 +47,7 @@ class Judgement:
         worker: str,
         results_ttl: float,
         message_limit: int,
+        tally: JobTally,
     ) -> None:
         self._tasks = tasks
         self._results = results
@@ -53,6 +56,15 @@ class Judgement:
         self._worker = worker
         self._ttl = results_ttl
         self._limit = message_limit
+        self._tally = tally
+        self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
+            kind: (level, state, more, tally.of(state)) for kind, (level, state, more) in _SAID.items()
+        }
+
+    @property
+    def ended(self) -> dict[str, int]:
+        """How many attempts have ended in this process, by the state of their jobs then."""
+        return self._tally.by_state()
 
     def hand_on(self, delivery: Delivery, outcome: Outcome) -> None:
         """`delivery` has ended with `outcome`."""
@@ -75,7 +87,11 @@ class Judgement:
         self._tell(delivery, envelope, verdict)
 
     def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
-        level, state, more = _SAID[type(verdict)]
+        level, state, more, tallies = self._said[type(verdict)]
+        seconds = round(delivery.finished - (delivery.started or delivery.finished), 6)
+        tally = tallies[envelope.task]
+        tally[bisect_left(EDGES, seconds)] += 1
+        tally[0] += seconds
         fields: dict[str, Any] = {}
         if more:
             fields = {name: value for name in more if (value := getattr(verdict, name)) != ""}
@@ -92,7 +108,7 @@ class Judgement:
             queue=delivery.queue,
             state=state,
             attempt=envelope.attempt,
-            seconds=round(delivery.finished - (delivery.started or delivery.finished), 6),
+            seconds=seconds,
             **fields,
         )
 

@@ -40,11 +40,11 @@ class Lease:
 
     async def sure(self) -> None:
         """Return once the lease is known to last; for ever in a worker that has lost it."""
-        while self.lost or not self._lasts():
+        while self.lost or not self.lasts():
             await self._renewed.wait()
 
-    def _lasts(self) -> bool:
-        """While a job blocked the loop, the understudy may have renewed it."""
+    def lasts(self) -> bool:
+        """Whether it is known to last. While a job blocked the loop, the understudy may have renewed it."""
         if self._black_box is not None:
             self.until = max(self.until, self._black_box.lease_until)
         return now() < self.until

@@ -18,6 +18,7 @@ from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.controller import controller
 from celery5.cli.demo import demo
 from celery5.cli.dlq import dlq
+from celery5.cli.health import health
 from celery5.cli.info import info
 from celery5.cli.queue import queue
 from celery5.cli.target import Target
@@ -49,7 +50,7 @@ def cli(context: click.Context, target: str) -> None:
         context.exit(USAGE)
 
 
-for each in (worker, controller, info, queue, task, dlq, demo):
+for each in (worker, controller, info, health, queue, task, dlq, demo):
     cli.add_command(each)
 
 

@@ -5,7 +5,7 @@ Floor: cli. Reads: nothing. Writes: nothing.
 Flags that are settings have no default here: what they leave unsaid is the environment's or the application's to say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,52 +19,56 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SETTINGS = ("broker", "concurrency", "cpu_slots", "grace_period")
+SETTINGS = ("broker", "concurrency", "cpu_slots", "grace_period", "status_port", "status_host")
+
+
+_FLAGS: Sequence[Callable[[Any], Any]] = (
+    click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
+    click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
+    click.option(
+        "--queues", metavar="A,B", default="", help="Queues to work on; default: all that the tasks name."
+    ),
+    click.option("--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."),
+    click.option(
+        "--grace-period",
+        type=float,
+        metavar="SECONDS",
+        help="How long running jobs may go on after a stop.",
+    ),
+    click.option(
+        "--config",
+        metavar="WHERE",
+        help="Where settings are: a module, a .toml file, or 'redis'; default: CELERY5_CONFIG.",
+    ),
+    click.option(
+        "--reload/--no-reload",
+        default=True,
+        help="Take up a configuration that changes; or not. Default: do.",
+    ),
+    click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
+    click.option(
+        "--status-port", type=int, metavar="N", help="Answer /livez, /readyz and /metrics on this port."
+    ),
+    click.option("--status-host", metavar="ADDRESS", help="Where that port is opened; default: 127.0.0.1."),
+    click.option(
+        "--log-format",
+        type=click.Choice(["auto", "json", "console", "journal"]),
+        default="auto",
+        show_default=True,
+        help="auto: the systemd journal if stderr is it, else JSON lines.",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+    ),
+)
 
 
 def serving_flags(command: F) -> F:
     """Add the flags that `worker start` and `controller start` share."""
-    flags = (
-        click.option(
-            "--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."
-        ),
-        click.option(
-            "--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."
-        ),
-        click.option(
-            "--queues", metavar="A,B", default="", help="Queues to work on; default: all that the tasks name."
-        ),
-        click.option(
-            "--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."
-        ),
-        click.option(
-            "--grace-period",
-            type=float,
-            metavar="SECONDS",
-            help="How long running jobs may go on after a stop.",
-        ),
-        click.option(
-            "--config",
-            metavar="WHERE",
-            help="Where settings are: a module, a .toml file, or 'redis'; default: CELERY5_CONFIG.",
-        ),
-        click.option(
-            "--reload/--no-reload",
-            default=True,
-            help="Take up a configuration that changes; or not. Default: do.",
-        ),
-        click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
-        click.option(
-            "--log-format", type=click.Choice(["json", "console"]), default="json", show_default=True
-        ),
-        click.option(
-            "--log-level",
-            type=click.Choice(["debug", "info", "warning", "error"]),
-            default="info",
-            show_default=True,
-        ),
-    )
-    for flag in reversed(flags):
+    for flag in reversed(_FLAGS):
         command = flag(command)
     return command
 

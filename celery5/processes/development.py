@@ -15,13 +15,13 @@ import trio
 
 from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
-from celery5.log import Journal, Log
+from celery5.log import Log
 from celery5.processes import worker
 from celery5.processes.foreground import ServeOptions, serve_here, stopping
+from celery5.processes.own_log import own_log
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
-from celery5.stdlib_log import routed
 
 
 def serve(app: App, options: ServeOptions) -> int:
@@ -37,12 +37,13 @@ def serve(app: App, options: ServeOptions) -> int:
         ) as understudy,  # first, so that it keeps nothing open that is to end with this process
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
-        Journal(sys.stdout, form=options.log_format, level=options.log_level) as journal,
-        routed(journal, options.log_level),
+        own_log(app, options.log_format, options.log_level) as journal,
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
-        told = WorkerOptions(options.queues, options.burst, options.name, understudy=understudy)
+        told = WorkerOptions(
+            options.queues, options.burst, options.name, understudy=understudy, journal=journal
+        )
         trio.run(serve_here, app, told, interruption)
     return 0
 

@@ -5,21 +5,21 @@ Floor: processes. Reads: signals. Writes: the log.
 
 import gc
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import trio
 
 from celery5.app import App
-from celery5.log import Journal, Level, Log
+from celery5.log import Format, Level, Log
 from celery5.processes import fleet, worker
+from celery5.processes.own_log import own_log
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
-from celery5.stdlib_log import routed
+from celery5.services.status_port import StatusPort
+from celery5.services.vitals import Vitals
 
 STOP_LIMIT = 40.0
 """Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
@@ -37,7 +37,7 @@ class ServeOptions:
     name: str = ""
     processes: int = 1
     reload: bool = True
-    log_format: Literal["json", "console"] = "json"
+    log_format: Format = "auto"
     log_level: Level = "info"
 
 
@@ -56,13 +56,16 @@ def serve(app: App, options: ServeOptions) -> int:
     with (
         standing_by(app) as understudy,
         stopping(app) as interruption,
-        Journal(
-            sys.stdout, form=options.log_format, level=options.log_level, named=options.processes > 1
-        ) as journal,
-        routed(journal, options.log_level),
+        own_log(app, options.log_format, options.log_level, processes=options.processes) as journal,
     ):
         told = WorkerOptions(
-            options.queues, options.burst, options.name, understudy=understudy, reload=options.reload
+            options.queues,
+            options.burst,
+            options.name,
+            understudy=understudy,
+            reload=options.reload,
+            journal=journal,
+            processes=options.processes,
         )
         trio.run(serve_here, app, told, interruption, ready)
     return 0
@@ -77,16 +80,27 @@ async def serve_here(
     app: App, options: WorkerOptions, interruption: Interruption, told: Callable[[], None] = lambda: None
 ) -> None:
     """Be one worker in this Trio run until a signal, or until a burst is done. `told` is called when it consumes."""
-    options = replace(options, incarnation=worker.new_name(options.name))
-    log = Log(worker=options.incarnation, app=app.name)
+    vitals = Vitals(app=app.name)
+    options = replace(options, incarnation=worker.new_name(options.name), vitals=vitals)
+    log = Log(worker=options.incarnation, app=app.name, journal=options.journal)
     done = trio.Event()
     if options.understudy is not None:
         log.event("worker:understudy", "debug", pid=options.understudy.pid)
+    port = StatusPort(
+        vitals=vitals,
+        log=log,
+        port=app.settings.status_port,
+        host=app.settings.status_host,
+        ports=options.processes,
+    )
     try:
-        async with trio.open_nursery() as nursery:
-            interruption.ends(_asking(nursery.cancel_scope, log))
-            nursery.start_soon(_stop_when, done, nursery.cancel_scope)
-            await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
+        async with trio.open_nursery() as around:  # probes are answered until the last job is settled
+            await around.start(port.run)
+            async with trio.open_nursery() as nursery:
+                interruption.ends(_asking(nursery.cancel_scope, log, vitals))
+                nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals)
+                await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
+            around.cancel_scope.cancel()
     except BaseException as error:
         log.event("worker:stopped")
         log.finish(error)
@@ -95,7 +109,7 @@ async def serve_here(
     log.finish()
 
 
-def _asking(scope: trio.CancelScope, log: Log) -> Callable[[signal.Signals], None]:
+def _asking(scope: trio.CancelScope, log: Log, vitals: Vitals) -> Callable[[signal.Signals], None]:
     """What asks the worker in `scope` to stop; it may be called in a signal handler, and after the run."""
     token = trio.lowlevel.current_trio_token()
 
@@ -103,6 +117,7 @@ def _asking(scope: trio.CancelScope, log: Log) -> Callable[[signal.Signals], Non
         log.event(
             "process:stopping", signal=number.name, hint="finishing what runs; once more to exit at once"
         )
+        vitals.stopping()
         scope.cancel()
 
     def ask(number: signal.Signals) -> None:
@@ -130,6 +145,7 @@ def _nothing() -> None:
     """Nobody wants to know that this worker is ready."""
 
 
-async def _stop_when(done: trio.Event, scope: trio.CancelScope) -> None:
+async def _stop_when(done: trio.Event, scope: trio.CancelScope, vitals: Vitals) -> None:
     await done.wait()
+    vitals.stopping()
     scope.cancel()

@@ -21,7 +21,7 @@ from celery5.bootsteps.boot import Boot, BootFailed
 from celery5.broker.on_trio import Timing
 from celery5.checks import all_checks
 from celery5.errors import BrokerUnavailable, LeaseLost
-from celery5.log import Log
+from celery5.log import Journal, Log
 from celery5.processes.link_log import LinkLog
 from celery5.processes.understudy import Understudy
 from celery5.processes.worker_parts import WorkerParts, budgets_for
@@ -33,6 +33,7 @@ from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.reloader import Next, Reload
 from celery5.services.systemd_notify import SystemdNotify, from_environment
+from celery5.services.vitals import Vitals
 from celery5.wiring import build
 
 
@@ -48,6 +49,9 @@ class WorkerOptions:
     name: str = ""
     incarnation: str = ""
     understudy: Understudy | None = None
+    vitals: Vitals | None = None
+    journal: Journal | None = None
+    processes: int = 1
     reload: bool = True
 
 
@@ -61,6 +65,8 @@ async def run(
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
     status = _Once(task_status, log)
+    vitals = options.vitals or Vitals(app=app.name)
+    options = replace(options, vitals=vitals)
     if not app.tasks:
         log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
     again: tuple[type[Exception], ...] = (LeaseLost,)
@@ -69,6 +75,7 @@ async def run(
         # Never used twice: what a former incarnation held is for recovery, not for us.
         worker = options.incarnation or new_name(options.name)
         log.named(worker)
+        vitals.starting(worker)
         boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
         try:
             log.event(
@@ -100,7 +107,6 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
     black_box = None if understudy is None else understudy.started()
     lease = Lease(seconds=settings.lease, black_box=black_box)
     next_life = Next()
-    notification = from_environment(os.environ, os.getpid())
     return {
         "app": app,
         "tasks": app.tasks,
@@ -118,7 +124,7 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
-        "systemd": SystemdNotify(**notification, leaving=lambda: not (lease.lost or next_life.due)),
+        **_known_of(options.vitals or Vitals(app=app.name), lease, next_life),
         "grace_period": settings.grace_period,
         "time_limit": settings.time_limit,
         "soft_time_limit": settings.soft_time_limit,
@@ -137,6 +143,21 @@ def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.E
         "checks": all_checks(app),
         "health_store": settings.health_store,
         "done": done,
+    }
+
+
+def _known_of(vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
+    """The values for those who tell others how the process does."""
+
+    def another() -> bool:
+        return lease.lost or next_life.due
+
+    notification = from_environment(os.environ, os.getpid())
+    return {
+        "vitals": vitals,
+        "tally": vitals.jobs,
+        "another": another,
+        "systemd": SystemdNotify(**notification, status=vitals.line, leaving=lambda: not another()),
     }
 
 

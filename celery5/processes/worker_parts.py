@@ -17,6 +17,7 @@ from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
 from celery5.log import Log
 from celery5.processes.box_home import home_of
 from celery5.processes.link_log import LinkLog
+from celery5.processes.vital_parts import make_sources
 from celery5.protocol.budget import Budget, fixed
 from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
@@ -35,6 +36,7 @@ from celery5.services.heartbeat import Heartbeat
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.judgement import Judgement
 from celery5.services.ledger import Ledger
+from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
@@ -45,6 +47,7 @@ from celery5.services.suspects import Suspects
 from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
+from celery5.services.vitals import VitalSigns
 
 
 def budgets_for(app: App) -> dict[str, Budget]:
@@ -131,7 +134,7 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
 
 
 def make_handlers(
-    reloader: Reloader, board: Board, budget: ConcurrencyBudget, health: Health
+    reloader: Reloader, board: Board, budget: ConcurrencyBudget, health: Health, log: Log
 ) -> dict[str, Handler]:
     """What this worker does when it is told to."""
     return {
@@ -140,6 +143,7 @@ def make_handlers(
         "check-expired": health.expired,
         "health": health.answer,
         "budget": budget.order,
+        **log_handlers(log),
     }
 
 
@@ -151,6 +155,23 @@ def make_added(app: App) -> tuple[Step, ...]:
 def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
     """What their code may ask for by name."""
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
+
+
+def make_aside(
+    burst_watch: Burst,
+    log_again: LogAgain,
+    vital_signs: VitalSigns,
+    systemd: SystemdNotify,
+    reloader: Reloader,
+) -> tuple[Step, ...]:
+    """The part of the boot graph that no job passes through."""
+    return (
+        Step("burst", burst_watch, ("consumer",)),
+        Step("log-again", log_again, ("redis",)),
+        Step("vitals", vital_signs, ("consumer",)),
+        Step("systemd", systemd, ("vitals",)),
+        Step("reloader", reloader, ("consumer",)),
+    )
 
 
 def make_ground(
@@ -189,9 +210,7 @@ def make_steps(
     result_publisher: ResultPublisher,
     task_execution: TaskExecution,
     consumer: Consumer,
-    burst_watch: Burst,
-    systemd: SystemdNotify,
-    reloader: Reloader,
+    aside: tuple[Step, ...],
     grace_period: float,
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
@@ -211,9 +230,7 @@ def make_steps(
             stop_limit=grace_period + 30,
         ),
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
-        Step("burst", burst_watch, ("consumer",)),
-        Step("systemd", systemd, ("consumer",)),
-        Step("reloader", reloader, ("consumer",)),
+        *aside,
     )
 
 
@@ -253,8 +270,12 @@ WorkerParts = Injector(
     task_execution=TaskExecution,
     consumer=Consumer,
     burst_watch=Burst,
+    log_again=LogAgain,
+    sources=value(make_sources),
+    vital_signs=VitalSigns,
     reloader=Reloader,
     ground=value(make_ground),
+    aside=value(make_aside),
     steps=value(make_steps),
 )
 """Every part of a worker. A part is built from the names of its constructor's parameters."""

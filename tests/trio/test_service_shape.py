@@ -29,6 +29,8 @@ from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.board import Board
 from celery5.services.commands import Commands, PostsDirectly
+from celery5.services.status_port import StatusPort
+from celery5.services.vitals import Vitals
 from celery5.wiring import build
 
 
@@ -69,6 +71,8 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return Boot(steps=steps), []
     if service in (OwnCode, Supervised):
         return of_an_application(service, log), []
+    if service is StatusPort:  # it outlives all that a boot graph brings up
+        return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
     one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
         f"{service.__name__} is no step of the worker: wire it, or try it here in another way"

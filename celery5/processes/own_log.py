@@ -1,0 +1,27 @@
+"""Own log: the log of a process that is ours alone: where it goes, and what comes to it.
+
+Floor: processes. Reads: the environment; what stderr is. Writes: the log.
+"""
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from celery5.app import App
+from celery5.log import Format, Journal, Level
+from celery5.log_runtime import Surroundings, checked, outlet
+from celery5.stdlib_log import routed
+
+
+@contextmanager
+def own_log(app: App, form: Format, level: Level, *, processes: int = 1) -> Generator[Journal, None, None]:
+    """Have all that is logged in this process written to where `form` says or detectors find, for as long as the block
+    lasts. Raises Misconfigured."""
+    around = Surroundings(os.environ, sys.stdout, sys.stderr, named=processes > 1)
+    with (
+        Journal(outlet(form, around, checked(app.log_detectors)), level=level) as journal,
+        routed(journal, level) as follow,
+    ):
+        journal.followed_by(follow)
+        yield journal

@@ -1,0 +1,101 @@
+"""HTTP: as much of HTTP/1.1 as a probe needs: reading the head of a request strictly, and writing a whole response.
+
+Floor: protocol. Pure. Reads: nothing. Writes: nothing.
+
+One request for each connection. Whatever is not exactly as RFC 9112 has it is refused, never guessed at.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+LARGEST_HEAD = 8192
+"""Bytes of a request's head."""
+END = b"\r\n\r\n"
+"""What ends a head."""
+
+_LINE = re.compile(rb"([A-Za-z!#$%&'*+.^_`|~-]{1,32}) ([!-~]{1,4096}) HTTP/([0-9])\.([0-9])")
+_FIELD = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
+_PATH = re.compile(rb"/[!-~]*")
+_SAYS: Mapping[int, str] = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked: the `method`, and the `path` without its query."""
+
+    method: str
+    path: str
+
+
+class BadRequest(Exception):
+    """A request that is refused with `status`, because of `why`."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.status = status
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response. `more` are header fields besides the usual ones."""
+
+    status: int
+    body: bytes
+    type: str = "application/json"
+    more: Sequence[tuple[str, str]] = ()
+
+    def to_bytes(self, *, head_only: bool = False) -> bytes:
+        """As it travels: with its length, and the word that the connection is over then."""
+        fields = [
+            ("Content-Type", self.type),
+            ("Content-Length", str(len(self.body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Connection", "close"),
+            *self.more,
+        ]
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        first = f"HTTP/1.1 {self.status} {_SAYS[self.status]}\r\n{head}\r\n"
+        return first.encode() + (b"" if head_only else self.body)
+
+
+def read_request(head: bytes) -> Request:
+    """The request of a head, up to and with its empty line. Raises BadRequest."""
+    first, *lines = head.removesuffix(END).split(b"\r\n")
+    found = _LINE.fullmatch(first)
+    if found is None:
+        raise BadRequest(400, "the first line is none of HTTP")
+    if found[3] != b"1":
+        raise BadRequest(505, "this speaks HTTP/1.1")
+    fields = _fields(lines)
+    if found[4] != b"0" and len(fields.get(b"host", [])) != 1:
+        raise BadRequest(400, "a request has one Host")
+    if b"transfer-encoding" in fields or any(each != b"0" for each in fields.get(b"content-length", [])):
+        raise BadRequest(413, "nothing here takes a body")
+    target = found[2]
+    if not _PATH.fullmatch(target):
+        raise BadRequest(400, "the target is no path")
+    return Request(found[1].decode(), target.partition(b"?")[0].decode())
+
+
+def _fields(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:
+    fields: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        found = _FIELD.fullmatch(line)
+        if found is None:
+            raise BadRequest(400, "a header field is malformed")
+        fields.setdefault(found[1].lower(), []).append(found[2].strip(b" \t"))
+    return fields

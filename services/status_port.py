@@ -1,0 +1,180 @@
+"""Status Port: answers probes on a local port: /livez, /readyz and /metrics.
+
+Floor: services. Reads: the process' vitals. Writes: responses; log messages.
+
+A small and strict HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at once.
+Since the event loop answers, an answer at all says that it turns. Of several worker processes each takes the first port
+that is free, from the first on: a process that replaces another takes its place.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import trio
+
+from celery5.log import Log
+from celery5.protocol.http import END, LARGEST_HEAD, BadRequest, Request, Response, read_request
+from celery5.protocol.metrics import CONTENT_TYPE, exposition
+from celery5.services.vitals import Report, Vitals
+
+CONNECTIONS = 16
+"""Connections at once; others are told to come again."""
+LIMIT = 5.0
+"""Seconds that one connection may take, from the first byte to the last."""
+TICK = 1.0
+"""Seconds between two looks at how late the loop wakes up."""
+REMEMBERED = 10
+"""Ticks of which the latest is told."""
+TRY_AGAIN = 5.0
+"""Seconds until a port that was taken is tried again."""
+PATHS = ("/livez", "/readyz", "/metrics")
+
+
+class StatusPort:
+    """Listens on `host`, at the first free one of `ports` ports from `port` on. Without a `port` it does nothing."""
+
+    def __init__(self, *, vitals: Vitals, log: Log, port: int | None, host: str, ports: int = 1) -> None:
+        self._vitals = vitals
+        self._log = log
+        self._port = port
+        self._host = host
+        self._ports = ports
+        self._open = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled. A port that is taken keeps no worker from working: it is told of, and tried again."""
+        if self._port is None:
+            task_status.started()
+            await trio.sleep_forever()
+        listener = await self._listening(self._port)
+        task_status.started()
+        told = False
+        while listener is None:
+            if not told:
+                self._log.event("status:no-port", "error", host=self._host, port=self._port, hint=_NO_PORT)
+            told = True
+            await trio.sleep(TRY_AGAIN)
+            listener = await self._listening(self._port)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_the_loop)
+            nursery.start_soon(self._accept, listener, nursery)
+
+    async def _listening(self, first: int) -> trio.SocketListener | None:
+        """A listener at the first port that is free and ours; None if there is none."""
+        for port in range(first, min(first + self._ports, 65536)):
+            try:
+                listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=CONNECTIONS)
+            except OSError as error:
+                self._log.event("status:taken", "debug", port=port, why=str(error))
+                continue
+            for each in listeners[1:]:  # a name with several addresses: the first is enough
+                await each.aclose()
+            self._log.event("status:listening", host=self._host, port=port)
+            return listeners[0]
+        return None
+
+    async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        async with listener:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    await trio.sleep(0.1)
+                    continue
+                nursery.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        """One connection, whatever comes on it."""
+        self._open += 1
+        try:
+            with trio.move_on_after(LIMIT), suppress(trio.BrokenResourceError, OSError):
+                await stream.send_all(await self._answer(stream))
+                await stream.send_eof()
+                await _read_on(stream)
+        finally:
+            self._open -= 1
+            await trio.aclose_forcefully(stream)
+
+    async def _answer(self, stream: trio.SocketStream) -> bytes:
+        if self._open > CONNECTIONS:
+            return _refused(503, "too many connections at once").to_bytes()
+        try:
+            request = read_request(await _head(stream))
+        except BadRequest as bad:
+            return _refused(bad.status, bad.why).to_bytes()
+        return self.respond(request).to_bytes(head_only=request.method == "HEAD")
+
+    def respond(self, request: Request) -> Response:
+        """The response to one request."""
+        answer = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}.get(request.path)
+        if answer is None:
+            return _refused(404, f"there are {', '.join(PATHS)}")
+        if request.method not in ("GET", "HEAD"):
+            return _refused(405, "GET or HEAD", ("Allow", "GET, HEAD"))
+        try:
+            return answer()
+        except (
+            Exception
+        ) as error:  # a source of somebody else's: the probe must be told, the worker must live
+            return _refused(500, f"{type(error).__name__}: {error}")
+
+    def _livez(self) -> Response:
+        return _reported(self._vitals.alive())
+
+    def _readyz(self) -> Response:
+        return _reported(self._vitals.ready())
+
+    def _metrics(self) -> Response:
+        return Response(200, exposition(self._vitals.families()), CONTENT_TYPE)
+
+    async def _watch_the_loop(self) -> None:
+        late: deque[float] = deque([0.0], maxlen=REMEMBERED)
+        clock: Callable[[], float] = trio.current_time
+        while True:
+            due = clock() + TICK
+            await trio.sleep(TICK)
+            late.append(max(clock() - due, 0.0))
+            self._vitals.lag = max(late)
+
+
+async def _head(stream: trio.SocketStream) -> bytes:
+    """The head of a request. Raises BadRequest when it is too large, or ends before it is whole, or takes too long."""
+    head = bytearray()
+    with trio.move_on_after(LIMIT / 2):
+        while END not in head:
+            if len(head) >= LARGEST_HEAD:
+                raise BadRequest(431, f"the head of a request has at most {LARGEST_HEAD} bytes")
+            more = await stream.receive_some(LARGEST_HEAD - len(head))
+            if not more:
+                raise BadRequest(400, "the request is not whole")
+            head += more
+        found, end, _ = bytes(head).partition(END)
+        return found + end
+    raise BadRequest(408, "the request took too long")
+
+
+async def _read_on(stream: trio.SocketStream) -> None:
+    """Take what the other side still sends, for a moment: closing over it would take our response from them."""
+    with trio.move_on_after(0.5):
+        for _ in range(16):
+            if not await stream.receive_some(LARGEST_HEAD):
+                return
+
+
+def _reported(report: Report) -> Response:
+    return Response(200 if report.ok else 503, msgspec.json.encode(report) + b"\n")
+
+
+def _refused(status: int, why: str, *more: tuple[str, str]) -> Response:
+    return Response(status, msgspec.json.encode({"error": why}) + b"\n", more=more)
+
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED)
+_NO_PORT = (
+    "it is taken, or not ours to take: probes get no answer until it is free; choose another --status-port"
+)

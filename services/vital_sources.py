@@ -1,0 +1,152 @@
+"""Vital sources: what the parts of a worker know of how they do.
+
+Floor: services. Reads: the parts it is given. Writes: nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sized
+from typing import Protocol
+
+from celery5.log import Log
+from celery5.protocol.breaker import BreakerState
+from celery5.protocol.metrics import Family, counter, gauge
+from celery5.services.lease import Lease
+
+_STATES: Mapping[BreakerState, int] = {
+    BreakerState.CLOSED: 0,
+    BreakerState.HALF_OPEN: 1,
+    BreakerState.OPEN: 2,
+}
+
+
+class Connection(Protocol):
+    """One of the worker's connections to Redis."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def breaker(self) -> BreakerState: ...
+
+
+class Connections:
+    """The connections to Redis, by name."""
+
+    def __init__(self, **connections: Connection) -> None:
+        self._connections = connections
+
+    def conditions(self) -> Mapping[str, str]:
+        """Each is there, and its circuit breaker closed."""
+        return {name: _fault(each) for name, each in self._connections.items()}
+
+    def families(self) -> Iterable[Family]:
+        """The same as numbers."""
+        yield gauge(
+            "celery5_connected",
+            "1 if the connection to Redis is there.",
+            *[(float(each.connected), {"connection": name}) for name, each in self._connections.items()],
+        )
+        yield gauge(
+            "celery5_breaker",
+            "Circuit breakers: 0 closed, 1 half-open, 2 open.",
+            *[(_STATES[each.breaker], {"breaker": name}) for name, each in self._connections.items()],
+        )
+
+
+def _fault(connection: Connection) -> str:
+    if connection.breaker is not BreakerState.CLOSED:
+        return f"its circuit breaker is {connection.breaker.value}"
+    return "" if connection.connected else "there is no connection"
+
+
+class LeaseHeld:
+    """The worker's lease."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def conditions(self) -> Mapping[str, str]:
+        """It lasts."""
+        if self._lease.lost:
+            return {"lease": "others have taken this worker for dead"}
+        return {"lease": "" if self._lease.lasts() else "it has run out, and is not renewed"}
+
+    def families(self) -> Iterable[Family]:
+        """The same as a number."""
+        held = not self._lease.lost and self._lease.lasts()
+        yield gauge("celery5_lease_held", "1 if the worker counts as alive.", float(held))
+
+
+class HoldsKinds(Protocol):
+    """Counts what is held, and what of it is of a kind."""
+
+    def __len__(self) -> int: ...
+
+    def held(self, kind: str, /) -> int: ...
+
+
+class HasSlots(Protocol):
+    """Says how many jobs of a kind may run at once."""
+
+    def slots(self, kind: str, /) -> int: ...
+
+
+class Runs(Protocol):
+    """Runs jobs."""
+
+    @property
+    def running(self) -> int: ...
+
+
+class Work:
+    """The jobs in the worker: what it holds, what waits in it, what runs, and its slots."""
+
+    def __init__(
+        self, *, ledger: HoldsKinds, queues: Mapping[str, Sized], budget: HasSlots, execution: Runs
+    ) -> None:
+        self._ledger = ledger
+        self._queues = queues
+        self._budget = budget
+        self._execution = execution
+
+    def conditions(self) -> Mapping[str, str]:
+        """However much there is to do, it is ready for work."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """By kind of task."""
+        kinds = tuple(self._queues)
+        yield gauge(
+            "celery5_jobs_held",
+            "Jobs that this worker has read and not settled.",
+            *[(self._ledger.held(kind), {"kind": kind}) for kind in kinds],
+        )
+        yield gauge(
+            "celery5_jobs_waiting",
+            "Jobs that wait in this worker for a slot.",
+            *[(len(queue), {"kind": kind}) for kind, queue in self._queues.items()],
+        )
+        yield gauge("celery5_jobs_running", "Jobs that run.", self._execution.running)
+        yield gauge(
+            "celery5_slots",
+            "Jobs that may run at once: the concurrency budget.",
+            *[(self._budget.slots(kind), {"kind": kind}) for kind in kinds],
+        )
+
+
+class LogKept:
+    """What has become of the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def conditions(self) -> Mapping[str, str]:
+        """A worker whose log is lost still works."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """Counts of messages; none where the process does not write its log itself."""
+        if self._log.journal is not None:
+            counts = self._log.journal.counts
+            yield counter("celery5_log_written_total", "Log messages that were written.", counts.written)
+            yield counter("celery5_log_again_total", "Log messages that were brought again.", counts.again)
+            yield counter("celery5_log_lost_total", "Log messages that were shed or lost.", counts.lost)

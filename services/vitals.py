@@ -1,0 +1,159 @@
+"""Vitals: how this process does: whether it lives, whether it is ready for work, and its numbers.
+
+Floor: services. Reads: what its sources know. Writes: nothing.
+
+`Vitals` is the process' own and outlives a worker's incarnations: while Redis is away a worker may begin anew, and
+still lives. `VitalSigns` is a service of one incarnation, the last to come up: while it runs, the process is up. Nobody
+is asked for anything before somebody wants to know.
+"""
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import trio
+
+from celery5.protocol.metrics import Family, JobTally, counter, gauge
+
+
+class Source(Protocol):
+    """Something that knows how a part of this process does. Never waits."""
+
+    def conditions(self) -> Mapping[str, str]:
+        """What must hold for the process to be ready, by name: '' if it does, else why not."""
+        ...
+
+    def families(self) -> Iterable[Family]:
+        """Its numbers."""
+        ...
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The answer to one question: whether it is `ok`, who says so, and each condition: '' if it holds, else why not."""
+
+    ok: bool
+    worker: str
+    phase: str
+    conditions: Mapping[str, str]
+
+
+class Vitals:
+    """How one process does. Its `phase`: it is `starting`, `up`, or `stopping` since it was asked to; `ended` when a
+    step has ended that must not."""
+
+    def __init__(self, *, app: str = "") -> None:
+        self.app = app
+        self.worker = ""
+        self.phase: Literal["starting", "up", "stopping", "ended"] = "starting"
+        self.jobs = JobTally()
+        self.lag = 0.0
+        self._sources: Sequence[Source] = ()
+        self._born = time.time()
+
+    def starting(self, worker: str) -> None:
+        """Another incarnation begins."""
+        self.worker, self.phase = worker, "starting"
+
+    def up(self, sources: Sequence[Source]) -> None:
+        """This incarnation works, and these know how it does."""
+        self._sources, self.phase = sources, "up"
+
+    def stopping(self) -> None:
+        """The process was asked to stop."""
+        self.phase = "stopping"
+
+    def down(self, *, another: bool) -> None:
+        """This incarnation works no more; `another` one follows, or nobody knows why it ended."""
+        self._sources = ()
+        if self.phase == "up":
+            self.phase = "starting" if another else "ended"
+
+    def alive(self) -> Report:
+        """Whether the process lives: whoever can answer does, unless a step that must run has ended for good. Redis has
+        no say in it: starting the process anew would not bring that back."""
+        ended = "a step that must run has ended" if self.phase == "ended" else ""
+        return Report(not ended, self.worker, self.phase, {"boot": ended})
+
+    def ready(self) -> Report:
+        """Whether the process works and can settle what it does."""
+        found = {"boot": "" if self.phase == "up" else _NOT_UP[self.phase]}
+        if self.phase == "up":
+            for each in self._sources:
+                found.update(each.conditions())
+        return Report(not any(found.values()), self.worker, self.phase, found)
+
+    def families(self) -> list[Family]:
+        """All numbers of the process."""
+        found = [
+            gauge(
+                "celery5_worker_info",
+                "Who this is.",
+                (1, {"app": self.app, "worker": self.worker, "pid": str(os.getpid())}),
+            ),
+            gauge("celery5_alive", "1 if the process lives.", float(self.alive().ok)),
+            gauge("celery5_ready", "1 if the process is ready for work.", float(self.ready().ok)),
+            *self.jobs.families(),
+            gauge(
+                "celery5_loop_lag_seconds",
+                "How late the event loop woke up, at worst within the last ten seconds.",
+                self.lag,
+            ),
+            *_of_the_process(self._born),
+        ]
+        for each in self._sources:
+            found.extend(each.families())
+        return found
+
+    def line(self) -> str:
+        """In one line, for `systemctl status`."""
+        counts = self.jobs.counts()
+        dead = sum(count for (_, state), count in counts.items() if state == "DEAD")
+        wrong = "; ".join(f"{name}: {why}" for name, why in self.ready().conditions.items() if why)
+        return f"{wrong or 'ready'}; {sum(counts.values())} attempts ended, {dead} jobs dead"
+
+
+class VitalSigns:
+    """Says that this incarnation is up for as long as it runs; `another()` says whether one follows it."""
+
+    def __init__(self, *, vitals: Vitals, sources: Sequence[Source], another: Callable[[], bool]) -> None:
+        self._vitals = vitals
+        self._sources = sources
+        self._another = another
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Up, until cancelled."""
+        self._vitals.up(self._sources)
+        try:
+            task_status.started()
+            await trio.sleep_forever()
+        finally:
+            self._vitals.down(another=self._another())
+
+
+_NOT_UP: Mapping[str, str] = {
+    "starting": "the worker is starting",
+    "stopping": "the worker is stopping",
+    "ended": "a step that must run has ended",
+}
+
+
+def _of_the_process(born: float) -> list[Family]:
+    """What Prometheus' own clients say of every process, under the same names."""
+    found = [
+        gauge("process_start_time_seconds", "When the process began, in seconds since 1970.", born),
+        counter(
+            "process_cpu_seconds_total",
+            "CPU time, in seconds.",
+            math.floor(time.process_time() * 1000) / 1000,
+        ),
+    ]
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):  # there is no /proc
+        return found
+    return [*found, gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident)]
