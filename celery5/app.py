@@ -140,19 +140,18 @@ class App:
         self.__dict__.pop("configuration", None)
         self.configure()
 
-    def reread(self) -> Callable[[], tuple[str, ...]]:
-        """Read the configuration anew and check it, which may block; raises Misconfigured. Gives what applies it, and
-        gives the names of the settings that it changed."""
+    def reread(self) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Read the configuration anew and check it, which may block; raises Misconfigured. Gives the names of the
+        settings that change, and what changes them."""
         found = None if self.configuration is None else self._found(self.configuration)
-        settings = self._settled(found)
+        settings, before = self._settled(found), self.settings
 
-        def apply() -> tuple[str, ...]:
-            before, self.settings = self.settings, settings
+        def apply() -> None:
+            self.settings = settings
             if settings.broker != before.broker:
                 self.use_broker(settings.broker)
-            return differing(before, settings)
 
-        return apply
+        return differing(before, settings), apply
 
     def _found(self, configuration: "Configuration") -> Found:
         return Found(configuration.where, configuration.load())

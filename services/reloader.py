@@ -4,8 +4,8 @@
 Floor: services. Reads: the application's configuration. Writes: nothing.
 
 What is new is read and checked first: a bad configuration changes nothing, and the log says why. Then the incarnation
-is taken down in order: it stops consuming, lets what runs finish within the grace period, and settles. The next one,
-with its services and boot steps, begins with the new settings, in the same process.
+is taken down in order: it stops consuming, lets what runs finish within the grace period, and settles. Only then are
+the new settings applied, and the next one, with its services and boot steps, begins with them, in the same process.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,21 @@ class Reload(Exception):
 
 @dataclass(slots=True)
 class Next:
-    """Whether another incarnation is to follow this one: then the process is not stopping."""
+    """Whether another incarnation is to follow this one, so that the process is not stopping, and what is to be done
+    between the two: `apply`."""
 
-    due: bool = False
+    apply: Callable[[], None] | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether there is to be one."""
+        return self.apply is not None
+
+    def begins(self) -> None:
+        """It begins: there are new settings, if they are to change."""
+        apply, self.apply = self.apply, None
+        if apply is not None:
+            apply()
 
 
 class Watched(Protocol):
@@ -46,9 +58,9 @@ class Watched(Protocol):
 class Applies(Protocol):
     """What has settings: the application."""
 
-    def reread(self) -> Callable[[], tuple[str, ...]]:
-        """Read and check the configuration, which may block. Raises Misconfigured. Gives what applies it, and gives the
-        names of the settings that it changes."""
+    def reread(self) -> tuple[tuple[str, ...], Callable[[], None]]:
+        """Read and check the configuration, which may block. Raises Misconfigured. Gives the names of the settings that
+        change, and what changes them."""
         ...
 
 
@@ -75,7 +87,6 @@ class Reloader:
             task_status.started()
             await self._ready.wait()
             nursery.cancel_scope.cancel()
-        self._next.due = True
         raise Reload
 
     async def handle(self, _parameters: Mapping[str, Any]) -> object:
@@ -105,14 +116,16 @@ class Reloader:
     async def _look(self, configuration: Watched) -> list[str]:
         try:
             with trio.fail_after(LOAD_LIMIT):
-                apply = await trio.to_thread.run_sync(self._app.reread, abandon_on_cancel=True)
+                changed, apply = await trio.to_thread.run_sync(self._app.reread, abandon_on_cancel=True)
         except trio.TooSlowError:
             raise Misconfigured(f"{configuration.where} could not be read in {LOAD_LIMIT:g} s") from None
-        changed = sorted(apply())
         if changed:
-            self._log.event("configuration:changed", "info", where=configuration.where, settings=changed)
+            self._next.apply = apply
+            self._log.event(
+                "configuration:changed", "info", where=configuration.where, settings=sorted(changed)
+            )
             self._ready.set()
-        return changed
+        return sorted(changed)
 
     def _complain(self, configuration: Watched, error: Exception) -> None:
         """Once for each thing that is wrong."""

@@ -70,13 +70,13 @@ async def run(
     if not app.tasks:
         log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
     again: tuple[type[Exception], ...] = (LeaseLost,)
-    lives = itertools.count()
+    lives, next_life = itertools.count(), Next()
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
         worker = options.incarnation or new_name(options.name)
         log.named(worker)
         vitals.starting(worker)
-        boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done))
+        boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done, next_life))
         try:
             log.event(
                 "worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks)
@@ -87,6 +87,7 @@ async def run(
             lives = itertools.count()
         except* again as ended:
             log.event("worker:again", "error", name=worker, why=_first_of(ended))
+        next_life.begins()
         options = replace(options, incarnation="")
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
         again = (LeaseLost, BrokerUnavailable, BootFailed)
@@ -98,15 +99,16 @@ def check(app: App) -> None:
     """Raises Misconfigured when the application's boot steps do not fit, before any process is there to find out."""
     if app.bootsteps:
         silent = Log.__new__(Log)  # nothing runs, so nothing is written
-        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", silent, trio.Event()))
+        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", silent, trio.Event(), Next()))
 
 
-def _given(app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event) -> dict[str, Any]:
+def _given(
+    app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event, next_life: Next
+) -> dict[str, Any]:
     """The values that the parts ask for by name."""
     settings, understudy = app.settings, options.understudy
     black_box = None if understudy is None else understudy.started()
     lease = Lease(seconds=settings.lease, black_box=black_box)
-    next_life = Next()
     return {
         "app": app,
         "tasks": app.tasks,

@@ -148,10 +148,11 @@ def test_what_is_read_anew_is_checked_first_and_then_applied(here: Path) -> None
     with pytest.raises(Misconfigured):
         app.reread()
     (here / "c.toml").write_text("concurrency = 2\nbroker = 'redis://other/0'")
-    apply = app.reread()
+    changed, apply = app.reread()
+    assert changed == ("broker", "concurrency")
     assert app.settings.concurrency == 1
-    assert apply() == ("broker", "concurrency")
+    apply()
     assert app.settings.concurrency == 2
     assert "other" in app.connections.masked
-    assert apply() == ()
+    assert app.reread()[0] == ()
     assert os.getcwd() == str(here)

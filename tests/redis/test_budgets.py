@@ -24,6 +24,7 @@ from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.budget import MOST, Maximum
 from celery5.services.commands import Commands
 from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.reloader import Next
 from celery5.wiring import build
 from tests.redis.workers import Lines, held, until
 
@@ -52,7 +53,7 @@ class Parts:
 async def parts_of_a_worker(app: App) -> AsyncGenerator[Parts, None]:
     """A worker for `app` while the block lasts, and its parts."""
     log = Log(worker="w", app=app.name)
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event())
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
     parts = build(Parts, WorkerParts, **given)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(10):

@@ -8,7 +8,14 @@ import redis
 import trio
 
 from celery5 import App, BootStep, BootStepFailed, BrokerUnavailable, service
+from celery5.bootsteps.boot import Boot
 from celery5.broker.embedded import EmbeddedServer
+from celery5.log import Log
+from celery5.processes import worker
+from celery5.processes.worker import WorkerOptions
+from celery5.processes.worker_parts import WorkerParts
+from celery5.services.reloader import Next
+from celery5.wiring import build
 from tests.redis.workers import LEASE, Lines, until, working
 
 
@@ -26,6 +33,31 @@ async def test_a_service_sends_jobs_and_waits_for_their_results(url: str, app_na
 
     async with working(app):
         await until(lambda: got == [14])
+    app.close()
+
+
+async def test_celery5s_own_services_are_registered_as_an_applications_are(url: str, app_name: str) -> None:
+    app, log = App(app_name, broker=url), Log(worker="w", app=app_name)
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
+    usual = build(Boot, WorkerParts, **given)
+    assert {type(each) for each in usual._steps} == {BootStep}
+    # A worker that has nothing of its own: each of its parts is given to it as an application's would be.
+    strange = Boot(
+        steps=(), added=usual._steps, offered=usual._offered, board=usual._board, posts=usual._posts, log=log
+    )
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(10):
+            await nursery.start(strange.run)
+            result = await double.adelay(7)
+            assert await result.aget() == 14
+        nursery.cancel_scope.cancel()
+    log.finish()
+    assert set(usual._board.shown()) == {each.name for each in usual._steps}
     app.close()
 
 

@@ -13,13 +13,14 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, gather
+from celery5 import App, BootStep, gather
 from celery5.errors import CommandRefused
 from celery5.examples.own_configuration.table import TableConfiguration
 from celery5.log import Log
 from celery5.services.reloader import Next, Reloader
+from celery5.settings import Settings
 from tests.redis.staff import Employee, Staff, wait_until
-from tests.redis.workers import working
+from tests.redis.workers import Lines, until, working
 
 
 def write(path: Path, text: str) -> None:
@@ -123,6 +124,53 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
         redis_client.delete(key)
 
 
+async def test_new_settings_are_applied_when_all_that_ran_has_ended_or_had_its_grace(
+    url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
+    config, gate, waiting = tmp_path / "c.toml", trio.Event(), trio.Event()
+    write(config, "concurrency = 2\ngrace_period = 1")
+    lives: list[int] = []
+
+    async def live(settings: Settings) -> None:
+        lives.append(settings.concurrency)
+
+    app = App(app_name, broker=url, config=str(config), bootsteps=[BootStep("live", live)])
+
+    @app.task
+    async def pack() -> int:
+        waiting.set()
+        await gate.wait()
+        return app.settings.concurrency
+
+    @app.task
+    async def hang() -> int:
+        while len(lives) < 3:
+            await trio.sleep_forever()
+        return 7
+
+    async with working(app):
+        with Lines() as lines, trio.fail_after(10):
+            packed = await pack.adelay()
+            await waiting.wait()
+            write(config, "concurrency = 3\ngrace_period = 0.2")
+            while not lines.of("configuration:changed"):
+                await trio.sleep(0.01)
+            assert app.settings.concurrency == 2
+            gate.set()
+            assert await packed.aget() == 2
+            await until(lambda: lives == [2, 3])
+            assert app.settings.concurrency == 3
+            hung = await hang.adelay()  # for longer than the grace period
+            while await hung.astatus() != "EXECUTING":
+                await trio.sleep(0.01)
+            write(config, "concurrency = 4\ngrace_period = 0.2")
+            assert await hung.aget() == 7
+            assert lives == [2, 3, 4]
+            await until(lambda: [e["attempt"] for e in lines.of("job") if e["state"] == "SUCCESS"] == [1, 1])
+    app.close()
+
+
 async def test_the_command_reloads_at_once_or_says_why_not(url: str, app_name: str, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     write(config, "concurrency = 1")
@@ -130,14 +178,19 @@ async def test_the_command_reloads_at_once_or_says_why_not(url: str, app_name: s
     log = Log(worker="w", app=app.name)
     assert app.settings.concurrency == 1
 
+    next_life = Next()
+
     def reloader(reload: bool = True, configured: bool = True) -> Reloader:
         configuration = app.configuration if configured else None
-        return Reloader(app=app, configuration=configuration, reload=reload, next_life=Next(), log=log)
+        return Reloader(app=app, configuration=configuration, reload=reload, next_life=next_life, log=log)
 
     one = reloader()
     assert await one.handle({}) == {"changed": []}
+    assert not next_life.due
     write(config, "concurrency = 2")
     assert await one.handle({}) == {"changed": ["concurrency"]}
+    assert next_life.due
+    next_life.begins()
     assert app.settings.concurrency == 2
     write(config, "concurrency = 0")
     with pytest.raises(CommandRefused, match="the old settings stay"):

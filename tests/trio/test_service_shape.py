@@ -29,6 +29,7 @@ from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.board import Board
 from celery5.services.commands import Commands, PostsDirectly
+from celery5.services.reloader import Next
 from celery5.services.status_port import StatusPort
 from celery5.services.vitals import Vitals
 from celery5.wiring import build
@@ -65,7 +66,7 @@ class Parts:
 def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     """The service as a worker has it, and all that must be up before it, in order."""
     log = Log(worker="w", app=app.name)
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event())
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
     steps = build(Parts, WorkerParts, **given).steps
     if service is Boot:
         return Boot(steps=steps), []
