@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
+from celery5.protocol.budget_words import budgets_in
 from celery5.protocol.retry import LONGEST
 from celery5.spellings import hint
 
@@ -47,6 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     box_slots: Annotated[
         int, Meta(description="jobs in boxes, and boxes, that one worker process has at once", ge=1)
     ] = 4
+    budgets: Annotated[
+        str, Meta(description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500")
+    ] = ""
     box_jobs: Annotated[int, Meta(description="jobs after which a box is ended and made anew", ge=1)] = 1000
     box_idle: Annotated[float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)] = (
         60.0
@@ -137,7 +141,9 @@ def read_settings(
             continue
         try:
             values[name] = msgspec.convert(raw, kind, strict=False)
-        except msgspec.ValidationError as error:
+            if name == "budgets":
+                _ = budgets_in(values[name])
+        except (msgspec.ValidationError, Misconfigured) as error:
             errors.append(f"{origin}={raw!r}: {error}")
     if errors:
         raise Misconfigured("; ".join(errors))

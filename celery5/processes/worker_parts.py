@@ -19,6 +19,7 @@ from celery5.processes.box_home import home_of
 from celery5.processes.link_log import LinkLog
 from celery5.processes.vital_parts import make_sources
 from celery5.protocol.budget import Budget, fixed
+from celery5.protocol.budget_words import budgets_in
 from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -51,7 +52,8 @@ from celery5.services.vitals import VitalSigns
 
 
 def budgets_for(app: App) -> dict[str, Budget]:
-    """How many jobs of each kind may run at once: what the application says, else its settings, which do not move."""
+    """How many jobs of each kind may run at once: what the application says, else its setting `budgets`, else the
+    number of slots that there is a setting for, which does not move."""
     settings = app.settings
     usual = {
         "trio": fixed(settings.concurrency),
@@ -59,7 +61,7 @@ def budgets_for(app: App) -> dict[str, Budget]:
         "thread": fixed(settings.cpu_slots),
         "boxed": fixed(settings.box_slots),
     }
-    return {**usual, **app.budgets}
+    return {**usual, **budgets_in(settings.budgets), **app.budgets}
 
 
 def make_reader(

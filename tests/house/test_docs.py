@@ -34,7 +34,7 @@ def settings_table() -> str:
     defaults, lines = Settings(), ["| setting | in the environment | default | is |", "|---|---|---|---|"]
     for name, text in descriptions().items():
         value = getattr(defaults, name)
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        shown = f"{value:g}" if isinstance(value, float) else str(value) or "none"
         if name == "cpu_slots":
             shown = "number of cores, at most 10"  # what it is here says nothing about there
         lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {text} |")

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
+from celery5.processes.worker_parts import budgets_for
 from celery5.protocol.budget import (
+    KINDS,
     LOOK,
     MOST,
     Budget,
@@ -24,6 +26,8 @@ from celery5.protocol.budget import (
     fixed,
     room,
 )
+from celery5.protocol.budget_words import budgets_in
+from celery5.settings import read_settings
 
 
 def demand(queued: int, executing: int, current: int, **more: Any) -> Demand:
@@ -242,3 +246,66 @@ def test_a_budget_that_makes_no_sense_is_refused_in_one_line(budgets: Any, says:
         App("shop", budgets=budgets)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets"),
+    [
+        ("", {}),
+        ("thread=4", {"thread": fixed(4)}),
+        ("thread=2..8 trio=10..500", {"thread": Budget(minimum=2, maximum=8), "trio": Budget(minimum=10, maximum=500)}),
+        ("thread=2..8, boxed=3", {"thread": Budget(minimum=2, maximum=8), "boxed": fixed(3)}),
+        ("asyncio=1..", {"asyncio": Budget(minimum=1)}),
+        ("thread=1..load", {"thread": Budget(maximum=ByLoad())}),
+        ("thread=1..load*1.5", {"thread": Budget(maximum=ByLoad(per_core=1.5))}),
+        ("boxed=1..memory/200MB", {"boxed": Budget(maximum=ByMemory(per_job=200_000_000))}),
+        ("boxed=1..memory/1G", {"boxed": Budget(maximum=ByMemory(per_job=10**9))}),
+        ("boxed=1..memory/512", {"boxed": Budget(maximum=ByMemory(per_job=512))}),
+    ],
+)  # fmt: skip
+def test_budgets_are_said_in_one_line_of_text(text: str, budgets: dict[str, Budget]) -> None:
+    assert budgets_in(text) == budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("thread", "'thread' is no budget: write thread=4, thread=2..8"),
+        ("thread=-1", "'thread=-1' is no budget"),
+        ("thread=1..fast", "'thread=1..fast' is no budget"),
+        ("thread=1..memory/", "'thread=1..memory/' is no budget"),
+        ("thread=1..9999999999", "is no budget"),
+        ("thread=0", "budgets['thread']: minimum is 0: give a whole number, 1 or more"),
+        ("thread=5..2", "the minimum, 5, is over the maximum, 2"),
+        ("threads=5", "budgets has 'threads', which is no kind of task: did you mean 'thread'?"),
+        ("thread=5 thread=6", "there are two budgets for 'thread'"),
+    ],
+)
+def test_text_that_is_no_budget_is_refused_with_where_it_stands(text: str, says: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        read_settings({}, {"CELERY5_BUDGETS": text})
+    assert says in str(refused.value)
+    assert str(refused.value).startswith(f"CELERY5_BUDGETS={text!r}: ")
+    assert "\n" not in str(refused.value)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_either_budgets_or_refused(text: str) -> None:
+    try:
+        found = budgets_in(text)
+    except Misconfigured:
+        return
+    assert all(kind in KINDS for kind in found)
+
+
+def test_code_says_more_than_the_environment_and_that_more_than_numbers_of_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CELERY5_BUDGETS", "thread=1..3 boxed=2")
+    app = App("shop", cpu_slots=9, concurrency=7, budgets={"boxed": Budget(minimum=3)})
+    assert budgets_for(app) == {
+        "trio": fixed(7),
+        "asyncio": fixed(7),
+        "thread": Budget(maximum=3),
+        "boxed": Budget(minimum=3),
+    }

@@ -213,6 +213,18 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
         assert parts.budget.told()["thread"]["maximum"] == 7
 
 
+async def test_the_setting_says_budgets_as_code_does(
+    url: str, app_name: str, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY5_BUDGETS", "trio=2..5 thread=1..memory/1k")
+    app = application(url, app_name, doors, concurrency=50)
+    async with parts_of_a_worker(app) as parts:
+        await until(lambda: parts.budget.told()["thread"]["maximum"] == MOST)
+        told = parts.budget.told()["trio"]
+        assert (told["current"], told["minimum"], told["maximum"]) == (2, 2, 5)
+        assert parts.slots("asyncio") == 50
+
+
 def asked_in_a_thread(_demand: Demand) -> int:
     time.sleep(0.01)
     return 3
