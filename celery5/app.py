@@ -19,6 +19,7 @@ from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.colourless import Plain, finished
 from celery5.connections import Connections
+from celery5.control import Control
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry, checked_name
 from celery5.errors import BrokerUnavailable, MessageTooLarge
@@ -82,9 +83,7 @@ class App:
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         _ = self._settled() if self.config else self.settings  # what is wrong is told here and now
-        self.retry_policy: RetryPolicy = (
-            RetryPolicy() if retry_policy is None else RetryPolicy.of(retry_policy)
-        )
+        self.retry_policy = RetryPolicy.of(RetryPolicy() if retry_policy is None else retry_policy)
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
         self.budgets: Mapping[str, Budget] = checked_budgets(budgets or {})
@@ -97,6 +96,7 @@ class App:
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         self.dlq: DeadLetters = DeadLetters(self)
+        self.control: Control = Control(self)
         _APPS.add(self)
 
     def __repr__(self) -> str:

@@ -93,6 +93,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     own_checks: Annotated[
         bool, Meta(description="workers look after themselves: broker, event loop, memory, disk")
     ] = True
+    inbox: Annotated[bool, Meta(description="whether worker processes take commands")] = True
+    inbox_signatures: Annotated[
+        bool, Meta(description="whether commands are signed, and only signed ones are taken")
+    ] = True
+    keys: Annotated[
+        str, Meta(description="folder of the keys that commands are signed with; default: the user's state")
+    ] = ""
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,

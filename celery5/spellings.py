@@ -54,7 +54,6 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "autodiscover_tasks": 'App("shop", include=["shop.**.tasks"])',
         "config_from_object": 'App("shop", concurrency=200), or CELERY5_CONCURRENCY=200',
         "AsyncResult": "app.result(id)",
-        "control": "signals, and celery5 task revoke",
         "worker_main": "celery5 -A shop worker start",
         "add_periodic_task": "nothing yet",
     },

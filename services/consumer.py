@@ -76,6 +76,7 @@ class Consumer:
         read_block: float,
         results_ttl: float,
         default_queue: str,
+        paused: set[str],
     ) -> None:
         self._reader = reader
         self._redis = redis
@@ -95,6 +96,9 @@ class Consumer:
         self._ttl = results_ttl
         self._connects = 1
         self._waiting_since: float | None = None
+        self._paused = paused
+        self._reading = trio.CancelScope()
+        self._stopping = False
         self._audit_at = math.inf
         self._mixes = {keys.queue: Mix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
@@ -105,11 +109,13 @@ class Consumer:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._give_back_on)
+            self._stopping = False
             task_status.started()
             try:
                 while True:
                     await self._fetch_or_wait()
             finally:
+                self._stopping = True
                 self.give_back()
 
     async def fetch(self) -> int:
@@ -133,6 +139,35 @@ class Consumer:
                 self._settle(delivery, Release())
         for delivery in self._suspects.drain(read_before=math.inf):
             self._settle(delivery, Release())
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The queues that are not read now."""
+        return frozenset(self._paused)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it reads no more."""
+        return self._stopping
+
+    def pause(self, queue: str) -> None:
+        """Read this queue no more, until `resume`. What was read of it is run."""
+        self._paused.add(queue)
+        self._reading.cancel()
+
+    def resume(self, queue: str) -> None:
+        """Read this queue again."""
+        self._paused.discard(queue)
+        self._reading.cancel()
+        self._ledger.settled(())
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """These were read for this worker by somebody else."""
+        self._take(entries)
+
+    def look_again(self) -> None:
+        """Something may have been read whose answer was lost."""
+        self._connects = -1
 
     async def _fetch_or_wait(self) -> None:
         try:
@@ -169,8 +204,8 @@ class Consumer:
 
     def _room(self, queue: str) -> int:
         """How many jobs of one queue there is room for."""
-        if self._ledger.held("") >= BATCH:
-            return 0  # jobs that cannot run here wait to be buried
+        if queue in self._paused or self._ledger.held("") >= BATCH:
+            return 0  # paused, or jobs that cannot run here wait to be buried
         rooms = {kind: self._room_for(kind) for kind in self._kinds[queue] or self._paces.keys()}
         return self._mixes[queue].fits(rooms)
 
@@ -188,10 +223,13 @@ class Consumer:
         if found:
             return found
         call = calls.read(open_, self._worker, count=max(min(shares), 1), block=self._block)
-        if not closed:
-            return await self._receive(call)
         found, failure = 0, None
+        if not closed:
+            with trio.CancelScope() as self._reading:
+                found = await self._receive(call)
+            return found
         async with trio.open_nursery() as nursery:
+            self._reading = nursery.cancel_scope
             nursery.start_soon(self._until_room, closed, nursery.cancel_scope)
             try:
                 found = await self._receive(call)

@@ -116,6 +116,7 @@ class TaskExecution:
         self._running: dict[Delivery, Hand] = {}
         self._idle = trio.Event()
         self._stuck = False
+        self._grace = trio.CancelScope()
         self._latest: Hand | None = None
         self._nursery: trio.Nursery | None = None
         self._crews: dict[str, int] = {}
@@ -147,6 +148,16 @@ class TaskExecution:
                 self._unused.append(self._pens)
                 self._pens += 1
             self._nursery.start_soon(self._work, kind, heappop(self._unused))
+
+    @property
+    def active(self) -> list[Delivery]:
+        """What runs now."""
+        return list(self._running)
+
+    def hurry(self) -> None:
+        """When this stops, or if it is stopping, what runs is cancelled at once and given back."""
+        self._grace.deadline = -math.inf
+        self._grace_period = 0.0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
@@ -336,7 +347,7 @@ class TaskExecution:
 
     async def _wind_up(self) -> None:
         if not self._lease.lost:
-            with trio.move_on_after(self._grace_period):
+            with trio.move_on_after(self._grace_period) as self._grace:
                 await self._drained()
         for delivery, hand in list(self._running.items()):
             self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)

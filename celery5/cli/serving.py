@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SETTINGS = ("broker", "concurrency", "cpu_slots", "grace_period", "status_port", "status_host")
+SETTINGS = (
+    "broker",
+    "concurrency",
+    "cpu_slots",
+    "grace_period",
+    "status_port",
+    "status_host",
+    "inbox",
+    "inbox_signatures",
+    "keys",
+)
 
 
 _FLAGS: Sequence[Callable[[Any], Any]] = (
@@ -45,6 +55,13 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
         default=True,
         help="Take up a configuration that changes; or not. Default: do.",
     ),
+    click.option("--inbox/--no-inbox", default=None, help="Whether it takes commands; default: it does."),
+    click.option(
+        "--inbox-signatures/--no-inbox-signatures",
+        default=None,
+        help="Whether commands must be signed; default: they must.",
+    ),
+    click.option("--keys", metavar="FOLDER", help="Where the keys are that commands are signed with."),
     click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
     click.option(
         "--status-port", type=int, metavar="N", help="Answer /livez, /readyz and /metrics on this port."

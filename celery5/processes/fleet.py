@@ -41,24 +41,28 @@ _PID = 8
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What `supervise` gives in a child: what to call when it consumes."""
+    """What `supervise` gives in a child: which `number` it has, from 1, as the one that it replaces had; what to call
+    when it consumes, and when it ends because it was told to `retire`."""
 
+    number: int
     ready: Callable[[], None]
+    retire: Callable[[], None]
 
 
 @dataclass(slots=True)
 class _Fleet:
-    """How many are `wanted`; the process ids of the children that run, and which of them consume; when to start others;
-    the deaths of late; the signal that `insisted` when it was `stopping`; what systemd wants and has heard; and
-    the pipe on which children say that they consume."""
+    """How many are `wanted`; the children that run, by process id, with their numbers, and which of them consume and
+    which were told to end for good; when to start others; the deaths of late; the signal that `insisted` when it was
+    `stopping`; what systemd wants and has heard; and the pipe on which children say how they are."""
 
     app: App
     wanted: int
     burst: bool
     systemd: Notification
     pipe: tuple[int, int] = field(default_factory=os.pipe)
-    children: set[int] = field(default_factory=set)
+    children: dict[int, int] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
+    retiring: set[int] = field(default_factory=set)
     starts: list[float] = field(default_factory=list)
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS))
     begun: bool = False
@@ -69,6 +73,11 @@ class _Fleet:
     killed: float = 0.0
     fed: float = 0.0
     told: str = ""
+
+    @property
+    def free_number(self) -> int:
+        """The number of the next child."""
+        return min(set(range(1, len(self.children) + 2)) - set(self.children.values()))
 
     @property
     def kill_at(self) -> float | None:
@@ -119,22 +128,21 @@ def _start_due(fleet: _Fleet, mask: set[signal.Signals] | set[int]) -> Child | N
         fleet.starts.remove(due)
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
+        parent, number = os.getpid(), fleet.free_number
         pid = os.fork()
         if pid == 0:
             _become_child(parent, mask)
             ear, mouth = fleet.pipe
             os.close(ear)
-            return Child(partial(_say_ready, mouth))
-        fleet.children.add(pid)
+            return Child(number, partial(_say, mouth, os.getpid()), partial(_say, mouth, -os.getpid()))
+        fleet.children[pid] = number
     return None
 
 
-def _say_ready(mouth: int) -> None:
-    """In a child: it consumes."""
+def _say(mouth: int, word: int) -> None:
+    """In a child: it consumes, which its process id says, or ends for good, which the same below zero does."""
     with suppress(OSError):  # its parent is gone, and it is about to hear of that
-        os.write(mouth, os.getpid().to_bytes(_PID))
-        os.close(mouth)
+        os.write(mouth, word.to_bytes(_PID, signed=True))
 
 
 def _become_child(parent: int, mask: set[signal.Signals] | set[int]) -> None:
@@ -185,12 +193,13 @@ def _stop(fleet: _Fleet) -> None:
 
 
 def _hear(fleet: _Fleet) -> None:
-    """Which children consume; systemd hears of it when all of them do."""
+    """Which children consume, and which retire; systemd hears of it when all of them consume."""
     with suppress(BlockingIOError):
         said = os.read(fleet.pipe[0], 512 * _PID)
         fleet.begun = True
-        pids = {int.from_bytes(said[at : at + _PID]) for at in range(0, len(said), _PID)}
-        fleet.ready |= pids & fleet.children
+        words = {int.from_bytes(said[at : at + _PID], signed=True) for at in range(0, len(said), _PID)}
+        fleet.ready |= words & fleet.children.keys()
+        fleet.retiring |= {-word for word in words} & fleet.children.keys()
     if len(fleet.ready) >= fleet.wanted and fleet.told != "STOPPING=1":
         _tell_systemd(fleet, "READY=1")
 
@@ -203,11 +212,14 @@ def _reap(fleet: _Fleet) -> None:
         if pid not in fleet.children:
             continue
         code, was_ready = os.waitstatus_to_exitcode(status), pid in fleet.ready
-        fleet.children.discard(pid)
+        retired = pid in fleet.retiring
+        fleet.children.pop(pid)
         fleet.ready.discard(pid)
-        if code == 0 and (fleet.burst or fleet.stopping is not None):
+        fleet.retiring.discard(pid)
+        fleet.wanted -= retired
+        if retired or (code == 0 and (fleet.burst or fleet.stopping is not None)):
             continue
-        _say(f"worker process {pid} ended with {code}")
+        _tell_people(f"worker process {pid} ended with {code}")
         if fleet.stopping is not None:
             told = code == -signal.SIGTERM
             fleet.code = fleet.code or (128 + fleet.insisted if fleet.insisted else 0 if told else 1)
@@ -223,7 +235,7 @@ def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
     # Once one has come up the others can, too, as soon as the broker is back or a job that kills them is buried.
     in_vain = fleet.in_vain >= IN_VAIN and not fleet.begun
     if often or in_vain:
-        _say(f"worker processes {'cannot start' if in_vain else 'keep ending'}: giving up")
+        _tell_people(f"worker processes {'cannot start' if in_vain else 'keep ending'}: giving up")
         fleet.code = 1
         _stop(fleet)
         return
@@ -248,7 +260,7 @@ def _status(fleet: _Fleet) -> str:
     return f"STATUS={len(fleet.ready)} of {fleet.wanted} worker processes at work"
 
 
-def _say(line: str) -> None:
+def _tell_people(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 

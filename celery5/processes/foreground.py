@@ -46,13 +46,14 @@ def serve(app: App, options: ServeOptions) -> int:
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
-    ready = _nothing
+    ready, retire, name = _nothing, _nothing, options.name
     worker.check(app)
     if options.processes > 1:
         part = fleet.supervise(app, processes=options.processes, burst=options.burst)
         if isinstance(part, int):
             return part
-        ready = part.ready
+        ready, retire = part.ready, part.retire
+        name = name and f"{name}.{part.number}"
     with (
         standing_by(app) as understudy,
         stopping(app) as interruption,
@@ -61,13 +62,13 @@ def serve(app: App, options: ServeOptions) -> int:
         told = WorkerOptions(
             options.queues,
             options.burst,
-            options.name,
+            name,
             understudy=understudy,
             reload=options.reload,
             journal=journal,
             processes=options.processes,
         )
-        trio.run(serve_here, app, told, interruption, ready)
+        trio.run(serve_here, app, told, interruption, ready, retire)
     return 0
 
 
@@ -77,9 +78,14 @@ def stopping(app: App) -> Interruption:
 
 
 async def serve_here(
-    app: App, options: WorkerOptions, interruption: Interruption, told: Callable[[], None] = lambda: None
+    app: App,
+    options: WorkerOptions,
+    interruption: Interruption,
+    told: Callable[[], None] = lambda: None,
+    retiring: Callable[[], None] = lambda: None,
 ) -> None:
-    """Be one worker in this Trio run until a signal, or until a burst is done. `told` is called when it consumes."""
+    """Be one worker in this Trio run until a signal, a command, or until a burst is done. `told` is called when it
+    consumes, `retiring` when it ends because it was commanded to: then nobody need replace it."""
     vitals = Vitals(app=app.name)
     options = replace(options, incarnation=worker.new_name(options.name), vitals=vitals)
     log = Log(worker=options.incarnation, app=app.name, journal=options.journal)
@@ -98,7 +104,8 @@ async def serve_here(
             await around.start(port.run)
             async with trio.open_nursery() as nursery:
                 interruption.ends(_asking(nursery.cancel_scope, log, vitals))
-                nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals)
+                tell = _nothing if options.burst else retiring
+                nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
                 await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
             around.cancel_scope.cancel()
     except BaseException as error:
@@ -145,7 +152,10 @@ def _nothing() -> None:
     """Nobody wants to know that this worker is ready."""
 
 
-async def _stop_when(done: trio.Event, scope: trio.CancelScope, vitals: Vitals) -> None:
+async def _stop_when(
+    done: trio.Event, scope: trio.CancelScope, vitals: Vitals, tell: Callable[[], None]
+) -> None:
     await done.wait()
     vitals.stopping()
+    tell()
     scope.cancel()

@@ -11,7 +11,7 @@ import itertools
 import os
 import random
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import trio
@@ -28,7 +28,9 @@ from celery5.processes.worker_parts import WorkerParts, budgets_for
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.budget import KINDS
 from celery5.protocol.job import new_id
+from celery5.protocol.orders import inbox_of
 from celery5.protocol.prefetch import Pace
+from celery5.services.inbox import Address
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.reloader import Next, Reload
@@ -41,13 +43,15 @@ from celery5.wiring import build
 class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
     (`burst`), and its `name`, to which each incarnation adds a part of its own. Whoever wants to know the whole name of
-    the first incarnation gives it as `incarnation`. Who steps in for it is its `understudy`, if it has one. With
-    `reload` a change of the configuration takes effect without a restart of the process."""
+    the first incarnation gives it as `incarnation`. Which queues are `paused` holds for all of them. Who steps in for
+    it is its `understudy`, if it has one. With `reload` a change of the configuration takes effect without a restart of
+    the process."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
     name: str = ""
     incarnation: str = ""
+    paused: set[str] = field(default_factory=set[str])
     understudy: Understudy | None = None
     vitals: Vitals | None = None
     journal: Journal | None = None
@@ -121,29 +125,22 @@ def _given(
         "log": log,
         "watch": LinkLog(log=log),
         "lease": lease,
+        "address": _address(app, options, worker),
+        "keyring": app.control.keyring,
         "understudy": understudy,
         "black_box": black_box,
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
         **_known_of(options.vitals or Vitals(app=app.name), lease, next_life),
-        "grace_period": settings.grace_period,
-        "time_limit": settings.time_limit,
-        "soft_time_limit": settings.soft_time_limit,
-        "results_ttl": settings.results_ttl,
-        "message_limit": settings.message_limit,
-        "max_deliveries": settings.max_deliveries,
-        "when_unpublishable": settings.when_unpublishable,
-        "recent_jobs": settings.recent_jobs,
-        "read_block": settings.read_block,
-        "default_queue": settings.default_queue,
+        **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
         "burst": options.burst,
+        "paused": options.paused,
         "configuration": app.configuration,
         "reload": options.reload,
         "next_life": next_life,
         "checks": all_checks(app),
-        "health_store": settings.health_store,
         "done": done,
     }
 
@@ -161,6 +158,14 @@ def _known_of(vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
         "another": another,
         "systemd": SystemdNotify(**notification, status=vitals.line, leaving=lambda: not another()),
     }
+
+
+def _address(app: App, options: WorkerOptions, worker: str) -> Address:
+    """Where this process is commanded."""
+    settings, lasting = app.settings, bool(options.name)
+    return Address(
+        app.name, inbox_of(worker), open=settings.inbox, signed=settings.inbox_signatures, lasting=lasting
+    )
 
 
 class _Once(trio.TaskStatus[None]):
@@ -204,6 +209,20 @@ def _used(app: App) -> set[str]:
     return {default, *(task.options_.queue or default for task in app.tasks.values())}
 
 
+_SETTINGS = (
+    "grace_period",
+    "time_limit",
+    "soft_time_limit",
+    "results_ttl",
+    "message_limit",
+    "max_deliveries",
+    "when_unpublishable",
+    "recent_jobs",
+    "read_block",
+    "default_queue",
+    "health_store",
+)
+"""The settings that parts ask for by name."""
 _NO_TASKS = (
     "this application has no tasks, so it can run no job: import the modules that define them where it is made, "
     "or name them in App(include=[...])"

@@ -28,12 +28,13 @@ from celery5.services.black_box import BlackBox
 from celery5.services.board import RETRY, Board
 from celery5.services.burst import Burst
 from celery5.services.circuits import Circuits
-from celery5.services.commands import Commands, Handler, PostsDirectly, PostsToItself
+from celery5.services.commands import Commands, Handler, PostsToItself
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
 from celery5.services.health import Health
 from celery5.services.heartbeat import Heartbeat
+from celery5.services.inbox import Inbox, OwnPost
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.judgement import Judgement
 from celery5.services.ledger import Ledger
@@ -49,6 +50,7 @@ from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
 from celery5.services.vitals import VitalSigns
+from celery5.services.worker_commands import WorkerCommands
 
 
 def budgets_for(app: App) -> dict[str, Budget]:
@@ -71,13 +73,12 @@ def make_reader(
     return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
 
-def make_hearers(mover: Mover, revocations: Revocations) -> dict[bytes, Hears]:
+def make_hearers(mover: Mover, revocations: Revocations, inbox: Inbox) -> dict[bytes, Hears]:
     """Which channel is whose."""
-    due = dict.fromkeys(mover.channels, mover.wake)
-    return {
-        each.encode(): hears
-        for each, hears in (due | dict.fromkeys(revocations.channels, revocations.hear)).items()
-    }
+    all_of_them: dict[str, Hears] = dict.fromkeys(mover.channels, mover.wake)
+    all_of_them |= dict.fromkeys(revocations.channels, revocations.hear)
+    all_of_them |= dict.fromkeys(inbox.channels, inbox.hear)
+    return {each.encode(): hears for each, hears in all_of_them.items()}
 
 
 def make_push(
@@ -85,6 +86,7 @@ def make_push(
     hearers: dict[bytes, Hears],
     mover: Mover,
     revocations: Revocations,
+    inbox: Inbox,
     timing: Timing,
     name: str,
     watch: LinkLog,
@@ -97,6 +99,7 @@ def make_push(
     def again() -> None:
         mover.look_again()
         revocations.look_again()
+        inbox.look_again()
 
     return PushRedis(
         endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
@@ -136,10 +139,16 @@ def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> t
 
 
 def make_handlers(
-    reloader: Reloader, board: Board, budget: ConcurrencyBudget, health: Health, log: Log
+    worker_commands: WorkerCommands,
+    reloader: Reloader,
+    board: Board,
+    budget: ConcurrencyBudget,
+    health: Health,
+    log: Log,
 ) -> dict[str, Handler]:
     """What this worker does when it is told to."""
     return {
+        **worker_commands.handlers,
         "reload": reloader.handle,
         RETRY: board.retry,
         "check-expired": health.expired,
@@ -186,6 +195,7 @@ def make_ground(
     heartbeat: Heartbeat,
     mover: Mover,
     recoverer: Recoverer,
+    inbox: Inbox,
 ) -> tuple[Step, ...]:
     """The first part of the boot graph: what a worker stands on."""
     return (
@@ -198,6 +208,7 @@ def make_ground(
         Step("heartbeat", heartbeat, ("join",)),
         Step("recoverer", recoverer, ("heartbeat",)),
         Step("mover", mover, ("heartbeat", "listen")),
+        Step("inbox", inbox, ("listen",)),
     )
 
 
@@ -257,11 +268,13 @@ WorkerParts = Injector(
     health=Health,
     judgement=Judgement,
     handlers=value(make_handlers),
+    worker_commands=WorkerCommands,
     commands=Commands,
-    posts=PostsDirectly,
     board=Board,
     added=value(make_added),
     offered=value(make_offered),
+    posts=OwnPost,
+    inbox=Inbox,
     revocations=Revocations,
     heartbeat=Heartbeat,
     wake=value(make_wake),

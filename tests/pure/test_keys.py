@@ -29,6 +29,9 @@ def made() -> dict[str, str]:
         "settings": SHOP.settings,
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
+        "inbox": SHOP.inbox("<process>"),
+        "nonce": SHOP.nonce("<id>"),
+        "answer": SHOP.answer("<id>"),
         **own,
         "result": MAIL.result("<id>"),
         "window": MAIL.window("<task> <key>"),
@@ -46,7 +49,7 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
     assert {name: key for name, key, _ in rows} | dict(told) == made()
-    assert {name for name, _ in told} == {"wake", "revoke", "result"}
+    assert {name for name, _ in told} == {"wake", "revoke", "result", "inbox", "answer"}
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
 
 

@@ -1,0 +1,17 @@
+-- Look what is in an inbox. What is too large stays where it is.
+-- KEYS  1 inbox
+-- ARGV  1 how many, at most
+--       2 the most bytes of a command
+-- Gives for each, oldest first: its entry, its id as it says, the command ('' when it is too large), and its size.
+-- Changes nothing.
+local found = {}
+for _, letter in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do
+  local id, command = '', ''
+  for n = 1, #letter[2], 2 do
+    if letter[2][n] == 'id' then id = string.sub(letter[2][n + 1], 1, 100) end
+    if letter[2][n] == 'command' then command = letter[2][n + 1] end
+  end
+  local size = #command
+  found[#found + 1] = {letter[1], id, size <= tonumber(ARGV[2]) and command or '', size}
+end
+return found

@@ -1,0 +1,262 @@
+"""Control: tells workers what to do, and gives what each of them answers (C7, C73): `app.control`.
+
+Floor: domain. Reads: which workers live; the keys that commands are signed with; answers. Writes: inboxes.
+
+Each worker gets a command of its own, signed for its inbox alone. Whoever does not answer in time is told of like those
+who do: a command for a worker that is down waits for its return, for as long as it is good.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from celery5.broker import inbox as trips
+from celery5.broker.in_thread import in_thread
+from celery5.colourless import Plain, finished
+from celery5.connections import AwaitingRedis
+from celery5.errors import CommandRefused, Misconfigured
+from celery5.keyring import Keyring, folder_of
+from celery5.overview import state_of_app
+from celery5.protocol.job import new_id
+from celery5.protocol.orders import Answer, inbox_of
+from celery5.protocol.signing import LONGEST_LIFE, Order, audience_of, seal
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.result import AsyncResult
+    from celery5.task import Signature
+
+TIMEOUT = 5.0
+"""Seconds that answers are waited for."""
+To = str | Sequence[str] | None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker says to a command: its `answer` when `ok`, else the `reason` in a word and `why` in a sentence.
+
+    Reasons: `refused` and `failed` by the command itself; `no-answer`; `full`, its inbox; and why a worker does not
+    accept a command: `unknown-issuer`, `expired` and the others of the guide.
+    """
+
+    worker: str
+    ok: bool
+    answer: Any = None
+    reason: str = ""
+    why: str = ""
+
+
+class _Waits(Protocol):
+    async def wait(self, keys: Sequence[str], *, timeout: float | None) -> dict[str, bytes]: ...
+
+
+class _PlainWaits:
+    """What waits for answers in plain Python, dressed as one that is awaited."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    async def wait(self, keys: Sequence[str], *, timeout: float | None) -> dict[str, bytes]:
+        found: dict[str, bytes] = self._results.wait(keys, timeout=timeout)
+        return found
+
+
+class Control:
+    """The workers of an application: `app.control`.
+
+    `to` is a worker, or several: what `workers` gives, or a name that a worker which is down will have again; all that
+    live without it. `timeout` is how long answers are waited for, in seconds, `expires` how long the command is good,
+    60 at most. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
+    """
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._keyrings: dict[str, Keyring] = {}
+
+    @property
+    def keyring(self) -> Keyring:
+        """The keys that this application's commands are signed with on this host."""
+        said = self._app.settings.keys
+        if said not in self._keyrings:
+            folder = folder_of(self._app.name, said, os.environ)
+            self._keyrings[said] = Keyring(folder, owner=self._app.name)
+        return self._keyrings[said]
+
+    def workers(self) -> tuple[str, ...]:
+        """The processes that live, by the names of their inboxes. For plain Python."""
+        return finished(_living(self._app, self._plain("aworkers")))
+
+    async def aworkers(self) -> tuple[str, ...]:
+        """`workers`, from Trio or asyncio."""
+        return await _living(self._app, await self._app.connections.awaiting())
+
+    def send(
+        self,
+        command: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        to: To = None,
+        timeout: float = TIMEOUT,
+        expires: float = LONGEST_LIFE,
+    ) -> list[Reply]:
+        """Have workers do something; gives what each of them says, by name. For plain Python."""
+        told = _Told(command, dict(parameters or {}), _names(to), *_checked(timeout, expires))
+        redis = self._plain("asend")
+        inboxes = told.to or finished(_living(self._app, redis))
+        sealed = self._sealed(told, inboxes)
+        waits = _PlainWaits(self._app.connections.results(instead="app.control.asend"))
+        return finished(_sent(self._app, redis, waits, told, sealed))
+
+    async def asend(
+        self,
+        command: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        to: To = None,
+        timeout: float = TIMEOUT,
+        expires: float = LONGEST_LIFE,
+    ) -> list[Reply]:
+        """`send`, from Trio or asyncio."""
+        told = _Told(command, dict(parameters or {}), _names(to), *_checked(timeout, expires))
+        redis = await self._app.connections.awaiting()
+        inboxes = told.to or await _living(self._app, redis)
+        sealed = await in_thread(lambda: self._sealed(told, inboxes))
+        waits = await self._app.connections.awaiting_results()
+        return await _sent(self._app, redis, waits, told, sealed)
+
+    def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
+        """Whether workers answer. For plain Python."""
+        return self.send("ping", to=to, timeout=timeout, expires=min(timeout, LONGEST_LIFE))
+
+    async def aping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
+        """`ping`, from Trio or asyncio."""
+        return await self.asend("ping", to=to, timeout=timeout, expires=min(timeout, LONGEST_LIFE))
+
+    def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> "AsyncResult[Any]":
+        """Have one worker run a job, like an actor (C7): `app.control.run(resize.s(path), to="web1")`. Its result is
+        waited for as always; should it be tried again, it may be elsewhere. Raises CommandRefused when the worker will
+        not, or does not answer. For plain Python."""
+        order = self._direct(call)
+        return self._ran(call, order, self.send("run-task", order, to=to, timeout=timeout, expires=timeout))
+
+    async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> "AsyncResult[Any]":
+        """`run`, from Trio or asyncio."""
+        order = self._direct(call)
+        return self._ran(
+            call, order, await self.asend("run-task", order, to=to, timeout=timeout, expires=timeout)
+        )
+
+    def _direct(self, call: "Signature[Any]") -> dict[str, str]:
+        job = call.job()
+        if job.at or job.lock:
+            raise Misconfigured("a job that runs on one worker at once has neither a countdown nor a key")
+        return {"job": job.message.decode(), "queue": job.queue, "id": job.id}
+
+    def _ran(
+        self, call: "Signature[Any]", order: Mapping[str, str], replies: list[Reply]
+    ) -> "AsyncResult[Any]":
+        (reply,) = replies
+        if not reply.ok:
+            raise CommandRefused(f"{reply.worker} does not run it: {reply.why}")
+        return self._app.result(order["id"], queue=order["queue"], task=call.task)
+
+    def _sealed(self, told: "_Told", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+        """For each inbox the command's id and its bytes. Files are read, and keys made the first time."""
+        signer = self.keyring.signer() if self._app.settings.inbox_signatures else None
+        now, sealed = time.time(), dict[str, tuple[str, bytes]]()
+        for inbox in inboxes:
+            order = Order(
+                id=new_id(),
+                audience=audience_of(self._app.name, inbox),
+                issued=now,
+                expires=now + told.expires,
+                command=told.command,
+                parameters=told.parameters,
+                sender=_sender(),
+            )
+            sealed[inbox] = (order.id, seal(order, signer))
+        return sealed
+
+    def _plain(self, instead: str) -> AwaitingRedis:
+        return Plain(self._app.connections.blocking(instead=f"app.control.{instead}"))
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What is to be sent, checked."""
+
+    command: str
+    parameters: dict[str, Any]
+    to: tuple[str, ...]
+    timeout: float
+    expires: float
+
+
+async def _living(app: "App", redis: AwaitingRedis) -> tuple[str, ...]:
+    state = await state_of_app(app, redis, None)
+    return tuple(sorted({inbox_of(each) for each in state.workers}))
+
+
+async def _sent(
+    app: "App", redis: AwaitingRedis, waits: _Waits, told: _Told, sealed: Mapping[str, tuple[str, bytes]]
+) -> list[Reply]:
+    posted = [trips.post(app.keys, inbox, *each) for inbox, each in sealed.items()]
+    taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
+    keys = {inbox: app.keys.answer(sealed[inbox][0]) for inbox, there in taken.items() if there}
+    answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
+    replies: list[Reply] = []
+    for inbox in sealed:
+        if inbox not in keys:
+            replies.append(Reply(worker=inbox, ok=False, reason="full", why=_FULL))
+        elif keys[inbox] not in answers:
+            why = _SILENT.format(told.timeout, told.expires)
+            replies.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
+        else:
+            replies.append(_read(inbox, answers[keys[inbox]]))
+    return sorted(replies, key=lambda each: each.worker)
+
+
+def _read(inbox: str, raw: bytes) -> Reply:
+    try:
+        told = msgspec.json.decode(raw, type=Answer)
+        answer = msgspec.json.decode(told.answer)
+    except (ValueError, RecursionError) as error:
+        return Reply(worker=inbox, ok=False, reason="unreadable", why=f"its answer is none of ours: {error}")
+    return Reply(worker=inbox, ok=told.ok, answer=answer, reason=told.reason, why=told.why)
+
+
+def _names(to: object) -> tuple[str, ...]:
+    if to is None:
+        return ()
+    names = [to] if isinstance(to, str) else list(cast("Sequence[object]", to))
+    if not names or not all(isinstance(each, str) and each for each in names):
+        raise Misconfigured(f"to is {to!r}: give the names of workers, or leave it out for all that live")
+    return tuple(dict.fromkeys(cast("list[str]", names)))
+
+
+def _checked(timeout: object, expires: object) -> tuple[float, float]:
+    for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, LONGEST_LIFE)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < cast("float", value) <= most:
+            raise Misconfigured(f"{name} is {value!r}: give seconds, more than 0 and at most {most:g}")
+    return cast("float", timeout), cast("float", expires)
+
+
+def _sender() -> str:
+    """Who sends, for the worker's log."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}:{os.getpid()}"
+
+
+_SILENT = (
+    "no answer after {:g} s: it is down, blocked, or has no inbox; "
+    "should it come back within {:g} s of the sending, it does it then"
+)
+_FULL = "too many commands wait in its inbox: it does not take any"

@@ -1,0 +1,254 @@
+"""Keyring: the folder of the keys that commands are signed with, and of the certificates that are trusted (C74).
+
+Floor: domain. Reads and writes: one folder, which only its user may enter.
+
+    mine.pem       the private key, and the certificates for it: who signs here
+    ca.pem         the authority that was made here, with its private key; not there with an authority of your own
+    trusted/*.pem  certificates of authorities, or of senders, that are trusted
+    revoked        a denylist: the fingerprint of a certificate on each line, SHA-256 in hex; # begins a comment
+
+Files are read again when they have changed, so keys and authorities are replaced without a restart.
+"""
+
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.signing import Signer, Trust, as_pem, certificates_in, described, fingerprint
+
+if TYPE_CHECKING:
+    import trustme
+
+_PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
+_FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """A certificate in the folder: its `role` (`mine`, `authority` or `trusted`), its fingerprint, whose it is, who
+    signed it, until when it holds, and whether it was revoked."""
+
+    role: str
+    fingerprint: str
+    subject: str
+    issuer: str
+    until: str
+    revoked: bool
+
+
+def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
+    """Where the keys of an application are: what the setting `keys` says, else a folder of the user's state, which all
+    of this user's processes on this host find. Raises Misconfigured for a user without a home."""
+    if said:
+        return Path(said).expanduser()
+    state = environ.get("XDG_STATE_HOME", "")
+    try:
+        root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise Misconfigured("this user has no home folder to keep keys in: set CELERY5_KEYS") from None
+    return root / "celery5" / "keys" / app.replace("/", "_")
+
+
+class Keyring:
+    """The keys in `folder`. Nothing is read before it is asked for; what is missing is made by whoever first signs."""
+
+    def __init__(self, folder: Path, *, owner: str) -> None:
+        self.folder = folder
+        self._owner = owner
+        self._seen: object = None
+        self._trust = Trust()
+
+    def signer(self) -> Signer:
+        """Who signs here. In a folder that is new a key and an authority for it are made. Raises Misconfigured."""
+        file = self._entered() / "mine.pem"
+        if not file.exists():
+            with self._locked():
+                if not file.exists():
+                    self._make_first()
+        return self._read(file)
+
+    def trust(self) -> Trust:
+        """Who is trusted here, as of now. Raises Misconfigured when the folder can be entered by others."""
+        if not self.folder.exists():
+            return Trust()
+        self._entered()
+        seen = [_version(each) for each in (*self._trusted_files(), self._denylist)]
+        if seen != self._seen:
+            self._trust = Trust(self._anchors(), self._revoked())
+            self._seen = seen
+        return self._trust
+
+    def renew(self, *, authority: bool = False) -> Signer:
+        """Make a new key, and with `authority` a new authority first; the old one stays trusted until it is revoked.
+        Raises Misconfigured where the authority is not one that was made here."""
+        self._entered()
+        with self._locked():
+            if authority or not self._is_touched():
+                self._make_authority()
+            if not (self.folder / "ca.pem").exists():
+                raise Misconfigured(
+                    f"{self.folder} has no authority of its own: have yours sign a key, and put both into mine.pem"
+                )
+            self._make_mine()
+        return self._read(self.folder / "mine.pem")
+
+    def trust_file(self, file: Path) -> list[str]:
+        """Trust the certificates in a PEM file; gives their fingerprints. Raises Misconfigured when there is none."""
+        found = certificates_in(_content(file))
+        if not found:
+            raise Misconfigured(f"{file} has no certificate: give a PEM file")
+        self._entered()
+        for each in found:
+            described(each)
+            self._write(f"trusted/{fingerprint(each)[:16]}.pem", as_pem(each))
+        return [fingerprint(each) for each in found]
+
+    def revoke(self, what: str) -> list[str]:
+        """Put a fingerprint, or those of the certificates in a PEM file, on the denylist; gives them."""
+        wanted = what.strip().lower().replace(":", "")
+        if not _FINGERPRINT.match(wanted):
+            found = certificates_in(_content(Path(what)))
+            if not found:
+                raise Misconfigured(f"{what!r} is no fingerprint (64 hex digits) and no file of certificates")
+            prints = [fingerprint(each) for each in found[:1]]
+        else:
+            prints = [wanted]
+        self._entered()
+        with self._locked():
+            before = self._denylist.read_text() if self._denylist.exists() else ""
+            new = [each for each in prints if each not in self._revoked()]
+            self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
+        return prints
+
+    def certificates(self) -> list[Certificate]:
+        """All certificates in the folder."""
+        if not self.folder.exists():
+            return []
+        revoked = self._revoked()
+        places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
+        places += [("trusted", file) for file in self._trusted_files()]
+        found: list[Certificate] = []
+        for role, file in places:
+            for der in certificates_in(file.read_bytes()) if file.exists() else ():
+                mark = fingerprint(der)
+                found.append(Certificate(role, mark, *described(der), mark in revoked))
+        return found
+
+    @property
+    def _denylist(self) -> Path:
+        return self.folder / "revoked"
+
+    def _trusted_files(self) -> list[Path]:
+        return sorted((self.folder / "trusted").glob("*.pem"))
+
+    def _anchors(self) -> tuple[bytes, ...]:
+        return tuple(each for file in self._trusted_files() for each in certificates_in(_content(file)))
+
+    def _revoked(self) -> frozenset[str]:
+        if not self._denylist.exists():
+            return frozenset()
+        lines = [line.partition("#")[0].strip() for line in _content(self._denylist).decode().splitlines()]
+        prints = [line.lower().replace(":", "") for line in lines if line]
+        wrong = [each for each in prints if not _FINGERPRINT.match(each)]
+        if wrong:
+            raise Misconfigured(f"{self._denylist}: {wrong[0]!r} is no fingerprint (64 hex digits)")
+        return frozenset(prints)
+
+    def _is_touched(self) -> bool:
+        """Whether somebody has put keys here: then none are made without being asked."""
+        return any((self.folder / name).exists() for name in ("mine.pem", "ca.pem")) or bool(
+            self._trusted_files()
+        )
+
+    def _entered(self) -> Path:
+        """The folder, which is there, and private. Raises Misconfigured."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / "trusted").mkdir(mode=0o700, exist_ok=True)
+            mode = self.folder.stat().st_mode
+        except OSError as error:
+            raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
+        if mode & 0o077:
+            raise Misconfigured(
+                f"others may enter {self.folder}, where the keys are: chmod 700 {self.folder}"
+            )
+        return self.folder
+
+    @contextmanager
+    def _locked(self) -> Generator[None, None, None]:
+        """Nobody else makes keys here meanwhile."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read(self, file: Path) -> Signer:
+        content = _content(file)
+        key = _PRIVATE.search(content)
+        chain = certificates_in(content)
+        if key is None or not chain:
+            raise Misconfigured(f"{file} must have a private key and the certificates for it, as PEM")
+        return Signer(key[0], chain)
+
+    def _make_first(self) -> None:
+        if self._is_touched():
+            raise Misconfigured(
+                f"{self.folder} has no mine.pem to sign with: celery5 keys new makes one, or have yours signed"
+            )
+        self._make_authority()
+        self._make_mine()
+
+    def _make_authority(self) -> None:
+        import trustme
+
+        made = trustme.CA(organization_name="celery5", organization_unit_name=self._owner)
+        certificate = made.cert_pem.bytes()
+        self._write("ca.pem", made.private_key_pem.bytes() + certificate)
+        (der,) = certificates_in(certificate)
+        self._write(f"trusted/{fingerprint(der)[:16]}.pem", certificate)
+
+    def _make_mine(self) -> None:
+        made: trustme.LeafCert = self._authority().issue_cert(
+            "sender.celery5", common_name=self._owner, organization_name="celery5"
+        )
+        chain = b"".join(each.bytes() for each in made.cert_chain_pems)
+        self._write("mine.pem", made.private_key_pem.bytes() + chain)
+
+    def _authority(self) -> "trustme.CA":
+        import trustme
+
+        content = (self.folder / "ca.pem").read_bytes()
+        key = _PRIVATE.search(content)
+        if key is None:
+            raise Misconfigured(f"{self.folder / 'ca.pem'} has no private key")
+        return trustme.CA.from_pem(content.replace(key[0], b""), key[0])
+
+    def _write(self, name: str, content: bytes) -> None:
+        """All of a file or nothing, and for nobody else to read."""
+        file = self.folder / name
+        handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".")
+        with os.fdopen(handle, "wb") as writing:
+            writing.write(content)
+        Path(draft).replace(file)
+
+
+def _version(file: Path) -> tuple[str, int, int, int]:
+    """What changes when a file does."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return (file.name, 0, 0, 0)
+    return (file.name, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Misconfigured(f"{file} cannot be read: {error.strerror}") from None

@@ -1,0 +1,350 @@
+"""Signing: seals a command for one inbox, and opens what came, or says why it will not (C74).
+
+Floor: protocol. Pure: no clock, no files. Reads: nothing. Writes: nothing.
+
+A sealed command is a JWS (RFC 7515), compact, signed with ES256. Its header carries the sender's certificate and those
+between it and a trusted authority (`x5c`); its payload says for whom it is, until when, and a nonce. joserfc and
+cryptography take 15 MB and a tenth of a second to load: they are imported by the first command.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from celery5.errors import CommandRefused, Misconfigured
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+LONGEST_LIFE = 60.0
+"""Seconds that a command may live at most."""
+SKEW = 5.0
+"""Seconds that the sender's clock may be ahead of ours."""
+LARGEST = 64 * 1024
+"""Bytes of a sealed command."""
+LARGEST_HEADER = 16 * 1024
+LONGEST_CHAIN = 5
+"""Certificates that a command may bring along."""
+_TYPE = "celery5-command"
+_ID = r"^[A-Za-z0-9_-]{16,64}\Z"
+
+
+class Refusal(StrEnum):
+    """Why a command is not accepted."""
+
+    OVERSIZED = "oversized"
+    MALFORMED = "malformed"
+    UNSIGNED = "unsigned"
+    UNKNOWN_ISSUER = "unknown-issuer"
+    REVOKED = "revoked"
+    BAD_SIGNATURE = "bad-signature"
+    WRONG_AUDIENCE = "wrong-audience"
+    EXPIRED = "expired"
+    TOO_LONG_LIVED = "too-long-lived"
+    NOT_YET = "not-yet"
+    REPLAYED = "replayed"
+    NO_KEYS = "no-keys"
+
+
+MEANING: dict[Refusal, str] = {
+    Refusal.OVERSIZED: f"it is larger than {LARGEST} bytes",
+    Refusal.MALFORMED: "it is no command of ours",
+    Refusal.UNSIGNED: "it is not signed, and this worker takes signed commands only",
+    Refusal.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
+    "celery5 keys trust, on the worker's host",
+    Refusal.REVOKED: "the sender's certificate is on this worker's denylist",
+    Refusal.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
+    Refusal.WRONG_AUDIENCE: "it was signed for another inbox",
+    Refusal.EXPIRED: "its time is over",
+    Refusal.TOO_LONG_LIVED: f"it is good for longer than {LONGEST_LIFE:g} s",
+    Refusal.NOT_YET: "it is from the future: the clocks of sender and worker differ",
+    Refusal.REPLAYED: "it came before: a command is done once",
+    Refusal.NO_KEYS: "this worker cannot read its keys",
+}
+"""What each refusal says to whoever sent the command."""
+
+
+class NotAccepted(CommandRefused):
+    """A command was not accepted. `reason` is why."""
+
+    def __init__(self, reason: Refusal, more: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{MEANING[reason]}{f' ({more})' if more else ''}")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A command as it travels. Times are seconds since 1970. `id` is the nonce; `sender` is for people to read, who it
+    really was says the certificate."""
+
+    id: str = msgspec.field(name="jti")
+    audience: str = msgspec.field(name="aud")
+    issued: float = msgspec.field(name="iat")
+    expires: float = msgspec.field(name="exp")
+    command: str
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    sender: str = msgspec.field(name="iss", default="")
+    v: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Who signs: a private key as PEM, and the certificates for it as DER, its own first."""
+
+    key: bytes
+    chain: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom to believe: certificates as DER, of authorities or of senders themselves, but for the fingerprints of
+    those that were revoked."""
+
+    anchors: tuple[bytes, ...] = ()
+    revoked: frozenset[str] = frozenset()
+
+
+def audience_of(app: str, inbox: str) -> str:
+    """For whom a command is: one inbox of one application."""
+    return f"{app}/{inbox}"
+
+
+def fingerprint(der: bytes) -> str:
+    """By what a certificate is known: the SHA-256 of its bytes, in hex."""
+    return sha256(der).hexdigest()
+
+
+def certificates_in(pem: bytes) -> tuple[bytes, ...]:
+    """The certificates in a PEM file, as DER. Raises Misconfigured for one that is none."""
+    found = re.findall(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", pem, re.DOTALL)
+    try:
+        return tuple([base64.b64decode(b"".join(each.split()), validate=True) for each in found])
+    except binascii.Error as error:
+        raise Misconfigured(f"a certificate is no PEM: {error}") from None
+
+
+def as_pem(der: bytes) -> bytes:
+    """A certificate as a PEM file."""
+    text = base64.encodebytes(der)
+    return b"-----BEGIN CERTIFICATE-----\n" + text + b"-----END CERTIFICATE-----\n"
+
+
+def described(der: bytes) -> tuple[str, str, str]:
+    """Whose a certificate is, who signed it, and until when it holds. Raises Misconfigured for bytes that are none."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise Misconfigured(f"this is no certificate: {_short(error)}") from None
+    whose, by = found.subject.rfc4514_string(), found.issuer.rfc4514_string()
+    return whose, by, f"{found.not_valid_after_utc:%Y-%m-%d}"
+
+
+def seal(order: Order, signer: Signer | None) -> bytes:
+    """The bytes of a command: signed, or bare JSON without a signer. Raises CommandRefused when it is too large,
+    Misconfigured for a key that cannot sign."""
+    payload = msgspec.json.encode(order)
+    sealed = payload if signer is None else _signed(payload, signer)
+    if len(sealed) > LARGEST:
+        raise NotAccepted(Refusal.OVERSIZED, f"{len(sealed)} bytes")
+    return sealed
+
+
+def unseal(sealed: bytes, *, audience: str, trust: Trust | None, now: float) -> Order:
+    """The command in `sealed`, if it may be done at `now`. Without `trust` signatures are not asked for.
+
+    Raises NotAccepted. Whether it came before is not known here.
+    """
+    if len(sealed) > LARGEST:
+        raise NotAccepted(Refusal.OVERSIZED, f"{len(sealed)} bytes")
+    if trust is not None:
+        payload = _verified(sealed, trust, now)
+    else:
+        payload = sealed if sealed.startswith(b"{") else _unverified(sealed)
+    try:
+        order = _ORDER.decode(payload)
+    except (ValueError, RecursionError) as error:
+        raise NotAccepted(Refusal.MALFORMED, str(error)) from None
+    if not re.match(_ID, order.id):
+        raise NotAccepted(Refusal.MALFORMED, "its nonce is no nonce")
+    _check_claims(order, audience, now)
+    return order
+
+
+def is_id(text: str) -> bool:
+    """Whether a text may be the id of a command: what came unverified may be anything."""
+    return re.match(_ID, text) is not None
+
+
+def _check_claims(order: Order, audience: str, now: float) -> None:
+    if order.audience != audience:
+        raise NotAccepted(Refusal.WRONG_AUDIENCE, f"for {order.audience[:200]!r}, this is {audience!r}")
+    if not order.expires > now:
+        raise NotAccepted(Refusal.EXPIRED, f"{now - order.expires:.1f} s ago")
+    if not order.issued <= now + SKEW:
+        raise NotAccepted(Refusal.NOT_YET, f"by {order.issued - now:.1f} s")
+    if not order.expires - order.issued <= LONGEST_LIFE:
+        raise NotAccepted(Refusal.TOO_LONG_LIVED)
+
+
+def _signed(payload: bytes, signer: Signer) -> bytes:
+    from joserfc import jws
+    from joserfc.errors import JoseError
+    from joserfc.jwk import ECKey
+
+    chain = [base64.b64encode(each).decode() for each in signer.chain]
+    header: dict[str, Any] = {"alg": "ES256", "typ": _TYPE, "x5c": chain}
+    try:
+        return jws.serialize_compact(
+            header, payload, ECKey.import_key(signer.key), registry=_registry()
+        ).encode()
+    except (JoseError, ValueError, TypeError) as error:
+        raise Misconfigured(f"the key cannot sign: it must be an EC key on P-256, as PEM ({error})") from None
+
+
+def _verified(sealed: bytes, trust: Trust, now: float) -> bytes:
+    """The payload, when the signature is good and somebody trusted vouches for its key."""
+    from joserfc import jws
+    from joserfc.errors import JoseError
+
+    if sealed.startswith(b"{"):
+        raise NotAccepted(Refusal.UNSIGNED)
+    try:
+        token = jws.extract_compact(sealed, registry=_registry())
+        chain = _chain(token.headers())
+    except (JoseError, ValueError, TypeError, RecursionError) as error:
+        raise NotAccepted(Refusal.MALFORMED, _short(error)) from None
+    if not trust.revoked.isdisjoint(map(fingerprint, chain)):
+        raise NotAccepted(Refusal.REVOKED)
+    leaf = _vouched(chain, trust, now)
+    try:
+        good = jws.validate_compact(token, _public_key(leaf), algorithms=["ES256"], registry=_registry())
+    except (JoseError, ValueError, TypeError) as error:
+        raise NotAccepted(Refusal.BAD_SIGNATURE, _short(error)) from None
+    if not good:
+        raise NotAccepted(Refusal.BAD_SIGNATURE)
+    return token.payload
+
+
+def _unverified(sealed: bytes) -> bytes:
+    """The payload of a signed command, where nobody asks for signatures."""
+    parts = sealed.split(b".")
+    try:
+        return base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4))
+    except (IndexError, binascii.Error):
+        raise NotAccepted(Refusal.MALFORMED) from None
+
+
+def _chain(header: dict[str, Any]) -> list[bytes]:
+    """The certificates that the header brings. Raises ValueError when it is no header of ours."""
+    chain = header.get("x5c")
+    if header.get("typ") != _TYPE or header.get("alg") != "ES256" or "crit" in header:
+        raise ValueError("it is no JWS of the type celery5-command, signed with ES256")
+    if not isinstance(chain, list) or not 0 < len(cast("list[object]", chain)) <= LONGEST_CHAIN:
+        raise ValueError(f"it brings no certificates, or more than {LONGEST_CHAIN}")
+    return [base64.b64decode(str(each), validate=True) for each in cast("list[object]", chain)]
+
+
+def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
+    """The sender's certificate, if it is trusted itself, or signed by who is."""
+    from cryptography import x509
+
+    try:
+        leaf, *between = [x509.load_der_x509_certificate(each) for each in chain]
+        if chain[0] in trust.anchors:
+            _check_dates(leaf, now)
+            return leaf
+        authorities = [x509.load_der_x509_certificate(each) for each in trust.anchors]
+        _check_path(leaf, between, authorities, trust.revoked, now)
+    except (ValueError, x509.UnsupportedGeneralNameType) as error:
+        raise NotAccepted(Refusal.UNKNOWN_ISSUER, _short(error)) from None
+    return leaf
+
+
+def _check_path(
+    leaf: "Certificate",
+    between: "list[Certificate]",
+    authorities: "list[Certificate]",
+    revoked: Iterable[str],
+    now: float,
+) -> None:
+    from cryptography.x509 import verification as checking
+
+    who = leaf.subject.rfc4514_string()
+    if not authorities:
+        raise NotAccepted(Refusal.UNKNOWN_ISSUER, f"it is from {who}, and this worker trusts nobody yet")
+    moment = datetime.fromtimestamp(now, UTC)
+    policy = checking.PolicyBuilder().store(checking.Store(authorities)).time(moment)
+    policy = policy.extension_policies(
+        ca_policy=_authorities(), ee_policy=checking.ExtensionPolicy.permit_all()
+    )
+    try:
+        path = policy.build_client_verifier().verify(leaf, between).chain
+    except checking.VerificationError as error:
+        raise NotAccepted(Refusal.UNKNOWN_ISSUER, f"it is from {who}: {_short(error)}") from None
+    if not set(revoked).isdisjoint([fingerprint(_der(each)) for each in path]):
+        raise NotAccepted(Refusal.REVOKED)
+
+
+def _authorities() -> Any:
+    """What makes a certificate one that may sign others. The rules of the web ask for more than small authorities,
+    such as trustme's and openssl's, have."""
+    from cryptography import x509
+    from cryptography.x509.verification import Criticality, ExtensionPolicy
+
+    def may_sign(_policy: object, _certificate: object, constraints: x509.BasicConstraints) -> None:
+        if not constraints.ca:
+            raise ValueError("a certificate between the sender's and a trusted one is no authority's")
+
+    def for_signing(_policy: object, _certificate: object, usage: x509.KeyUsage | None) -> None:
+        if usage is not None and not usage.key_cert_sign:
+            raise ValueError("an authority's certificate is not for signing certificates")
+
+    policy = ExtensionPolicy.permit_all()
+    policy = policy.require_present(x509.BasicConstraints, Criticality.AGNOSTIC, may_sign)
+    return policy.may_be_present(x509.KeyUsage, Criticality.AGNOSTIC, for_signing)
+
+
+def _check_dates(leaf: "Certificate", now: float) -> None:
+    moment = datetime.fromtimestamp(now, UTC)
+    if not leaf.not_valid_before_utc <= moment <= leaf.not_valid_after_utc:
+        raise NotAccepted(
+            Refusal.UNKNOWN_ISSUER, f"its certificate ended {leaf.not_valid_after_utc:%Y-%m-%d}"
+        )
+
+
+def _public_key(leaf: "Certificate") -> Any:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from joserfc.jwk import ECKey
+
+    return ECKey.import_key(leaf.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def _der(certificate: "Certificate") -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.DER)
+
+
+def _registry() -> Any:
+    """What joserfc may take: ES256 alone, and headers with certificates in them."""
+    from joserfc.jws import JWSRegistry
+
+    registry = JWSRegistry(algorithms=["ES256"])
+    registry.max_header_length = LARGEST_HEADER
+    return registry
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+_ORDER = msgspec.json.Decoder(Order)

@@ -1,0 +1,245 @@
+"""Worker Commands: what a worker tells of itself and does when it is told to: `ping`, `stats`, `active`, `pause-queue`,
+`resume-queue`, `revoke`, `run-task`, `shutdown`.
+
+Floor: services. Reads: what the other services of this worker know. Writes: what they write; a revocation.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+import celery5
+from celery5.broker import direct, revocation
+from celery5.broker.call import Call
+from celery5.broker.calls import Entry
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.protocol.envelope import Envelope, read_envelope
+from celery5.services.commands import Handler
+from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.consumer import Consumer
+from celery5.services.inbox import Address
+from celery5.services.ledger import Ledger
+from celery5.services.task_execution import TaskExecution
+
+SHOWN = 1000
+"""Running jobs in one answer at most."""
+BEFORE = 256
+"""Jobs that may wait before one that is to run here: all of them are taken along, and given back."""
+LAG = 0.02
+"""Seconds over which the loop's lag is measured."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+
+class WorkerCommands:
+    """The commands that act on one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        address: Address,
+        consumer: Consumer,
+        consumed: Sequence[QueueKeys],
+        ledger: Ledger,
+        task_execution: TaskExecution,
+        budget: ConcurrencyBudget,
+        tasks: Mapping[str, Any],
+        worker: str,
+        results_ttl: float,
+        default_queue: str,
+        done: trio.Event,
+    ) -> None:
+        self._redis = redis
+        self._address = address
+        self._consumer = consumer
+        self._queues = {keys.queue: keys for keys in consumed}
+        self._ledger = ledger
+        self._execution = task_execution
+        self._budget = budget
+        self._tasks = tasks
+        self._worker = worker
+        self._ttl = results_ttl
+        self._default_queue = default_queue
+        self._done = done
+        self._began = time.monotonic()
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """Each command by its name."""
+        return {
+            "ping": self._ping,
+            "stats": self._stats,
+            "active": self._active,
+            "pause-queue": self._pause,
+            "resume-queue": self._resume,
+            "revoke": self._revoke,
+            "run-task": self._run_task,
+            "shutdown": self._shutdown,
+        }
+
+    async def _ping(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters)
+        return {"pong": self._worker, "uptime": round(time.monotonic() - self._began, 3)}
+
+    async def _stats(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters)
+        paused = self._consumer.paused
+        return {
+            "process": {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "python": ".".join(map(str, sys.version_info[:3])),
+                "celery5": celery5.__version__,
+            },
+            "uptime": round(time.monotonic() - self._began, 3),
+            "running": self._execution.running,
+            "held": len(self._ledger),
+            "slots": self._budget.told(),
+            "queues": {name: "paused" if name in paused else "read" for name in self._queues},
+            "memory": _memory(),
+            "loop_lag": await _lag(),
+        }
+
+    async def _active(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters)
+        now = time.time()
+        return [
+            {
+                "id": each.envelope.id,
+                "task": each.envelope.task,
+                "queue": each.queue,
+                "attempt": each.envelope.attempt,
+                "started": each.started,
+                "seconds": round(now - each.started, 3),
+            }
+            for each in self._execution.active[:SHOWN]
+            if each.envelope is not None and each.started
+        ]
+
+    async def _pause(self, parameters: Mapping[str, Any]) -> object:
+        queue = self._queue_in(parameters)
+        self._consumer.pause(queue)
+        return {"queue": queue, "paused": True}
+
+    async def _resume(self, parameters: Mapping[str, Any]) -> object:
+        queue = self._queue_in(parameters)
+        self._consumer.resume(queue)
+        return {"queue": queue, "paused": False}
+
+    async def _revoke(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters, "id")
+        job_id = _text(parameters, "id")
+        for each in self._ledger:
+            if each.envelope is not None and each.envelope.id == job_id:
+                call = revocation.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
+                (state,) = await self._redis.perform(call)
+                return {"id": job_id, "state": state}
+        raise CommandRefused(
+            f"job {job_id!r} is not in this worker's hands: celery5 task revoke finds it wherever it is"
+        )
+
+    async def _run_task(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters, "job", "queue", "id")
+        message = _text(parameters, "job").encode()
+        try:
+            envelope = read_envelope(message)
+        except Corrupt as error:
+            raise CommandRefused(f"its job is none: {error}") from None
+        if envelope.task not in self._tasks:
+            raise CommandRefused(f"no task {envelope.task!r} on this worker")
+        return await self._run_here(envelope, message, str(parameters.get("queue") or self._default_queue))
+
+    async def _run_here(self, envelope: Envelope, message: bytes, queue: str) -> object:
+        keys = self._queues.get(queue)
+        if keys is None or queue in self._consumer.paused or self._consumer.stopping:
+            known = ", ".join(self._queues)
+            raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
+        kind = self._tasks[envelope.task].kind
+        if self._ledger.held(kind) >= self._budget.slots(kind):
+            raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
+        call = direct.run_here(keys, envelope.id, message, worker=self._worker, before=BEFORE)
+        entries = await self._taken(call)
+        if entries is None:
+            raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")
+        mine = any(each.message == message for each in entries)
+        if not mine:
+            raise CommandRefused(f"job {envelope.id!r} was sent before: it is elsewhere, or has ended")
+        return {"id": envelope.id, "queue": queue}
+
+    async def _taken(self, call: Call[list[Entry] | None]) -> list[Entry] | None:
+        entries: list[Entry] | None = None
+        # Nothing may come between the trip and the ledger: what was read must be known to be ours.
+        with trio.CancelScope(shield=True):
+            try:
+                entries = await self._redis.perform(call)
+            except BrokerError:
+                self._consumer.look_again()
+                raise
+        # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
+        self._consumer.take(entries[::-1] if entries else [])
+        return entries
+
+    async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
+        _only(parameters, "how")
+        how = parameters.get("how", "warm")
+        if how not in ("warm", "cold"):
+            raise CommandRefused(
+                f"how is {how!r}: say warm (what runs may finish) or cold (it is given back now)"
+            )
+        if how == "cold":
+            self._execution.hurry()
+        running = self._execution.running
+        self._done.set()
+        return {"how": how, "running": running}
+
+    def _queue_in(self, parameters: Mapping[str, Any]) -> str:
+        _only(parameters, "queue")
+        queue = _text(parameters, "queue")
+        if queue not in self._queues:
+            raise CommandRefused(
+                f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
+            )
+        return queue
+
+
+def _only(parameters: Mapping[str, Any], *names: str) -> None:
+    strange = [each for each in parameters if each not in names]
+    if strange:
+        takes = f"it takes {', '.join(names)}" if names else "it takes none"
+        raise CommandRefused(f"parameter {strange[0]!r} is not known; {takes}")
+
+
+def _text(parameters: Mapping[str, Any], name: str) -> str:
+    value = parameters.get(name)
+    if not isinstance(value, str) or not value:
+        raise CommandRefused(f"parameter {name!r} is {value!r}: give a text")
+    return value
+
+
+async def _lag() -> float:
+    """How much later than asked for the loop comes back, in seconds."""
+    began = time.perf_counter()
+    await trio.sleep(LAG)
+    return round(max(0.0, time.perf_counter() - began - LAG), 6)
+
+
+def _memory() -> int:
+    """Bytes of this process that are in memory now; 0 where nobody tells."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
