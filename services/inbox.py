@@ -163,6 +163,7 @@ class Inbox:
         posts: OwnPost,
         log: Log,
         worker: str,
+        inbox_counts: Counter[str],
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -176,8 +177,7 @@ class Inbox:
         self._thread = trio.CapacityLimiter(1)
         self._done: dict[str, float] = {}
         self._second = (0, 0)
-        self.counts: Counter[str] = Counter()
-        """How many commands were done, and how many refused, by why."""
+        self._counts = inbox_counts
 
     @property
     def channels(self) -> list[str]:
@@ -262,10 +262,13 @@ class Inbox:
         """Whoever can write to Redis may remove a nonce there: we remember what was done here, too."""
         now = time.time()
         self._done = {each: expires for each, expires in self._done.items() if expires > now}
-        return self._done.setdefault(order.id, order.expires) == order.expires
+        if order.id in self._done:
+            return False
+        self._done[order.id] = order.expires
+        return True
 
     async def _refuse(self, letter: Letter, error: NotAccepted, *, entry: bytes = b"") -> None:
-        self.counts[error.reason] += 1
+        self._counts[error.reason.value] += 1
         self._tell_refused(letter, error)
         answer = Answer(worker=self._worker, ok=False, reason=error.reason, why=str(error))
         document = msgspec.json.encode(answer) if is_id(letter.id) else b""
@@ -281,7 +284,7 @@ class Inbox:
         now = int(time.monotonic())
         self._second = (now, 1) if now != second else (now, told + 1)
         if self._second[1] > TOLD:
-            self.counts["untold"] += 1
+            self._counts["untold"] += 1
             return
         self._log.event(
             "inbox:refused",
@@ -296,7 +299,7 @@ class Inbox:
         """Have it done, and answer. Without an order it is our own, and nobody waits for an answer."""
         try:
             answer, level = await self._answer_to(command, parameters)
-            self.counts["done" if answer.ok else answer.reason] += 1
+            self._counts["done" if answer.ok else answer.reason] += 1
             sender = order.sender if order else self._address.name
             self._log.event("inbox:done", level, command=command, sender=sender, ok=answer.ok, why=answer.why)
             if order is not None:

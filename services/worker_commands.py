@@ -61,6 +61,7 @@ class WorkerCommands:
         results_ttl: float,
         default_queue: str,
         done: trio.Event,
+        inbox_counts: Mapping[str, int],
     ) -> None:
         self._redis = redis
         self._address = address
@@ -74,6 +75,7 @@ class WorkerCommands:
         self._ttl = results_ttl
         self._default_queue = default_queue
         self._done = done
+        self._counts = inbox_counts
         self._began = time.monotonic()
 
     @property
@@ -109,6 +111,7 @@ class WorkerCommands:
             "held": len(self._ledger),
             "slots": self._budget.told(),
             "queues": {name: "paused" if name in paused else "read" for name in self._queues},
+            "commands": dict(self._counts),
             "memory": _memory(),
             "loop_lag": await _lag(),
         }

@@ -11,6 +11,7 @@ import itertools
 import os
 import random
 import socket
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,6 +128,7 @@ def _given(
         "lease": lease,
         "address": _address(app, options, worker),
         "keyring": app.control.keyring,
+        "inbox_counts": Counter[str](),
         "understudy": understudy,
         "black_box": black_box,
         "queues": {kind: TasksQueue() for kind in KINDS},

@@ -1,0 +1,70 @@
+"""Forging: commands as nobody honest would write them, and what a worker makes of them.
+
+Floor: tests. Reads: answers. Writes: inboxes of the test's application.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+import trio
+
+from celery5 import App
+from celery5.keyring import Keyring
+from celery5.protocol.job import new_id
+from celery5.protocol.orders import Answer
+from celery5.protocol.signing import Order, Signer, audience_of, seal
+
+INBOX = "w1"
+"""The name of the worker that is written to."""
+
+
+def order(app: App, command: str = "tick", /, **changes: Any) -> Order:
+    """A command as it should be, but for the `changes`."""
+    now = time.time()
+    usual: dict[str, Any] = {
+        "id": new_id(),
+        "audience": audience_of(app.name, INBOX),
+        "issued": now,
+        "expires": now + 30,
+        "command": command,
+        "sender": "the test",
+    }
+    return Order(**{**usual, **changes})
+
+
+def signed(app: App, one: Order) -> bytes:
+    """The command, signed with the application's own key."""
+    return seal(one, app.control.keyring.signer())
+
+
+def stranger(folder: Path) -> Signer:
+    """Somebody whom no worker knows."""
+    return Keyring(folder / "stranger", owner="stranger").signer()
+
+
+def put(client: "redis.Redis", app: App, one: Order, sealed: bytes) -> None:
+    """Write a command to the inbox by hand, past everything that our own side checks."""
+    fields: dict[Any, Any] = {"id": one.id, "command": sealed}
+    client.xadd(app.keys.inbox(INBOX), fields)
+    client.pexpire(app.keys.inbox(INBOX), 90_000)
+    client.publish(app.keys.inbox(INBOX), one.id)
+
+
+async def answer(client: "redis.Redis", app: App, one: Order) -> Answer:
+    """What was answered; the answer is gone then, so that the same command may be answered again."""
+    key = app.keys.answer(one.id)
+    with trio.fail_after(10):
+        while (raw := client.getdel(key)) is None:
+            await trio.sleep(0.005)
+    assert isinstance(raw, bytes)
+    return msgspec.json.decode(raw, type=Answer)
+
+
+def newer(file: Path) -> None:
+    """Files that change within one tick of a file system's clock look the same: this one is newer."""
+    stat = file.stat()
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
