@@ -130,7 +130,7 @@ def log_handlers(log: Log) -> dict[str, Handler]:
             raise CommandRefused("this process does not write its log itself: its level is its host's to set")
         before: Level = log.journal.level
         log.journal.level = level
-        log.event("log:level", "info", level=level, before=before)
+        log.event("log:level", now=level, before=before)
         return {"level": level, "before": before}
 
     async def log_again(parameters: Mapping[str, Any]) -> object:

@@ -77,15 +77,16 @@ class Staff:
         self.history.touch()
         self._all: list[Employee] = []
 
-    def start(self, *flags: str, ready: int = 1, **settings: object) -> Employee:
+    def start(self, *flags: str, ready: int = 1, **settings: Any) -> Employee:
         """Start a worker and wait until it consumes (or `ready` of its processes do)."""
         one = self.launch([sys.executable, "-m", "celery5", *_TARGET, "worker", "start", *flags], **settings)
         wait_until(lambda: len(one.lines("worker:ready")) >= ready or one.process.poll() is not None)
         assert one.process.poll() is None, one.output.read_text()
         return one
 
-    def launch(self, command: list[str], **settings: object) -> Employee:
-        """Start a process in the surroundings of this staff."""
+    def launch(self, command: list[str], *, stderr: int = subprocess.STDOUT, **settings: Any) -> Employee:
+        """Start a process in the surroundings of this staff; what it says on stderr comes to its output, too, unless
+        there is another place for it."""
         output = self.folder / f"output-{len(self._all)}"
         said = {f"CELERY5_{name.upper()}": str(value) for name, value in settings.items()}
         environ = {
@@ -98,7 +99,7 @@ class Staff:
         }
         with output.open("wb") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environ, cwd=_ROOT, start_new_session=True
+                command, stdout=file, stderr=stderr, env=environ, cwd=_ROOT, start_new_session=True
             )
         one = Employee(process, output)
         self._all.append(one)

@@ -1,0 +1,207 @@
+"""Status Port: asked over real sockets, by those who mean well and those who do not.
+
+Floor: tests. Reads: nothing. Writes: sockets of its own.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import pytest
+import trio
+
+from celery5.log import Log
+from celery5.probe import ask
+from celery5.protocol.http import LARGEST_HEAD, Request
+from celery5.protocol.metrics import Family
+from celery5.services import status_port
+from celery5.services.status_port import CONNECTIONS, StatusPort
+from celery5.services.vitals import Vitals
+
+GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Part:
+    """A part of a worker that says what it is told to say."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+
+    def conditions(self) -> Mapping[str, str]:
+        return {"part": self.wrong}
+
+    def families(self) -> Iterable[Family]:
+        if self.wrong:
+            raise ValueError(self.wrong)
+        return []
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        return int(line.getsockname()[1])
+
+
+async def opened(nursery: trio.Nursery, vitals: Vitals, port: int, ports: int = 1) -> StatusPort:
+    """A status port that listens."""
+    log = Log(worker="w", app="a")
+    one = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1", ports=ports)
+    await nursery.start(one.run)
+    return one
+
+
+async def said(port: int, data: bytes, *, ends: bool = False) -> bytes:
+    """All that is answered to `data`."""
+    with trio.fail_after(10):
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            await stream.send_all(data)
+            if ends:
+                await stream.send_eof()
+            return b"".join([part async for part in stream])
+
+
+async def status(port: int, path: bytes) -> int:
+    """Only the number."""
+    return int((await said(port, GET % path)).split()[1])
+
+
+async def test_who_lives_and_who_is_ready_are_two_questions(nursery: trio.Nursery) -> None:
+    vitals, part, port = Vitals(app="a"), Part(), free_port()
+    await opened(nursery, vitals, port)
+    vitals.starting("w-1")
+    assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
+    vitals.up([part])
+    assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 200)
+    part.wrong = "it is broken"
+    assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
+    assert b'"part":"it is broken"' in await said(port, GET % b"/readyz")
+    vitals.stopping()
+    assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
+    vitals.up([part])
+    vitals.down(another=False)
+    assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (503, 503)
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400),
+        (GET % b"/else", 404),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nsomething", 413),
+        (b"GET /" + b"x" * LARGEST_HEAD, 431),
+        (b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n", 431),
+        (b"GET /livez HTTP/3.0\r\nHost: x\r\n\r\n", 505),
+    ],
+    ids=["nonsense", "no host", "elsewhere", "post", "a body", "a long line", "many fields", "another HTTP"],
+)
+async def test_what_is_no_probe_is_refused_and_the_next_one_is_answered(
+    nursery: trio.Nursery, data: bytes, answer: int
+) -> None:
+    port = free_port()
+    await opened(nursery, Vitals(), port)
+    got = await said(port, data)
+    assert int(got.split()[1]) == answer
+    assert got.partition(b"\r\n\r\n")[2].startswith(b'{"error":"')
+    assert await status(port, b"/livez") == 200
+
+
+async def test_half_a_request_is_told_so_and_nothing_at_all_is_no_error(nursery: trio.Nursery) -> None:
+    port = free_port()
+    await opened(nursery, Vitals(), port)
+    assert b" 400 " in await said(port, b"GET /livez HT", ends=True)
+    assert b" 400 " in await said(port, b"", ends=True)
+    assert await status(port, b"/livez") == 200
+
+
+async def test_head_is_answered_without_a_body(nursery: trio.Nursery) -> None:
+    port = free_port()
+    await opened(nursery, Vitals(), port)
+    got = await said(port, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert got.endswith(b"\r\n\r\n")
+
+
+async def test_whoever_is_slow_is_sent_away_and_holds_up_nobody(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_port, "LIMIT", 0.4)
+    port = free_port()
+    one = await opened(nursery, Vitals(), port)
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    await stream.send_all(b"GET /livez HTTP/1.1\r\nHo")
+    assert await status(port, b"/livez") == 200
+    with trio.fail_after(5):
+        async with stream:
+            assert (await stream.receive_some(9999)).startswith(b"HTTP/1.1 408 ")
+    deaf = await trio.open_tcp_stream("127.0.0.1", port)  # asks, and never reads
+    await deaf.send_all(GET % b"/livez")
+    with trio.fail_after(5):
+        while one._open:
+            await trio.sleep(0.01)
+    await deaf.aclose()
+
+
+async def test_more_connections_than_there_is_room_for_are_told_to_come_again(nursery: trio.Nursery) -> None:
+    port = free_port()
+    one = await opened(nursery, Vitals(), port)
+    idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS)]
+    with trio.fail_after(5):
+        while one._open < CONNECTIONS:
+            await trio.sleep(0.01)
+    assert b" 503 " in await said(port, b"")
+    for each in idle:
+        await each.aclose()
+    with trio.fail_after(5):
+        while one._open:
+            await trio.sleep(0.01)
+    assert await status(port, b"/livez") == 200
+
+
+async def test_a_part_that_fails_costs_the_answer_and_not_the_worker(nursery: trio.Nursery) -> None:
+    vitals, port = Vitals(), free_port()
+    one = await opened(nursery, vitals, port)
+    vitals.up([Part("oh no")])
+    assert one.respond(Request("GET", "/metrics")).status == 500
+    assert b"ValueError: oh no" in await said(port, GET % b"/metrics")
+    assert await status(port, b"/livez") == 200
+
+
+async def test_a_port_that_is_taken_is_tried_again(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_port, "TRY_AGAIN", 0.05)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = int(other.getsockname()[1])
+        await opened(nursery, Vitals(), port)
+    answered = partial(trio.to_thread.run_sync, partial(ask, "127.0.0.1", port, "/livez", within=1))
+    with trio.fail_after(5):
+        while not (await answered()).ok:
+            await trio.sleep(0.02)
+
+
+async def test_of_several_processes_each_takes_the_next_port(nursery: trio.Nursery) -> None:
+    port = neighbours()
+    for name in ("first", "second"):
+        vitals = Vitals()
+        vitals.starting(name)
+        await opened(nursery, vitals, port, ports=2)
+    assert b'"worker":"first"' in await said(port, GET % b"/livez")
+    assert b'"worker":"second"' in await said(port + 1, GET % b"/livez")
+
+
+def neighbours() -> int:
+    """A port that is free as the one after it is."""
+    while True:
+        port = free_port()
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
