@@ -15,6 +15,12 @@ LIMIT = 512
 """The most jobs held unstarted, however short they are."""
 BATCH = 256
 """The most jobs read in one trip."""
+FEW = 16
+"""Jobs of a kind that is full that are read at first, to look behind them."""
+SHORTLY = 0.5
+"""Seconds, at least, until it is done again when nothing else was behind them."""
+A_SECOND = 50
+"""Jobs that are read and given back in a second, at most, while nothing else is behind them."""
 _WEIGHT = 0.05
 """How much one job's duration moves the mean."""
 _MEMORY = 50
@@ -64,6 +70,53 @@ class Mix:
             return min(rooms.values(), default=1)
         fitting = [int(room / max(self._shares.get(kind, 0.0), _RARE)) for kind, room in rooms.items()]
         return min([*fitting, BATCH])
+
+
+class Detour:
+    """The way around a kind that is full: how many of its jobs are read beyond its slots, to get at jobs of other kinds
+    that stand behind them on the same queue.
+
+    They wait here and are given back soon, for workers that have room, behind what was sent later. The more there are,
+    the more are read at once; and as long as nothing else is behind them, so few that it costs next to nothing.
+    """
+
+    __slots__ = ("_again", "_few", "_found", "_full", "begun", "room")
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.room = 0
+        self.begun = False
+        self._few = FEW
+        self._full = False
+        self._found = False
+        self._again = 0.0
+
+    def look(self, *, full: bool, others: bool, now: float) -> bool:
+        """How things are, each tenth of a second: all slots of this kind are taken, by jobs that take long; one of the
+        `others` on its queues has room. True when there is room beyond the slots from now on."""
+        if not full:
+            self._reset()
+            return False
+        before, self._full = self._full, True
+        if not others:
+            self.room = 0
+        elif before and not self.room and now >= self._again:
+            self.room, self.begun = self._few, True
+            return True
+        return False
+
+    def met(self, counts: Mapping[str, int], kind: str) -> None:
+        """So many jobs of each kind were read where there are jobs of `kind`, which is this one."""
+        self._found = self._found or any(count for each, count in counts.items() if each != kind)
+
+    def over(self, given_back: int, now: float) -> None:
+        """So many waited for too long and were given back."""
+        self._again = now if self._found else now + max(SHORTLY, given_back / A_SECOND)
+        self.room = 0
+        self.begun = self._found = False
+        self._few = min(2 * self._few, BATCH)
 
 
 def ahead(slots: int, mean: float | None) -> int:

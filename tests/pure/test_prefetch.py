@@ -6,7 +6,19 @@ Floor: tests. Reads: nothing. Writes: nothing.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.prefetch import BATCH, HORIZON, LIMIT, Mix, Pace, ahead, to_read
+from celery5.protocol.prefetch import (
+    A_SECOND,
+    BATCH,
+    FEW,
+    HORIZON,
+    LIMIT,
+    SHORTLY,
+    Detour,
+    Mix,
+    Pace,
+    ahead,
+    to_read,
+)
 
 slots = st.integers(1, 1000)
 means = st.none() | st.floats(0, 100)
@@ -123,3 +135,49 @@ def test_the_shares_of_a_mix_follow_what_was_read(reads: list[dict[str, int]]) -
     count = mix.fits({"trio": 10**6, "thread": 1})
     rarest = min(each["thread"] / sum(each.values()) for each in reads)
     assert 1 <= count <= min(BATCH, 1 / rarest + 1)
+
+
+def test_a_way_around_opens_when_a_kind_is_full_for_two_looks_and_another_has_room() -> None:
+    detour = Detour()
+    assert not detour.look(full=True, others=True, now=0.0)
+    assert detour.look(full=True, others=True, now=0.1)
+    assert detour.room == FEW
+    assert not detour.look(full=True, others=True, now=0.2)  # it is open already
+    assert not detour.look(full=True, others=False, now=0.3)
+    assert detour.room == 0  # nobody could run what is behind
+    assert detour.look(full=True, others=True, now=0.4)
+    assert not detour.look(full=False, others=True, now=0.5)
+    assert detour.room == 0
+    assert not detour.look(full=True, others=True, now=0.6)
+
+
+def opened(detour: Detour, now: float) -> Detour:
+    for _ in range(2):
+        detour.look(full=True, others=True, now=now)
+    return detour
+
+
+def test_more_is_read_each_time_and_at_once_while_others_are_found() -> None:
+    detour = opened(Detour(), 0.0)
+    rooms: list[int] = []
+    for second in range(7):
+        rooms.append(detour.room)
+        detour.met({"thread": detour.room - 1, "trio": 1}, "thread")
+        detour.over(detour.room, now=second)
+        assert detour.look(full=True, others=True, now=second)
+    assert rooms == [16, 32, 64, 128, 256, 256, 256]
+
+
+def test_while_nothing_else_is_behind_them_few_jobs_a_second_are_read_and_given_back() -> None:
+    detour, now, moved = opened(Detour(), 0.0), 0.0, 0
+    while now < 60:
+        if detour.room:
+            detour.met({"thread": detour.room}, "thread")
+            moved += detour.room
+            detour.over(detour.room, now)
+        now += HORIZON
+        detour.look(full=True, others=True, now=now)
+    assert 0 < moved <= 60 * A_SECOND + BATCH
+    detour.over(1, now)
+    assert not detour.look(full=True, others=True, now=now + SHORTLY - 0.01)
+    assert detour.look(full=True, others=True, now=now + SHORTLY)  # a single one is looked behind soon

@@ -4,13 +4,14 @@ Floor: tests. Reads and writes: the keys of the test's application; a server of 
 counted.
 """
 
+import threading
 import time
 
 import pytest
 import redis
 import trio
 
-from celery5 import App, agather, gather
+from celery5 import App, JobState, agather, gather
 from celery5.broker.embedded import EmbeddedServer
 from celery5.protocol.prefetch import HORIZON
 from tests.redis.staff import Staff, wait_until
@@ -145,3 +146,58 @@ def test_an_idle_worker_sends_less_than_one_command_a_second(
     inside = ("time", "zscore", "zadd", "zcount", "zrange", "xinfo|consumers")  # what beat.lua calls
     sent = sum(count for name, count in ours.items() if name not in inside)
     assert sent <= seconds
+
+
+async def test_async_jobs_behind_jobs_for_threads_do_not_wait_for_a_thread(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, concurrency=5, cpu_slots=2, grace_period=1.0)
+    go = threading.Event()
+
+    @app.task
+    def heavy() -> None:
+        go.wait(20)
+
+    @app.task
+    async def light(n: int) -> int:
+        return n
+
+    slow = await app.asend_many([heavy.s() for _ in range(40)])
+    quick = await app.asend_many([light.s(n) for n in range(30)])
+    try:
+        async with working(app):
+            try:
+                assert await agather(quick, timeout=8) == list(range(30))
+                # So it goes on: what comes later does not wait, either.
+                assert await (await light.adelay(7)).aget(timeout=3) == 7
+                assert sum([await each.astatus() is JobState.SUCCESS for each in slow]) == 0
+            finally:
+                go.set()
+            assert not any(await agather(slow, timeout=10))
+    finally:
+        go.set()
+
+
+async def test_what_a_full_worker_looked_behind_is_run_by_one_that_has_room(url: str, app_name: str) -> None:
+    app = App(app_name, broker=url, concurrency=5, cpu_slots=1, grace_period=1.0)
+    go, running = threading.Event(), 0
+
+    @app.task
+    def heavy() -> None:
+        nonlocal running
+        running += 1
+        go.wait(20)
+
+    @app.task
+    async def light() -> None: ...
+
+    async with trio.open_nursery() as nursery:
+        first = await start(nursery, app)
+        try:
+            slow = await app.asend_many([heavy.s() for _ in range(4)])
+            assert await agather(await app.asend_many([light.s()] * 3), timeout=8) == [None] * 3
+            others = [await start(nursery, app) for _ in range(3)]
+            await until(lambda: running == 4, within=8)
+        finally:
+            go.set()
+        assert not any(await agather(slow, timeout=10))
+        for one in (first, *others):
+            await one.stop()
