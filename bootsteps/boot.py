@@ -21,6 +21,7 @@ from celery5.errors import CeleryError, Misconfigured
 from celery5.log import Log
 from celery5.protocol.supervision import StepState
 from celery5.services.board import Board
+from celery5.services.circuits import Circuits
 from celery5.services.commands import PostsToItself
 
 Step = BootStep
@@ -139,11 +140,13 @@ class Boot:
         board: Board | None = None,
         posts: PostsToItself | None = None,
         log: Log | None = None,
+        circuits: Circuits | None = None,
     ) -> None:
         self._steps = together(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
         self._board, self._posts, self._log = board or Board(), posts, log
+        self._circuits = circuits
         names = {step.name for step in added}
         for step in added:
             check(step, self._offered, names)
@@ -178,7 +181,13 @@ class Boot:
         if self._posts is None or self._log is None:
             raise TypeError("a step that is supervised needs somebody to post commands, and a log")
         return Supervised(
-            step=step, offered=offered, board=self._board, posts=self._posts, log=self._log, working=working
+            step=step,
+            offered=offered,
+            board=self._board,
+            posts=self._posts,
+            log=self._log,
+            working=working,
+            circuits=self._circuits,
         )
 
     async def _bring_up(

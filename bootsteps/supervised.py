@@ -17,8 +17,9 @@ from celery5.boot_step import BootStep
 from celery5.bootsteps.own_code import Offered, OwnCode
 from celery5.errors import BootStepFailed, BrokerUnavailable, CeleryError
 from celery5.log import Log
-from celery5.protocol.supervision import Course, Phase, Ruling, StepState
+from celery5.protocol.supervision import STEADY, Course, Phase, Ruling, StepState
 from celery5.services.board import RETRY, Board
+from celery5.services.circuits import Circuit, Circuits
 from celery5.services.commands import PostsToItself
 
 POST_LIMIT = 10.0
@@ -46,6 +47,7 @@ class Supervised:
         posts: PostsToItself,
         log: Log,
         working: Working,
+        circuits: Circuits | None = None,
     ) -> None:
         self._step = step
         self._offered = offered
@@ -55,6 +57,11 @@ class Supervised:
         self._board = board
         self._standing = board.entered(step.name, optional=step.optional)
         self._up_at: float | None = None
+        self._up = trio.Event()
+        self._circuit: Circuit | None = None
+        if circuits is not None and step.stays:
+            self._circuit = circuits.of_service(step.name, step.breaker, step.checks)
+        self._insisted = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or over. Raises BootStepFailed for a mandatory step that is to be tried no more; what it
@@ -62,21 +69,24 @@ class Supervised:
         course = self._step.course
         self._standing.tries = course.tries
         first = _Once(task_status)
+        await self._admitted()
         while (error := await self._once(first)) is not None:
             up_for = None if self._up_at is None else trio.current_time() - self._up_at
             blameless = isinstance(_leaf(error), BrokerUnavailable)
             final = not course.policy.covers(_kinds(error))
             course, ruling = course.failed(up_for=up_for, blameless=blameless, final=final)
+            self._learn(up_for, None if blameless else False, _told(error))
             course = await self._follow(course, ruling, error)
+            await self._admitted()
 
     async def _once(self, first: "_Once") -> BaseException | None:
         """Run it once. Gives what it failed of; None when it is over, and well."""
         self._standing.state = StepState.STARTING
-        self._up_at = None
+        self._up_at, self._up = None, trio.Event()
         try:
             with trio.move_on_after(self._step.start_limit) as limit:
                 up = _IsUp(self, limit, first)
-                await OwnCode(step=self._step, offered=self._offered).run(task_status=up)
+                await self._proving(OwnCode(step=self._step, offered=self._offered), up)
             if limit.cancelled_caught:
                 return TimeoutError(f"not up after {self._step.start_limit:g} s")
         except _OURS as error:
@@ -91,12 +101,14 @@ class Supervised:
             return cast("BaseException", found[0])
         if self._step.stays:
             self._standing.state = StepState.ENDED
+            self._learn(None, well=True)
             self._log.event("step:ended", step=self._step.name)
         return None
 
     def is_up(self, value: Any) -> None:
         """It is up, and gives `value` to those that require it."""
         self._up_at = trio.current_time()
+        self._up.set()
         self._offered[self._step.name.replace("-", "_")] = value
         if self._standing.failures:
             self._log.event("step:up", step=self._step.name, failures=self._standing.failures)
@@ -118,7 +130,8 @@ class Supervised:
             self._tell("step:failed", "error", error, "it is mandatory: this worker stops")
             raise self._fatal(error, standing.failures, crashed) from error
         if ruling is Ruling.AGAIN:
-            wait = course.wait(random.random)
+            rest = 0.0 if self._circuit is None else self._circuit.told().opens_in
+            wait = max(course.wait(random.random), rest)
             standing.state = StepState.FAILED
             event = "step:crashed" if crashed else "step:failed"
             self._tell(event, "warning", error, f"it is tried again in {wait:.3g} s")
@@ -153,7 +166,44 @@ class Supervised:
             await self._standing.asked.wait()
         asked = self._standing.asked.is_set()
         self._standing.asked = trio.Event()
+        self._insisted = asked
         return asked
+
+    # ---- its circuit breaker (C37)
+
+    async def _admitted(self) -> None:
+        """Wait until the breaker lets it be started. Whoever asks for it by the command asks no breaker (C71)."""
+        circuit = self._circuit
+        if circuit is None:
+            return
+        while not self._insisted and (rest := circuit.passes(self)) is not None:
+            await self._asked(rest)
+        if self._insisted:
+            circuit.insist(self)
+        self._insisted = False
+
+    async def _proving(self, code: OwnCode, up: "_IsUp") -> None:
+        """Run it; as a probe it proves itself by being up for a while."""
+        circuit = self._circuit
+        if circuit is None or circuit.is_closed:
+            await code.run(task_status=up)
+            return
+
+        async def prove() -> None:
+            await self._up.wait()
+            await trio.sleep(STEADY)
+            self._learn(None, well=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prove)
+            await code.run(task_status=up)
+            nursery.cancel_scope.cancel()
+
+    def _learn(self, up_for: float | None, well: bool | None, why: str = "") -> None:
+        if self._circuit is not None:
+            if up_for is not None and up_for >= STEADY:
+                self._circuit.done(self, well=True)
+            self._circuit.done(self, well=well, why=why)
 
     def _tell(self, event: str, level: Any, error: BaseException, hint: str) -> None:
         self._log.event(

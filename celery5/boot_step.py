@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery5.errors import Misconfigured
+from celery5.health import HealthCheck, checked
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.supervision import Course
 
@@ -31,7 +33,8 @@ class BootStep:
     worker goes on without it, and tries it again by the command `retry-boot-step`; else it stops. `start_limit` and
     `stop_limit` are seconds. `retry` says how often and when to try again (default: 5 times for what is optional or
     stays, else never). `undo` is called when the step is taken down. What `stays` is up as soon as it runs, unless it
-    takes a `task_status`. Raises Misconfigured.
+    takes a `task_status`. The circuit `breaker` of what stays, and the health `checks` that trip it, too, keep it from
+    being started again for a while (C37). Raises Misconfigured.
     """
 
     name: str
@@ -43,6 +46,8 @@ class BootStep:
     retry: RetryPolicy | Mapping[str, Any] | None = None
     undo: Callable[..., Any] | str | None = None
     stays: bool = False
+    breaker: BreakerPolicy | None = None
+    checks: Sequence[HealthCheck] = ()
 
     def __post_init__(self) -> None:
         said: Any = self.name
@@ -69,6 +74,7 @@ class BootStep:
             )
         if not (self.undo is None or callable(self.undo) or _is_place(self.undo)):
             raise Misconfigured(f"boot step {said!r}: undo is {self.undo!r}: give a function")
+        object.__setattr__(self, "checks", _guard(self))
 
     @property
     def course(self) -> Course:
@@ -87,15 +93,29 @@ def service(
     start_limit: float = 30.0,
     stop_limit: float = 30.0,
     retry: RetryPolicy | Mapping[str, Any] | None = None,
+    breaker: BreakerPolicy | None = None,
+    checks: Sequence[HealthCheck] = (),
 ) -> BootStep:
     """A step that stays until the worker stops, and is restarted when it crashes (C53).
 
     The parameters are those of `BootStep`. `name` is made of the class' or the function's, `StockPrices` is
-    stock-prices; by default it may send jobs, and stops before that ends. Raises Misconfigured.
+    stock-prices; by default it may send jobs, and stops before that ends. Its `breaker` trips after three crashes in a
+    row, and keeps it from being started again for 30 s, unless said otherwise. Raises Misconfigured.
     """
     called = run.rpartition(":")[2] if isinstance(run, str) else getattr(run, "__name__", type(run).__name__)
     name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", called).lower().strip("-<>")
-    return BootStep(name, run, requires, optional, start_limit, stop_limit, retry, stays=True)
+    return BootStep(
+        name,
+        run,
+        requires,
+        optional,
+        start_limit,
+        stop_limit,
+        retry,
+        stays=True,
+        breaker=breaker,
+        checks=checks,
+    )
 
 
 def declared(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootStep, ...]:
@@ -112,6 +132,18 @@ def declared(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootSte
     if twice:
         raise Misconfigured(f"two boot steps or services are named {twice[0]!r}: give one another name")
     return tuple(steps)
+
+
+def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
+    """Its health checks. Raises Misconfigured when they, or its breaker, are none for it."""
+    checks = checked(step.checks, step.breaker, f"boot step {step.name!r}")
+    if not step.stays and (step.breaker is not None or checks):
+        raise Misconfigured(f"boot step {step.name!r}: breaker and checks are for services, which stay")
+    if step.breaker is not None and step.breaker.mode == "fail":
+        raise Misconfigured(
+            f"service {step.name!r} has no jobs to fail: its breaker's mode is delay, watch or off"
+        )
+    return checks
 
 
 def _is_place(run: Any) -> bool:

@@ -28,7 +28,7 @@ class BrokerPing(HealthCheck):
     late."""
 
     def __init__(
-        self, name: str = "broker", *, limit: float = 1.0, period: float = 10.0, **more: Any
+        self, name: str = "broker", *, limit: float = 1.0, period: float = 30.0, **more: Any
     ) -> None:
         super().__init__(name, period=period, timeout=max(2 * limit, 1.0), **more)
         self._most = _above_zero(limit, name)
@@ -150,22 +150,26 @@ class HttpEndpoint(HealthCheck):
         self.limit: float = _above_zero(limit, self.name)
         self._is_secure = is_secure
         self._cafile = None if cafile is None else str(cafile)
+        self._is_compromised = False
 
     async def look(self, function: Look | None, ground: Ground) -> object:
         """One OPTIONS request, in a thread."""
         import trio
 
-        from celery5.http_check import ask  # http and ssl are loaded when first used
-
-        try:
-            with trio.fail_after(self.limit):
-                answer = await trio.to_thread.run_sync(
-                    ask, self.url, self.limit, self._cafile, abandon_on_cancel=True, limiter=self._limiter()
-                )
-        except trio.TooSlowError:
-            answer = HttpAnswer(seconds=self.limit, why="no answer in time")
+        answer = HttpAnswer(seconds=self.limit, why="no answer in time")
+        with trio.move_on_after(self.limit):
+            answer = await trio.to_thread.run_sync(
+                self._asked, abandon_on_cancel=True, limiter=self._limiter()
+            )
         self.why = answer.why
         return self._states_of(answer, is_call=False)
+
+    def _asked(self) -> HttpAnswer:
+        """The request, and what the intrusion detection says, in a thread: both may take a while."""
+        from celery5.http_check import ask  # http and ssl are loaded when first used
+
+        self._is_compromised = self._is_secure is not None and not self._is_secure()
+        return ask(self.url, self.limit, self._cafile)
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
         """Feed it with a call that a task has made itself (C36): the status of the answer (0: none came), the seconds
@@ -180,8 +184,7 @@ class HttpEndpoint(HealthCheck):
         found = http_states(
             answer, method=self.method, content_type=self.content_type, limit=self.limit, is_call=is_call
         )
-        compromised = self._is_secure is not None and not self._is_secure()
-        return ["insecure", *found] if compromised else found
+        return ["insecure", *found] if self._is_compromised else found
 
 
 def available_memory() -> int:
@@ -205,15 +208,15 @@ def own_checks() -> list[HealthCheck]:
 
 
 def all_checks(app: "App") -> dict[str, HealthCheck]:
-    """The checks of an application and of its tasks, and the worker's own, unless one of theirs has the name. Raises
-    Misconfigured when two of theirs have one name."""
+    """The checks of an application, of its tasks and services, and the worker's own, unless one of theirs has the name.
+    Raises Misconfigured when two of theirs have one name."""
     found = dict(app.health_check.known)
-    for task in app.tasks.values():
-        for check in task.checks:
+    owners = [(f"task {task.name}", task.checks) for task in app.tasks.values()]
+    owners += [(f"service {step.name}", tuple(step.checks)) for step in app.bootsteps]
+    for owner, checks in owners:
+        for check in checks:
             if found.setdefault(check.name, check) is not check:
-                raise Misconfigured(
-                    f"two health checks are named {check.name!r}: one of them is task {task.name}'s"
-                )
+                raise Misconfigured(f"two health checks are named {check.name!r}: one of them is {owner}'s")
     own = own_checks() if app.settings.own_checks else []
     return {check.name: check for check in own} | found
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast, overload
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured
+from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.health import STATES, UNKNOWN, checked_states
 
 Scope = Literal["local", "global"]
@@ -70,7 +71,7 @@ class HealthCheck:
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
         self.states: tuple[str, ...] = checked_states(states, name)
-        self.functions: list[Look] = [] if look is None else [look]
+        self.functions: list[Look] = [] if look is None else [_fit(look, name)]
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
@@ -105,11 +106,10 @@ class HealthCheck:
         return bool(self.functions) or type(self).look is not HealthCheck.look
 
     def subscribe(self, function: Look) -> Look:
-        """Have `function` run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread. The worst
-        state that one of them says counts."""
-        if not callable(function):
-            raise Misconfigured(f"health check {self.name}: {function!r} is no function")
-        self.functions.append(function)
+        """Have `function` or a task run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread.
+        The worst state that one of them says counts. Raises Misconfigured for what cannot run here, with nothing
+        given."""
+        self.functions.append(_fit(function, self.name))
         return function
 
     def report(self, state: str, why: str = "") -> None:
@@ -139,7 +139,9 @@ class HealthCheck:
 
         if function is None:
             return None
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  an object whose call is async
+        ):
             return await function()
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
 
@@ -175,6 +177,46 @@ class HealthCheck:
             raise Misconfigured(f"health check {self.name}: allowed takes counts of 0 or more")
         if self.scope not in ("local", "global"):
             raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
+
+
+def _fit(look: Any, check: str) -> Look:
+    """The function that looks: of a task its own. Raises Misconfigured."""
+    kind = getattr(look, "kind", "")
+    function: Any = look.function if kind in ("trio", "thread") else look
+    if kind in ("asyncio", "boxed"):
+        raise Misconfigured(f"health check {check}: {look!r} is {kind}: use async def on Trio, or def")
+    if not callable(function):
+        raise Misconfigured(f"health check {check}: {look!r} is no function")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise Misconfigured(
+            f"health check {check}: {look!r} cannot be called with nothing: {error}"
+        ) from None
+    except ValueError:  # written in C: it says nothing about itself
+        pass
+    return cast("Look", function)
+
+
+def checked(
+    checks: Sequence[HealthCheck], breaker: BreakerPolicy | None, what: str
+) -> tuple[HealthCheck, ...]:
+    """The health checks of `what`, and whether its breaker fits them. Raises Misconfigured."""
+    said: Any = checks
+    several = isinstance(said, list | tuple)
+    for each in cast("Sequence[object]", said) if several else (said,):
+        if not isinstance(each, HealthCheck):
+            raise Misconfigured(
+                f"{what}: checks has {each!r}; give HealthChecks, as @app.health_check makes them"
+            )
+    if breaker is not None and not isinstance(cast("object", breaker), BreakerPolicy):
+        raise Misconfigured(f"{what}: breaker is {breaker!r}; give a BreakerPolicy(...)")
+    known = {state for check in checks for state in check.states[:-1]}
+    strange = [state for state in (breaker and breaker.allowed) or () if state not in known]
+    if strange:
+        there = f"bad states of its checks are: {', '.join(sorted(known))}" if known else "it has no checks"
+        raise Misconfigured(f"{what}: its breaker allows {strange[0]!r}, but {there}")
+    return tuple(checks)
 
 
 class DeclareCheck:

@@ -21,7 +21,7 @@ from typing import (
 
 from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
-from celery5.health import HealthCheck
+from celery5.health import HealthCheck, checked
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.box import Box, box_of
@@ -98,8 +98,8 @@ class Task(Generic[P, R_co]):
                     f"task {self.name} runs the command {self.box.command[0]!r}: bind and deduplicate are for functions"
                 )
             self.function = _elsewhere(self.name, self.box)
-        self._breaker: BreakerPolicy | None = _breaker(breaker, self.name)
-        self.checks: tuple[HealthCheck, ...] = _checks(checks, self.name)
+        self._breaker: BreakerPolicy | None = breaker
+        self.checks: tuple[HealthCheck, ...] = checked(checks, breaker, f"task {self.name}")
         """The health checks that trip its circuit breaker (C34)."""
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__ = function.__doc__
@@ -349,21 +349,6 @@ def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
             f"task {task} is {what}: abandon_on_cancel is for def, whose threads nobody can end"
         )
     return abandon_on_cancel
-
-
-def _breaker(breaker: BreakerPolicy | None, task: str) -> BreakerPolicy | None:
-    if breaker is not None and not isinstance(cast("object", breaker), BreakerPolicy):
-        raise Misconfigured(f"task {task}: breaker is {breaker!r}; give a BreakerPolicy(...)")
-    return breaker
-
-
-def _checks(checks: Sequence[HealthCheck], task: str) -> tuple[HealthCheck, ...]:
-    for each in checks:
-        if not isinstance(cast("object", each), HealthCheck):
-            raise Misconfigured(
-                f"task {task}: checks has {each!r}; give HealthChecks, as @app.health_check makes them"
-            )
-    return tuple(checks)
 
 
 BY_CHECKS = BreakerPolicy(threshold=None)

@@ -7,7 +7,9 @@ costs nothing. Two small collections are all that the way of a job looks at: `sh
 """
 
 import random
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -25,6 +27,9 @@ from celery5.task import Task
 
 AFTER = 1.0
 """Seconds that held jobs come after the one which will be the probe: by then it may have ended, and the way be free."""
+
+LEAST = 0.1
+"""Seconds that a job is held at least while a probe is under way: less would let jobs turn in circles."""
 
 _KINDS = kinds_of(CircuitOpen("open"))
 
@@ -73,12 +78,24 @@ class Circuit:
             return None
         return self._wait(now)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether all may pass."""
+        return self.breaker.state is BreakerState.CLOSED
+
+    def insist(self, who: object) -> None:
+        """`who` goes ahead whatever the breaker says, for somebody wants it so (C71); it is the probe."""
+        if self.breaker.state is BreakerState.OPEN:
+            now = trio.current_time()
+            self.breaker = replace(self.breaker, until=now).begin(now)
+        self._probe, self._since = who, trio.current_time()
+
     def _wait(self, now: float) -> float:
         short = min(AFTER, self.policy.reset)
         if self.breaker.state is BreakerState.HALF_OPEN:
             # Nobody knows how long the probe takes: as long again as it has, so that waiting jobs do not turn in
             # circles.
-            return min(max(now - self._since, short), max(self.policy.reset, short))
+            return max(min(max(now - self._since, short), self.policy.reset), LEAST)
         rest = max(self.breaker.until - now, 0.0)
         if self._comes_first:
             self._comes_first = False
@@ -143,8 +160,10 @@ class Circuit:
 
 
 class Circuits:
-    """All breakers of one worker. `shut`: those of tasks that are not closed. `restless`: the tasks whose breakers a
-    success would change."""
+    """All breakers of one worker, those of its services under `service:<name>`.
+
+    `shut`: those of tasks that are not closed. `restless`: the tasks whose breakers a success would change.
+    """
 
     def __init__(self, *, tasks: Mapping[str, Task[..., Any]], log: Log) -> None:
         self._tasks = tasks
@@ -159,12 +178,15 @@ class Circuits:
 
     def of_service(
         self, name: str, policy: BreakerPolicy | None = None, checks: Sequence[HealthCheck] = ()
-    ) -> Circuit:
+    ) -> Circuit | None:
         """The breaker of a service (C37): on unless said otherwise. Whoever runs the service asks it before it starts
         it again."""
-        made = Circuit(name=name, policy=policy or BreakerPolicy(), log=self._log, checks=checks)
-        self._services[name] = made
-        return made
+        policy = policy or BreakerPolicy()
+        if policy.mode == "off":
+            return None
+        name = f"service:{name}"
+        self._services[name] = Circuit(name=name, policy=policy, log=self._log, checks=checks)
+        return self._services[name]
 
     def bar(self, delivery: Delivery, task: str) -> Barred | None:
         """What becomes of a job of a task that is in `shut`; None when it may run."""
@@ -174,7 +196,14 @@ class Circuits:
             return None
         text = f"the circuit breaker of {task} is open: {circuit.why}"
         failure = Failure(type="CircuitOpen", message=text)
-        return Barred(failure, _KINDS, wait if circuit.policy.mode == "delay" else None)
+        if circuit.policy.mode != "delay":
+            return Barred(failure, _KINDS)
+        envelope = delivery.envelope
+        if envelope is not None and envelope.expires is not None:
+            wait = min(
+                wait, max(envelope.expires - time.time(), 0.0)
+            )  # who waits for it hears of that in time
+        return Barred(failure, _KINDS, wait)
 
     def learn(self, delivery: Delivery, task: str, outcome: Outcome) -> None:
         """A job has ended."""

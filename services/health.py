@@ -23,8 +23,8 @@ from celery5.log import Level, Log
 from celery5.protocol.health import UNKNOWN, CheckReading, said, worst
 from celery5.services.circuits import Circuits
 
-AT_ONCE = 4
-"""Checks that run at the same time in one worker."""
+AGAIN = 5.0
+"""Seconds between attempts to tell others of a global check while Redis is away."""
 BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
 
@@ -52,16 +52,14 @@ class Health:
         self._redis = redis
         self._keys = keys
         self._log = log
-        off = [check.name for check in checks.values() if check.scope == "global" and health_store == "none"]
-        if off:
-            why = "the setting health_store is 'none', and what all workers share must be kept somewhere"
-            log.event("health:disabled", "warning", checks=off, why=why)
-        self._checks = {name: check for name, check in checks.items() if name not in off}
+        kept = health_store != "none"
+        self._off = [check.name for check in checks.values() if check.scope == "global" and not kept]
+        self._checks = {name: check for name, check in checks.items() if name not in self._off}
         self._readings: dict[str, CheckReading] = {}
         self._seen: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._news: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
-        self._limit = trio.CapacityLimiter(AT_ONCE)
+        self._looking: set[str] = set()
         self._to_tell: dict[str, CheckReading] = {}
         self._telling = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -126,6 +124,9 @@ class Health:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at each check when its period has lapsed, until cancelled."""
         self._token = trio.lowlevel.current_trio_token()
+        if self._off:
+            why = "the setting health_store is 'none', and what all workers share must be kept somewhere"
+            self._log.event("health:disabled", "warning", checks=self._off, why=why)
         for check in self._checks.values():
             check.attach(self.hear)
         task_status.started()
@@ -140,22 +141,31 @@ class Health:
                 check.detach(self.hear)
 
     async def look(self, check: HealthCheck) -> None:
-        """One look at one check; of a global one by one worker for all."""
-        async with self._limit:
+        """One look at one check, unless somebody looks already; of a global one by one worker for all."""
+        if check.name in self._looking:
+            return
+        self._looking.add(check.name)
+        try:
             if check.scope == "local":
                 await self._look(check)
-                return
-            try:
-                turn = check.is_looked_at and await self._redis.perform(
-                    check_states.take_turn(self._keys, check.name, check.period)
-                )
-                if turn:
-                    await self._look(check)
-                else:
-                    found = await self._redis.perform(check_states.read(self._keys, check.name))
-                    self._learn(check, found)
-            except BrokerError as error:
-                self._log.event("health:unshared", "debug", check=check.name, why=str(error))
+            else:
+                await self._look_for_all(check)
+        finally:
+            self._looking.discard(check.name)
+
+    async def _look_for_all(self, check: HealthCheck) -> None:
+        try:
+            turn = check.is_looked_at and await self._redis.perform(
+                check_states.take_turn(self._keys, check.name, check.period)
+            )
+            if not turn:
+                self._learn(check, await self._redis.perform(check_states.read(self._keys, check.name)))
+        except BrokerError as error:
+            # What others have seen cannot be known now; what we see ourselves can.
+            turn = check.is_looked_at
+            self._log.event("health:unshared", "debug", check=check.name, why=str(error))
+        if turn:
+            await self._look(check)
 
     async def _keep_looking(self, check: HealthCheck) -> None:
         while True:
@@ -179,20 +189,14 @@ class Health:
         found: list[str] = []
         functions: Sequence[Look | None] = check.functions or [None]
         for function in functions:
+            why = f"took longer than its {check.timeout:g} s"
             try:
-                with trio.fail_after(check.timeout):
+                with trio.move_on_after(check.timeout):
                     found += said(await check.look(function, self), check.states)
-            except trio.TooSlowError:
-                self._log.event(
-                    "health:failed",
-                    "error",
-                    check=check.name,
-                    why=f"took longer than its {check.timeout:g} s",
-                )
-            except Exception as error:
-                self._log.event(
-                    "health:failed", "error", check=check.name, why=f"{type(error).__name__}: {error}"
-                )
+                    continue
+            except (Exception, SystemExit) as error:  # the user's code
+                why = f"{type(error).__name__}: {error}"
+            self._log.event("health:failed", "error", check=check.name, why=why)
         state = worst(found, check.states)
         if state is not None:
             self._heard(check, state, check.why)
@@ -209,11 +213,13 @@ class Health:
             self._telling.set()
 
     def _learn(self, check: HealthCheck, found: CheckReading | None) -> None:
-        """What another worker has seen, unless we know it."""
+        """What another worker has seen, unless we know it, or know better. Clocks of machines differ: which of two
+        times is later says nothing."""
         known = self._readings.get(check.name)
-        if found is None or found.state not in check.states or (known is not None and found.at <= known.at):
+        if found is None or found.state not in check.states or check.name in self._to_tell:
             return
-        self._seen_as(check, found)
+        if known is None or (found.at, found.state) != (known.at, known.state):
+            self._seen_as(check, found)
 
     def _seen_as(self, check: HealthCheck, reading: CheckReading) -> None:
         before = self._readings.get(check.name)
@@ -234,13 +240,23 @@ class Health:
         while True:
             await self._telling.wait()
             self._telling = trio.Event()
-            told, self._to_tell = self._to_tell, {}
-            for name, reading in told.items():
-                ttl = self._checks[name].believed_for
-                try:
-                    await self._redis.perform(check_states.write(self._keys, reading, ttl=ttl))
-                except CeleryError as error:
-                    self._log.event("health:unshared", "warning", check=name, why=str(error))
+            failed = [name for name in list(self._to_tell) if not await self._tell(name)]
+            if failed:
+                await trio.sleep(AGAIN)
+                self._telling.set()
+
+    async def _tell(self, name: str) -> bool:
+        reading = self._to_tell[name]
+        try:
+            await self._redis.perform(
+                check_states.write(self._keys, reading, ttl=self._checks[name].believed_for)
+            )
+        except CeleryError as error:
+            self._log.event("health:unshared", "warning", check=name, why=str(error))
+            return False
+        if self._to_tell[name] is reading:  # nothing newer was said meanwhile
+            del self._to_tell[name]
+        return True
 
     def _check(self, name: str) -> HealthCheck:
         try:

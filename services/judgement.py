@@ -72,7 +72,7 @@ class Judgement:
         assert envelope is not None
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
-        if self._circuits.restless or type(outcome) is not Returned:
+        if type(outcome) is not Returned or envelope.task in self._circuits.restless:
             self._circuits.learn(delivery, envelope.task, outcome)
         task = self._tasks[envelope.task]
         verdict = judge(

@@ -239,7 +239,7 @@ def make_steps(
         Step(
             "execution",
             task_execution,
-            ("results", "budget", "asyncio", "boxes", "deadlines", "revocations"),
+            ("results", "budget", "asyncio", "boxes", "deadlines", "revocations", "health"),
             stop_limit=grace_period + 30,
         ),
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),

@@ -3,6 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -80,7 +81,8 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
             message = with_failure(delivery.message, _signed(failure, delivery, worker))
             return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Hold(delay):
-            return ("hold", entry, job_id, delivery.message, int(delay * 1000), int(ttl * 1000))
+            # Rounded up: before its time it would only be held again.
+            return ("hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000))
         case Expire() | Reject() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "why", "")
             document = _document(delivery, worker, state, b"null", reason=reason)

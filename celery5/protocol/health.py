@@ -57,11 +57,10 @@ def said(answer: object, states: Sequence[str]) -> list[str]:
     if answer is False:
         return [states[0]]
     several = isinstance(answer, list | tuple | set | frozenset)
-    found = [str(each) for each in (cast("Iterable[object]", answer) if several else (answer,))]
-    strange = [each for each in found if each not in states]
-    if strange or not found:
+    found = list(cast("Iterable[object]", answer) if several else (answer,))
+    if not found or not all(isinstance(each, str) and each in states for each in found):
         raise ValueError(f"{answer!r} is none of its states: {', '.join(states)}")
-    return found
+    return cast("list[str]", found)
 
 
 def graded(value: float, limit: float) -> str:
