@@ -1,0 +1,258 @@
+"""Circuits: breakers of tasks at work on virtual time: the proposal's example, and whom a breaker lets pass.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5 import App, BreakerPolicy, HealthCheck, Misconfigured
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.envelope import Envelope, Failure
+from celery5.protocol.verdict import Barred, Interrupted, Outcome, Raised, Returned
+from celery5.services.circuits import AFTER, LEAST, Circuits
+from tests.redis.workers import Lines
+from tests.trio.desk import told
+
+WELL = Returned(b"1")
+ILL = Raised(Failure(type="ValueError", message="ill"), (("ValueError",),))
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with Lines() as lines:
+        yield lines
+
+
+class Ward:
+    """One task, its checks, its breaker, and jobs that come to it."""
+
+    def __init__(self, *checks: HealthCheck, **policy: Any) -> None:
+        self.app = App("clinic")
+        self.task = self.app.task(name="treat", breaker=BreakerPolicy(**policy), checks=checks)(_nothing)
+        self.circuits = Circuits(tasks=self.app.tasks, log=Log(worker="w1", app="clinic"))
+
+    def job(self, **more: Any) -> Delivery:
+        envelope = Envelope(v=1, id="a", task="treat", **more)
+        return Delivery(queue="q", entry=b"1-0", message=b"", envelope=envelope, kind="trio")
+
+    def comes(self, **more: Any) -> tuple[Delivery, Barred | None]:
+        """A job comes: it, and what bars its way, if anything does."""
+        job = self.job(**more)
+        return job, self.circuits.bar(job, "treat") if "treat" in self.circuits.shut else None
+
+    def ends(self, job: Delivery, outcome: Outcome) -> None:
+        self.circuits.learn(job, "treat", outcome)
+
+    def run(self, outcome: Outcome) -> bool:
+        """A job comes and, if it may run, ends. Whether it ran."""
+        job, barred = self.comes()
+        if barred is None:
+            self.ends(job, outcome)
+        return barred is None
+
+
+async def _nothing() -> None: ...
+
+
+async def test_the_example_of_the_proposal(autojump_clock: MockClock, lines: Lines) -> None:
+    """At most 2 Unhealthy and 10 Degraded within 10 s; closed after 30 s; 3 trips in 5 minutes are errors, for 30
+    minutes."""
+    check = HealthCheck("bank", states=("unhealthy", "degraded", "healthy"))
+    ward = Ward(check, threshold=None, allowed={"unhealthy": 2, "degraded": 10})
+
+    async def seen(state: str, times: int, pause: float = 0.0) -> None:
+        for _ in range(times):
+            ward.circuits.report(check, state)
+            await trio.sleep(pause)
+
+    def is_open() -> bool:
+        return bool(ward.circuits.shut)
+
+    await seen("degraded", 10, pause=0.9)
+    await seen("unhealthy", 2)
+    assert not is_open()  # as many as are allowed
+    await seen("degraded", 1)
+    assert is_open()  # one more, 9 s after the first
+    await trio.sleep(30)
+    assert ward.run(WELL)
+    assert not is_open()
+
+    await trio.sleep(60)
+    await seen("unhealthy", 30, pause=5.1)  # never three of them in 10 s
+    assert not is_open()
+
+    for _ in range(2):  # two trips in five minutes: with the first, long ago, no three
+        await trio.sleep(60)
+        await seen("unhealthy", 3)
+        assert is_open()
+        await trio.sleep(29.9)
+        assert not ward.run(WELL)
+        await trio.sleep(0.1)
+        assert ward.run(WELL)
+        assert not is_open()
+    await seen("unhealthy", 3)  # the third
+    loud = trio.current_time()
+    await trio.sleep(30)
+    assert ward.run(WELL)
+    await trio.sleep(loud + 1799 - trio.current_time())
+    await seen("unhealthy", 3)  # 29:59 after it
+    await trio.sleep(30)
+    assert ward.run(WELL)
+    await seen("unhealthy", 3)  # more than 30 minutes after it
+    levels = [each["level"] for each in told(lines, "breaker:tripped")]
+    assert levels == ["warning", "warning", "warning", "error", "error", "warning"]
+    assert {each["seconds"] for each in told(lines, "breaker:tripped")} == {30}
+
+
+async def test_thresholds_are_the_checks_own_or_those_of_the_task(autojump_clock: MockClock) -> None:
+    check = HealthCheck("bank", allowed={"unhealthy": 1}, window=60)
+    own, patient = Ward(check), Ward(check, allowed={"unhealthy": 3}, within=5)
+    for ward in (own, patient):
+        ward.circuits.report(check, "degraded")  # which nobody counts
+        ward.circuits.report(check, "unhealthy")
+        assert not ward.circuits.shut
+        await trio.sleep(10)
+        ward.circuits.report(check, "unhealthy")
+    assert own.circuits.shut
+    assert not patient.circuits.shut  # its window is shorter
+    for _ in range(3):
+        patient.circuits.report(check, "unhealthy")
+    assert patient.circuits.shut
+
+
+async def test_states_of_different_checks_are_counted_each_by_itself(autojump_clock: MockClock) -> None:
+    bank, disk = HealthCheck("bank", allowed={"unhealthy": 1}), HealthCheck("disk", allowed={"unhealthy": 1})
+    ward = Ward(bank, disk)
+    ward.circuits.report(bank, "unhealthy")
+    ward.circuits.report(disk, "unhealthy")
+    assert not ward.circuits.shut
+    ward.circuits.report(disk, "unhealthy")
+    assert ward.circuits.shut
+
+
+async def test_one_probe_goes_ahead_and_the_others_wait_about_as_long_again(
+    autojump_clock: MockClock,
+) -> None:
+    ward = Ward(threshold=1, reset=30)
+    ward.run(ILL)
+    await trio.sleep(30)
+    probe, free = ward.comes()
+    assert free is None
+    waits: list[float] = []
+    for _ in range(4):
+        _, barred = ward.comes()
+        assert barred is not None
+        assert barred.delay is not None
+        waits.append(barred.delay)
+        await trio.sleep(barred.delay)
+    assert waits == [1, 1, 2, 4]
+    await trio.sleep(1000)
+    _, barred = ward.comes()
+    assert barred is not None
+    assert barred.delay == 30  # and no longer than it was open
+    ward.ends(probe, WELL)
+    assert ward.run(WELL)
+
+
+async def test_a_breaker_that_is_hardly_open_lets_no_job_turn_in_circles(autojump_clock: MockClock) -> None:
+    ward = Ward(threshold=1, reset=0)
+    ward.run(ILL)
+    _, free = ward.comes()
+    assert free is None
+    _, barred = ward.comes()
+    assert barred is not None
+    assert barred.delay == LEAST
+
+
+async def test_the_first_that_was_held_comes_first_and_the_others_after_it(autojump_clock: MockClock) -> None:
+    ward = Ward(threshold=1, reset=30)
+    ward.run(ILL)
+    await trio.sleep(10)
+    delays = [barred.delay for _, barred in (ward.comes() for _ in range(20)) if barred]
+    assert delays[0] == 20
+    assert all(each is not None and 20 + AFTER <= each <= 20 + 2 * AFTER for each in delays[1:])
+    assert len(set(delays[1:])) > 10  # not all at once
+
+
+async def test_a_probe_that_learns_nothing_leaves_the_way_to_the_next(autojump_clock: MockClock) -> None:
+    ward = Ward(threshold=1, reset=30)
+    ward.run(ILL)
+    await trio.sleep(30)
+    probe, _ = ward.comes()
+    ward.ends(probe, Interrupted())
+    assert ward.run(WELL)
+    assert not ward.circuits.shut
+
+
+async def test_what_began_before_the_trip_says_nothing_when_it_ends(autojump_clock: MockClock) -> None:
+    ward = Ward(threshold=1, reset=30)
+    early = [ward.comes()[0] for _ in range(2)]
+    ward.run(ILL)
+    ward.ends(early[0], WELL)
+    assert ward.circuits.shut
+    await trio.sleep(30)
+    probe, _ = ward.comes()
+    ward.ends(early[1], ILL)
+    assert ward.circuits.told()["treat"].trips == 1
+    ward.ends(probe, WELL)
+    assert not ward.circuits.shut
+
+
+async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_says(
+    autojump_clock: MockClock,
+) -> None:
+    check = HealthCheck("bank", allowed={"unhealthy": 0})
+    ward = Ward(check, threshold=1)
+    ward.run(ILL)
+    await trio.sleep(30)
+    probe, _ = ward.comes()
+    ward.circuits.report(check, "unhealthy", "it said so itself")
+    ward.ends(probe, WELL)
+    reading = ward.circuits.told()["treat"]
+    assert (reading.state, reading.trips, reading.opens_in) == ("open", 2, 30)
+    assert reading.why == "health check bank is unhealthy: it said so itself"
+
+
+async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: MockClock, lines: Lines) -> None:
+    ward = Ward(threshold=1, reset=10, growth="exponential", longest=35)
+    ward.run(ILL)
+    for _ in range(3):
+        await trio.sleep(ward.circuits.told()["treat"].opens_in)
+        assert ward.run(ILL)
+    assert [each["seconds"] for each in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
+
+
+async def test_who_waits_for_a_job_that_expires_while_it_is_held_hears_of_it_then(
+    autojump_clock: MockClock,
+) -> None:
+    import time
+
+    ward = Ward(threshold=1, reset=30)
+    ward.run(ILL)
+    _, barred = ward.comes(expires=time.time() + 5)
+    assert barred is not None
+    assert barred.delay == pytest.approx(5, abs=1)
+
+
+async def test_a_healthy_task_has_no_breaker_at_all(autojump_clock: MockClock) -> None:
+    ward = Ward()
+    assert ward.run(WELL)
+    assert (ward.circuits.told(), ward.circuits.shut, ward.circuits.restless) == ({}, {}, set())
+    ward.run(ILL)
+    assert ward.circuits.restless == {"treat"}  # a success would say something now
+    ward.run(WELL)
+    assert ward.circuits.restless == set()
+    assert ward.circuits.told()["treat"].failures == 0
+
+
+def test_a_breaker_that_allows_what_no_check_says_is_refused() -> None:
+    with pytest.raises(Misconfigured, match=r"allows 'unhealty', but bad states .* are: degraded, unhealthy"):
+        Ward(HealthCheck("bank"), allowed={"unhealty": 1})
+    with pytest.raises(Misconfigured, match="allows 'unhealthy', but it has no checks"):
+        Ward(allowed={"unhealthy": 1})
