@@ -101,7 +101,9 @@ async def run(
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured when the application's boot steps do not fit, before any process is there to find out."""
+    """Raises Misconfigured when the application's boot steps or health checks do not fit, before any process is there
+    to find out."""
+    all_checks(app)
     if app.bootsteps:
         silent = Log.__new__(Log)  # nothing runs, so nothing is written
         build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", silent, trio.Event(), Next()))
