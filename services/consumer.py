@@ -77,7 +77,6 @@ class Consumer:
         read_block: float,
         results_ttl: float,
         default_queue: str,
-        paused: set[str],
     ) -> None:
         self._reader = reader
         self._redis = redis
@@ -97,7 +96,7 @@ class Consumer:
         self._ttl = results_ttl
         self._connects = 1
         self._waiting_since: float | None = None
-        self._paused = paused
+        self._paused: set[str] = set()
         self._reading = trio.CancelScope()
         self._stopping = False
         self._audit_at = math.inf
@@ -162,10 +161,6 @@ class Consumer:
         self._paused.discard(queue)
         self._reading.cancel()
         self._ledger.settled(())
-
-    def take(self, entries: Sequence[Entry]) -> None:
-        """These were read for this worker by somebody else."""
-        self._take(entries)
 
     def look_again(self) -> None:
         """Something may have been read whose answer was lost."""
@@ -275,7 +270,7 @@ class Consumer:
     async def _receive(self, call: Call[list[Entry]]) -> int:
         entries = await self._reader.perform(call)
         # No checkpoint between the read and the ledger: what was read must be known to be ours.
-        self._take(entries)
+        self.take(entries)
         self._budget.look()
         return len(entries)
 
@@ -296,7 +291,7 @@ class Consumer:
                     # Some may have been settled while the answer was on its way. Who is still there was lost.
                     again = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
                     found = [each for each in again if each.id in missing]
-                    self._take(found)
+                    self.take(found)
                     lost += len(found)
                 if len(entries) < PAGE:
                     break
@@ -306,7 +301,7 @@ class Consumer:
                 "consumer:found", "warning", count=lost, why="their delivery was lost with a connection"
             )
 
-    def _take(self, entries: Sequence[Entry]) -> None:
+    def take(self, entries: Sequence[Entry]) -> None:
         now = time.time()
         met: dict[str, dict[str, int]] = {}
         for entry in entries:

@@ -1,5 +1,5 @@
-"""Worker Commands: what a worker tells of itself and does when it is told to: `ping`, `stats`, `active`, `pause-queue`,
-`resume-queue`, `revoke`, `run-task`, `shutdown`.
+"""Worker Commands: what a worker tells of itself and does when it is told to: `ping`, `stats`, `active`, `revoke`,
+`run-task`, `shutdown`.
 
 Floor: services. Reads: what the other services of this worker know. Writes: what they write; a revocation.
 """
@@ -23,8 +23,8 @@ from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
-from celery5.services.inbox import Address
 from celery5.services.ledger import Ledger
+from celery5.services.pauses import Pauses
 from celery5.services.task_execution import TaskExecution
 
 SHOWN = 1000
@@ -50,8 +50,8 @@ class WorkerCommands:
         self,
         *,
         redis: Redis,
-        address: Address,
         consumer: Consumer,
+        pauses: Pauses,
         consumed: Sequence[QueueKeys],
         ledger: Ledger,
         task_execution: TaskExecution,
@@ -64,8 +64,8 @@ class WorkerCommands:
         inbox_counts: Mapping[str, int],
     ) -> None:
         self._redis = redis
-        self._address = address
         self._consumer = consumer
+        self._pauses = pauses
         self._queues = {keys.queue: keys for keys in consumed}
         self._ledger = ledger
         self._execution = task_execution
@@ -85,8 +85,8 @@ class WorkerCommands:
             "ping": self._ping,
             "stats": self._stats,
             "active": self._active,
-            "pause-queue": self._pause,
-            "resume-queue": self._resume,
+            "pause-queue": self._pauses.pause,
+            "resume-queue": self._pauses.resume,
             "revoke": self._revoke,
             "run-task": self._run_task,
             "shutdown": self._shutdown,
@@ -98,7 +98,6 @@ class WorkerCommands:
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
         _only(parameters)
-        paused = self._consumer.paused
         return {
             "process": {
                 "pid": os.getpid(),
@@ -110,7 +109,7 @@ class WorkerCommands:
             "running": self._execution.running,
             "held": len(self._ledger),
             "slots": self._budget.told(),
-            "queues": {name: "paused" if name in paused else "read" for name in self._queues},
+            "queues": self._pauses.told(),
             "commands": dict(self._counts),
             "memory": _memory(),
             "loop_lag": await _lag(),
@@ -131,16 +130,6 @@ class WorkerCommands:
             for each in self._execution.active[:SHOWN]
             if each.envelope is not None and each.started
         ]
-
-    async def _pause(self, parameters: Mapping[str, Any]) -> object:
-        queue = self._queue_in(parameters)
-        self._consumer.pause(queue)
-        return {"queue": queue, "paused": True}
-
-    async def _resume(self, parameters: Mapping[str, Any]) -> object:
-        queue = self._queue_in(parameters)
-        self._consumer.resume(queue)
-        return {"queue": queue, "paused": False}
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
         _only(parameters, "id")
@@ -207,15 +196,6 @@ class WorkerCommands:
         running = self._execution.running
         self._done.set()
         return {"how": how, "running": running}
-
-    def _queue_in(self, parameters: Mapping[str, Any]) -> str:
-        _only(parameters, "queue")
-        queue = _text(parameters, "queue")
-        if queue not in self._queues:
-            raise CommandRefused(
-                f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
-            )
-        return queue
 
 
 def _only(parameters: Mapping[str, Any], *names: str) -> None:

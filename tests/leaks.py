@@ -108,7 +108,7 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
     for key in lasting:
         match = PATTERN.fullmatch(key.decode(errors="replace"))
         what = match["what"] if match else ""
-        if match and match["queue"] is None and what == "queues":
+        if match and match["queue"] is None and what in ("queues", "paused"):
             continue  # the application's
         if not match or match["queue"] is None or what not in _READ:
             found.append(f"{key.decode(errors='replace')}: nobody's, and it never expires")

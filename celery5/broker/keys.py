@@ -55,6 +55,11 @@ class Keys:
         """HASH    settings that all workers share, for whoever sets it; see the guide."""
         return f"celery5:{{{self.app}}}:settings"
 
+    @property
+    def paused(self) -> str:
+        """SET     the queues that no worker is to read."""
+        return f"celery5:{{{self.app}}}:paused"
+
     def check(self, name: str) -> str:
         """STRING  what is known of a global health check, with a time to live."""
         return f"celery5:{{{self.app}}}:check:{name}"

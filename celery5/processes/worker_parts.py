@@ -40,6 +40,7 @@ from celery5.services.judgement import Judgement
 from celery5.services.ledger import Ledger
 from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
+from celery5.services.pauses import Pauses
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Reloader
@@ -87,6 +88,7 @@ def make_push(
     mover: Mover,
     revocations: Revocations,
     inbox: Inbox,
+    pauses: Pauses,
     timing: Timing,
     name: str,
     watch: LinkLog,
@@ -100,6 +102,7 @@ def make_push(
         mover.look_again()
         revocations.look_again()
         inbox.look_again()
+        pauses.look_again()
 
     return PushRedis(
         endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
@@ -196,6 +199,7 @@ def make_ground(
     mover: Mover,
     recoverer: Recoverer,
     inbox: Inbox,
+    pauses: Pauses,
 ) -> tuple[Step, ...]:
     """The first part of the boot graph: what a worker stands on."""
     return (
@@ -209,6 +213,7 @@ def make_ground(
         Step("recoverer", recoverer, ("heartbeat",)),
         Step("mover", mover, ("heartbeat", "listen")),
         Step("inbox", inbox, ("listen",)),
+        Step("pauses", pauses, ("listen",)),
     )
 
 
@@ -242,7 +247,7 @@ def make_steps(
             ("results", "budget", "asyncio", "boxes", "deadlines", "revocations", "health"),
             stop_limit=grace_period + 30,
         ),
-        Step("consumer", consumer, ("execution", "reader", "mover", "recoverer")),
+        Step("consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses")),
         *aside,
     )
 
@@ -275,6 +280,7 @@ WorkerParts = Injector(
     offered=value(make_offered),
     posts=OwnPost,
     inbox=Inbox,
+    pauses=Pauses,
     revocations=Revocations,
     heartbeat=Heartbeat,
     wake=value(make_wake),

@@ -29,6 +29,7 @@ def made() -> dict[str, str]:
         "settings": SHOP.settings,
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
+        "paused": SHOP.paused,
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
         "answer": SHOP.answer("<id>"),

@@ -106,7 +106,7 @@ def oversized(post: Post) -> tuple[Order, bytes]:
     return pauses(post.app), b"x" * (LARGEST + 1)
 
 
-def with_claims(**changes: Any) -> Callable[[Post], tuple[Order, bytes]]:
+def with_claims(**changes: Callable[[Post], Any]) -> Callable[[Post], tuple[Order, bytes]]:
     def forge(post: Post) -> tuple[Order, bytes]:
         one = pauses(post.app, **{name: value(post) for name, value in changes.items()})
         return one, signed(post.app, one)

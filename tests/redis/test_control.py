@@ -1,0 +1,188 @@
+"""Control: what workers do when they are told to, and what each of them answers.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, Misconfigured, TaskRevoked
+from celery5.errors import CommandRefused
+from tests.redis.workers import working
+
+
+async def told(app: App, command: str, to: str = "w1", **parameters: Any) -> Any:
+    """What one worker answers, which must do it."""
+    (reply,) = await app.control.asend(command, parameters, to=to)
+    assert reply.ok, reply
+    return reply.answer
+
+
+def with_tasks(app: App) -> tuple[Any, Any]:
+    """A job that ends at once, and one that does not."""
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    async def stay() -> None:
+        await trio.sleep_forever()
+
+    return double, stay
+
+
+async def test_each_worker_that_lives_answers(app: App) -> None:
+    with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2"):
+        assert await app.control.aworkers() == ("w1", "w2")
+        replies = await app.control.aping()
+        assert [(each.worker, each.ok) for each in replies] == [("w1", True), ("w2", True)]
+        assert replies[0].answer["pong"].startswith("w1:")
+        gone, lives = await app.control.asend("ping", to=["w1", "nobody"], timeout=0.1)
+        assert (gone.worker, gone.ok, gone.reason) == ("nobody", False, "no-answer")
+        assert "within 60 s of the sending" in gone.why
+        assert lives.ok
+
+
+async def test_plain_python_and_asyncio_send_commands_too(app: App) -> None:
+    with_tasks(app)
+
+    async def ask() -> list[Any]:
+        return await app.control.aping()
+
+    async with working(app, name="w1"):
+        (reply,) = await trio.to_thread.run_sync(app.control.ping)
+        assert reply.ok
+        (reply,) = await trio.to_thread.run_sync(lambda: asyncio.run(ask()))
+        assert reply.ok
+        assert await trio.to_thread.run_sync(app.control.workers) == ("w1",)
+
+
+async def test_a_worker_tells_how_it_does_and_what_it_runs(app: App) -> None:
+    _, stay = with_tasks(app)
+    async with working(app, name="w1"):
+        handle = await stay.adelay()
+        with trio.fail_after(5):
+            while not (running := await told(app, "active")):
+                pass
+        assert [(each["id"], each["task"], each["queue"]) for each in running] == [
+            (handle.id, stay.name, "default")
+        ]
+        stats = await told(app, "stats")
+        assert stats["running"] == 1
+        assert stats["queues"] == {"default": "read"}
+        assert stats["slots"]["trio"]["executing"] == 1
+        assert stats["memory"] > 1_000_000
+        await told(app, "revoke", id=handle.id)
+        with pytest.raises(TaskRevoked):
+            await handle.aget(timeout=5)
+        (refused,) = await app.control.asend("revoke", {"id": handle.id}, to="w1")
+        assert "celery5 task revoke" in refused.why
+
+
+async def test_a_paused_queue_is_read_by_nobody_also_not_by_workers_that_begin_later(app: App) -> None:
+    double, _ = with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2"):
+        replies = await app.control.asend("pause-queue", {"queue": "default"})
+        assert [each.answer for each in replies] == [{"queue": "default", "state": "paused"}] * 2
+    async with working(app, name="w1"):
+        handle = await double.adelay(2)
+        assert (await told(app, "stats"))["queues"] == {"default": "paused"}
+        assert await handle.astatus() == "SENT"
+        await told(app, "resume-queue", queue="default")
+        assert await handle.aget(timeout=5) == 4
+
+
+async def test_a_queue_is_paused_for_one_worker_alone(app: App, redis_client: "redis.Redis") -> None:
+    double, _ = with_tasks(app)
+    async with working(app, name="w1"):
+        await told(app, "pause-queue", queue="default", here=True)
+        handle = await double.adelay(2)
+        assert (await told(app, "stats"))["queues"] == {"default": "paused here"}
+        async with working(app, name="w2"):
+            assert await handle.aget(timeout=5) == 4
+        await told(app, "resume-queue", queue="default")
+        assert await (await double.adelay(3)).aget(timeout=5) == 6
+    assert redis_client.exists(app.keys.paused) == 0
+
+
+async def test_a_job_runs_on_the_worker_that_was_named(app: App) -> None:
+    double, _ = with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2"):
+        for name in ("w1", "w2"):
+            handle = await app.control.arun(double.s(4), to=name)
+            assert await handle.aget(timeout=5) == 8
+            assert (await told(app, "stats", to=name))["commands"]["done"] >= 1
+        with pytest.raises(CommandRefused, match="no answer"):
+            await app.control.arun(double.s(4), to="nobody", timeout=0.05)
+        with pytest.raises(Misconfigured, match="countdown"):
+            await app.control.arun(double.options(countdown=5).s(4), to="w1")
+
+
+async def test_a_job_is_not_run_where_it_cannot_be(app: App, url: str) -> None:
+    double, _ = with_tasks(app)
+    other = App(app.name, broker=url)
+
+    @other.task(name="strange")
+    async def strange() -> None: ...
+
+    async with working(app, name="w1"):
+        with pytest.raises(CommandRefused, match="no task 'strange' on this worker"):
+            await other.control.arun(strange.s(), to="w1")
+        with pytest.raises(CommandRefused, match="does not read queue 'elsewhere'"):
+            await app.control.arun(double.options(queue="elsewhere").s(1), to="w1")
+    other.close()
+
+
+async def test_a_worker_ends_when_it_is_told_to(app: App) -> None:
+    with_tasks(app)
+    async with working(app, name="w1") as one:
+        assert await told(app, "shutdown") == {"how": "warm", "running": 0}
+        with trio.fail_after(5):
+            await one.done.wait()
+
+
+@pytest.mark.parametrize(
+    ("command", "parameters", "why"),
+    [
+        ("pnig", {}, "did you mean 'ping'?"),
+        ("ping", {"x": 1}, "parameter 'x' is not known; it takes none"),
+        ("pause-queue", {"queue": "mail"}, "does not read queue 'mail'; its queues: default"),
+        ("pause-queue", {"queue": "default", "here": "yes"}, "give true or false"),
+        ("shutdown", {"how": "now"}, "say warm"),
+        ("revoke", {}, "give a text"),
+        ("run-task", {"job": "{}"}, "its job is none"),
+        ("retry-boot-step", {"step": "inbox"}, "mandatory"),
+    ],
+)
+async def test_a_command_that_makes_no_sense_is_refused_with_a_reason(
+    app: App, command: str, parameters: dict[str, Any], why: str
+) -> None:
+    with_tasks(app)
+    async with working(app, name="w1"):
+        (reply,) = await app.control.asend(command, parameters, to="w1")
+        assert (reply.ok, reply.reason) == (False, "refused")
+        assert why in reply.why
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"timeout": 0}, "timeout is 0"),
+        ({"expires": 61}, "at most 60"),
+        ({"to": []}, "to is"),
+        ({"to": [1]}, "to is"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_at_once(app: App, said: dict[str, Any], why: str) -> None:
+    with pytest.raises(Misconfigured, match=why):
+        app.control.send("ping", **said)
+
+
+def test_where_nobody_lives_nobody_answers(app: App) -> None:
+    assert app.control.ping() == []
