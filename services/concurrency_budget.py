@@ -147,14 +147,16 @@ class ConcurrencyBudget:
 
     async def order(self, parameters: Mapping[str, Any]) -> object:
         """The command `budget`: set the `minimum` and `maximum` of a `kind` for as long as this worker lives; gives
-        what it is now. Raises CommandRefused."""
+        what it is now, of all kinds if none is named. Raises CommandRefused."""
         kind = parameters.get("kind")
         strange = sorted(parameters.keys() - {"kind", "minimum", "maximum"})
         if strange:
             raise CommandRefused(f"budget does not take {strange[0]!r}: it takes kind, minimum and maximum")
+        said = {name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None}
+        if kind is None and not said:
+            return self.told()
         if not isinstance(kind, str) or kind not in self._meters:
             raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(self._meters)}")
-        said = {name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None}
         if said:
             self._set(kind, self._meters[kind], said)
         return {"kind": kind, **self._told(kind)}

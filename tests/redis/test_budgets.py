@@ -26,7 +26,7 @@ from celery5.services.commands import Commands
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.reloader import Next
 from celery5.wiring import build
-from tests.redis.workers import Lines, held, until
+from tests.redis.workers import Lines, held, until, working
 
 SOON = 0.05
 """Seconds of a short cool-down."""
@@ -195,7 +195,10 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
         await parts.perform(kind="thread", minimum=7, maximum=7)
         await until(lambda: doors.inside["thread"] == 7)
         assert parts.budget.told()["thread"]["executing"] == 7
-        assert parts.budget.told()["trio"]["current"] == 2
+        shown = await parts.perform()
+        assert {kind: each["current"] for kind, each in shown.items()} == {
+            "trio": 2, "asyncio": 2, "thread": 7, "boxed": 4,
+        }  # fmt: skip
         doors.open.set()
         assert not any(await agather(sent, timeout=10))
         with pytest.raises(CommandRefused, match="the minimum, 7, is over the maximum, 6"):
@@ -223,6 +226,24 @@ async def test_the_setting_says_budgets_as_code_does(
         told = parts.budget.told()["trio"]
         assert (told["current"], told["minimum"], told["maximum"]) == (2, 2, 5)
         assert parts.slots("asyncio") == 50
+
+
+async def test_the_budget_of_a_worker_is_set_from_afar(
+    url: str, app_name: str, doors: Doors, tmp_path: Path
+) -> None:
+    app = application(url, app_name, doors, cpu_slots=1, keys=str(tmp_path / "keys"))
+    app.control.keyring.signer()
+    async with working(app, name="w"):
+        sent = await app.asend_many([app.tasks["thread"].s() for _ in range(5)])
+        await until(lambda: doors.inside["thread"] == 1)
+        (reply,) = await app.control.asend("budget", {"kind": "thread", "minimum": 4, "maximum": 4})
+        assert (reply.ok, reply.answer["current"]) == (True, 4)
+        await until(lambda: doors.inside["thread"] == 4)
+        (reply,) = await app.control.asend("budget", {"kind": "thread", "maximum": 3})
+        assert (reply.ok, reply.reason) == (False, "refused")
+        assert reply.why == "budget of thread: the minimum, 4, is over the maximum, 3"
+        doors.open.set()
+        assert not any(await agather(sent, timeout=10))
 
 
 def asked_in_a_thread(_demand: Demand) -> int:
