@@ -30,7 +30,7 @@ from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
 from celery5.processes.worker_parts import budgets_for
 from celery5.protocol.budget import ceiling
-from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, began, heard, judge_life, read_stat
 from celery5.services.black_box import BlackBox
 from celery5.services.heartbeat import BEATS
 from celery5.services.lease import now
@@ -117,7 +117,9 @@ def standing_by(app: App) -> Generator[Understudy, None, None]:
 
     The black box has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
     """
-    black_box = BlackBox(slots=sum(map(ceiling, budgets_for(app).values())))
+    most = {kind: ceiling(budget) for kind, budget in budgets_for(app).items()}
+    # While a box is being ended, another one may have begun in its slot.
+    black_box = BlackBox(slots=sum(most.values()), boxes=2 * most["boxed"])
     mouth = _fork(app, black_box)
     one = Understudy(app, mouth=mouth, black_box=black_box)
     # A process that a job forks must not keep the pipe open when we are gone.
@@ -305,9 +307,10 @@ class _Watch:
 
     def _end_boxes(self) -> None:
         """Before their jobs run elsewhere. The kernel has ended the boxes, but not what they have started."""
-        for group in self._box.boxes:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
+        for group, birth in self._box.boxes:
+            if _began(group) in (birth, 0):  # not a stranger, who has its id since it ended
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
 
     def _recover(self) -> None:
         """Put back what the worker held. What it had not begun is not counted, and nothing once it had left."""
@@ -367,6 +370,15 @@ def _look_at(pid: int) -> Sign:
     except PermissionError:
         pass
     return Sign(now())
+
+
+def _began(pid: int) -> int:
+    """When a process was started; 0 when there is none, or where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return began(file.read())
+    except (OSError, ValueError):
+        return 0
 
 
 def _say(line: str) -> None:

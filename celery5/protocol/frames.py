@@ -6,6 +6,7 @@ The page docs/reference/box-protocol.md is written for authors of boxes. Fields 
 does not know are passed over, so that both ends may be newer than the other.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -34,7 +35,8 @@ TEXT = 2_000
 TRACEBACK = 8_000
 """Characters of what a box says of a failure that are kept, as of every failure."""
 _STARTS = 64
-"""Bytes of a line that is too long which are kept to tell what it was."""
+"""Bytes of a line that is too long which are kept to tell what it was; and at both ends of one that is no JSON, where a
+frame says what it is."""
 
 
 class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
@@ -170,6 +172,7 @@ _TO_BOX: msgspec.json.Decoder[ToBox] = msgspec.json.Decoder(ToBox)
 _FROM_BOX: msgspec.json.Decoder[FromBox] = msgspec.json.Decoder(FromBox)
 _TYPED = msgspec.json.Decoder(_Typed)
 _TAGS = ("ready", "result", "error", "retry", "reject", "refuse", "log")
+_MEANT = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -197,8 +200,11 @@ def read_from_box(line: bytes) -> FromBox | Malformed | None:
         why = str(error)
     try:
         known = _TYPED.decode(line).type in _TAGS
-    except (ValueError, RecursionError):
-        return None
+    except (
+        ValueError,
+        RecursionError,
+    ):  # no JSON: a NaN, say. Whoever meant an answer must not wait for ever
+        known = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
     return Malformed(why) if known else None
 
 

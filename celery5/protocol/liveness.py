@@ -63,6 +63,15 @@ def read_stat(text: str, *, at: float, ticks: int) -> Sign:
     return Sign(at, fields[0], (int(fields[11]) + int(fields[12])) / ticks)
 
 
+def began(text: str) -> int:
+    """When the process with this `/proc/<pid>/stat` was started, in ticks since the machine was: no two processes that
+    had one id after another have the same. Raises ValueError for any other text."""
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20:
+        raise ValueError("too short for /proc/<pid>/stat")
+    return int(fields[19])
+
+
 def heard(at: float) -> Vigil:
     """The process has said something."""
     return Vigil(at)

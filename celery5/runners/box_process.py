@@ -77,6 +77,11 @@ class BoxProcess:
         return self._group.pid
 
     @property
+    def began(self) -> int:
+        """When it was started, by the kernel's count; 0 where it does not tell."""
+        return self._group.began
+
+    @property
     def usable(self) -> bool:
         """Whether it may be given a job."""
         return not (self._ending or self._broken or self._gone.is_set())

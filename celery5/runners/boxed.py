@@ -51,7 +51,7 @@ class Boxable(Protocol):
 class Groups(Protocol):
     """Remembers the process groups of boxes, for whoever has to end them when the worker cannot."""
 
-    def has_box(self, pid: int, /) -> None: ...
+    def has_box(self, pid: int, began: int, /) -> None: ...
     def had_box(self, pid: int, /) -> None: ...
 
 
@@ -198,7 +198,7 @@ class BoxedRunner:
         one = BoxProcess(box, _command(box), limit=self._limit, tell=self._tell)
         self._all.add(one)
         if self._groups is not None:
-            self._groups.has_box(one.pid)
+            self._groups.has_box(one.pid, one.began)
         nursery.start_soon(self._live, one)
         try:
             await one.greet(self._hello(box))

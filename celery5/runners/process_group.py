@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from celery5.errors import BoxCrashed
+from celery5.protocol.liveness import began, read_stat
 
 KILL_LIMIT = 2.0
 """Seconds that the kernel has to end what was killed."""
@@ -42,7 +43,8 @@ class ProcessGroup:
         self.stdin, self.stdout, self.stderr = map(
             _stream, (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         )
-        self._reaped = False
+        self._reaped = self._stolen = False
+        self.began = self._begun()
 
     @property
     def pid(self) -> int:
@@ -61,10 +63,19 @@ class ProcessGroup:
     def has_time(self, seconds: float) -> None:
         """Let the process use so many seconds of processor time from now on. Raises like `has_memory`."""
         with suppress(OSError):  # it has ended: whoever talks to it will notice
-            with open(f"/proc/{self.pid}/stat") as file:
-                words = file.read().rpartition(")")[2].split()
-            used = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+            used = read_stat(self._stat(), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).used or 0.0
             self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), for_good=False)
+
+    def _begun(self) -> int:
+        """When the process that has the id now was started; 0 when there is none, or this is no Linux."""
+        try:
+            return began(self._stat())
+        except (OSError, ValueError):
+            return 0
+
+    def _stat(self) -> str:
+        with open(f"/proc/{self.pid}/stat") as file:
+            return file.read()
 
     def _restrict(self, what: int, most: int, *, for_good: bool) -> None:
         if sys.platform != "linux":
@@ -79,7 +90,7 @@ class ProcessGroup:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group. Its id is nobody else's before the process was reaped."""
-        if not self._reaped:
+        if not (self._reaped or (self._stolen and self._begun() not in (self.began, 0))):
             with suppress(ProcessLookupError, PermissionError):  # all of it has ended
                 os.killpg(self.pid, number)
 
@@ -122,6 +133,7 @@ class ProcessGroup:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # a job has waited for all children of the worker
+            self._stolen = True
             return True
 
 

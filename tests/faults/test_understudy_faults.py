@@ -4,6 +4,9 @@ Floor: tests. Reads and writes: the keys of one queue of an application that onl
 """
 
 import os
+import signal
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -49,6 +52,21 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
         assert capfd.readouterr().err.count("its understudy cannot renew its lease: ") == 1
     app.close()
     driver.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process was started")
+def test_a_stranger_who_has_the_id_of_a_box_that_has_ended_is_left_alone(app_name: str) -> None:
+    box = BlackBox(slots=1, boxes=2)
+    watch = understudy._Watch(App(app_name), box, os.getpid(), -1, -1)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        began = understudy._began(process.pid)
+        box.has_box(process.pid, began - 1)
+        watch._end_boxes()
+        assert process.poll() is None
+        box.had_box(process.pid)
+        box.has_box(process.pid, began)
+        watch._end_boxes()
+        assert process.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("left", [False, True])

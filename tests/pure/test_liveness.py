@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.liveness import BUSY, HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.protocol.liveness import BUSY, HUNG_AFTER, Life, Sign, Vigil, began, heard, judge_life, read_stat
 
 STAT = "4112 (python3 (a) b) {state} 1 4112 4112 0 -1 4194304 9 0 0 0 {user} {system} 0 0 20 0 3 0 811 1 1"
 
@@ -25,6 +25,12 @@ def test_the_state_and_the_processor_time_are_read_whatever_the_process_is_calle
 def test_what_is_no_stat_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="too short"):
         read_stat(text, at=0.0, ticks=100)
+
+
+def test_when_a_process_was_started_is_read_whatever_it_is_called() -> None:
+    assert began(STAT.format(state="S", user=250, system=50)) == 811
+    with pytest.raises(ValueError, match="too short"):
+        began("4112 (python3) S 1 4112 4112 0 -1 4194304 9 0 0 0 1 2 0 0")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")

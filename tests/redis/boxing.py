@@ -241,6 +241,10 @@ def _large(count: str) -> str:
     return "x" * int(count)
 
 
+def _fork() -> str:
+    return "parent" if os.fork() else "child"
+
+
 _ACTS: dict[str, Any] = {
     "sleep": _sleep,
     "deaf": _deaf,
@@ -256,6 +260,7 @@ _ACTS: dict[str, Any] = {
     "burn": _burn,
     "grab": _grab,
     "large": _large,
+    "fork": _fork,
 }
 
 app = make(os.environ.get("BOXING_APP", "boxing"))

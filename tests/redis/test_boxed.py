@@ -204,6 +204,7 @@ async def test_what_takes_no_notice_is_killed_with_all_that_it_has_started(
     told = tmp_path / "told"
     limit = {"time_limit": 1.0} if how == "time limit" else {}
     async with working(app):
+        await ask(app, "seen")  # so that a box is there, which takes longer than the limit on a busy machine
         result = await app.tasks["act"].options(**limit).adelay(f"deaf {told}")
         await until(told.exists, within=LIMIT)
         pids = [int(word) for word in told.read_text().split()]

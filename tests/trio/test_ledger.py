@@ -93,6 +93,19 @@ def test_a_black_box_tells_what_each_executor_began_last() -> None:
     assert (box.lease_until, box.understudy) == (0.0, 4711)
 
 
+def test_a_black_box_tells_which_boxes_there_are_and_since_when() -> None:
+    box = BlackBox(slots=1, boxes=2)
+    box.has_box(41, 7)
+    box.has_box(42, 8)
+    box.has_box(43, 9)  # one too many is not noted
+    assert box.boxes == [(41, 7), (42, 8)]
+    box.had_box(41)
+    box.had_box(43)
+    box.wipe()  # a worker with a new name has them still
+    box.has_box(44, 10)
+    assert box.boxes == [(44, 10), (42, 8)]
+
+
 async def test_suspects_are_let_out_one_at_a_time() -> None:
     ledger, queue = Ledger(), TasksQueue()
     suspects = Suspects(queues={"trio": queue}, ledger=ledger, max_deliveries=3)
