@@ -7,7 +7,6 @@ jobs that cannot run here and for jobs given back.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import trio
@@ -21,9 +20,10 @@ from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrup
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, dropped, settlement
 from celery5.protocol.envelope import Envelope, Failure, id_of, read_envelope
-from celery5.protocol.prefetch import BATCH, HORIZON, Detour, Mix, Pace, ahead, to_read
+from celery5.protocol.prefetch import BATCH, HORIZON, Mix, Pace, to_read
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.detours import Detours
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
@@ -100,11 +100,11 @@ class Consumer:
         self._reading = trio.CancelScope()
         self._stopping = False
         self._audit_at = math.inf
-        self._detours = {kind: Detour() for kind in paces}
         self._mixes = {keys.queue: Mix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
         for task in tasks.values():
             self._kinds.get(task.options_.queue or default_queue, set()).add(task.kind)
+        self._detours = Detours(paces=paces, budget=budget, ledger=ledger, kinds=self._kinds)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
@@ -208,12 +208,9 @@ class Consumer:
 
     def _room_for(self, kind: str) -> int:
         slots, held, mean = self._budget.room(kind), self._ledger.held(kind), self._paces[kind].mean
-        return to_read(slots=slots, held=held, mean=mean) or self._beyond(kind, slots, held)
-
-    def _beyond(self, kind: str, slots: int, held: int) -> int:
-        """The room that a kind has beyond its slots."""
-        room = self._detours[kind].room
-        return max(slots + room - held, 0) if room else 0
+        return to_read(slots=slots, held=held, mean=mean) or self._detours.beyond(
+            kind, slots=slots, held=held
+        )
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
         """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
@@ -329,9 +326,7 @@ class Consumer:
         for queue, counts in met.items():
             self._kinds[queue].update(counts)
             self._mixes[queue].read(counts)
-            for each in counts:
-                if self._detours[each].begun:
-                    self._detours[each].met(counts, each)
+            self._detours.met(counts)
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
         self._ledger.adopt(delivery)
@@ -366,35 +361,14 @@ class Consumer:
                     self._give_back_stale(kind, queue.drain())
             for delivery in self._suspects.drain(read_before=stale):
                 self._settle(delivery, Release())
-            self._look_around()
+            self._detours.look()
 
     def _give_back_stale(self, kind: str, waiting: Sequence[Delivery]) -> None:
-        detour = self._detours[kind]
-        level: Level = "debug" if detour.begun else "info"
-        if detour.begun:
-            detour.over(len(waiting), trio.current_time())
-        else:
+        level: Level = "debug"
+        if not self._detours.over(kind, len(waiting)):
+            level = "info"
             self._paces[kind].slow()
             self._budget.gave_back(kind)
         self._log.event("consumer:gave-back", level, count=len(waiting), kind=kind)
         for delivery in waiting:
             self._settle(delivery, Release())
-
-    def _look_around(self) -> None:
-        """A kind whose slots are all taken for long is not to hold up other kinds on the same queue."""
-        now = trio.current_time()
-        full = {kind for kind in self._paces if self._is_full(kind)}
-        opened = [
-            kind
-            for kind, detour in self._detours.items()
-            if detour.look(full=kind in full, others=self._has_others(kind, full), now=now)
-        ]
-        if opened:
-            self._ledger.nudge()
-
-    def _is_full(self, kind: str) -> bool:
-        slots, mean = self._budget.room(kind), self._paces[kind].mean
-        return self._ledger.held(kind) >= slots and ahead(slots, mean) == 0
-
-    def _has_others(self, kind: str, full: AbstractSet[str]) -> bool:
-        return any(kind in kinds and kinds - full for kinds in self._kinds.values())

@@ -1,0 +1,71 @@
+"""Detours: the ways around kinds whose slots are all taken, to jobs of other kinds behind theirs on the same queues.
+
+Floor: services. Reads: nothing. Writes: nothing.
+
+A kind that is full must not hold up the others. What is decided is in `celery5.protocol.prefetch`.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+import trio
+
+from celery5.protocol.prefetch import Detour, Pace, ahead
+from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.ledger import Ledger
+
+
+class Detours:
+    """One for each kind. `kinds` says which kinds of jobs there are on each queue, now."""
+
+    def __init__(
+        self,
+        *,
+        paces: Mapping[str, Pace],
+        budget: ConcurrencyBudget,
+        ledger: Ledger,
+        kinds: Mapping[str, AbstractSet[str]],
+    ) -> None:
+        self._paces = paces
+        self._budget = budget
+        self._ledger = ledger
+        self._kinds = kinds
+        self._detours = {kind: Detour() for kind in paces}
+
+    def beyond(self, kind: str, *, slots: int, held: int) -> int:
+        """The room that a kind has beyond its slots, which are taken."""
+        room = self._detours[kind].room
+        return max(slots + room - held, 0) if room else 0
+
+    def met(self, counts: Mapping[str, int]) -> None:
+        """So many jobs of each kind were read from one queue."""
+        for kind in counts:
+            if self._detours[kind].begun:
+                self._detours[kind].met(counts, kind)
+
+    def over(self, kind: str, given_back: int) -> bool:
+        """So many jobs of a kind waited for too long. Whether that was to be expected."""
+        detour = self._detours[kind]
+        if not detour.begun:
+            return False
+        detour.over(given_back, trio.current_time())
+        return True
+
+    def look(self) -> None:
+        """See which kinds are full, and where there is a way around them. To be done each tenth of a second."""
+        now = trio.current_time()
+        full = {kind for kind in self._paces if self._is_full(kind)}
+        opened = [
+            kind
+            for kind, detour in self._detours.items()
+            if detour.look(full=kind in full, others=self._has_others(kind, full), now=now)
+        ]
+        if opened:
+            self._ledger.nudge()
+
+    def _is_full(self, kind: str) -> bool:
+        slots, mean = self._budget.room(kind), self._paces[kind].mean
+        return self._ledger.held(kind) >= slots and ahead(slots, mean) == 0
+
+    def _has_others(self, kind: str, full: AbstractSet[str]) -> bool:
+        return any(kind in kinds and kinds - full for kinds in self._kinds.values())
