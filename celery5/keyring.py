@@ -184,7 +184,7 @@ class Keyring:
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
         """Nobody else makes keys here meanwhile."""
-        with (self.folder / "lock").open("w") as lock:
+        with os.fdopen(os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import click
 
+from celery5.cli.control import COMMANDS
 from celery5.cli.serving import configure, serving_flags
 from celery5.cli.target import Target
 
 
 @click.group(no_args_is_help=False)
 def worker() -> None:
-    """Workers run jobs."""
+    """Workers run jobs, and do what they are told."""
+
+
+for each in COMMANDS:
+    worker.add_command(each)
 
 
 @worker.command()

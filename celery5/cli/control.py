@@ -1,0 +1,222 @@
+"""Control: the commands that tell workers what to do, and show what each of them answers.
+
+Floor: cli. Reads: which workers live, their answers; the keys that commands are signed with. Writes: their inboxes;
+stdout.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from celery5.cli.said import as_json, cell, paragraph
+from celery5.cli.target import Target
+from celery5.errors import CeleryError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.control import Reply
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class NotDone(CeleryError):
+    """A worker did not do what it was told, or none is there to do it."""
+
+
+def control_flags(command: F) -> F:
+    """Add the flags that all commands to workers share."""
+    for flag in (
+        click.option("--json", "wants_json", is_flag=True, help="For programs."),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0.01, 3600),
+            default=5.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long answers are waited for.",
+        ),
+        click.option(
+            "--to",
+            multiple=True,
+            metavar="NAME",
+            help="A worker; may be given several times. Default: all that live.",
+        ),
+    ):
+        command = flag(command)
+    return command
+
+
+@click.command()
+@control_flags
+@click.pass_obj
+def ping(target: Target, /, **said: Any) -> None:
+    """Ask workers whether they are there."""
+    _tell(target, "ping", {}, **said)
+
+
+@click.command()
+@control_flags
+@click.pass_obj
+def stats(target: Target, /, **said: Any) -> None:
+    """Ask workers how they do: jobs, slots, queues, commands, memory, the lag of the loop."""
+    _tell(target, "stats", {}, **said)
+
+
+@click.command()
+@control_flags
+@click.pass_obj
+def active(target: Target, /, **said: Any) -> None:
+    """Ask workers which jobs they run."""
+    _tell(target, "active", {}, **said)
+
+
+@click.command("pause-queue")
+@click.argument("queue")
+@control_flags
+@click.pass_obj
+def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
+    """Have no worker read QUEUE, also none that begins later; with --to those workers alone, while they run."""
+    _tell(target, "pause-queue", _where(queue, said), **said)
+
+
+@click.command("resume-queue")
+@click.argument("queue")
+@control_flags
+@click.pass_obj
+def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
+    """Have workers read QUEUE again."""
+    _tell(target, "resume-queue", _where(queue, said), **said)
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@control_flags
+@click.pass_obj
+def revoke(target: Target, /, job_id: str, **said: Any) -> None:
+    """Stop the job ID in the worker that has it. `celery5 task revoke` finds it wherever it is."""
+    _tell(target, "revoke", {"id": job_id}, one_is_enough=True, **said)
+
+
+@click.command()
+@click.option("--cold", is_flag=True, help="Give back what runs now, rather than wait for it to end.")
+@control_flags
+@click.pass_obj
+def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
+    """Have workers end when what runs has ended, or the grace period is over. A fleet does not replace them."""
+    _tell(target, "shutdown", {"how": "cold" if cold else "warm"}, **said)
+
+
+@click.command()
+@control_flags
+@click.pass_obj
+def reload(target: Target, /, **said: Any) -> None:
+    """Have workers read their configuration again."""
+    _tell(target, "reload", {}, **said)
+
+
+@click.command("retry-boot-step")
+@click.argument("step")
+@control_flags
+@click.pass_obj
+def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
+    """Have workers try the optional boot STEP again that failed."""
+    _tell(target, "retry-boot-step", {"step": step}, **said)
+
+
+@click.command()
+@click.argument("task")
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
+@click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
+@click.option("--to", required=True, metavar="NAME", help="The worker.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.01, 60),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long its answer is waited for.",
+)
+@click.pass_obj
+def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
+    """Run a job of TASK on one worker, now. Prints the job's id."""
+    app = target.load()
+    args, kwargs = _json(arguments, "--args", list), _json(named, "--kwargs", dict)
+    click.echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
+
+
+@click.command()
+@click.argument("command")
+@click.argument("parameters", nargs=-1, metavar="[NAME=JSON]...")
+@control_flags
+@click.pass_obj
+def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
+    """Send any COMMAND: `set-log-level level=debug`, `budget kind=thread maximum=8`."""
+    _tell(target, command, dict(map(_parameter, parameters)), **said)
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    *(ping, stats, active, pause_queue, resume_queue, revoke, shutdown, reload, retry_boot_step, run, tell),
+)
+"""The commands to workers."""
+
+
+def _tell(
+    target: Target,
+    command: str,
+    parameters: Mapping[str, Any],
+    *,
+    to: tuple[str, ...],
+    timeout: float,
+    wants_json: bool,
+    one_is_enough: bool = False,
+) -> None:
+    replies = target.load().control.send(command, parameters, to=to or None, timeout=timeout)
+    click.echo(as_json(replies) if wants_json else _shown(replies))
+    left = [each for each in replies if not each.ok]
+    if not replies:
+        raise NotDone("no worker of this application lives; celery5 worker start begins one")
+    if left and not (one_is_enough and len(left) < len(replies)):
+        named = ", ".join(f"{each.worker} ({each.reason})" for each in left)
+        raise NotDone(f"{len(left)} of {len(replies)} did not do it: {named}")
+
+
+def _shown(replies: "list[Reply]") -> str:
+    """A line for each worker: its name, whether it did it, and what it says."""
+    if not replies:
+        return "nobody answers"
+    width = max(len(each.worker) for each in replies)
+    lines = [
+        f"{each.worker:{width}}  {'ok' if each.ok else each.reason}  "
+        f"{paragraph(as_json(each.answer)) if each.ok else cell(each.why)}"
+        for each in replies
+    ]
+    return "\n".join(lines)
+
+
+def _where(queue: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    return {"queue": queue, "here": True} if said["to"] else {"queue": queue}
+
+
+def _parameter(said: str) -> tuple[str, Any]:
+    """One parameter; what is no JSON is text."""
+    import json
+
+    name, equals, value = said.partition("=")
+    if not name or not equals:
+        raise Misconfigured(f"{said!r} is no parameter: write name=value")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _json(said: str, flag: str, kind: type[Any]) -> Any:
+    import json
+
+    try:
+        found = json.loads(said)
+    except ValueError as error:
+        raise Misconfigured(f"{flag} is no JSON: {error}") from None
+    if not isinstance(found, kind):
+        raise Misconfigured(f"{flag} must be a JSON {'array' if kind is list else 'object'}")
+    return found

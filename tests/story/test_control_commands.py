@@ -1,0 +1,136 @@
+"""Control commands: workers are asked and told from a terminal, and each of them has its line.
+
+Floor: tests. Reads: what the commands print. Writes: keys in the tests' own folder; inboxes of the application `shop`.
+"""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.story.commands import Ended, Serving, celery5, until
+from tests.story.conftest import Desk
+
+
+def told(desk: Desk, *words: object, **env: str) -> Ended:
+    """One command to the workers of the shop."""
+    return celery5("-A", "shop", *words, cwd=desk.folder, env=env)
+
+
+def answers(desk: Desk, *words: object) -> Any:
+    """What the workers answer, as values."""
+    ended = told(desk, "worker", *words, "--json")
+    assert ended.code == 0, ended
+    return {each["worker"]: each["answer"] for each in json.loads(ended.out)}
+
+
+def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    with (
+        Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder) as one,
+        Serving("-A", "shop", "worker", "start", "--name", "w2", cwd=desk.folder) as two,
+    ):
+        one.ready()
+        two.ready()
+        pinged = told(desk, "worker", "ping")
+        assert pinged.code == 0
+        first, second = pinged.out.splitlines()
+        assert first.startswith('w1  ok  {"pong":"w1:')
+        assert second.startswith('w2  ok  {"pong":"w2:')
+        assert answers(desk, "active", "--to", "w2") == {"w2": []}
+        assert set(answers(desk, "stats")) == {"w1", "w2"}
+
+        told(desk, "worker", "pause-queue", "default")
+        handle = shop.add.delay(1, 2)
+        asked = answers(desk, "stats")
+        assert [each["queues"]["default"] for each in asked.values()] == ["paused", "paused"]
+        assert handle.status() == "SENT"
+        told(desk, "worker", "resume-queue", "default")
+        assert handle.get(timeout=10) == 3
+
+        ran = told(desk, "worker", "run", "shop.add", "--args", "[20, 22]", "--to", "w2")
+        assert ran.code == 0, ran
+        assert shop.app.result(ran.out.strip(), queue="default").get(timeout=10) == 42
+
+        assert answers(desk, "tell", "set-log-level", "level=debug", "--to", "w1")["w1"]
+        refused = told(desk, "worker", "retry-boot-step", "redis", "--to", "w1", "--to", "w2")
+        assert refused.code == 1
+        assert refused.error == "Error: 2 of 2 did not do it: w1 (refused), w2 (refused)"
+        assert "mandatory" in refused.out
+
+        assert answers(desk, "shutdown", "--to", "w2", "--cold") == {"w2": {"how": "cold", "running": 0}}
+        assert two.ended().code == 0
+        assert list(answers(desk, "ping")) == ["w1"]
+    gone = told(desk, "worker", "ping")
+    assert (gone.code, gone.out) == (1, "nobody answers\n")
+    assert "celery5 worker start" in gone.error
+
+
+def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: Desk, tmp_path: Path) -> None:
+    ours = {"CELERY5_KEYS": str(tmp_path / "ours")}
+    theirs = {"CELERY5_KEYS": str(tmp_path / "theirs")}
+    assert told(desk, "keys", "new", **ours).code == 0
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder, env=ours) as one:
+        one.ready()
+        refused = told(desk, "worker", "ping", **theirs)
+        assert refused.code == 1
+        assert "w1  unknown-issuer" in refused.out
+        assert "celery5 keys trust" in refused.out
+        assert one.logged("inbox:refused")
+
+        authority = tmp_path / "theirs" / "ca.pem"
+        trusted = told(desk, "keys", "trust", authority, **ours)
+        assert trusted.out.startswith("trusted: ")
+        assert told(desk, "worker", "ping", **theirs).code == 0
+
+        assert told(desk, "keys", "revoke", tmp_path / "theirs" / "mine.pem", **ours).code == 0
+        denied = told(desk, "worker", "ping", **theirs)
+        assert (denied.code, "w1  revoked" in denied.out) == (1, True)
+        assert told(desk, "keys", "new", **theirs).code == 0
+        assert told(desk, "worker", "ping", **theirs).code == 0
+
+
+def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
+    env = {"CELERY5_KEYS": str(tmp_path / "keys")}
+    assert told(desk, "keys", "show", **env).out.endswith("the first command that is signed makes them\n")
+    told(desk, "keys", "new", **env)
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "keys").rglob("*") if each.is_file()}
+    assert modes <= {0o600}
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+    shown = json.loads(told(desk, "keys", "show", "--json", **env).out)
+    assert {each["role"] for each in shown["certificates"]} == {"mine", "authority", "trusted"}
+    (tmp_path / "keys").chmod(0o755)
+    assert "chmod 700" in told(desk, "keys", "new", **env).error
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind", "lost"),
+    [
+        ("--no-inbox", "inbox:off", "celery5 worker ping"),
+        ("--no-inbox-signatures", "inbox:unsigned", "can command this worker"),
+    ],
+)
+def test_a_worker_that_is_less_careful_says_what_is_lost(desk: Desk, flag: str, kind: str, lost: str) -> None:
+    with Serving("-A", "shop", "worker", "start", flag, cwd=desk.folder) as one:
+        one.ready()
+        (warned,) = until(lambda: one.logged(kind))
+        assert lost in warned["lost"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("worker", "run", "shop.add", "--args", "{", "--to", "w1"), "--args is no JSON"),
+        (("worker", "run", "shop.add", "--args", "{}", "--to", "w1"), "--args must be a JSON array"),
+        (("worker", "tell", "ping", "what"), "write name=value"),
+        (("keys", "trust", "nowhere.pem"), "nowhere.pem cannot be read"),
+        (("keys", "revoke", "abc"), "abc"),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_one_line(desk: Desk, words: tuple[str, ...], why: str) -> None:
+    ended = told(desk, *words)
+    assert ended.code == 2
+    assert why in ended.error
