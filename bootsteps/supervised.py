@@ -130,7 +130,8 @@ class Supervised:
             self._tell("step:failed", "error", error, "it is mandatory: this worker stops")
             raise self._fatal(error, standing.failures, crashed) from error
         if ruling is Ruling.AGAIN:
-            rest = 0.0 if self._circuit is None else self._circuit.told().opens_in
+            circuit = self._circuit
+            rest = circuit.told().opens_in if circuit and circuit.policy.mode == "delay" else 0.0
             wait = max(course.wait(random.random), rest)
             standing.state = StepState.FAILED
             event = "step:crashed" if crashed else "step:failed"

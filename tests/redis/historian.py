@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from celery5 import App, current_job
+from celery5 import App, BreakerPolicy, RetryPolicy, current_job
 
 app = App(os.environ.get("HISTORY_APP", "historian"))
 
@@ -129,6 +129,16 @@ def act(acts: list[str], worker: int | None = None) -> object:
 @app.task(name="act_trio")
 async def act_trio(acts: list[str]) -> object:
     """On Trio."""
+    return act(acts)
+
+
+@app.task(
+    name="guarded",
+    breaker=BreakerPolicy(threshold=1, reset=float(os.environ.get("GUARDED_RESET", "0.3"))),
+    retry_policy=RetryPolicy(max_retries=0),
+)
+async def guarded(acts: list[str]) -> object:
+    """On Trio, behind a circuit breaker that trips when it fails once."""
     return act(acts)
 
 

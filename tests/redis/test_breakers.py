@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -262,3 +263,105 @@ def test_what_is_no_breaker_and_no_check_is_refused_at_once(app: App) -> None:
     for wrong in ({"breaker": 3}, {"checks": ["disk"]}):
         with pytest.raises(Misconfigured):
             declare(**wrong)(lambda: None)
+
+
+async def test_each_worker_has_its_own_breaker_and_what_one_holds_another_may_run(
+    app: App, url: str, app_name: str
+) -> None:
+    ill, well = Patient(), Patient()
+    well.ill = False
+    other = App(app_name, broker=url, lease=1.0)
+    ask = declared(app, ill, name="ask", breaker=BreakerPolicy(threshold=1, reset=0.3))
+    declared(other, well, name="ask", breaker=BreakerPolicy(threshold=1, reset=0.3))
+    with Lines() as lines:
+        async with working(app, name="ill"):
+            await failed(ask, 1)
+            held = await ask.adelay()
+            await until_async(lambda: has_state(held, "HELD"))
+            async with working(other, name="well"):
+                sent = [held, *[await ask.adelay() for _ in range(20)]]
+                done = [await _outcome(each) for each in sent]
+    assert well.asked > 0
+    assert done.count("well") == well.asked
+    assert (
+        done.count("nobody there") + 1 == ill.asked
+    )  # its probes: the jobs that it begins when it may close
+    assert len(lines.of("breaker:probing")) == done.count("nobody there")
+    other.close()
+
+
+async def _outcome(job: Any) -> str:
+    try:
+        return str(await job.aget(timeout=10))
+    except TaskFailed as error:
+        return error.message
+
+
+async def test_held_jobs_are_counted_among_those_that_have_not_ended(app: App) -> None:
+    patient = Patient()
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=30))
+    async with working(app):
+        await failed(ask, 1)
+        sent = [await ask.adelay() for _ in range(3)]
+        for each in sent:
+            await until_async(partial(has_state, each, "HELD"))
+        state = await app.ainfo()
+        queue = state.queues["default"]
+        assert (state.unfinished, queue.scheduled, queue.waiting, queue.held) == (3, 3, 0, 0)
+        assert queue.next_due is not None
+        assert 20 < queue.next_due <= 30
+        story = await app.afind(sent[0].id)
+        assert story is not None
+        assert story.state == "HELD"
+        for each in sent:
+            await each.arevoke()
+        assert (await app.ainfo()).unfinished == 0
+
+
+async def test_a_burst_ends_when_held_jobs_have_run(app: App) -> None:
+    patient = Patient()
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.3))
+    sent = [await ask.adelay() for _ in range(3)]
+    async with working(app, burst=True) as worker:
+        await until_async(lambda: has_state(sent[0], "DEAD"))
+        patient.ill = False
+        with trio.fail_after(10):
+            await worker.done.wait()
+    assert [await _outcome(each) for each in sent[1:]] == ["well", "well"]
+
+
+async def test_a_held_job_keeps_its_key(app: App) -> None:
+    patient = Patient()
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.4)).options(key="one")
+    async with working(app):
+        await failed(ask, 1)
+        held = await ask.adelay()
+        await until_async(lambda: has_state(held, "HELD"))
+        patient.ill = False
+        again = await ask.adelay()  # the same: no second one is sent
+        assert again.id == held.id
+        assert await held.aget(timeout=5) == "well"
+    assert patient.asked == 2
+
+
+async def test_a_job_whose_probe_is_cut_off_by_the_end_of_its_worker_runs_again(app: App) -> None:
+    patient, started = Patient(), trio.Event()
+    stuck = True
+
+    @app.task(breaker=BreakerPolicy(threshold=1, reset=0.1), retry_policy=ONCE)
+    async def ask() -> str:
+        if not patient.ill:
+            started.set()
+            if stuck:
+                await trio.sleep_forever()
+        return patient.ask()
+
+    app.configure(grace_period=0.1)
+    async with working(app):
+        await failed(ask, 1)
+        patient.ill = False
+        job = await ask.adelay()
+        await started.wait()
+        stuck = False
+    async with working(app):
+        assert await job.aget(timeout=5) == "well"

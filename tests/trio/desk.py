@@ -14,6 +14,7 @@ from celery5.boot_step import declared
 from celery5.bootsteps.boot import Boot, Step
 from celery5.log import Log
 from celery5.services.board import RETRY, Board
+from celery5.services.circuits import Circuits
 from celery5.services.commands import Commands, PostsDirectly, PostsToItself
 from tests.redis.workers import Lines
 
@@ -55,6 +56,7 @@ class Desk:
         ]
         offered = {"app": self.app, "settings": self.app.settings, "worker": "w1", "inbox": self.posts}
         log = Log(worker="w1", app="desk")
+        self.circuits = Circuits(tasks={}, log=log)
         return Boot(
             steps=own,
             added=declared(added, services),
@@ -62,6 +64,7 @@ class Desk:
             board=self.board,
             posts=self.posts,
             log=log,
+            circuits=self.circuits,
         )
 
     async def retry(self, step: str) -> object:
