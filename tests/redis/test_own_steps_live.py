@@ -7,7 +7,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, BootStep, BootStepFailed, BrokerUnavailable, service
+from celery5 import App, BootStep, BootStepFailed, BrokerUnavailable, RetryPolicy, service
 from celery5.bootsteps.boot import Boot
 from celery5.broker.embedded import EmbeddedServer
 from celery5.log import Log
@@ -141,6 +141,50 @@ async def test_a_mandatory_step_that_fails_in_a_later_life_stops_the_worker_too(
             with trio.fail_after(10):
                 await one.ended.wait()
     assert len(lives) == 2
+    app.close()
+
+
+@pytest.mark.parametrize("inbox", [True, False])
+async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_the_inbox(
+    url: str, app_name: str, redis_client: "redis.Redis", inbox: bool
+) -> None:
+    tries: list[int] = []
+    ready = trio.Event()
+
+    async def fill() -> None:
+        tries.append(len(tries))
+        if not ready.is_set():
+            raise ValueError("nothing there yet")
+
+    once = RetryPolicy(max_retries=1, backoff=0.01)
+    app = App(
+        app_name, broker=url, inbox=inbox, bootsteps=[BootStep("cache", fill, optional=True, retry=once)]
+    )
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    with Lines() as lines:
+        async with working(app, name="w1"):
+            assert await (await double.adelay(7)).aget() == 14  # the worker goes on without it
+            await until(lambda: bool(lines.of("step:given-up")), within=10)
+            assert len(lines.of("step:failed")) == 1
+            assert tries == [0, 1]
+            (done,) = lines.of("inbox:done")
+            assert (done["command"], done["sender"], done["ok"]) == ("retry-boot-step", "w1", True)
+            assert redis_client.exists(app.keys.inbox("w1")) == inbox  # what was read is kept for a while
+            assert not lines.of("step:retry-not-posted")
+            if inbox:  # and by whoever else asks, again and again: no breaker ever says no
+                for _ in range(4):
+                    (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                    assert reply.answer == {"step": "cache", "tries": 1}
+                    await until(lambda: len(lines.of("step:given-up")) == len(tries) - 1, within=10)
+                ready.set()
+                await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                await until(lambda: bool(lines.of("step:up")))
+                (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                assert (reply.ok, "is up" in reply.why) == (False, True)
     app.close()
 
 
