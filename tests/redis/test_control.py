@@ -4,15 +4,16 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import trio
 
-from celery5 import App, Misconfigured, TaskRevoked
+from celery5 import App, BootStep, Misconfigured, TaskRevoked
 from celery5.errors import CommandRefused
-from tests.redis.workers import working
+from tests.redis.workers import until, working
 
 
 async def told(app: App, command: str, to: str = "w1", **parameters: Any) -> Any:
@@ -186,3 +187,45 @@ def test_what_cannot_be_sent_is_told_at_once(app: App, said: dict[str, Any], why
 
 def test_where_nobody_lives_nobody_answers(app: App) -> None:
     assert app.control.ping() == []
+
+
+async def test_a_boot_step_that_failed_is_tried_again_on_command(url: str, app_name: str) -> None:
+    tries: list[bool] = []
+    broken = True
+
+    async def fill() -> None:
+        tries.append(broken)
+        if broken:
+            raise ValueError("no cache")
+
+    app = App(
+        app_name, broker=url, bootsteps=[BootStep("cache", fill, optional=True, retry={"max_retries": 0})]
+    )
+    with_tasks(app)
+    async with working(app, name="w1"):
+        await until(lambda: tries == [True])
+        broken = False
+        with trio.fail_after(5):
+            while True:  # the failure is noted a moment after it happened
+                (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                if reply.ok:
+                    break
+        assert reply.answer["step"] == "cache"
+        await until(lambda: tries == [True, False])
+    app.close()
+
+
+async def test_a_configuration_is_read_again_on_command(url: str, app_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text("concurrency = 7\n")
+    app = App(app_name, broker=url, config=str(file))
+    with_tasks(app)
+    async with working(app, name="w1"):
+        file.write_text("concurrency = 8\n")
+        assert await told(app, "reload") in ({"changed": ["concurrency"]}, {"changed": []})
+        with trio.fail_after(10):
+            while (await told(app, "stats"))["slots"]["trio"]["current"] != 8:
+                await trio.sleep(0.05)
+        (refused,) = await app.control.asend("ping", {"x": 1}, to="w1")
+        assert refused.reason == "refused"
+    app.close()
