@@ -337,7 +337,7 @@ class Inbox:
 
 _LOST = (
     "celery5 worker ping, stats, active, pause-queue, resume-queue, revoke, shutdown, reload, retry-boot-step, run and "
-    "tell (budget, health, set-log-level) do not reach this worker; what it has to do again (a failed boot step, a check, "
-    "a lost log line) does not outlive it"
+    "tell (budget, health, set-log-level) do not reach this worker; what it has to do again (a failed boot step, a "
+    "check, a lost log line) does not outlive it"
 )
 _UNSIGNED = "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"
