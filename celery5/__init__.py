@@ -61,6 +61,7 @@ from celery5.runners.context import CurrentJob, current_job
 from celery5.sections import optional, poisonous, retry
 from celery5.spellings import not_in_celery5
 from celery5.task import Signature, Task
+from celery5.trace import tracing
 
 __version__ = "0.1.0"
 
@@ -126,6 +127,7 @@ __all__ = [
     "revoke",
     "service",
     "task",
+    "tracing",
     "wait",
 ]
 

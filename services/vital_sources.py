@@ -133,6 +133,25 @@ class Work:
         )
 
 
+class Commanded:
+    """The inbox."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = counts
+
+    def conditions(self) -> Mapping[str, str]:
+        """A worker that nobody can command still works."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """Commands by what became of them."""
+        yield counter(
+            "celery5_commands_total",
+            "Commands to this worker: done, or why not.",
+            *[(float(count), {"outcome": outcome}) for outcome, count in list(self._counts.items())],
+        )
+
+
 class LogKept:
     """What has become of the log."""
 

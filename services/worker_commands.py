@@ -19,6 +19,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.log import Log
 from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
@@ -62,6 +63,7 @@ class WorkerCommands:
         default_queue: str,
         done: trio.Event,
         inbox_counts: Mapping[str, int],
+        log: Log,
     ) -> None:
         self._redis = redis
         self._consumer = consumer
@@ -76,6 +78,7 @@ class WorkerCommands:
         self._default_queue = default_queue
         self._done = done
         self._counts = inbox_counts
+        self._log = log
         self._began = time.monotonic()
 
     @property
@@ -111,6 +114,7 @@ class WorkerCommands:
             "slots": self._budget.told(),
             "queues": self._pauses.told(),
             "commands": dict(self._counts),
+            "log": None if self._log.journal is None else self._log.journal.counts,
             "memory": _memory(),
             "loop_lag": await _lag(),
         }

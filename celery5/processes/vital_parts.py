@@ -12,7 +12,7 @@ from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.task_execution import TaskExecution
-from celery5.services.vital_sources import Connections, LeaseHeld, LogKept, Work
+from celery5.services.vital_sources import Commanded, Connections, LeaseHeld, LogKept, Work
 from celery5.services.vitals import Source
 
 
@@ -25,6 +25,7 @@ def make_sources(
     queues: Mapping[str, TasksQueue],
     budget: ConcurrencyBudget,
     task_execution: TaskExecution,
+    inbox_counts: Mapping[str, int],
     log: Log,
 ) -> tuple[Source, ...]:
     """Who is asked for /readyz and /metrics."""
@@ -32,5 +33,6 @@ def make_sources(
         Connections(redis=redis, reader=reader, push=push),
         LeaseHeld(lease),
         Work(ledger=ledger, queues=queues, budget=budget, execution=task_execution),
+        Commanded(inbox_counts),
         LogKept(log),
     )
