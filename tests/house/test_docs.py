@@ -92,7 +92,7 @@ def test_every_attribute_of_an_app_in_the_reference_is_there() -> None:
 
 
 def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
-    named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "workers.md").read_text())
+    named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "logging.md").read_text())
     sources = "\n".join(path.read_text() for path in files("celery5", "services", "bootsteps"))
     written = set(re.findall(r'"(?:celery5:)?([a-z]+(?::[a-z-]+)*)"', sources))
     assert named
