@@ -24,6 +24,7 @@ from celery5.broker.on_trio import Timing, TrioRedis
 from celery5.errors import BrokerUnavailable
 from tests.trio.echo_peer import EchoPeer
 
+pytestmark = pytest.mark.timeout(300)  # a thousand examples, on a machine that may be busy
 TIMING = Timing(reply=60, connect=60, idle_ping=30, backoff_cap=0.5, breaker_failures=50)
 
 
