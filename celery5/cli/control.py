@@ -123,6 +123,15 @@ def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
     _tell(target, "retry-boot-step", {"step": step}, **said)
 
 
+@click.command("set-log-level")
+@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
+@control_flags
+@click.pass_obj
+def set_log_level(target: Target, /, level: str, **said: Any) -> None:
+    """Have workers log what is of LEVEL or above, until they end."""
+    _tell(target, "set-log-level", {"level": level}, **said)
+
+
 @click.command()
 @click.argument("task")
 @click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
@@ -150,12 +159,13 @@ def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, ti
 @control_flags
 @click.pass_obj
 def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
-    """Send any COMMAND: `set-log-level level=debug`, `budget kind=thread maximum=8`."""
+    """Send any COMMAND: `health`, `budget kind=thread maximum=8`."""
     _tell(target, command, dict(map(_parameter, parameters)), **said)
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    *(ping, stats, active, pause_queue, resume_queue, revoke, shutdown, reload, retry_boot_step, run, tell),
+    *(ping, stats, active, pause_queue, resume_queue, revoke, shutdown, reload, retry_boot_step),
+    *(set_log_level, run, tell),
 )
 """The commands to workers."""
 

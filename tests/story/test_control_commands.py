@@ -55,7 +55,11 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert ran.code == 0, ran
         assert shop.app.result(ran.out.strip(), queue="default").get(timeout=10) == 42
 
-        assert answers(desk, "tell", "set-log-level", "level=debug", "--to", "w1")["w1"]
+        said = {"level": "debug", "before": "info"}
+        assert answers(desk, "set-log-level", "debug", "--to", "w1") == {"w1": said}
+        assert answers(desk, "tell", "set-log-level", "level=info", "--to", "w1")["w1"]["before"] == "debug"
+        loud = told(desk, "worker", "set-log-level", "loud")
+        assert (loud.code, "'loud' is not one of" in loud.error) == (2, True)
         refused = told(desk, "worker", "retry-boot-step", "redis", "--to", "w1", "--to", "w2")
         assert refused.code == 1
         assert refused.error == "Error: 2 of 2 did not do it: w1 (refused), w2 (refused)"
