@@ -311,7 +311,8 @@ class Link:
         self.flowing = False
         rest = self.breaker.until - now
         if was is BreakerState.CLOSED:
-            self._watch(BreakerOpened(self.name, self.where, reason, rest))
+            is_error = self.breaker.level(now) == "error"
+            self._watch(BreakerOpened(self.name, self.where, reason, rest, is_error))
             self.pipeline.fail_unsent(lambda was_sent: self._circuit_open(maybe_done=was_sent))
         return rest
 

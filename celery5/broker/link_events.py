@@ -43,12 +43,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
-    """Too many failures in a row: calls are refused at once. A probe goes out after `period` seconds."""
+    """Too many failures in a row: calls are refused at once. A probe goes out after `period` seconds. `is_error`: that
+    happens too often (C41)."""
 
     link: str
     where: str
     reason: str
     period: float
+    is_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)

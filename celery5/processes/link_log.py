@@ -26,4 +26,7 @@ class LinkLog:
     def __call__(self, event: LinkEvent) -> None:
         """One event."""
         name, level = _SAID[type(event)]
-        self._log.event(name, level, **asdict(event))
+        fields = asdict(event)
+        if fields.pop("is_error", False):
+            level = "error"
+        self._log.event(name, level, **fields)

@@ -24,10 +24,13 @@ from celery5.broker.on_trio import (
     TrioRedis,
 )
 from celery5.errors import BrokerUnavailable, CircuitOpen
+from celery5.log import Log
+from celery5.processes.link_log import LinkLog
 from celery5.protocol.breaker import BreakerState
 from tests.faults.calls import get, incr, raw, until
 from tests.faults.conftest import BRISK, OpenLink
 from tests.faults.proxy import FaultyProxy
+from tests.redis.workers import Lines
 
 QUICK = Timing(
     connect=0.2, reply=0.15, idle_ping=0.1, backoff_start=0.005, backoff_cap=0.05, breaker_reset=0.05
@@ -138,6 +141,34 @@ async def test_failures_open_the_breaker_and_calls_fail_at_once_until_the_server
     kinds = [type(event) for event in events]
     assert kinds[:3] == [Connected, Lost, ConnectFailed]
     assert (kinds.count(BreakerOpened), kinds.count(BreakerClosed)) == (1, 1)
+
+
+async def test_a_connection_that_breaks_again_soon_is_an_error_in_the_log(
+    proxy: FaultyProxy, open_link: OpenLink
+) -> None:
+    events: list[LinkEvent] = []
+    with Lines() as lines:
+        log = LinkLog(log=Log(worker="w", app="a"))
+
+        def watch(event: LinkEvent) -> None:
+            events.append(event)
+            log(event)
+
+        link = await open_link(BRISK, watch=watch)
+        for failures in (BRISK.breaker_failures + 4, 0):
+            proxy.refuse()
+            # Its probes fail, too, and each of them trips it again.
+            await until(partial(_so_many, events, ConnectFailed, failures))
+            await until(lambda: link.breaker is not BreakerState.CLOSED)
+            proxy.accept()
+            await until(lambda: link.connected)
+        opened = lines.of("redis:breaker-opened")
+    assert [each["level"] for each in opened] == ["warning", "error"]
+    assert all("is_error" not in each for each in opened)
+
+
+def _so_many(events: list[LinkEvent], kind: type, count: int) -> bool:
+    return [type(event) for event in events].count(kind) >= count
 
 
 async def test_calls_that_wait_when_the_breaker_opens_are_told_at_once(
