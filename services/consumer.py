@@ -299,6 +299,7 @@ class Consumer:
             )
 
     def take(self, entries: Sequence[Entry]) -> None:
+        """These were read for this worker, here or by somebody else."""
         now = time.time()
         met: dict[str, dict[str, int]] = {}
         for entry in entries:

@@ -7,6 +7,7 @@ Nothing is polled: it looks when it is woken, when it begins, and when the liste
 is done once at most. What is refused is answered, too, counted, and never done.
 """
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from celery5.broker.call import Call
 from celery5.broker.inbox import ELSEWHERE, Letter
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, CommandRefused, Misconfigured
-from celery5.log import Log
+from celery5.log import Level, Log
 from celery5.protocol.job import new_id
 from celery5.protocol.orders import LARGEST_ANSWER, Answer
 from celery5.protocol.signing import (
@@ -52,6 +53,8 @@ LIMIT = 120.0
 """Seconds that a command may take."""
 ANSWER_LIMIT = 2.0
 """Seconds that an answer may take to be written, also while this process ends."""
+STOP_LIMIT = 2.0
+"""Seconds that commands which are being done get when this process ends, or begins anew."""
 OWN = 100
 """Commands to itself that a process keeps at most."""
 TOLD = 10
@@ -176,6 +179,8 @@ class Inbox:
         self._slots = trio.Semaphore(TOGETHER)
         self._thread = trio.CapacityLimiter(1)
         self._done: dict[str, float] = {}
+        self._held: set[trio.CancelScope] = set()
+        self._leaves = math.inf
         self._second = (0, 0)
         self._counts = inbox_counts
 
@@ -197,14 +202,23 @@ class Inbox:
         self._warn()
         task_status.started()
         self._own.ring()  # what was posted while nobody listened
+        self._leaves = math.inf
         async with trio.open_nursery() as nursery:
-            while True:
-                await self._own.news()
-                while (own := self._own.taken()) is not None:
-                    await self._slots.acquire()
-                    nursery.start_soon(self._do, *own, None)
-                if self._address.open and not await self._read(nursery):
-                    nursery.start_soon(self._ring_later)
+            try:
+                await self._take(nursery)
+            finally:  # what was begun is ended, and answered
+                self._leaves = trio.current_time() + STOP_LIMIT
+                for each in self._held:
+                    each.deadline = min(each.deadline, self._leaves)
+
+    async def _take(self, nursery: trio.Nursery) -> None:
+        while True:
+            await self._own.news()
+            while (own := self._own.taken()) is not None:
+                await self._slots.acquire()
+                nursery.start_soon(self._do, *own, None)
+            if self._address.open and not await self._read(nursery):
+                nursery.start_soon(self._ring_later)
 
     def _warn(self) -> None:
         if not self._address.open:
@@ -238,15 +252,23 @@ class Inbox:
         except NotAccepted as error:
             await self._refuse(letter, error, entry=letter.entry)
             return
-        call = trips.take(self._keys, self._address.name, order.id, letter.entry, worker=self._worker)
-        taken = await self._redis.perform(call)
-        if taken == ELSEWHERE:
-            return
-        if not taken or not self._is_first(order):
-            await self._refuse(letter, NotAccepted(Refusal.REPLAYED))
-            return
         await self._slots.acquire()
-        nursery.start_soon(self._do, order.command, order.parameters, order)
+        begun, taken = False, ELSEWHERE
+        try:
+            call = trips.take(self._keys, self._address.name, order.id, letter.entry, worker=self._worker)
+            # Nothing may come between taking it and doing it: nobody else will.
+            with trio.CancelScope(shield=True):
+                taken = await self._redis.perform(call)
+            if taken == ELSEWHERE:
+                return
+            if not taken or not self._is_first(order):
+                await self._refuse(letter, NotAccepted(Refusal.REPLAYED))
+                return
+            begun = True
+            nursery.start_soon(self._do, order.command, order.parameters, order)
+        finally:
+            if not begun:
+                self._slots.release()
 
     def _opened(self, letter: Letter) -> Order:
         """In a thread: files are read, and the first time libraries are imported."""
@@ -298,7 +320,12 @@ class Inbox:
     async def _do(self, command: str, parameters: Mapping[str, Any], order: Order | None) -> None:
         """Have it done, and answer. Without an order it is our own, and nobody waits for an answer."""
         try:
-            answer, level = await self._answer_to(command, parameters)
+            answer = Answer(worker=self._worker, ok=False, reason="interrupted", why=_ENDED)
+            level: Level = "warning"
+            with trio.CancelScope(shield=True, deadline=self._leaves) as held:
+                self._held.add(held)
+                answer, level = await self._answer_to(command, parameters)
+            self._held.discard(held)
             self._counts["done" if answer.ok else answer.reason] += 1
             sender = order.sender if order else self._address.name
             self._log.event("inbox:done", level, command=command, sender=sender, ok=answer.ok, why=answer.why)
@@ -307,7 +334,7 @@ class Inbox:
         finally:
             self._slots.release()
 
-    async def _answer_to(self, command: str, parameters: Mapping[str, Any]) -> tuple[Answer, Any]:
+    async def _answer_to(self, command: str, parameters: Mapping[str, Any]) -> tuple[Answer, Level]:
         try:
             with trio.fail_after(LIMIT):
                 said = await self._commands.perform(command, parameters)
@@ -340,4 +367,5 @@ _LOST = (
     "tell (budget, health, set-log-level) do not reach this worker; what it has to do again (a failed boot step, a "
     "check, a lost log line) does not outlive it"
 )
+_ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
 _UNSIGNED = "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"
