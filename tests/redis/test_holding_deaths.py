@@ -70,7 +70,7 @@ def test_held_jobs_outlive_the_worker_that_held_them(
 def test_a_worker_that_dies_while_it_holds_jobs_loses_none_and_doubles_none(
     staff: Staff, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GUARDED_RESET", "3")
+    monkeypatch.setenv("GUARDED_RESET", "4")
     first = staff.start()
     trip(staff)
     keys = staff.app.queue("default")
@@ -78,8 +78,7 @@ def test_a_worker_that_dies_while_it_holds_jobs_loses_none_and_doubles_none(
     wait_until(lambda: redis_client.hlen(keys.waiting) > 0)
     first.signal(signal.SIGKILL)
     first.wait()
-    held = redis_client.hlen(keys.waiting)
-    assert 0 < held < 3000  # some are held, some are with it, some are on the stream
+    assert redis_client.hlen(keys.waiting) > 0  # some are held, some are with it, some are on the stream
     staff.start()
     assert_each_ran_once(staff, sent)
     assert_nothing_is_left(staff, redis_client)

@@ -103,10 +103,10 @@ async def test_an_endpoint_is_what_it_answers(
 async def test_an_endpoint_that_is_almost_too_slow_is_degraded_and_one_that_is_unhealthy(
     endpoint: Endpoint,
 ) -> None:
-    endpoint.slow = 0.45
-    assert await state_of(HttpEndpoint(endpoint.url, limit=0.5)) in ("degraded", "unhealthy")
-    assert await state_of(HttpEndpoint(endpoint.url, limit=0.55)) == "degraded"
-    with trio.fail_after(0.4):
+    endpoint.slow = 0.82
+    assert await state_of(HttpEndpoint(endpoint.url, limit=1.02)) == "degraded"
+    endpoint.slow = 5
+    with trio.fail_after(2):  # nobody waits for the answer
         assert await state_of(HttpEndpoint(endpoint.url, limit=0.2)) == "unhealthy"
 
 
