@@ -73,7 +73,11 @@ def health(
     if port is None:
         return _from_redis(target, wants_json=wants_json)
     path = "/livez" if live else "/readyz"
-    last = min(port + processes - 1, 65535)
+    last = port + processes - 1
+    if last > 65535:
+        raise Misconfigured(
+            f"--processes {processes}: there are no so many ports from {port} on; 65535 is the last"
+        )
     answers = {each: ask(host, each, path, within=timeout) for each in range(port, last + 1)}
     if wants_json:
         reports = [_as_value(f"{host}:{each}", answer) for each, answer in answers.items()]

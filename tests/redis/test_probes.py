@@ -202,6 +202,7 @@ def health_of(folder: Path) -> tuple[int, Any]:
         (("--url", "http://x"), "give http://HOST:PORT"),
         (("--url", "http://x:1/livez"), "give http://HOST:PORT"),
         (("--port", "0"), "'--port'"),
+        (("--port", "65535", "--processes", "2"), "65535 is the last"),
         (("--port", "1", "--timeout", "0"), "'--timeout'"),
     ],
 )
