@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from celery5 import App, BreakerPolicy, RetryPolicy, current_job
+from celery5 import App, Box, BreakerPolicy, RetryPolicy, current_job
 
 app = App(os.environ.get("HISTORY_APP", "historian"))
 
@@ -168,6 +168,20 @@ def nest(path: str) -> None:
     Path(f"{path}.new").write_text(f"{os.getpid()} {child.pid}")
     os.rename(f"{path}.new", path)
     child.wait()
+
+
+NEST = r"""
+    read -r hello; echo '{"type":"ready","version":1}'
+    read -r run; path=$(printf '%s' "$run" | sed 's/.*"path":"\([^"]*\)".*/\1/')
+    sh -c "trap '' TERM HUP; while :; do sleep 60; done" &
+    echo "$$ $!" >"$path.new"; mv "$path.new" "$path"; wait
+"""
+
+
+@app.task(name="nest_in_shell", boxed=Box(["sh", "-c", NEST]))
+def nest_in_shell(path: str) -> None:
+    """The same in a box that knows nothing of celery5, and does not hear that its worker has gone."""
+    raise NotImplementedError
 
 
 @app.task(name="poison")

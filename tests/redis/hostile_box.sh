@@ -21,8 +21,9 @@ while IFS= read -r line; do
     leave)
         setsid sleep 30 & # has both pipes, and is in no group of ours
         echo '{"type":"result","value":"'$!'"}' ;;
+    strand) setsid sleep 30 & exit 5 ;;
     stop) kill -STOP $$ ;;
-    still) sleep 60 ;;
+    still) sleep 60 & wait ;;
     twice) echo '{"type":"result","value":1}'; echo '{"type":"result","value":2}' ;;
     nan) echo '{"type":"result","value":NaN}' ;;
     late) echo '{"value": NaN, "type": "result"}' ;;

@@ -12,9 +12,9 @@ import pytest
 from tests.redis.staff import Employee, Staff, is_alive, wait_until
 
 
-def nested(staff: Staff, path: Path) -> list[int]:
+def nested(staff: Staff, path: Path, task: str = "nest") -> list[int]:
     """Send a job whose box has a child; gives the process ids of both once they are there."""
-    staff.app.tasks["nest"].delay(str(path))
+    staff.app.tasks[task].delay(str(path))
     wait_until(path.exists, within=20)
     return [int(each) for each in path.read_text().split()]
 
@@ -41,9 +41,12 @@ def test_a_box_and_all_that_it_has_started_end_with_a_worker_that_is_killed(
     assert_they_end(again)
 
 
-def test_the_kernel_ends_a_box_when_there_is_nobody_else_to_do_it(staff: Staff, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["nest", "nest_in_shell"])
+def test_the_kernel_ends_a_box_when_there_is_nobody_else_to_do_it(
+    staff: Staff, tmp_path: Path, task: str
+) -> None:
     worker: Employee = staff.start("--log-level", "debug")
-    box, child = nested(staff, tmp_path / "box")
+    box, child = nested(staff, tmp_path / "box", task)
     worker.lose_its_machine()
     try:
         assert_they_end([box])
@@ -51,10 +54,13 @@ def test_the_kernel_ends_a_box_when_there_is_nobody_else_to_do_it(staff: Staff, 
         wait_until(lambda: _kill(child))
 
 
+@pytest.mark.parametrize("task", ["nest", "nest_in_shell"])
 @pytest.mark.parametrize("grace", ["0", "0.2"])
-def test_a_worker_that_is_told_to_stop_ends_its_boxes(staff: Staff, tmp_path: Path, grace: str) -> None:
+def test_a_worker_that_is_told_to_stop_ends_its_boxes(
+    staff: Staff, tmp_path: Path, grace: str, task: str
+) -> None:
     worker = staff.start(grace_period=grace)
-    pids = nested(staff, tmp_path / "box")
+    pids = nested(staff, tmp_path / "box", task)
     worker.signal(signal.SIGTERM)
     assert worker.wait(15) == 0
     assert not any(map(is_alive, pids))

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def children() -> list[int]:
     ]
 
 
+def of_group(group: int) -> list[str]:
+    """The processes of a group that live."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            stat = (process / "stat").read_text()
+            state, _, its, *_ = stat.rpartition(")")[2].split()
+            if int(its) == group and state != "Z":  # orphans are for another process to bury
+                found.append(stat)
+    return found
+
+
 @linux
 async def test_floods_on_both_pipes_cost_no_memory_and_hold_up_no_other_job(app: App) -> None:
     waits: list[float] = []
@@ -113,6 +126,8 @@ async def test_who_leaves_the_group_with_the_pipes_holds_up_nobody(app: App) -> 
     async with working(app) as worker:
         stray = int(await ask(app, "leave"))
         assert await ask(app, "next") == "fine"
+        with trio.fail_after(10), pytest.raises(TaskFailed, match="exited with code 5"):
+            await ask(app, "strand")
         with trio.fail_after(6):
             await worker.stop()
     assert is_alive(stray), "it is nobody's any more"
@@ -120,7 +135,15 @@ async def test_who_leaves_the_group_with_the_pipes_holds_up_nobody(app: App) -> 
 
 
 @pytest.mark.parametrize("what", ["stop", "still"])
-async def test_who_does_not_read_is_stopped_in_time(app: App, what: str) -> None:
+async def test_who_does_not_read_is_stopped_in_time_with_its_children(app: App, what: str) -> None:
+    with Lines() as lines:
+        await stopped_in_time(app, what)
+        await until(lambda: len(lines.of("box:ended")) == 2)
+        assert [of_group(each["pid"]) for each in lines.of("box:started")] == [[], []]
+
+
+async def stopped_in_time(app: App, what: str) -> None:
+    """A job that takes no notice of its limit, and then another one."""
     async with working(app):
         assert await ask(app, "warm") == "fine"
         began = time.monotonic()

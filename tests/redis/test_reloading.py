@@ -82,6 +82,42 @@ def test_a_bad_configuration_changes_nothing_and_is_told_once(staff: Staff, tmp_
     assert len(worker.lines("configuration:bad")) == 1
 
 
+async def test_a_mistake_is_told_once_however_often_it_is_read(
+    app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery5.services.reloader.PAUSE", 0.01)
+
+    class Vault:
+        where = "the vault"
+        loads = 0
+
+        def load(self) -> dict[str, object]:
+            self.loads += 1
+            if 1 < self.loads < 6:
+                return {"concurrency": 0}
+            if self.loads == 6:
+                raise OSError("the vault is shut")  # a backend of the user's own may raise anything
+            return {}
+
+        async def watch(self) -> None:
+            await trio.lowlevel.checkpoint()
+
+    vault, log = Vault(), Log(worker="w", app=app_name)
+    app = App(app_name, config=vault)
+    assert app.settings.concurrency == 100
+    with Lines() as lines:
+        async with trio.open_nursery() as nursery:
+            one = Reloader(app=app, configuration=vault, reload=True, next_life=Next(), log=log)
+            await nursery.start(one.run)
+            await until(lambda: vault.loads > 7)
+            nursery.cancel_scope.cancel()
+        await until(lambda: len(lines.of("configuration:bad")) == 2)
+        first, second = (each["why"] for each in lines.of("configuration:bad"))
+    assert first.startswith("concurrency in the vault=0")
+    assert second == "OSError: the vault is shut"
+    assert app.settings.concurrency == 100
+
+
 def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
     staff: Staff, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ async def test_a_preparation_is_done_before_the_first_job_and_undone_after_the_l
     desk: Desk, notes: list[str]
 ) -> None:
     async def fill() -> str:
+        await trio.sleep(0.05)
         notes.append("fill")
         return "full"
 
