@@ -106,8 +106,9 @@ async def test_floods_on_both_pipes_cost_no_memory_and_hold_up_no_other_job(app:
         assert sorted(waits)[int(0.95 * len(waits))] < 0.5
         await until(lambda: len(lines.of("box:ended")) == 1)
         assert len(lines.of("box:started")) == 1
-        assert len(lines.of("box:said")) <= 101
-        assert lines.of("box:said-more")[0]["lines"] > 100_000
+        # A hundred for each job; what is still in stderr's pipe at its end is the next one's.
+        assert len(lines.of("box:said")) <= 500
+        assert sum(each["lines"] for each in lines.of("box:said-more")) > 100_000
 
 
 @linux
