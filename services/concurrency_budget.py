@@ -209,7 +209,7 @@ class ConcurrencyBudget:
         slots = meter.course.current
         if slots != before:
             fields = {"before": before, "queued": demand.queued, "executing": demand.executing}
-            self._log.event("budget:changed", "debug", kind=kind, slots=slots, **fields)
+            self._log.event("budget:changed", "info", kind=kind, slots=slots, **fields)
             for follower in self._followers:
                 follower(kind, slots)
 

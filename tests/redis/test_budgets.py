@@ -182,6 +182,34 @@ async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_mi
         assert doors.most == {"trio": 1, "thread": 1}
 
 
+async def test_a_worker_that_has_more_jobs_than_slots_runs_no_more_than_its_budget_says_now(
+    url: str, app_name: str
+) -> None:
+    app = App(app_name, broker=url, concurrency=9)
+    inside = most = 0
+
+    @app.task
+    async def short() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await trio.sleep(0.002)
+        inside -= 1
+
+    async def at_once() -> int:
+        nonlocal most
+        most = 0
+        assert not any(await agather(await app.asend_many([short.s() for _ in range(150)]), timeout=10))
+        return most
+
+    async with parts_of_a_worker(app) as parts:
+        assert await at_once() == 9
+        for slots in (2, 6, 1):
+            await parts.perform(kind="trio", minimum=1, maximum=slots)
+            await parts.perform(kind="trio", minimum=slots)
+            assert await at_once() == slots
+
+
 async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, doors: Doors) -> None:
     app = application(url, app_name, doors, concurrency=2, cpu_slots=2)
     async with parts_of_a_worker(app) as parts:
