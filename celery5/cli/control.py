@@ -12,6 +12,7 @@ import click
 from celery5.cli.said import as_json, cell, paragraph
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.budget import KINDS
 
 if TYPE_CHECKING:
     from celery5.control import Reply
@@ -133,6 +134,22 @@ def set_log_level(target: Target, /, level: str, **said: Any) -> None:
 
 
 @click.command()
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.option("--minimum", type=int, metavar="N", help="Slots that there always are.")
+@click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
+@control_flags
+@click.pass_obj
+def budget(
+    target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **said: Any
+) -> None:
+    """Show how many jobs of a KIND of task workers run at once, or of all kinds, and set it while they run."""
+    if kind is None and (minimum, maximum) != (None, None):
+        raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
+    wanted = {"kind": kind, "minimum": minimum, "maximum": maximum}
+    _tell(target, "budget", {name: each for name, each in wanted.items() if each is not None}, **said)
+
+
+@click.command()
 @click.argument("task")
 @click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
 @click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
@@ -159,13 +176,13 @@ def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, ti
 @control_flags
 @click.pass_obj
 def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
-    """Send any COMMAND: `health`, `budget kind=thread maximum=8`."""
+    """Send any COMMAND: `health`."""
     _tell(target, command, dict(map(_parameter, parameters)), **said)
 
 
 COMMANDS: tuple[click.Command, ...] = (
     *(ping, stats, active, pause_queue, resume_queue, revoke, shutdown, reload, retry_boot_step),
-    *(set_log_level, run, tell),
+    *(set_log_level, budget, run, tell),
 )
 """The commands to workers."""
 

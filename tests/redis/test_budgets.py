@@ -147,11 +147,16 @@ async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwh
     budget = Budget(minimum=2, maximum=100, cooldown=60)
     app = application(url, app_name, doors, queue="computing", budgets={"trio": budget})
     async with parts_of_a_worker(app) as parts:
-        sent = await app.asend_many([app.tasks["coroutine"].s() for _ in range(20)])
-        await until(lambda: doors.inside["trio"] == 18)  # 2 ran, 18 waited: the excess is 16
-        await trio.sleep(1.0)
-        assert parts.slots("trio") == 18
-        assert held(redis_client, app) == {"w": 18}
+        sent = await app.asend_many([app.tasks["coroutine"].s() for _ in range(2)])
+        await until(lambda: doors.inside["trio"] == 2)
+        sent += await app.asend_many([app.tasks["coroutine"].s() for _ in range(20)])
+        await until(lambda: doors.inside["trio"] == 20)  # 2 ran, 20 waited: the excess is 18
+        await until(
+            lambda: held(redis_client, app) == {"w": 20}
+        )  # who waits for 60 s had better wait elsewhere
+        await trio.sleep(0.7)
+        assert parts.slots("trio") == doors.inside["trio"] == 20
+        assert held(redis_client, app) == {"w": 20}
         doors.open.set()
         assert not any(await agather(sent, timeout=10))
 
