@@ -363,9 +363,9 @@ class Inbox:
 
 
 _LOST = (
-    "celery5 worker ping, stats, active, pause-queue, resume-queue, revoke, shutdown, reload, retry-boot-step, run and "
-    "tell (budget, health, set-log-level) do not reach this worker; what it has to do again (a failed boot step, a "
-    "check, a lost log line) does not outlive it"
+    "celery5 worker ping, stats, active, pause-queue, resume-queue, revoke, shutdown, reload, retry-boot-step, "
+    "budget, run and tell (health, set-log-level) do not reach this worker; what it has to do again (a failed boot "
+    "step, a check, a lost log line) does not outlive it"
 )
 _ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
 _UNSIGNED = "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"
