@@ -60,13 +60,6 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert answers(desk, "tell", "set-log-level", "level=info", "--to", "w1")["w1"]["before"] == "debug"
         loud = told(desk, "worker", "set-log-level", "loud")
         assert (loud.code, "'loud' is not one of" in loud.error) == (2, True)
-        shown = answers(desk, "budget", "--to", "w1")["w1"]
-        assert shown["trio"]["maximum"] == 100
-        changed = answers(desk, "budget", "trio", "--minimum", "2", "--maximum", "7")
-        assert {name: each["maximum"] for name, each in changed.items()} == {"w1": 7, "w2": 7}
-        of_which = told(desk, "worker", "budget", "--maximum", "7")
-        assert of_which.code == 2
-        assert "say of which kind: trio, asyncio, thread, boxed" in of_which.err
         refused = told(desk, "worker", "retry-boot-step", "redis", "--to", "w1", "--to", "w2")
         assert refused.code == 1
         assert refused.error == "Error: 2 of 2 did not do it: w1 (refused), w2 (refused)"
@@ -78,6 +71,16 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
     gone = told(desk, "worker", "ping")
     assert (gone.code, gone.out) == (1, "nobody answers\n")
     assert "celery5 worker start" in gone.error
+
+
+def test_the_budget_of_workers_is_shown_and_set(desk: Desk) -> None:
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder) as one:
+        one.ready()
+        assert answers(desk, "budget")["w1"]["trio"]["maximum"] == 100
+        changed = answers(desk, "budget", "trio", "--minimum", "2", "--maximum", "7")["w1"]
+        assert (changed["kind"], changed["minimum"], changed["maximum"]) == ("trio", 2, 7)
+        of_which = told(desk, "worker", "budget", "--maximum", "7")
+        assert (of_which.code, "say of which kind: trio, asyncio, thread, boxed" in of_which.err) == (2, True)
 
 
 def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: Desk, tmp_path: Path) -> None:
