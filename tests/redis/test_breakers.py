@@ -192,7 +192,7 @@ async def test_only_what_fails_unexpectedly_counts(app: App) -> None:
 
 async def test_a_held_job_can_be_revoked_and_expires_like_any_other(app: App) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.4))
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=30))
     async with working(app):
         await failed(ask, 1)
         gone, late = await ask.adelay(), await ask.options(expires=0.2).adelay()

@@ -6,6 +6,7 @@ Floor: tests. Reads and writes: the keys of the tests' applications.
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,4 +279,31 @@ async def test_a_services_check_is_looked_at_too(url: str, app_name: str) -> Non
     async with working(app):
         with trio.fail_after(5):
             await looked.wait()
+    app.close()
+
+
+async def test_a_worker_is_told_by_its_inbox_that_a_period_has_lapsed_and_tells_what_it_knows(
+    url: str, app_name: str, tmp_path: Path
+) -> None:
+    app = App(app_name, broker=url, keys=str(tmp_path / "keys"), own_checks=False)
+    well = True
+
+    @app.health_check(period=0.5, allowed={"unhealthy": 0})
+    async def bank() -> bool:
+        return well
+
+    needs = app.task(name="needs", checks=[bank])(_nothing)
+    app.control.keyring.signer()
+    async with working(app, name="w"):
+        await until(lambda: bank.state == "healthy")
+        well = False
+        await trio.sleep(0.3)  # half of the period: sooner it would not look again
+        (reply,) = await app.control.asend("check-expired", {"check": "bank"}, to="w")
+        assert (reply.ok, reply.answer["state"], reply.answer["is_good"]) == (True, "unhealthy", False)
+        (reply,) = await app.control.asend("health", to="w")
+        assert [each["state"] for each in reply.answer["checks"]] == ["unhealthy"]
+        (breaker,) = reply.answer["breakers"]
+        assert (breaker["of"], breaker["state"], breaker["trips"]) == (needs.name, "open", 1)
+        (reply,) = await app.control.asend("check-expired", {"check": "disk"}, to="w")
+        assert not reply.ok
     app.close()
