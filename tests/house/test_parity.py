@@ -15,7 +15,7 @@ DONE = {
     *(f"F{number}" for number in range(1, 72)),
     *(f"C{number}" for number in (18, 19, *range(21, 27), 44, 47, 59, 73, 74, 75, 107)),
 }
-"""Rows that work, each of which must stay: all of Fennel, and what the proposal says of failing jobs and of commands."""
+"""Rows that work, each of which must stay: all of Fennel, and what the proposal says of failing jobs and commands."""
 
 
 def rows() -> list[list[str]]:
