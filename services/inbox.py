@@ -276,9 +276,14 @@ class Inbox:
             raise NotAccepted(Refusal.OVERSIZED, f"{letter.size} bytes")
         try:
             trust = self._keyring.trust() if self._address.signed else None
-        except Misconfigured as error:
+        except (Misconfigured, OSError, ValueError) as error:
             raise NotAccepted(Refusal.NO_KEYS, str(error)) from None
-        return unseal(letter.sealed, audience=self._address.audience, trust=trust, now=time.time())
+        try:
+            return unseal(letter.sealed, audience=self._address.audience, trust=trust, now=time.time())
+        except NotAccepted:
+            raise
+        except Exception as error:  # anybody may write here, and what they wrote must not end this process
+            raise NotAccepted(Refusal.MALFORMED, f"{type(error).__name__}: {error}"[:200]) from None
 
     def _is_first(self, order: Order) -> bool:
         """Whoever can write to Redis may remove a nonce there: we remember what was done here, too."""

@@ -142,7 +142,7 @@ def described(der: bytes) -> tuple[str, str, str]:
 
     try:
         found = x509.load_der_x509_certificate(der)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise Misconfigured(f"this is no certificate: {_short(error)}") from None
     whose, by = found.subject.rfc4514_string(), found.issuer.rfc4514_string()
     return whose, by, f"{found.not_valid_after_utc:%Y-%m-%d}"
@@ -264,7 +264,7 @@ def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
             return leaf
         authorities = [x509.load_der_x509_certificate(each) for each in trust.anchors]
         _check_path(leaf, between, authorities, trust.revoked, now)
-    except (ValueError, x509.UnsupportedGeneralNameType) as error:
+    except (ValueError, x509.InvalidVersion, x509.UnsupportedGeneralNameType) as error:
         raise NotAccepted(Refusal.UNKNOWN_ISSUER, _short(error)) from None
     return leaf
 

@@ -18,7 +18,7 @@ import trio
 from celery5 import App
 from celery5.keyring import Keyring
 from celery5.protocol.orders import Answer
-from celery5.protocol.signing import LARGEST, Order, audience_of, certificates_in, fingerprint, seal
+from celery5.protocol.signing import LARGEST, Order, Signer, audience_of, certificates_in, fingerprint, seal
 from tests.redis import forging
 from tests.redis.forging import INBOX, order, put, signed
 from tests.redis.workers import Lines, until, working
@@ -106,6 +106,13 @@ def oversized(post: Post) -> tuple[Order, bytes]:
     return pauses(post.app), b"x" * (LARGEST + 1)
 
 
+def of_no_version(post: Post) -> tuple[Order, bytes]:
+    """Its certificate is of a version that there is not: libraries have an error of its own for that."""
+    one, signer = pauses(post.app), post.app.control.keyring.signer()
+    der = signer.chain[0].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
+    return one, seal(one, Signer(signer.key, (der, *signer.chain[1:])))
+
+
 def with_claims(**changes: Callable[[Post], Any]) -> Callable[[Post], tuple[Order, bytes]]:
     def forge(post: Post) -> tuple[Order, bytes]:
         one = pauses(post.app, **{name: value(post) for name, value in changes.items()})
@@ -153,6 +160,7 @@ REFUSED: dict[str, tuple[Callable[[Post], tuple[Order, bytes]], str, str]] = {
     ),
     "a stranger's": (of_a_stranger, "unknown-issuer", "celery5 keys trust"),
     "one of a denied key": (denied, "revoked", "denylist"),
+    "one with a certificate of no version": (of_no_version, "unknown-issuer", "not a valid X509 version"),
     "one too large": (oversized, "oversized", "larger than 65536 bytes"),
     "an unsigned one": (unsigned, "unsigned", "takes signed commands only"),
     "noise": (bytes_of(b"\x00\xff noise"), "malformed", "no command of ours"),
@@ -274,6 +282,16 @@ async def test_keys_that_others_may_read_are_not_believed(
         assert answer.reason == "no-keys"
         assert "chmod 700" in answer.why
         keyed.control.keyring.folder.chmod(0o700)
+
+
+async def test_a_denylist_that_cannot_be_read_refuses_all_and_ends_nobody(
+    keyed: App, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    async with posted(keyed, redis_client, tmp_path) as post:
+        one = pauses(keyed)
+        sealed = signed(keyed, one)
+        (keyed.control.keyring.folder / "revoked").write_bytes(b"\xff\xfe")
+        assert (await post.sent(one, sealed)).reason == "no-keys"
 
 
 async def test_a_flood_of_refusals_is_answered_and_counted_and_the_log_bounded(
