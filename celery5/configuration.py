@@ -26,6 +26,9 @@ EVERY = 1.0
 EVERY_OF_REDIS = 10.0
 """Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
 
+NOT_IN_REDIS = ("broker", "inbox", "inbox_signatures", "keys", "status_host", "status_port")
+"""Settings that no hash in Redis can say: where that is; and what keeps whoever can write there from commanding."""
+
 
 @runtime_checkable
 class Configuration(Protocol):
@@ -116,7 +119,7 @@ class TomlConfiguration:
 
 class RedisConfiguration:
     """A hash in the broker's own Redis, which all workers of an application share: `HSET celery5:{shop}:settings
-    concurrency 20`. It cannot say where the broker is."""
+    concurrency 20`. It cannot say where the broker is, nor whose commands a worker takes."""
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:
         self.where = f"hash {key}"
@@ -127,8 +130,11 @@ class RedisConfiguration:
     def load(self) -> Mapping[str, Any]:
         """The fields of the hash, as text."""
         self._seen = found = self._read()
-        if "broker" in found:
-            raise Misconfigured(f"{self.where}: broker cannot be said in the broker: HDEL {self._key} broker")
+        for name in NOT_IN_REDIS:
+            if name in found:
+                raise Misconfigured(
+                    f"{self.where}: {name} cannot be said in the broker: HDEL {self._key} {name}"
+                )
         return found
 
     async def watch(self) -> None:

@@ -14,7 +14,7 @@ import redis
 import trio
 
 from celery5 import App, BootStep, gather
-from celery5.errors import CommandRefused
+from celery5.errors import CommandRefused, Misconfigured
 from celery5.examples.own_configuration.table import TableConfiguration
 from celery5.log import Log
 from celery5.services.reloader import Next, Reloader
@@ -137,6 +137,23 @@ def test_no_reload_means_that_nothing_is_watched(staff: Staff, tmp_path: Path) -
     assert staff.app.signature("nap", 2.5).delay().get(timeout=10)
     assert not worker.lines("configuration:changed")
     assert lives(worker) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["broker", "inbox", "inbox_signatures", "keys", "status_host", "status_port"]
+)
+def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
+    url: str, app_name: str, redis_client: "redis.Redis", name: str
+) -> None:
+    app = App(app_name, broker=url, config="redis")
+    said = {"inbox": "no", "inbox_signatures": "no", "status_port": "9500"}.get(name, "elsewhere")
+    redis_client.hset(app.keys.settings, name, said)
+    try:
+        with pytest.raises(Misconfigured, match=f"{name} cannot be said in the broker: HDEL"):
+            app.reread()
+    finally:
+        redis_client.delete(app.keys.settings)
+        app.close()
 
 
 async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
