@@ -6,7 +6,7 @@ A step starts as soon as what it requires is up. Stopping is cancellation, one s
 worker stops reading before it stops running jobs, and settles the last outcome before its connections close.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
@@ -119,16 +119,20 @@ class _Up:
         finally:
             self.done.set()
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
+        """Gives whether it has ended."""
         self.scope.cancel()
         with trio.move_on_after(self.step.stop_limit):
             await self.done.wait()
+        return self.done.is_set()
 
 
 class Boot:
     """A process: its steps, up in order and down in reverse. It has the shape of a service itself.
 
-    `added` are the steps of the application, `offered` is what their code may ask for by name. Raises Misconfigured.
+    `added` are the steps of the application, `offered` is what their code may ask for by name. `stuck` is called when a
+    step has not ended within its `stop_limit`: the others are stopped all the same, but it is waited for. Raises
+    Misconfigured.
     """
 
     def __init__(
@@ -141,7 +145,9 @@ class Boot:
         posts: PostsToItself | None = None,
         log: Log | None = None,
         circuits: Circuits | None = None,
+        stuck: Callable[[], None] = lambda: None,
     ) -> None:
+        self._stuck = stuck
         self._steps = together(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
@@ -171,7 +177,13 @@ class Boot:
             finally:
                 with trio.CancelScope(shield=True):
                     for one in reversed(up):
-                        await one.stop()
+                        if not await one.stop():
+                            self._tell_stuck(one.step)
+
+    def _tell_stuck(self, step: Step) -> None:
+        if self._log is not None:
+            self._log.event("step:stuck", "error", step=step.name, after=step.stop_limit, hint=_STUCK)
+        self._stuck()
 
     def _runs(self, step: Step, offered: dict[str, Any], working: trio.Event) -> Service:
         """What runs a step: celery5's own code by itself, all else supervised."""
@@ -222,3 +234,6 @@ def _started(one: _Up) -> Any:
 
     run.__qualname__ = f"step:{one.step.name}"
     return run
+
+
+_STUCK = "it takes no notice of being cancelled: should it not end soon, its process is ended"

@@ -87,7 +87,9 @@ async def serve_here(
     """Be one worker in this Trio run until a signal, a command, or until a burst is done. `told` is called when it
     consumes, `retiring` when it ends because it was commanded to: then nobody need replace it."""
     vitals = Vitals(app=app.name)
-    options = replace(options, incarnation=worker.new_name(options.name), vitals=vitals)
+    options = replace(
+        options, incarnation=worker.new_name(options.name), vitals=vitals, stuck=interruption.must_end
+    )
     log = Log(worker=options.incarnation, app=app.name, journal=options.journal)
     done = trio.Event()
     if options.understudy is not None:
@@ -104,7 +106,12 @@ async def serve_here(
             await around.start(port.run)
             async with trio.open_nursery() as nursery:
                 interruption.ends(_asking(nursery.cancel_scope, log, vitals))
-                tell = _nothing if options.burst else retiring
+
+                def tell() -> None:
+                    interruption.must_end()
+                    if not options.burst:
+                        retiring()
+
                 nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
                 await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
             around.cancel_scope.cancel()

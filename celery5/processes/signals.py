@@ -25,7 +25,7 @@ class Interruption:
 
     Who has not left the block `limit` seconds after the first signal is ended all the same: nothing waits for ever on
     a job that takes no notice of being cancelled. Further signals within `patience` seconds of the first are taken for
-    the same one.
+    the same one. What ends without a signal, because it was commanded to, `must_end` by the same clock.
     """
 
     def __init__(self, *, limit: float | None = None, patience: float = 0.0) -> None:
@@ -38,6 +38,7 @@ class Interruption:
         self._last_things: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._bell = (-1, -1)
+        self._ticks = False
 
     @property
     def came(self) -> bool:
@@ -49,6 +50,12 @@ class Interruption:
         self._end = end
         if self._first is not None:
             end(self._first)
+
+    def must_end(self) -> None:
+        """The block is to be left, as after a signal: should it not be within `limit` seconds, the process is ended."""
+        if self._bell[1] >= 0 and not self._ticks:
+            self._ticks = True
+            os.write(self._bell[1], b"!")  # starting a thread here could wait for a lock that we hold
 
     def last_things(self, do: Callable[[], object] | None) -> None:
         """Call `do` before the process is ended at once. It must neither wait nor lock."""
@@ -76,21 +83,22 @@ class Interruption:
             os.kill(os.getpid(), number)
         elif self._first is None:
             self._first, self._at = signal.Signals(number), time.monotonic()
-            if self._bell[1] >= 0:
-                os.write(self._bell[1], b"!")  # starting a thread here could wait for a lock that we hold
+            self.must_end()
             if self._end is not None:
                 self._end(self._first)
         elif time.monotonic() - self._at >= self._patience:
             self._exit(number, f"{signal.Signals(number).name} for the second time")
 
     def _watch_clock(self) -> None:
-        """In a thread: from the first signal on, wait for the end of the block, but not for ever."""
+        """In a thread: once it must end, wait for the end of the block, but not for ever."""
         ear = self._bell[0]
         try:
-            if not os.read(ear, 1) or self._first is None:
+            if os.read(ear, 1) != b"!":
                 return
             if not select.select([ear], [], [], self._limit)[0]:
-                self._exit(self._first, f"not stopped {self._limit:g} s after {self._first.name}")
+                first = self._first or signal.SIGTERM
+                what = "it was told to" if self._first is None else first.name
+                self._exit(first, f"not stopped {self._limit:g} s after {what}")
         finally:
             os.close(ear)
 

@@ -12,6 +12,7 @@ import os
 import random
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +46,8 @@ class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
     (`burst`), and its `name`, to which each incarnation adds a part of its own. Whoever wants to know the whole name of
     the first incarnation gives it as `incarnation`. Which queues are `paused` holds for all of them. Who steps in for
-    it is its `understudy`, if it has one. With `reload` a change of the configuration takes effect without a restart of
+    it is its `understudy`, if it has one. When a step does not end, `stuck` is called: this process will not be whole
+    again. With `reload` a change of the configuration takes effect without a restart of
     the process."""
 
     queues: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class WorkerOptions:
     journal: Journal | None = None
     processes: int = 1
     reload: bool = True
+    stuck: Callable[[], None] = lambda: None
 
 
 async def run(
@@ -144,6 +147,7 @@ def _given(
         "configuration": app.configuration,
         "reload": options.reload,
         "next_life": next_life,
+        "stuck": options.stuck,
         "checks": all_checks(app),
         "done": done,
     }

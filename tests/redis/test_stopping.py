@@ -6,6 +6,7 @@ Floor: tests. Reads and writes: the keys of the test's application; the history.
 import signal
 import sys
 import time
+from pathlib import Path
 
 from celery5 import AsyncResult
 from tests.redis.staff import Employee, Staff, wait_until
@@ -66,6 +67,47 @@ def test_a_worker_whose_loop_is_blocked_ends_in_the_end_without_a_second_signal(
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
     assert worker.wait(3) == 128 + signal.SIGTERM
+
+
+def stubborn(staff: Staff, config: str = "") -> Employee:
+    """A worker like that, with a service that takes no notice of being cancelled."""
+    script = (
+        "import trio\n"
+        "from celery5 import service\n"
+        "from celery5.processes import foreground\n"
+        "from tests.redis.historian import app\n"
+        "async def stay(*, task_status):\n"
+        "    task_status.started()\n"
+        "    with trio.CancelScope(shield=True):\n"
+        "        await trio.sleep(60)\n"
+        "app.bootsteps = (service(stay, stop_limit=0.1),)\n"
+        f"app.use_config({config!r}) if {config!r} else None\n"
+        "foreground.STOP_LIMIT = 0.3\n"
+        "foreground.serve(app, foreground.ServeOptions(name='w'))\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], grace_period=0.1)
+    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    return worker
+
+
+def test_a_worker_that_was_commanded_to_stop_ends_in_the_end_whatever_a_service_does(staff: Staff) -> None:
+    worker = stubborn(staff)
+    (reply,) = staff.app.control.send("shutdown", to="w")
+    assert reply.ok, reply
+    assert worker.wait(5) == 128 + signal.SIGTERM
+    assert worker.lines("step:stuck")[0]["step"] == "stay"
+    assert "not stopped" in worker.output.read_text()
+
+
+def test_a_worker_that_cannot_begin_anew_because_a_service_does_not_end_is_ended(
+    staff: Staff, tmp_path: Path
+) -> None:
+    config = tmp_path / "celery5.toml"
+    config.write_text("concurrency = 2")
+    worker = stubborn(staff, str(config))
+    config.write_text("concurrency = 33")
+    assert worker.wait(5) == 128 + signal.SIGTERM
+    assert worker.lines("step:stuck")
 
 
 def test_a_worker_does_not_wait_for_threads_that_its_jobs_left_behind(staff: Staff) -> None:

@@ -92,6 +92,20 @@ async def test_a_step_that_does_not_go_in_time_does_not_keep_the_others(autojump
     assert notes[-2:] == ["a down", "b down"]
 
 
+async def test_whoever_can_end_the_process_hears_of_a_step_that_does_not_go(
+    autojump_clock: MockClock,
+) -> None:
+    notes: list[str] = []
+    a, b = Part("a", notes, leaves_in=100), Part("b", notes)
+    async with trio.open_nursery() as inner:
+        boot = Boot(
+            steps=[Step("a", a, stop_limit=1), Step("b", b, ("a",))], stuck=lambda: notes.append("stuck")
+        )
+        await inner.start(boot.run)
+        inner.cancel_scope.cancel()
+    assert notes[4:] == ["b down", "stuck", "a down"]
+
+
 async def test_a_crash_takes_all_down_in_reverse_and_is_raised() -> None:
     notes: list[str] = []
     crash = trio.Event()
