@@ -96,6 +96,7 @@ class TaskExecution:
         log: Log,
         worker: str,
         grace_period: float,
+        another: Callable[[], bool],
     ) -> None:
         self._tasks = tasks
         self._queues = queues
@@ -113,6 +114,8 @@ class TaskExecution:
         self._log = log
         self._worker = worker
         self._grace_period = grace_period
+        self._another = another
+        self._patient = False
         self._running: dict[Delivery, Hand] = {}
         self._idle = trio.Event()
         self._stuck = False
@@ -158,6 +161,8 @@ class TaskExecution:
         """When this stops, or if it is stopping, what runs is cancelled at once and given back."""
         self._grace.deadline = -math.inf
         self._grace_period = 0.0
+        if self._patient:
+            self._interrupt(patience=None)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run jobs until cancelled; then let those that run finish, and give back those that do not in time."""
@@ -349,17 +354,29 @@ class TaskExecution:
         if not self._lease.lost:
             with trio.move_on_after(self._grace_period) as self._grace:
                 await self._drained()
-        for delivery, hand in list(self._running.items()):
-            self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
-            hand.cancel(INTERRUPTED)
+        # What goes on in a thread ends with the process. When that goes on, too, as another incarnation, it is waited
+        # for: given back, the job would run here and elsewhere at once.
+        self._patient = self._another() and not self._lease.lost
+        self._interrupt(patience=math.inf if self._patient else None)
         with trio.move_on_after(CANCEL_LIMIT):
             await self._drained()
+        if self._patient and self._running:
+            self._log.event("job:waited-for", "warning", jobs=self._ids(), hint=_WAITED_FOR)
+            await self._drained()
+        self._patient = False
         self._stuck = bool(self._running)
         if self._stuck:
             # Nobody settles them: they stay where they are, for recovery.
-            ids = [each.envelope.id for each in self._running if each.envelope]
-            self._log.event("job:stuck", "error", count=len(ids), jobs=ids[:20])
+            self._log.event("job:stuck", "error", count=len(self._running), jobs=self._ids())
             self._running.clear()
+
+    def _interrupt(self, *, patience: float | None) -> None:
+        for delivery, hand in list(self._running.items()):
+            self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
+            hand.cancel(INTERRUPTED, patience)
+
+    def _ids(self) -> list[str]:
+        return [each.envelope.id for each in self._running if each.envelope][:20]
 
     async def _drained(self) -> None:
         while self._running:
@@ -368,6 +385,9 @@ class TaskExecution:
 
 
 _Pen = Callable[[Delivery], None] | None
+_WAITED_FOR = (
+    "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
+)
 LAPSED = Lapsed()
 WITHDRAWN = Withdrawn()
 _PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)

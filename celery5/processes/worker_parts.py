@@ -3,6 +3,7 @@
 Floor: processes. Reads: nothing. Writes: nothing.
 """
 
+import math
 from typing import Any
 
 from dependencies import Injector, value
@@ -229,7 +230,6 @@ def make_steps(
     task_execution: TaskExecution,
     consumer: Consumer,
     aside: tuple[Step, ...],
-    grace_period: float,
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
     return (
@@ -245,7 +245,7 @@ def make_steps(
             "execution",
             task_execution,
             ("results", "budget", "asyncio", "boxes", "deadlines", "revocations", "health"),
-            stop_limit=grace_period + 30,
+            stop_limit=math.inf,  # it has limits of its own
         ),
         Step("consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses")),
         *aside,

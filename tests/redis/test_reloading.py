@@ -4,9 +4,12 @@ the new one is bad.
 Floor: tests. Reads and writes: the keys of the test's application, configurations of the test's own.
 """
 
+import asyncio
 import socket
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,43 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
             app.reread()
     finally:
         redis_client.delete(key)
+
+
+@pytest.mark.parametrize("loop", [None, "asyncio"])
+async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_runs_twice(
+    url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str | None
+) -> None:
+    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
+    monkeypatch.setattr("celery5.services.task_execution.CANCEL_LIMIT", 0.2)
+    monkeypatch.setattr("celery5.runners.on_asyncio.CANCEL_LIMIT", 0.1)
+    config, gate, begun = tmp_path / "c.toml", threading.Event(), list[float]()
+    write(config, "concurrency = 2")
+    app = App(app_name, broker=url, config=str(config), grace_period=0.1)
+
+    def plain() -> int:
+        begun.append(time.monotonic())
+        gate.wait(10)
+        return len(begun)
+
+    async def deaf() -> int:
+        begun.append(time.monotonic())
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.02)
+        return len(begun)
+
+    job = app.task(name="job", loop="asyncio")(deaf) if loop else app.task(name="job")(plain)
+    with Lines() as lines:
+        async with working(app):
+            result = await job.adelay()
+            await until(lambda: len(begun) == 1)
+            write(config, "concurrency = 33")
+            await until(lambda: bool(lines.of("job:waited-for")))
+            assert not lines.of("worker:reloading")
+            gate.set()
+            assert await result.aget(timeout=5) == 1
+            await until(lambda: bool(lines.of("worker:reloading")))
+    assert len(begun) == 1
 
 
 async def test_new_settings_are_applied_when_all_that_ran_has_ended_or_had_its_grace(
