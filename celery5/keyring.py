@@ -122,8 +122,8 @@ class Keyring:
             prints = [wanted]
         self._entered()
         with self._locked():
-            before = self._denylist.read_text() if self._denylist.exists() else ""
             new = [each for each in prints if each not in self._revoked()]
+            before = self._denylist.read_text() if self._denylist.exists() else ""
             self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
         return prints
 
@@ -136,7 +136,7 @@ class Keyring:
         places += [("trusted", file) for file in self._trusted_files()]
         found: list[Certificate] = []
         for role, file in places:
-            for der in certificates_in(file.read_bytes()) if file.exists() else ():
+            for der in certificates_in(_content(file)) if file.exists() else ():
                 mark = fingerprint(der)
                 found.append(Certificate(role, mark, *described(der), mark in revoked))
         return found
@@ -154,7 +154,11 @@ class Keyring:
     def _revoked(self) -> frozenset[str]:
         if not self._denylist.exists():
             return frozenset()
-        lines = [line.partition("#")[0].strip() for line in _content(self._denylist).decode().splitlines()]
+        try:
+            text = _content(self._denylist).decode()
+        except UnicodeDecodeError as error:
+            raise Misconfigured(f"{self._denylist} is no text: {error}") from None
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         prints = [line.lower().replace(":", "") for line in lines if line]
         wrong = [each for each in prints if not _FINGERPRINT.match(each)]
         if wrong:
@@ -223,11 +227,14 @@ class Keyring:
     def _authority(self) -> "trustme.CA":
         import trustme
 
-        content = (self.folder / "ca.pem").read_bytes()
+        content = _content(self.folder / "ca.pem")
         key = _PRIVATE.search(content)
         if key is None:
             raise Misconfigured(f"{self.folder / 'ca.pem'} has no private key")
-        return trustme.CA.from_pem(content.replace(key[0], b""), key[0])
+        try:
+            return trustme.CA.from_pem(content.replace(key[0], b""), key[0])
+        except (ValueError, TypeError) as error:  # TypeError: it has a password
+            raise Misconfigured(f"{self.folder / 'ca.pem'} is no authority's: {error}") from None
 
     def _write(self, name: str, content: bytes) -> None:
         """All of a file or nothing, and for nobody else to read."""

@@ -209,6 +209,23 @@ def test_files_that_make_no_sense_are_told_of(tmp_path: Path, what: str) -> None
         spoilt(Keyring(tmp_path / "keys", owner="shop"), what)()
 
 
+def test_files_that_are_no_text_or_no_keys_are_told_of_in_one_line(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys", owner="test")
+    ring.signer()
+    (ring.folder / "revoked").write_bytes(b"\xff\xfe")
+    for look in (ring.trust, ring.certificates, lambda: ring.revoke("a" * 64)):
+        with pytest.raises(Misconfigured, match="revoked is no text"):
+            look()
+    (ring.folder / "revoked").unlink()
+    (ring.folder / "trusted" / "folder.pem").mkdir()
+    with pytest.raises(Misconfigured, match="cannot be read: Is a directory"):
+        ring.certificates()
+    private = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+    (ring.folder / "ca.pem").write_bytes(private)
+    with pytest.raises(Misconfigured, match=r"ca\.pem is no authority's"):
+        ring.renew()
+
+
 def test_keys_are_made_once_by_whoever_signs_first(tmp_path: Path) -> None:
     one, other = (Keyring(tmp_path / "keys", owner="shop") for _ in range(2))
     assert one.trust() == Trust()
