@@ -141,10 +141,11 @@ class App:
         self.configure()
 
     def reread(self) -> tuple[tuple[str, ...], Callable[[], None]]:
-        """Read the configuration anew and check it, which may block; raises Misconfigured. Gives the names of the
-        settings that change, and what changes them."""
+        """Read the configuration and check it, which may block. Gives what changes, and how. Raises Misconfigured."""
+        from celery5.configuration import usable
+
         found = None if self.configuration is None else self._found(self.configuration)
-        settings, before = self._settled(found), self.settings
+        settings, before = usable(self._settled(found), self.name), self.settings
 
         def apply() -> None:
             self.settings = settings

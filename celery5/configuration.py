@@ -19,7 +19,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.errors import BrokerError, Misconfigured
+from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
+from celery5.keyring import folder_of
+from celery5.settings import Settings
 
 EVERY = 1.0
 """Seconds between two looks at a file."""
@@ -174,6 +176,17 @@ def configuration_of(said: "str | Configuration", *, broker: Callable[[], str], 
             f"config is {said!r}: give a module's name (shop.settings), a .toml file, or 'redis'"
         )
     return ModuleConfiguration(said)
+
+
+def usable(settings: Settings, app: str) -> Settings:
+    """The same settings. Raises Misconfigured for what otherwise only whoever uses it finds wrong: by then the old ones
+    would be gone."""
+    folder_of(app, settings.keys, os.environ)
+    try:
+        Endpoint.from_url(settings.broker).ssl_context()
+    except BadBrokerURL as error:
+        raise Misconfigured(str(error)) from None
+    return settings
 
 
 def _is_setting(name: str, value: object) -> bool:

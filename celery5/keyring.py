@@ -47,7 +47,10 @@ def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
     """Where the keys of an application are: what the setting `keys` says, else a folder of the user's state, which all
     of this user's processes on this host find. Raises Misconfigured for a user without a home."""
     if said:
-        return Path(said).expanduser()
+        try:
+            return Path(said).expanduser()
+        except RuntimeError:
+            raise Misconfigured(f"keys is {said!r}: there is no such user, or no home folder") from None
     state = environ.get("XDG_STATE_HOME", "")
     try:
         root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"

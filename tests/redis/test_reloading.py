@@ -121,6 +121,36 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
     assert app.settings.concurrency == 100
 
 
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ('broker = "nonsense"', "cannot be understood"),
+        ('broker = "rediss://x?ssl_ca_certs=/not/there"', "check ssl_ca_certs"),
+        ('keys = "~nobody-of-that-name/keys"', "there is no such user"),
+    ],
+)
+async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied(
+    url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, why: str
+) -> None:
+    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
+    monkeypatch.delenv("CELERY5_BROKER", raising=False)
+    config = tmp_path / "c.toml"
+    write(config, f'broker = "{url}"')
+    app = App(app_name, config=str(config))
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    with Lines() as lines:
+        async with working(app):
+            write(config, bad if bad.startswith("broker") else f'broker = "{url}"\n{bad}')
+            await until(lambda: bool(lines.of("configuration:bad")))
+            assert why in lines.of("configuration:bad")[0]["why"]
+            assert await (await double.adelay(3)).aget(timeout=5) == 6
+    app.close()
+
+
 def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
     staff: Staff, tmp_path: Path
 ) -> None:
