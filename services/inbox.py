@@ -167,6 +167,7 @@ class Inbox:
         log: Log,
         worker: str,
         inbox_counts: Counter[str],
+        commanded: dict[str, float],
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -178,7 +179,7 @@ class Inbox:
         self._worker = worker
         self._slots = trio.Semaphore(TOGETHER)
         self._thread = trio.CapacityLimiter(1)
-        self._done: dict[str, float] = {}
+        self._done = commanded
         self._held: set[trio.CancelScope] = set()
         self._leaves = math.inf
         self._second = (0, 0)
@@ -288,7 +289,8 @@ class Inbox:
     def _is_first(self, order: Order) -> bool:
         """Whoever can write to Redis may remove a nonce there: we remember what was done here, too."""
         now = time.time()
-        self._done = {each: expires for each, expires in self._done.items() if expires > now}
+        for each in [each for each, expires in self._done.items() if expires <= now]:
+            del self._done[each]
         if order.id in self._done:
             return False
         self._done[order.id] = order.expires

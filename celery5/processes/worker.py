@@ -45,9 +45,9 @@ from celery5.wiring import build
 class WorkerOptions:
     """What a worker is told: the `queues` it consumes (none: all that its tasks name), whether it ends when all is done
     (`burst`), and its `name`, to which each incarnation adds a part of its own. Whoever wants to know the whole name of
-    the first incarnation gives it as `incarnation`. Which queues are `paused` holds for all of them. Who steps in for
-    it is its `understudy`, if it has one. When a step does not end, `stuck` is called: this process will not be whole
-    again. With `reload` a change of the configuration takes effect without a restart of
+    the first incarnation gives it as `incarnation`. Which queues are `paused`, and what it was `commanded`, holds for
+    all of them. Who steps in for it is its `understudy`, if it has one. When a step does not end, `stuck` is called:
+    this process will not be whole again. With `reload` a change of the configuration takes effect without a restart of
     the process."""
 
     queues: tuple[str, ...] = ()
@@ -55,6 +55,7 @@ class WorkerOptions:
     name: str = ""
     incarnation: str = ""
     paused: set[str] = field(default_factory=set[str])
+    commanded: dict[str, float] = field(default_factory=dict[str, float])
     understudy: Understudy | None = None
     vitals: Vitals | None = None
     journal: Journal | None = None
@@ -144,6 +145,7 @@ def _given(
         "used": _used(app),
         "burst": options.burst,
         "paused": options.paused,
+        "commanded": options.commanded,
         "configuration": app.configuration,
         "reload": options.reload,
         "next_life": next_life,
