@@ -219,7 +219,7 @@ class Consumer:
         closed = [queue for queue, room in rooms.items() if not room]
         shares = self._shares(open_, rooms)
         found = await self._read_by_share(shares) if len(shares) > 1 or 0 in shares else 0
-        if found:
+        if found or any(keys.queue in self._paused for keys in open_):  # paused since we asked who is open
             return found
         call = calls.read(open_, self._worker, count=max(min(shares), 1), block=self._block)
         found, failure = 0, None
