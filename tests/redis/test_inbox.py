@@ -229,24 +229,6 @@ async def test_the_same_bytes_again_are_refused_whatever_is_done_to_what_redis_r
         assert told["commands"]["replayed"] == 2
 
 
-async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_process(
-    keyed: App, redis_client: "redis.Redis", tmp_path: Path
-) -> None:
-    config = tmp_path / "celery5.toml"
-    config.write_text("concurrency = 5")
-    keyed.use_config(str(config))
-    async with posted(keyed, redis_client, tmp_path) as post:
-        one = pauses(keyed)
-        sealed = signed(keyed, one)
-        assert (await post.sent(one, sealed)).ok
-        await keyed.control.asend("resume-queue", {"queue": "default"}, to=INBOX)
-        config.write_text("concurrency = 33")
-        assert (await keyed.control.asend("reload", to=INBOX))[0].answer == {"changed": ["concurrency"]}
-        await until(lambda: bool(post.lines.of("worker:reloading")))
-        redis_client.delete(keyed.keys.nonce(one.id))
-        assert (await post.sent(one, sealed)).reason == "replayed"
-
-
 async def test_a_replay_does_not_hide_the_answer_from_whoever_waits_for_it(
     keyed: App, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:

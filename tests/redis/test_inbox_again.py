@@ -1,0 +1,36 @@
+"""Inbox again: what a process was commanded it remembers when it begins anew.
+
+Floor: tests. Reads and writes: the keys of the test's application; keys in a folder of the test's own.
+"""
+
+from pathlib import Path
+
+import redis
+
+from celery5 import App
+from tests.redis.forging import INBOX, signed
+from tests.redis.test_inbox import pauses, posted
+from tests.redis.workers import until
+
+
+async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_process(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    config = tmp_path / "celery5.toml"
+    config.write_text("concurrency = 5")
+    keyed = App(app_name, broker=url, keys=str(tmp_path / "keys"), config=str(config))
+
+    @keyed.task
+    async def nothing() -> None: ...
+
+    async with posted(keyed, redis_client, tmp_path) as post:
+        one = pauses(keyed)
+        sealed = signed(keyed, one)
+        assert (await post.sent(one, sealed)).ok
+        await keyed.control.asend("resume-queue", {"queue": "default"}, to=INBOX)
+        config.write_text("concurrency = 33")
+        assert (await keyed.control.asend("reload", to=INBOX))[0].answer == {"changed": ["concurrency"]}
+        await until(lambda: bool(post.lines.of("worker:reloading")))
+        redis_client.delete(keyed.keys.nonce(one.id))
+        assert (await post.sent(one, sealed)).reason == "replayed"
+    keyed.close()
