@@ -131,9 +131,10 @@ class Keyring:
         return prints
 
     def certificates(self) -> list[Certificate]:
-        """All certificates in the folder."""
+        """All certificates in the folder. Raises Misconfigured when others may enter it, which no worker allows."""
         if not self.folder.exists():
             return []
+        self._entered()
         revoked = self._revoked()
         places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
         places += [("trusted", file) for file in self._trusted_files()]

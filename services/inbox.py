@@ -10,7 +10,7 @@ is done once at most. What is refused is answered, too, counted, and never done.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -168,6 +168,7 @@ class Inbox:
         worker: str,
         inbox_counts: Counter[str],
         commanded: dict[str, float],
+        missed: Callable[[], object] = lambda: None,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -180,6 +181,7 @@ class Inbox:
         self._slots = trio.Semaphore(TOGETHER)
         self._thread = trio.CapacityLimiter(1)
         self._done = commanded
+        self._missed = missed
         self._held: set[trio.CancelScope] = set()
         self._leaves = math.inf
         self._second = (0, 0)
@@ -299,6 +301,8 @@ class Inbox:
     async def _refuse(self, letter: Letter, error: NotAccepted, *, entry: bytes = b"") -> None:
         self._counts[error.reason.value] += 1
         self._tell_refused(letter, error)
+        if error.reason is Refusal.EXPIRED:
+            self._missed()  # whoever sent it did so in vain: this process may have been busy for too long
         answer = Answer(worker=self._worker, ok=False, reason=error.reason, why=str(error))
         document = msgspec.json.encode(answer) if is_id(letter.id) else b""
         command_id = letter.id if document else "none"

@@ -4,6 +4,7 @@ Floor: processes. Reads: nothing. Writes: nothing.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from dependencies import Injector, value
@@ -162,6 +163,11 @@ def make_handlers(
     }
 
 
+def make_missed(pauses: Pauses) -> Callable[[], None]:
+    """What is looked at again when a command came too late to be done."""
+    return pauses.look_again
+
+
 def make_added(app: App) -> tuple[Step, ...]:
     """The application's own boot steps and services."""
     return app.bootsteps
@@ -279,6 +285,7 @@ WorkerParts = Injector(
     added=value(make_added),
     offered=value(make_offered),
     posts=OwnPost,
+    missed=value(make_missed),
     inbox=Inbox,
     pauses=Pauses,
     revocations=Revocations,

@@ -3,14 +3,35 @@
 Floor: tests. Reads and writes: the keys of the test's application; keys in a folder of the test's own.
 """
 
+import time
 from pathlib import Path
 
 import redis
+import trio
 
 from celery5 import App
 from tests.redis.forging import INBOX, signed
 from tests.redis.test_inbox import pauses, posted
 from tests.redis.workers import until
+
+
+async def test_a_command_that_came_too_late_has_its_worker_ask_what_is_paused(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    keyed = App(app_name, broker=url, keys=str(tmp_path / "keys"))
+
+    @keyed.task
+    async def nothing() -> None: ...
+
+    async with posted(keyed, redis_client, tmp_path) as post:
+        redis_client.sadd(keyed.keys.paused, "default")
+        assert (await post.stats())["queues"] == {"default": "read"}
+        one = pauses(keyed, expires=time.time() - 0.1)
+        assert (await post.sent(one, signed(keyed, one))).reason == "expired"
+        with trio.fail_after(5):
+            while (await post.stats())["queues"] != {"default": "paused"}:
+                await trio.sleep(0.01)
+    keyed.close()
 
 
 async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_process(

@@ -118,6 +118,7 @@ def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
     assert {each["role"] for each in shown["certificates"]} == {"mine", "authority", "trusted"}
     (tmp_path / "keys").chmod(0o755)
     assert "chmod 700" in told(desk, "keys", "new", **env).error
+    assert "chmod 700" in told(desk, "keys", "show", **env).error  # workers refuse all commands then
 
 
 @pytest.mark.parametrize(
