@@ -126,7 +126,8 @@ def test_a_value_is_either_refused_or_arrives_as_the_annotation_says(kind: str) 
         else:
             (back,), _ = parameters.decode(*raw)
             # What has arrived is of the declared type: a second trip accepts it and changes nothing.
-            assert there_and_back(parameters, back) == ([back], {})
+            again = there_and_back(parameters, back)
+            assert again == ([back], {}) or str(again) == str(([back], {}))  # no NaN is equal to itself
             return
         assert error.startswith("shop.t: ")
         assert "\n" not in error
