@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 TIMEOUT = 5.0
 """Seconds that answers are waited for."""
+NOT_LATER = frozenset({"shutdown", "run-task"})
+"""Commands that are good only for as long as their sender waits, unless it says more: done later, they would meet a
+worker that nobody meant, like the next one of a name, begun after its sender was told that nobody answered."""
 To = str | Sequence[str] | None
 
 
@@ -68,7 +71,7 @@ class Control:
 
     `to` is a worker, or several: what `workers` gives, or a name that a worker which is down will have again; all that
     live without it. `timeout` is how long answers are waited for, in seconds, `expires` how long the command is good,
-    60 at most. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
+    60 at most: a minute without it, and `timeout` for `shutdown` and `run-task`. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
     """
 
     def __init__(self, app: "App") -> None:
@@ -99,10 +102,10 @@ class Control:
         *,
         to: To = None,
         timeout: float = TIMEOUT,
-        expires: float = LONGEST_LIFE,
+        expires: float | None = None,
     ) -> list[Reply]:
         """Have workers do something; gives what each of them says, by name. For plain Python."""
-        told = _Told(command, dict(parameters or {}), _names(to), *_checked(timeout, expires))
+        told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = self._plain("asend")
         inboxes = told.to or finished(_living(self._app, redis))
         sealed = self._sealed(told, inboxes)
@@ -116,10 +119,10 @@ class Control:
         *,
         to: To = None,
         timeout: float = TIMEOUT,
-        expires: float = LONGEST_LIFE,
+        expires: float | None = None,
     ) -> list[Reply]:
         """`send`, from Trio or asyncio."""
-        told = _Told(command, dict(parameters or {}), _names(to), *_checked(timeout, expires))
+        told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = await self._app.connections.awaiting()
         inboxes = told.to or await _living(self._app, redis)
         sealed = await in_thread(lambda: self._sealed(told, inboxes))
@@ -210,7 +213,9 @@ async def _sent(
         if inbox not in keys:
             replies.append(Reply(worker=inbox, ok=False, reason="full", why=_FULL))
         elif keys[inbox] not in answers:
-            why = _SILENT.format(told.timeout, told.expires)
+            why = _SILENT.format(told.timeout) + (
+                _OVER if told.expires <= told.timeout else _LATER.format(told.expires)
+            )
             replies.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
         else:
             replies.append(_read(inbox, answers[keys[inbox]]))
@@ -235,7 +240,10 @@ def _names(to: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cast("list[str]", names)))
 
 
-def _checked(timeout: object, expires: object) -> tuple[float, float]:
+def _checked(command: str, timeout: object, expires: object) -> tuple[float, float]:
+    if expires is None:
+        _checked(command, timeout, LONGEST_LIFE)
+        expires = min(cast("float", timeout), LONGEST_LIFE) if command in NOT_LATER else LONGEST_LIFE
     for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, LONGEST_LIFE)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < cast("float", value) <= most:
@@ -255,8 +263,7 @@ def _sender() -> str:
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
-_SILENT = (
-    "no answer after {:g} s: it is down, blocked, or has no inbox; "
-    "should it come back within {:g} s of the sending, it does it then"
-)
+_SILENT = "no answer after {:g} s: it is down, blocked, or has no inbox; "
+_LATER = "should it come back within {:g} s of the sending, it does it then"
+_OVER = "what it has not begun by now it does not do"
 _FULL = "too many commands wait in its inbox: it does not take any"

@@ -236,3 +236,17 @@ async def test_a_configuration_is_read_again_on_command(url: str, app_name: str,
         (refused,) = await app.control.asend("ping", {"x": 1}, to="w1")
         assert refused.reason == "refused"
     app.close()
+
+
+async def test_a_shutdown_that_nobody_answered_does_not_end_the_next_worker_of_that_name(app: App) -> None:
+    with_tasks(app)
+    (silent,) = await app.control.asend("shutdown", to="w1", timeout=0.05)
+    assert silent.reason == "no-answer"
+    assert "it does not do" in silent.why
+    async with working(app, name="w1"):
+        with trio.fail_after(5):
+            while not (refused := (await told(app, "stats"))["commands"].get("expired")):
+                pass
+        assert refused == 1
+    kept = await app.control.asend("stats", to="w1", timeout=0.05)
+    assert "within 60 s of the sending" in kept[0].why
