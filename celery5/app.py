@@ -134,8 +134,8 @@ class App:
         self.__dict__.pop("settings", None)
         self.use_broker(self.settings.broker)
 
-    def use_config(self, config: "str | Configuration") -> None:
-        """Use another configuration from now on. Raises Misconfigured."""
+    def use_config(self, config: "str | Configuration | None") -> None:
+        """Use another configuration from now on, or none. Raises Misconfigured."""
         self.config = config
         self.__dict__.pop("configuration", None)
         self.configure()

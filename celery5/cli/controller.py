@@ -3,6 +3,7 @@
 Floor: cli. Reads: nothing. Writes: what the development process writes.
 """
 
+import os
 from typing import Any
 
 import click
@@ -30,7 +31,9 @@ def start(target: Target, /, *, development: bool, **said: Any) -> int:
             "this version has the development controller only: add --development, "
             "or start workers with celery5 worker start"
         )
-    app = target.load()
+    app = target.load(serves=True)
+    if app.config == "redis" and not os.environ.get("CELERY5_BROKER"):
+        app.use_config(None)  # a server of its own begins with an empty hash
     options = configure(app, said)
     from celery5.processes.development import serve
 

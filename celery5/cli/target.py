@@ -6,6 +6,8 @@ Floor: cli. Reads: nothing. Writes: nothing.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -18,12 +20,24 @@ class Target:
 
     name: str
 
-    def load(self) -> "App":
-        """The application. Raises Misconfigured when none was named, CannotLoad when there is no such application."""
+    def load(self, *, serves: bool = False) -> "App":
+        """The application. Raises Misconfigured when none was named, CannotLoad when there is no such application.
+
+        Who only looks at workers or commands them does without a configuration that is wrong, and is warned: workers
+        keep the settings that they had, and have to hear that it is wrong. Who `serves` would work with other settings
+        than were meant.
+        """
         if not self.name:
             raise Misconfigured(
                 "which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP"
             )
         from celery5.cli.loading import load_app
 
-        return load_app(self.name)
+        app = load_app(self.name)
+        if not serves and app.config is not None:
+            try:
+                _ = app.settings
+            except Misconfigured as error:
+                click.echo(f"Warning: going on without the configuration: {error}", err=True)
+                app.use_config(None)
+        return app

@@ -39,7 +39,7 @@ def start(target: Target, /, **said: Any) -> int:
     The first SIGTERM or Ctrl-C stops reading and lets what runs finish for the grace period; the second one exits
     at once.
     """
-    app = target.load()
+    app = target.load(serves=True)
     options = configure(app, said)
     from celery5.processes.foreground import serve
 
