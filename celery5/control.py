@@ -71,7 +71,8 @@ class Control:
 
     `to` is a worker, or several: what `workers` gives, or a name that a worker which is down will have again; all that
     live without it. `timeout` is how long answers are waited for, in seconds, `expires` how long the command is good,
-    60 at most: a minute without it, and `timeout` for `shutdown` and `run-task`. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
+    60 at most: a minute without it, and `timeout` for `shutdown` and `run-task`. Raises Misconfigured for what makes no
+    sense and for keys that cannot sign, BrokerError.
     """
 
     def __init__(self, app: "App") -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from celery5.log import Log
 from celery5.protocol.breaker import BreakerState
 from celery5.protocol.metrics import Family, counter, gauge
+from celery5.services.circuits import Circuits
 from celery5.services.lease import Lease
 
 _STATES: Mapping[BreakerState, int] = {
@@ -56,6 +57,31 @@ def _fault(connection: Connection) -> str:
     if connection.breaker is not BreakerState.CLOSED:
         return f"its circuit breaker is {connection.breaker.value}"
     return "" if connection.connected else "there is no connection"
+
+
+class Guarded:
+    """The circuit breakers of tasks and services: those that have seen a failure, or have health checks."""
+
+    def __init__(self, circuits: Circuits) -> None:
+        self._circuits = circuits
+
+    def conditions(self) -> Mapping[str, str]:
+        """Whatever is held up, the worker is ready for the rest."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """State and trips of each."""
+        told = self._circuits.told()
+        yield gauge(
+            "celery5_circuit",
+            "Circuit breakers of tasks and services: 0 closed, 1 half-open, 2 open.",
+            *[(_STATES[BreakerState(each.state)], {"of": name}) for name, each in told.items()],
+        )
+        yield counter(
+            "celery5_circuit_trips_total",
+            "How often they opened.",
+            *[(each.trips, {"of": name}) for name, each in told.items()],
+        )
 
 
 class LeaseHeld:

@@ -21,6 +21,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
 from celery5.log import Log
 from celery5.protocol.envelope import Envelope, read_envelope
+from celery5.services.board import Board
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
@@ -63,6 +64,7 @@ class WorkerCommands:
         default_queue: str,
         done: trio.Event,
         inbox_counts: Mapping[str, int],
+        board: Board,
         log: Log,
     ) -> None:
         self._redis = redis
@@ -78,6 +80,7 @@ class WorkerCommands:
         self._default_queue = default_queue
         self._done = done
         self._counts = inbox_counts
+        self._board = board
         self._log = log
         self._began = time.monotonic()
 
@@ -113,6 +116,7 @@ class WorkerCommands:
             "held": len(self._ledger),
             "slots": self._budget.told(),
             "queues": self._pauses.told(),
+            "steps": self._board.shown(),
             "commands": dict(self._counts),
             "log": None if self._log.journal is None else self._log.journal.counts,
             "memory": _memory(),

@@ -175,6 +175,8 @@ async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_
             assert (done["command"], done["sender"], done["ok"]) == ("retry-boot-step", "w1", True)
             assert redis_client.exists(app.keys.inbox("w1")) == inbox  # what was read is kept for a while
             assert not lines.of("step:retry-not-posted")
+            (reply,) = await app.control.asend("stats", to="w1") if inbox else (None,)
+            assert reply is None or reply.answer["steps"]["cache"]["why"] == "ValueError: nothing there yet"
             if inbox:  # and by whoever else asks, again and again: no breaker ever says no
                 for _ in range(4):
                     (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")

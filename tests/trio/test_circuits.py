@@ -16,6 +16,7 @@ from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, Failure
 from celery5.protocol.verdict import Barred, Interrupted, Outcome, Raised, Returned
 from celery5.services.circuits import AFTER, LEAST, Circuits
+from celery5.services.vital_sources import Guarded
 from tests.redis.workers import Lines
 from tests.trio.desk import told
 
@@ -256,3 +257,21 @@ def test_a_breaker_that_allows_what_no_check_says_is_refused() -> None:
         Ward(HealthCheck("bank"), allowed={"unhealty": 1})
     with pytest.raises(Misconfigured, match="allows 'unhealthy', but it has no checks"):
         Ward(allowed={"unhealthy": 1})
+
+
+async def test_breakers_of_tasks_are_among_the_metrics(autojump_clock: MockClock, lines: Lines) -> None:
+    ward = Ward(threshold=2, reset=30.0)
+
+    def measured() -> dict[str, dict[str, float]]:
+        families = Guarded(ward.circuits).families()
+        return {each.name: {one.labels["of"]: one.value for one in each.samples} for each in families}
+
+    assert measured() == {"celery5_circuit": {}, "celery5_circuit_trips_total": {}}
+    for _ in range(2):
+        assert ward.run(ILL)
+    assert measured() == {"celery5_circuit": {"treat": 2}, "celery5_circuit_trips_total": {"treat": 1}}
+    await trio.sleep(30)
+    probe, _barred = ward.comes()
+    assert measured()["celery5_circuit"] == {"treat": 1}
+    ward.ends(probe, WELL)
+    assert measured() == {"celery5_circuit": {"treat": 0}, "celery5_circuit_trips_total": {"treat": 1}}
