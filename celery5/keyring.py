@@ -88,6 +88,20 @@ class Keyring:
             self._seen = seen
         return self._trust
 
+    def check(self) -> None:
+        """Raise Misconfigured when these keys cannot be used: others may enter the folder, it cannot be read, or it is
+        not there and this user cannot make it. Makes nothing."""
+        try:
+            self.trust()
+            missing = not self.folder.exists()
+        except OSError as error:
+            raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
+        near = next((each for each in self.folder.absolute().parents if each.exists()), None)
+        if missing and near is not None and not os.access(near, os.W_OK | os.X_OK):
+            raise Misconfigured(
+                f"keys cannot be kept in {self.folder}: {near} is not this user's to write; set CELERY5_KEYS"
+            )
+
     def renew(self, *, authority: bool = False) -> Signer:
         """Make a new key, and with `authority` a new authority first; the old one stays trusted until it is revoked.
         Raises Misconfigured where the authority is not one that was made here."""

@@ -1,6 +1,6 @@
 """Overview: what is known of a job, and what is in an application's queues.
 
-Floor: domain. Reads: the queues' own keys. Writes: nothing.
+Floor: domain. Reads: the queues' own keys, and which of them are paused. Writes: nothing.
 
 Fennel counted by going through all keys of the server, and failed before the first worker came (F13, F61).
 """
@@ -8,8 +8,9 @@ Fennel counted by going through all keys of the server, and failed before the fi
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
-from celery5.broker import calls, looking
+from celery5.broker import calls, looking, pausing
 from celery5.broker import dead_letters as graveyard
 from celery5.broker.looking import QueueState, Sighting
 from celery5.connections import AwaitingRedis
@@ -46,12 +47,14 @@ class AppState(msgspec.Struct, frozen=True):
 
 async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
     """What is in the application's queues, or in one of them. Raises UnknownQueue."""
-    known = await redis.perform(calls.queues(app.keys))
+    used = await redis.perform(calls.queues(app.keys))
+    paused = await redis.perform(pausing.paused(app.keys))
+    known = sorted({*used, *paused})  # one may be paused before anything was sent to it
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
     states = await redis.perform_all([looking.overview(app.queue(name)) for name in names]) if names else []
-    return AppState(app.name, {each.queue: each for each in states})
+    return AppState(app.name, {each.queue: replace(each, paused=each.queue in paused) for each in states})
 
 
 async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:

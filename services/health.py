@@ -27,6 +27,8 @@ AGAIN = 5.0
 """Seconds between attempts to tell others of a global check while Redis is away."""
 BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
+FAULTS = 20
+"""Different faults of one function that are known at most: a text with a time in it is new at each look."""
 
 
 class Redis(Protocol):
@@ -60,6 +62,7 @@ class Health:
         self._due: dict[str, float] = {}
         self._news: dict[str, trio.Event] = {name: trio.Event() for name in self._checks}
         self._looking: set[str] = set()
+        self._faults: dict[tuple[str, int], set[str]] = {}
         self._to_tell: dict[str, CheckReading] = {}
         self._telling = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
@@ -185,21 +188,33 @@ class Health:
         self._news[check.name].set()
 
     async def _look(self, check: HealthCheck) -> None:
-        """Have each function of the check look; the worst state counts. One that fails is told of and ignored (C31)."""
+        """Have each function of the check look; the worst state counts. One that fails is told of, once until it looks
+        again, and ignored (C31)."""
         found: list[str] = []
         functions: Sequence[Look | None] = check.functions or [None]
-        for function in functions:
+        for place, function in enumerate(functions):
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
                     found += said(await check.look(function, self), check.states)
+                    self._faults.pop((check.name, place), None)
                     continue
             except (Exception, SystemExit) as error:  # the user's code
                 why = f"{type(error).__name__}: {error}"
-            self._log.event("health:failed", "error", check=check.name, why=why)
+            self._failed(check, place, why)
         state = worst(found, check.states)
         if state is not None:
             self._heard(check, state, check.why)
+
+    def _failed(self, check: HealthCheck, place: int, why: str) -> None:
+        """Tell what is wrong with a function of a check, unless that was told since it looked last."""
+        known = self._faults.setdefault((check.name, place), set())
+        if why in known:
+            return
+        if len(known) >= FAULTS:
+            known.clear()
+        known.add(why)
+        self._log.event("health:failed", "error", check=check.name, why=why)
 
     # ---- what becomes of a state
 

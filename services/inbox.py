@@ -76,6 +76,8 @@ class Keyring(Protocol):
 
     def trust(self) -> Trust: ...
 
+    def check(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -207,6 +209,7 @@ class Inbox:
         self._own.ring()  # what was posted while nobody listened
         self._leaves = math.inf
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._check_keys)
             try:
                 await self._take(nursery)
             finally:  # what was begun is ended, and answered
@@ -228,6 +231,15 @@ class Inbox:
             self._log.event("inbox:off", "warning", lost=_LOST)
         elif not self._address.signed:
             self._log.event("inbox:unsigned", "warning", lost=_UNSIGNED)
+
+    async def _check_keys(self) -> None:
+        """Tell at once of keys with which no command could be checked, not when the first one has come."""
+        if not (self._address.open and self._address.signed):
+            return
+        try:
+            await trio.to_thread.run_sync(self._keyring.check, limiter=self._thread, abandon_on_cancel=True)
+        except (Misconfigured, OSError, ValueError) as error:
+            self._log.event("inbox:no-keys", "warning", why=str(error), lost=_NO_KEYS)
 
     async def _ring_later(self) -> None:
         await trio.sleep(AGAIN)
@@ -379,4 +391,7 @@ _LOST = (
     "step, a check, a lost log line) does not outlive it"
 )
 _ENDED = "this worker ended, or began anew, before it was done: it may be done in part"
+_NO_KEYS = (
+    "every command to this worker is refused, until this is mended: celery5 -A APP keys show, as its user"
+)
 _UNSIGNED = "whoever can write to this broker can command this worker: stop it, pause it, run tasks on it"

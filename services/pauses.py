@@ -98,7 +98,10 @@ class Pauses:
         return self._applied(queue)
 
     async def _look(self) -> None:
-        self._everywhere = await self._redis.perform(pausing.paused(self._keys))
+        known, self._everywhere = self._everywhere, await self._redis.perform(pausing.paused(self._keys))
+        news = [each for each in self._queues if each in self._everywhere and each not in known]
+        if news:
+            self._log.event("queue:paused", "warning", queues=news, why=_PAUSED)
         for queue in self._queues:
             self._apply(queue)
 
@@ -131,3 +134,6 @@ class Pauses:
                 f"this worker does not read queue {queue!r}; its queues: {', '.join(self._queues)}"
             )
         return str(queue), here
+
+
+_PAUSED = "paused for all workers, until celery5 worker resume-queue: this one does not read them"

@@ -48,7 +48,7 @@ class QueueState(msgspec.Struct, frozen=True):
 
     `waiting` are on the stream and nobody has them, `held` are in workers' hands, `scheduled` wait for their time,
     retries included. `next_due` and `oldest_dead` are seconds from now and since then; None when there is none. `keys`
-    is how many keys live jobs have.
+    is how many keys live jobs have. `paused`: nobody is to read it, until it is resumed.
     """
 
     queue: str
@@ -60,6 +60,7 @@ class QueueState(msgspec.Struct, frozen=True):
     oldest_dead: float | None
     keys: int
     workers: tuple[WorkerState, ...]
+    paused: bool = False
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:

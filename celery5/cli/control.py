@@ -1,7 +1,7 @@
 """Control: the commands that tell workers what to do, and show what each of them answers.
 
 Floor: cli. Reads: which workers live, their answers; the keys that commands are signed with. Writes: their inboxes;
-stdout.
+which queues are paused, when no worker lives; stdout.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from celery5.broker import calls, pausing
 from celery5.cli.said import as_json, cell, paragraph
 from celery5.cli.target import Target
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import CeleryError, Misconfigured, UnknownQueue
 from celery5.protocol.budget import KINDS
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def active(target: Target, /, **said: Any) -> None:
 @click.pass_obj
 def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
     """Have no worker read QUEUE, also none that begins later; with --to those workers alone, while they run."""
-    _tell(target, "pause-queue", _where(queue, said), **said)
+    _have_read(target, "pause-queue", queue, **said)
 
 
 @click.command("resume-queue")
@@ -86,7 +87,7 @@ def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
 @click.pass_obj
 def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
     """Have workers read QUEUE again."""
-    _tell(target, "resume-queue", _where(queue, said), **said)
+    _have_read(target, "resume-queue", queue, **said)
 
 
 @click.command()
@@ -187,6 +188,35 @@ COMMANDS: tuple[click.Command, ...] = (
 """The commands to workers."""
 
 
+def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...], **said: Any) -> None:
+    """Have workers read a queue, or not. When none lives the set that they look at as they begin is written here."""
+    app = target.load()
+    if to or app.control.workers():
+        _tell(target, command, {"queue": queue, "here": True} if to else {"queue": queue}, to=to, **said)
+        return
+    used, paused = (
+        app.perform(calls.queues(app.keys), instead=""),
+        app.perform(pausing.paused(app.keys), instead=""),
+    )
+    known = {
+        *used,
+        *paused,
+        *(each.options_.queue or app.settings.default_queue for each in app.tasks.values()),
+    }
+    if queue not in known:
+        raise UnknownQueue(queue, known)
+    pauses = command == "pause-queue"
+    app.perform((pausing.pause if pauses else pausing.resume)(app.keys, queue), instead="")
+    if app.control.workers():  # one began meanwhile, and may have looked before
+        _tell(target, command, {"queue": queue}, to=to, **said)
+        return
+    if said["wants_json"]:
+        click.echo(as_json([]))
+    state = "paused" if pauses else "resumed"
+    text = f"no worker of this application lives; those that begin later find {queue} {state}"
+    click.echo(cell(text), err=said["wants_json"])
+
+
 def _tell(
     target: Target,
     command: str,
@@ -218,10 +248,6 @@ def _shown(replies: "list[Reply]") -> str:
         for each in replies
     ]
     return "\n".join(lines)
-
-
-def _where(queue: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    return {"queue": queue, "here": True} if said["to"] else {"queue": queue}
 
 
 def _parameter(said: str) -> tuple[str, Any]:

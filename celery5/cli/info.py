@@ -43,6 +43,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "oldest dead": "" if each.oldest_dead is None else f"{span(each.oldest_dead)} ago",
             "keys": each.keys,
             "workers": sum(one.alive for one in each.workers),
+            "paused": "yes" if each.paused else "",
         }
         for each in state.queues.values()
     ]

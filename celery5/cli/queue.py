@@ -1,6 +1,6 @@
 """Queue: the commands about queues.
 
-Floor: cli. Reads: the sizes of the application's queues. Writes: stdout.
+Floor: cli. Reads: the sizes of the application's queues, and which are paused. Writes: stdout.
 """
 
 import click
@@ -18,7 +18,7 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, scheduled and dead jobs."""
+    """Show each queue: waiting, running, scheduled and dead jobs, and whether it is paused for all."""
     rows: list[dict[str, object]] = [
         {
             "queue": each.queue,
@@ -26,6 +26,7 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
             "running": each.held,
             "scheduled": each.scheduled,
             "dead": each.dead,
+            "paused": each.paused if wants_json else "yes" if each.paused else "",
         }
         for each in target.load().info().queues.values()
     ]

@@ -4,6 +4,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import redis
 import trio
 
 from celery5 import App, BootStep, Misconfigured, TaskRevoked
+from celery5.broker import pausing
 from celery5.errors import BrokerUnavailable, CommandRefused
-from tests.redis.workers import until, working
+from tests.redis.forging import order, put, signed
+from tests.redis.workers import Lines, until, working
 
 
 async def told(app: App, command: str, to: str = "w1", **parameters: Any) -> Any:
@@ -97,6 +100,43 @@ async def test_a_paused_queue_is_read_by_nobody_also_not_by_workers_that_begin_l
         assert await handle.astatus() == "SENT"
         await told(app, "resume-queue", queue="default")
         assert await handle.aget(timeout=5) == 4
+
+
+def come_too_late(app: App, client: "redis.Redis") -> None:
+    """A command whose time is over: the worker then asks what is paused."""
+    late = order(app, "ping", issued=time.time() - 31, expires=time.time() - 1)
+    put(client, app, late, signed(app, late))
+
+
+async def test_a_worker_that_begins_warns_once_of_its_queues_that_are_paused(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    double, _ = with_tasks(app)
+    for queue in ("default", "another"):
+        await app.aperform(pausing.pause(app.keys, queue))
+    with Lines() as lines:
+        async with working(app, name="w1"):
+            await until(lambda: bool(lines.of("queue:paused")))
+            come_too_late(app, redis_client)  # a command that came too late has it look again: nothing is new
+            await until(lambda: bool(lines.of("inbox:refused")))
+            await told(app, "resume-queue", queue="default")
+            assert await (await double.adelay(2)).aget(timeout=5) == 4
+            await app.aperform(pausing.pause(app.keys, "default"))
+            come_too_late(app, redis_client)
+            await until(lambda: len(lines.of("queue:paused")) > 1)
+            await told(app, "resume-queue", queue="default")
+    first, second = lines.of("queue:paused")
+    assert (first["level"], first["queues"], second["queues"]) == ("warning", ["default"], ["default"])
+    assert "resume-queue" in first["why"]
+
+
+async def test_a_queue_that_is_paused_is_seen_to_be_also_before_anything_was_sent(app: App) -> None:
+    assert not (await app.ainfo()).queues
+    await app.aperform(pausing.pause(app.keys, "default"))
+    assert (await app.ainfo("default")).queues["default"].paused
+    assert [(each.queue, each.paused) for each in (await app.ainfo()).queues.values()] == [("default", True)]
+    await app.aperform(pausing.resume(app.keys, "default"))
+    assert not (await app.ainfo()).queues
 
 
 async def test_a_queue_is_paused_for_one_worker_alone(app: App, redis_client: "redis.Redis") -> None:

@@ -73,6 +73,31 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
     assert "celery5 worker start" in gone.error
 
 
+def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    handle = shop.add.delay(1, 2)
+    paused = told(desk, "worker", "pause-queue", "default")
+    assert (paused.code, paused.err) == (0, "")
+    assert paused.out == "no worker of this application lives; those that begin later find default paused\n"
+    header, row = told(desk, "queue", "list").out.splitlines()
+    assert (header.split()[-1], row.split()[-1]) == ("paused", "yes")
+    header, row = told(desk, "info").out.splitlines()[2:4]
+    assert (header.split()[-1], row.split()[-1]) == ("paused", "yes")
+    assert json.loads(told(desk, "queue", "list", "--json").out)[0]["paused"] is True
+    assert json.loads(told(desk, "info", "--json").out)["queues"]["default"]["paused"] is True
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder) as one:
+        one.ready()
+        assert until(lambda: one.logged("queue:paused"))[0]["queues"] == ["default"]
+        assert handle.status() == "SENT"
+    resumed = told(desk, "worker", "resume-queue", "default", "--json")
+    assert (resumed.code, json.loads(resumed.out)) == (0, [])
+    assert resumed.error.endswith("those that begin later find default resumed")
+    unknown = told(desk, "worker", "pause-queue", "defualt")
+    assert (unknown.code, "did you mean 'default'?" in unknown.error) == (1, True)
+    told(desk, "worker", "start", "--burst")
+    assert handle.get(timeout=10) == 3
+
+
 def test_the_budget_of_workers_is_shown_and_set(desk: Desk) -> None:
     with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder) as one:
         one.ready()
@@ -133,6 +158,25 @@ def test_a_worker_that_is_less_careful_says_what_is_lost(desk: Desk, flag: str, 
         one.ready()
         (warned,) = until(lambda: one.logged(kind))
         assert lost in warned["lost"]
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("open", "chmod 700"), ("file/none", "set CELERY5_KEYS"), ("new", "")]
+)
+def test_a_worker_whose_keys_cannot_be_used_says_so_as_it_begins(
+    desk: Desk, tmp_path: Path, place: str, why: str
+) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "file").write_text("")
+    keys = {"CELERY5_KEYS": str(tmp_path / place)}
+    with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder, env=keys) as one:
+        one.ready()
+        if why:
+            (warned,) = until(lambda: one.logged("inbox:no-keys"))
+            assert (warned["level"], why in warned["why"]) == ("warning", True)
+        else:  # the first command makes them
+            assert told(desk, "worker", "ping", **keys).code == 0
+            assert not one.logged("inbox:no-keys")
 
 
 @pytest.mark.parametrize(

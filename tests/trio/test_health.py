@@ -20,7 +20,7 @@ from celery5.errors import CommandRefused
 from celery5.log import Log
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Commands
-from celery5.services.health import Health
+from celery5.services.health import FAULTS, Health
 from tests.redis.workers import Lines
 from tests.trio.desk import told
 
@@ -166,7 +166,29 @@ async def test_a_check_that_fails_is_an_error_in_the_log_and_keeps_its_state(
             await trio.sleep(2)
             assert (health.reading("a").state, health.reading("a").is_stale) == ("smoking", True)
     failed = told(lines, "health:failed")
-    assert [(each["level"], each["check"], each["why"]) for each in failed] == [("error", "a", why)] * 3
+    assert [(each["level"], each["check"], each["why"]) for each in failed] == [("error", "a", why)]
+
+
+async def test_each_fault_is_told_once_until_the_check_has_recovered(autojump_clock: MockClock) -> None:
+    one, two = ValueError("one"), ValueError("two")
+    moody = HealthCheck("a", saying(one, one, two, one, two, "fine", one, one), states=WORDS, period=1)
+    moody.subscribe(saying("fine"))  # that another function looks well is no recovery
+    with Lines() as lines:
+        async with looking(moody):
+            await trio.sleep(8.5)
+    whys = [each["why"] for each in told(lines, "health:failed")]
+    assert whys == ["ValueError: one", "ValueError: two", "ValueError: one"]
+
+
+async def test_faults_that_are_new_at_each_look_are_all_told_and_few_remembered(
+    autojump_clock: MockClock,
+) -> None:
+    always_new = saying(*(ValueError(str(n)) for n in range(3 * FAULTS)))
+    with Lines() as lines:
+        async with looking(HealthCheck("a", always_new, states=WORDS, period=1)) as health:
+            await trio.sleep(3 * FAULTS - 0.5)
+            assert len(health._faults["a", 0]) <= FAULTS
+    assert len(told(lines, "health:failed")) == 3 * FAULTS
 
 
 async def test_of_several_that_look_those_that_do_not_fail_are_heard(autojump_clock: MockClock) -> None:
