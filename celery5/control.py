@@ -17,11 +17,11 @@ from celery5.broker import inbox as trips
 from celery5.broker.in_thread import in_thread
 from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingRedis
-from celery5.errors import CommandRefused, Misconfigured
+from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.keyring import Keyring, folder_of
 from celery5.overview import state_of_app
 from celery5.protocol.job import new_id
-from celery5.protocol.orders import Answer, inbox_of
+from celery5.protocol.orders import Answer, inbox_meant, inbox_of, who_else
 from celery5.protocol.signing import LONGEST_LIFE, Order, audience_of, seal
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class _PlainWaits:
 class Control:
     """The workers of an application: `app.control`.
 
-    `to` is a worker, or several: what `workers` gives, or a name that a worker which is down will have again; all that
-    live without it. `timeout` is how long answers are waited for, in seconds, `expires` how long the command is good,
-    60 at most: a minute without it, and `timeout` for `shutdown` and `run-task`. Raises Misconfigured for what makes no
-    sense and for keys that cannot sign, BrokerError.
+    `to` is a worker, or several: what `workers` gives, the full name of one that lives, or a name that a worker which
+    is down will have again; all that live without it. `timeout` is how long answers are waited for, in seconds,
+    `expires` how long the command is good, 60 at most: a minute without it, and `timeout` for `shutdown` and
+    `run-task`. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
     """
 
     def __init__(self, app: "App") -> None:
@@ -108,7 +108,7 @@ class Control:
         """Have workers do something; gives what each of them says, by name. For plain Python."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = self._plain("asend")
-        inboxes = told.to or finished(_living(self._app, redis))
+        inboxes = finished(_inboxes(self._app, redis, told.to))
         sealed = self._sealed(told, inboxes)
         waits = _PlainWaits(self._app.connections.results(instead="app.control.asend"))
         return finished(_sent(self._app, redis, waits, told, sealed))
@@ -125,7 +125,7 @@ class Control:
         """`send`, from Trio or asyncio."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = await self._app.connections.awaiting()
-        inboxes = told.to or await _living(self._app, redis)
+        inboxes = await _inboxes(self._app, redis, told.to)
         sealed = await in_thread(lambda: self._sealed(told, inboxes))
         waits = await self._app.connections.awaiting_results()
         return await _sent(self._app, redis, waits, told, sealed)
@@ -202,6 +202,15 @@ async def _living(app: "App", redis: AwaitingRedis) -> tuple[str, ...]:
     return tuple(sorted({inbox_of(each) for each in state.workers}))
 
 
+async def _inboxes(app: "App", redis: AwaitingRedis, to: tuple[str, ...]) -> tuple[str, ...]:
+    if not to:
+        return await _living(app, redis)
+    if not any(":" in each for each in to):
+        return to  # no incarnation is among them, so nothing need be asked
+    living = (await state_of_app(app, redis, None)).workers
+    return tuple(dict.fromkeys(inbox_meant(each, living) for each in to))
+
+
 async def _sent(
     app: "App", redis: AwaitingRedis, waits: _Waits, told: _Told, sealed: Mapping[str, tuple[str, bytes]]
 ) -> list[Reply]:
@@ -209,7 +218,7 @@ async def _sent(
     taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
     keys = {inbox: app.keys.answer(sealed[inbox][0]) for inbox, there in taken.items() if there}
     answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
-    replies: list[Reply] = []
+    replies, silent = list[Reply](), list[Reply]()
     for inbox in sealed:
         if inbox not in keys:
             replies.append(Reply(worker=inbox, ok=False, reason="full", why=_FULL))
@@ -217,10 +226,25 @@ async def _sent(
             why = _SILENT.format(told.timeout) + (
                 _OVER if told.expires <= told.timeout else _LATER.format(told.expires)
             )
-            replies.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
+            silent.append(Reply(worker=inbox, ok=False, reason="no-answer", why=why))
         else:
             replies.append(_read(inbox, answers[keys[inbox]]))
-    return sorted(replies, key=lambda each: each.worker)
+    if silent and told.to:
+        silent = await _with_others(app, redis, silent)
+    return sorted([*replies, *silent], key=lambda each: each.worker)
+
+
+async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) -> list[Reply]:
+    """Who was named and has not answered, with whom may have been meant instead."""
+    try:
+        living = (await state_of_app(app, redis, None)).workers
+    except BrokerError:
+        return silent  # what the others have answered is worth more than this
+    others = [who_else(each.worker, living) for each in silent]
+    return [
+        msgspec.structs.replace(each, why=f"{other} ({each.why})" if other else each.why)
+        for each, other in zip(silent, others, strict=True)
+    ]
 
 
 def _read(inbox: str, raw: bytes) -> Reply:

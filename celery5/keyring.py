@@ -14,7 +14,8 @@ import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.signing import Signer, Trust, as_pem, certificates_in, described, fingerprint
+from celery5.protocol.signing import (
+    NotAccepted,
+    Order,
+    Refusal,
+    Signer,
+    Trust,
+    as_pem,
+    certificates_in,
+    described,
+    fingerprint,
+    seal,
+    unseal,
+)
 
 if TYPE_CHECKING:
     import trustme
@@ -116,16 +129,23 @@ class Keyring:
             self._make_mine()
         return self._read(self.folder / "mine.pem")
 
-    def trust_file(self, file: Path) -> list[str]:
-        """Trust the certificates in a PEM file; gives their fingerprints. Raises Misconfigured when there is none."""
+    def trust_file(self, file: Path) -> dict[str, bool]:
+        """Trust the certificates in a PEM file, also those that were revoked; gives their fingerprints, and whether
+        each was on the denylist, which it now is not. Raises Misconfigured when there is none."""
         found = certificates_in(_content(file))
         if not found:
             raise Misconfigured(f"{file} has no certificate: give a PEM file")
-        self._entered()
         for each in found:
             described(each)
-            self._write(f"trusted/{fingerprint(each)[:16]}.pem", as_pem(each))
-        return [fingerprint(each) for each in found]
+        self._entered()
+        with self._locked():
+            revoked = self._revoked()
+            for each in found:
+                self._write(f"trusted/{fingerprint(each)[:16]}.pem", as_pem(each))
+            lifted = {fingerprint(each): fingerprint(each) in revoked for each in found}
+            if any(lifted.values()):
+                self._write("revoked", _without(_content(self._denylist).decode(), lifted).encode())
+        return lifted
 
     def revoke(self, what: str) -> list[str]:
         """Put a fingerprint, or those of the certificates in a PEM file, on the denylist; gives them."""
@@ -140,9 +160,30 @@ class Keyring:
         self._entered()
         with self._locked():
             new = [each for each in prints if each not in self._revoked()]
-            before = self._denylist.read_text() if self._denylist.exists() else ""
+            before = _content(self._denylist).decode() if self._denylist.exists() else ""
+            if before and not before.endswith("\n"):
+                before += "\n"  # somebody else's editor left it out
             self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
         return prints
+
+    def remedy(self) -> str:
+        """What makes a sender of this folder accepted again whose key, or its authority's, is on the denylist here; ''
+        when neither is. Raises Misconfigured for keys that cannot sign."""
+        mine, now = self.folder / "mine.pem", time.time()
+        if not mine.exists():
+            return ""
+        order = Order(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
+        try:
+            unseal(seal(order, self._read(mine)), audience="", trust=self.trust(), now=now)
+        except NotAccepted as error:
+            if error.reason is not Refusal.REVOKED:
+                return ""
+            file, revoked = self.folder / "ca.pem", self._revoked()
+            if not file.exists():
+                return f"have your authority sign a new key, and put both into {mine}"
+            denied = any(fingerprint(each) in revoked for each in certificates_in(_content(file)))
+            return "celery5 keys new --authority" if denied else "celery5 keys new"
+        return ""
 
     def certificates(self) -> list[Certificate]:
         """All certificates in the folder. Raises Misconfigured when others may enter it, which no worker allows."""
@@ -261,6 +302,18 @@ class Keyring:
         with os.fdopen(handle, "wb") as writing:
             writing.write(content)
         Path(draft).replace(file)
+
+
+def _without(denylist: str, lifted: Container[str]) -> str:
+    """A denylist without some fingerprints, and with all else that is in it: what was said of one stays a comment."""
+    kept: list[str] = []
+    for line in denylist.splitlines(keepends=True):
+        mark, hash_, said = line.partition("#")
+        if mark.strip().lower().replace(":", "") not in lifted:
+            kept.append(line)
+        elif hash_:
+            kept.append(hash_ + said)
+    return "".join(kept)
 
 
 def _version(file: Path) -> tuple[str, int, int, int]:

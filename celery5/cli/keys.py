@@ -56,9 +56,12 @@ def show(target: Target, *, wants_json: bool) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.pass_obj
 def trust(target: Target, file: Path) -> None:
-    """Take commands from whom the certificates in FILE (PEM) vouch for: an authority, or a sender."""
-    for fingerprint in target.load().control.keyring.trust_file(file):
-        click.echo(f"trusted: {fingerprint}")
+    """Take commands from whom the certificates in FILE (PEM) vouch for: an authority, or a sender.
+
+    Those that were revoked here are taken off the denylist.
+    """
+    for fingerprint, lifted in target.load().control.keyring.trust_file(file).items():
+        click.echo(f"trusted: {fingerprint}{' (it was revoked: that is lifted)' if lifted else ''}")
 
 
 @keys.command()
@@ -66,5 +69,10 @@ def trust(target: Target, file: Path) -> None:
 @click.pass_obj
 def revoke(target: Target, what: str) -> None:
     """Take no more commands from a certificate: put its fingerprint on the denylist."""
-    for fingerprint in target.load().control.keyring.revoke(what):
+    keyring = target.load().control.keyring
+    for fingerprint in keyring.revoke(what):
         click.echo(f"revoked: {fingerprint}")
+    if remedy := keyring.remedy():
+        click.echo(
+            f"commands signed with {keyring.folder / 'mine.pem'} are refused here from now on, until: {remedy}"
+        )

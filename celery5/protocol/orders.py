@@ -3,6 +3,8 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
@@ -28,3 +30,23 @@ def inbox_of(worker: str) -> str:
     """The name of a worker's inbox: its own without the word that each of its incarnations adds, so that a process that
     begins again, or another one of the same name, is commanded at the same place."""
     return worker.rpartition(":")[0] or worker
+
+
+def inbox_meant(name: str, living: Collection[str]) -> str:
+    """The inbox that somebody means by `name`: that of a worker which lives, named in full, else `name` itself. A name
+    that only looks like a worker's in full is left alone: `host:4711` is no incarnation of `host`."""
+    inboxes = {inbox_of(each) for each in living}
+    return inbox_of(name) if name in living and name not in inboxes else name
+
+
+def who_else(name: str, living: Collection[str]) -> str:
+    """What to tell somebody to whom nobody of that name has answered: whom of the `living` workers they may have meant;
+    '' when it lives."""
+    inboxes = sorted({inbox_of(each) for each in living})
+    if name in inboxes:
+        return ""
+    former = [each for each in inboxes if each == inbox_of(name)]
+    if near := former or get_close_matches(name, inboxes, n=1):
+        return f"no worker {name!r} lives: did you mean {near[0]!r}?"
+    more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
+    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}"

@@ -5,6 +5,7 @@ Floor: tests. Reads: nothing. Writes: keys in folders of the tests' own.
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,39 @@ def test_keys_are_made_once_by_whoever_signs_first(tmp_path: Path) -> None:
     assert not (tmp_path / "keys").exists()
     assert one.signer() == other.signer()
     unseal(seal(order(), one.signer()), audience=HERE, trust=other.trust(), now=NOW)
+
+
+def test_what_was_revoked_is_trusted_again_and_the_rest_of_the_denylist_stays(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys", owner="shop")
+    ring.signer()
+    file = ring.folder / "mine.pem"
+    (mark,) = ring.revoke(str(file))
+    shouted = ":".join(mark[n : n + 2] for n in range(0, 64, 2)).upper()
+    (ring.folder / "revoked").write_text(f"# ours\n{shouted} # lost laptop\n{'a' * 64} # theirs")
+    ring.revoke("b" * 64)
+    assert refusal(seal(order(), ring.signer()), ring.trust()) == "revoked"
+    assert ring.trust_file(file) == {mark: True}
+    left = (ring.folder / "revoked").read_text()
+    assert left == f"# ours\n# lost laptop\n{'a' * 64} # theirs\n{'b' * 64}\n"
+    assert ring.trust_file(file) == {mark: False}
+    sealed = seal(order(issued=time.time(), expires=time.time() + 9), ring.signer())
+    unseal(sealed, audience=HERE, trust=ring.trust(), now=time.time())
+
+
+def test_who_revokes_their_own_key_is_told_how_to_be_accepted_again(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys", owner="shop")
+    assert ring.remedy() == ""
+    ring.signer()
+    ring.revoke("a" * 64)
+    assert ring.remedy() == ""
+    ring.revoke(str(ring.folder / "mine.pem"))
+    assert ring.remedy() == "celery5 keys new"
+    ring.renew()
+    assert ring.remedy() == ""
+    ring.revoke(str(ring.folder / "ca.pem"))
+    assert ring.remedy() == "celery5 keys new --authority"
+    ring.renew(authority=True)
+    assert ring.remedy() == ""
+    (ring.folder / "ca.pem").unlink()
+    ring.revoke(str(ring.folder / "mine.pem"))
+    assert "have your authority sign" in ring.remedy()

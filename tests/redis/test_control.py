@@ -278,6 +278,22 @@ async def test_a_configuration_is_read_again_on_command(url: str, app_name: str,
     app.close()
 
 
+async def test_a_worker_is_known_by_its_full_name_too_and_a_misspelt_one_is_told(app: App) -> None:
+    with_tasks(app)
+    async with working(app, name="web"), working(app, name="mail"):
+        full = (await told(app, "ping", to="web"))["pong"]
+        assert full.startswith("web:")
+        (reply,) = await app.control.asend("ping", to=[full, "web"])
+        assert (reply.worker, reply.ok) == ("web", True)
+        (plain,) = await trio.to_thread.run_sync(lambda: app.control.ping(to=full))
+        assert (plain.worker, plain.ok) == ("web", True)
+        for wrong in ("wbe", "web:Former"):
+            (silent,) = await app.control.asend("ping", to=wrong, timeout=0.05)
+            assert f"no worker {wrong!r} lives: did you mean 'web'?" in silent.why
+        (silent,) = await app.control.asend("ping", to="zzz", timeout=0.05)
+        assert "those that do: mail, web" in silent.why
+
+
 async def test_a_shutdown_that_nobody_answered_does_not_end_the_next_worker_of_that_name(app: App) -> None:
     with_tasks(app)
     (silent,) = await app.control.asend("shutdown", to="w1", timeout=0.05)

@@ -128,8 +128,11 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         assert told(desk, "keys", "revoke", tmp_path / "theirs" / "mine.pem", **ours).code == 0
         denied = told(desk, "worker", "ping", **theirs)
         assert (denied.code, "w1  revoked" in denied.out) == (1, True)
-        assert told(desk, "keys", "new", **theirs).code == 0
+        lifted = told(desk, "keys", "trust", tmp_path / "theirs" / "mine.pem", **ours)
+        assert lifted.out.endswith("(it was revoked: that is lifted)\n")
         assert told(desk, "worker", "ping", **theirs).code == 0
+        own = told(desk, "keys", "revoke", tmp_path / "ours" / "mine.pem", **ours)
+        assert own.out.endswith("are refused here from now on, until: celery5 keys new\n")
 
 
 def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
