@@ -14,6 +14,9 @@ import pytest
 from tests.story.commands import Ended, Serving, celery5, until
 from tests.story.conftest import Desk
 
+pytestmark = pytest.mark.timeout(180)
+"""Seconds: a test here is a score of processes, one after the other."""
+
 
 def told(desk: Desk, *words: object, **env: str) -> Ended:
     """One command to the workers of the shop."""
