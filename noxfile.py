@@ -26,6 +26,8 @@ SUPPORTED = ("3.11", "3.12", "3.13")
 
 # Interpreters are looked for, never fetched, by nox and by uv alike.
 os.environ["UV_PYTHON_DOWNLOADS"] = "never"
+# Behind a proxy with an authority of its own uv is to get through wherever pip does.
+os.environ.setdefault("UV_SYSTEM_CERTS", "true")
 
 
 def _says_its_version(python: str | Path, version: str) -> bool:
