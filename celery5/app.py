@@ -83,7 +83,7 @@ class App:
         self._said: dict[str, Any] = {"broker": broker, **settings}
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         _ = self._settled() if self.config else self.settings  # what is wrong is told here and now
-        self.retry_policy: RetryPolicy = RetryPolicy.of(retry_policy or RetryPolicy())
+        self.retry_policy: RetryPolicy = RetryPolicy.of({} if retry_policy is None else retry_policy)
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
         self.budgets: Mapping[str, Budget] = checked_budgets(budgets or {})
