@@ -30,7 +30,8 @@ from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
 from celery5.processes.worker_parts import budgets_for
 from celery5.protocol.budget import ceiling
-from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, began, heard, judge_life, read_stat
+from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.runners.process_group import started_at
 from celery5.services.black_box import BlackBox
 from celery5.services.heartbeat import BEATS
 from celery5.services.lease import now
@@ -308,7 +309,7 @@ class _Watch:
     def _end_boxes(self) -> None:
         """Before their jobs run elsewhere. The kernel has ended the boxes, but not what they have started."""
         for group, birth in self._box.boxes:
-            if _began(group) in (birth, 0):  # not a stranger, who has its id since it ended
+            if started_at(group) in (birth, 0):  # not a stranger, who has its id since it ended
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
 
@@ -370,15 +371,6 @@ def _look_at(pid: int) -> Sign:
     except PermissionError:
         pass
     return Sign(now())
-
-
-def _began(pid: int) -> int:
-    """When a process was started; 0 when there is none, or where the kernel does not tell."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return began(file.read())
-    except (OSError, ValueError):
-        return 0
 
 
 def _say(line: str) -> None:

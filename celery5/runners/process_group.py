@@ -44,7 +44,7 @@ class ProcessGroup:
             _stream, (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         )
         self._reaped = self._stolen = False
-        self.began = self._begun()
+        self.began = started_at(self.pid)
 
     @property
     def pid(self) -> int:
@@ -63,19 +63,8 @@ class ProcessGroup:
     def has_time(self, seconds: float) -> None:
         """Let the process use so many seconds of processor time from now on. Raises like `has_memory`."""
         with suppress(OSError):  # it has ended: whoever talks to it will notice
-            used = read_stat(self._stat(), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).used or 0.0
+            used = read_stat(_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).used or 0.0
             self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), for_good=False)
-
-    def _begun(self) -> int:
-        """When the process that has the id now was started; 0 when there is none, or this is no Linux."""
-        try:
-            return began(self._stat())
-        except (OSError, ValueError):
-            return 0
-
-    def _stat(self) -> str:
-        with open(f"/proc/{self.pid}/stat") as file:
-            return file.read()
 
     def _restrict(self, what: int, most: int, *, for_good: bool) -> None:
         if sys.platform != "linux":
@@ -90,7 +79,7 @@ class ProcessGroup:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group. Its id is nobody else's before the process was reaped."""
-        if not (self._reaped or (self._stolen and self._begun() not in (self.began, 0))):
+        if not (self._reaped or (self._stolen and started_at(self.pid) not in (self.began, 0))):
             with suppress(ProcessLookupError, PermissionError):  # all of it has ended
                 os.killpg(self.pid, number)
 
@@ -135,6 +124,20 @@ class ProcessGroup:
         except ChildProcessError:  # a job has waited for all children of the worker
             self._stolen = True
             return True
+
+
+def started_at(pid: int) -> int:
+    """When the process that has this id now was started, in the kernel's ticks; 0 when there is none, or where the
+    kernel does not tell."""
+    try:
+        return began(_stat(pid))
+    except (OSError, ValueError):
+        return 0
+
+
+def _stat(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read()
 
 
 def _stream(file: Any) -> trio.lowlevel.FdStream:

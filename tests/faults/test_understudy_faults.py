@@ -20,6 +20,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.processes import understudy
 from celery5.processes.understudy import Said
+from celery5.runners.process_group import started_at
 from celery5.services.black_box import BlackBox
 from tests.faults.proxy import FaultyProxy
 from tests.redis.workers import working
@@ -59,7 +60,7 @@ def test_a_stranger_who_has_the_id_of_a_box_that_has_ended_is_left_alone(app_nam
     box = BlackBox(slots=1, boxes=2)
     watch = understudy._Watch(App(app_name), box, os.getpid(), -1, -1)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        began = understudy._began(process.pid)
+        began = started_at(process.pid)
         box.has_box(process.pid, began - 1)
         watch._end_boxes()
         with pytest.raises(subprocess.TimeoutExpired):
