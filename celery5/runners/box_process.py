@@ -177,12 +177,16 @@ class BoxProcess:
                 self._take(line, whole)
         for line, whole in lines.end():
             self._take(line, whole)
-        self._broken = True
-        if self._nursery is not None:
+        self._step_aside()
+
+    def _step_aside(self) -> None:
+        """What it says is not heard any more, or not to be believed: it gets no further job. Mostly its end is why."""
+        if self._nursery is not None and not self._broken:
             self._nursery.start_soon(self._end_soon)
+        self._broken = True
 
     async def _end_soon(self) -> None:
-        """Nothing that it says would be heard any more. Mostly its end is the reason."""
+        """Mostly it ends by itself."""
         await trio.sleep(TERM_LIMIT)
         await self.end()
 
@@ -213,6 +217,8 @@ class BoxProcess:
     def _answered(self, outcome: Outcome, job: str, line: bytes) -> None:
         if not self._job or self._answer is not None or job not in ("", self._job):
             self._voice.noise(line, "stdout")  # an answer to no job
+            if not (job or self._job):
+                self._step_aside()  # out of step: the next such answer may come while another job runs
             return
         self._answer = outcome
         if isinstance(outcome, Raised) and outcome.failure.type == "MemoryError":

@@ -24,7 +24,11 @@ while IFS= read -r line; do
     strand) setsid sleep 30 & exit 5 ;;
     stop) kill -STOP $$ ;;
     still) sleep 60 & wait ;;
-    twice) echo '{"type":"result","value":1}'; echo '{"type":"result","value":2}' ;;
+    twice)
+        id=$(printf '%s' "$line" | sed -n 's/.*"id":"\([^"]*\)".*/\1/p')
+        printf '{"type":"result","id":"%s","value":1}\n' "$id"
+        printf '{"type":"result","id":"%s","value":2}\n' "$id" ;;
+    again) echo '{"type":"result","value":1}'; sleep 0.2; echo '{"type":"result","value":2}' ;;
     nan) echo '{"type":"result","value":NaN}' ;;
     late) echo '{"value": NaN, "type": "result"}' ;;
     cut) echo '{"type":"result","val' ;;

@@ -172,6 +172,17 @@ async def test_arguments_that_nobody_reads_hold_up_nobody(app: App) -> None:
         assert await ask(app, "next") == "fine"
 
 
+async def test_a_box_that_answers_without_an_id_while_it_has_no_job_is_out_of_step_and_used_no_more(
+    app: App,
+) -> None:
+    with Lines() as lines:
+        async with working(app):
+            assert await ask(app, "again") == 1
+            await until(lambda: bool(lines.of("box:ended")), within=10)
+            assert await ask(app, "next") == "fine"
+    assert len(lines.of("box:started")) == 2
+
+
 async def test_answers_that_are_none_cost_their_own_job_at_most(app: App) -> None:
     async with working(app):
         assert await ask(app, "twice") == 1
