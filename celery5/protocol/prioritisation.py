@@ -1,0 +1,176 @@
+"""Prioritisation: which tasks, and so which queues, workers are to prefer just now (C99, C100).
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+A strategy gives weights, not an order: two tasks of the weights 1.0 and 0.25 are begun about four to one while both
+wait. No weight is 0, so nothing starves.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.situation import CPU_BOUND, Situation
+
+BEST = 1.0
+"""The weight of what is preferred, and of whatever nothing is said about."""
+LEAST = 0.01
+"""The least weight there is."""
+HELD_BACK = 0.1
+"""The weight of tasks that need what is nearly used up."""
+LONGEST = 3600.0
+"""Seconds that a preference lasts at most, if nobody says it again."""
+
+T = TypeVar("T")
+
+
+class Strategy(Protocol):
+    """Says which tasks to prefer (C99): gives weights by the names of tasks, larger for what is to come first, and only
+    their ratio counts. A task that is left out has the largest of them. It is asked every few seconds, and must not
+    wait for anything."""
+
+    def __call__(self, situation: Situation, /) -> Mapping[str, float]: ...
+
+
+def shortest(situation: Situation) -> dict[str, float]:
+    """Prefer tasks whose jobs take a short time. One that never ran is preferred, so that its time becomes known."""
+    return {task: 1 / max(mean, 1e-6) for task, mean in _means(situation).items()}
+
+
+def longest(situation: Situation) -> dict[str, float]:
+    """Prefer tasks whose jobs take a long time. One that never ran is preferred, so that its time becomes known."""
+    return {task: max(mean, 1e-6) for task, mean in _means(situation).items()}
+
+
+def rarest(situation: Situation) -> dict[str, float]:
+    """Prefer tasks of which few jobs wait, on all queues together."""
+    waiting: dict[str, int] = {}
+    for line in situation.lines:
+        waiting[line.task] = waiting.get(line.task, 0) + line.waiting
+    return {task: 1 / count for task, count in waiting.items() if count > 0}
+
+
+class Saturation(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefer I/O-bound tasks when the slots for CPU-bound ones are nearly all taken, and the other way round (C100).
+
+    `threshold` is the share of slots, above 0 and at most 1, from which on they are nearly all taken. While both are,
+    or neither is, nothing is preferred. Raises Misconfigured.
+    """
+
+    threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise Misconfigured(f"threshold is {self.threshold!r}: give a share of slots, such as 0.8")
+
+    def __call__(self, situation: Situation) -> dict[str, float]:
+        """Weights by task: the full one, or a tenth."""
+        cpu, io = situation.cpu_use >= self.threshold, situation.io_use >= self.threshold
+        if cpu == io:
+            return {}
+        return {line.task: HELD_BACK if (line.kind in CPU_BOUND) is cpu else BEST for line in situation.lines}
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "shortest": shortest,
+    "longest": longest,
+    "rarest": rarest,
+    "saturation": Saturation(),
+}
+"""The strategies that settings know by name."""
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """What to prefer: weights of tasks and of queues, from `LEAST` to `BEST`; who is not named has `BEST`."""
+
+    tasks: Mapping[str, float] = {}
+    queues: Mapping[str, float] = {}
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether nothing is preferred to anything."""
+        return not self.tasks and not self.queues
+
+    def differs(self, other: "Preference", *, by: float = 1.25) -> bool:
+        """Whether a weight of the other is different by more than this factor: less is not worth telling anybody."""
+        return any(
+            not 1 / by <= mine.get(name, BEST) / theirs.get(name, BEST) <= by
+            for mine, theirs in ((self.tasks, other.tasks), (self.queues, other.queues))
+            for name in mine.keys() | theirs.keys()
+        )
+
+    @staticmethod
+    def of(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
+        """What the command `prefer` says, and for how many seconds. Raises Misconfigured for what makes no sense."""
+        strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
+        if strange:
+            raise Misconfigured(f"prefer does not take {strange[0]!r}: it takes tasks, queues and seconds")
+        seconds: object = parameters.get("seconds", 60.0)
+        if not _is_number(seconds) or not 0 < cast("float", seconds) <= LONGEST:
+            raise Misconfigured(f"seconds is {seconds!r}: give more than 0 and at most {LONGEST:g}")
+        tasks, queues = (_checked(name, parameters.get(name) or {}) for name in ("tasks", "queues"))
+        return Preference(tasks, queues), float(cast("float", seconds))
+
+
+def prefer(strategy: Strategy, situation: Situation) -> Preference:
+    """What a strategy says of a situation, within bounds. The heaviest of the tasks has `BEST`; a queue has the mean of
+    the jobs that wait on it. Raises ValueError when it gives anything but numbers, 0 or more, by names."""
+    tasks = _bounded(strategy(situation))
+    if not tasks:
+        return Preference()
+    waiting: dict[str, int] = {}
+    weighed: dict[str, float] = {}
+    for line in situation.lines:
+        if line.waiting > 0:
+            waiting[line.queue] = waiting.get(line.queue, 0) + line.waiting
+            weight = tasks.get(line.task, BEST) * line.waiting
+            weighed[line.queue] = weighed.get(line.queue, 0.0) + weight
+    queues = {queue: weighed[queue] / count for queue, count in waiting.items()}
+    return Preference(_named(tasks), _named(_bounded(queues)))
+
+
+def in_order(things: Iterable[T], weight: Callable[[T], float]) -> list[T]:
+    """The heaviest first; those of one weight as they came."""
+    return sorted(things, key=weight, reverse=True)
+
+
+def _means(situation: Situation) -> dict[str, float]:
+    """The mean of each task; on several queues that of all of them."""
+    found: dict[str, list[float]] = {}
+    for line in situation.lines:
+        if line.mean is not None:
+            found.setdefault(line.task, []).append(line.mean)
+    return {task: sum(means) / len(means) for task, means in found.items()}
+
+
+def _bounded(said: Mapping[str, float]) -> dict[str, float]:
+    """The weights so that the largest is BEST, and none less than LEAST. All 0 says nothing."""
+    for name, weight in said.items():
+        if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
+            raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
+    most = max(said.values(), default=0.0)
+    return {name: max(LEAST, weight / most) for name, weight in said.items()} if most > 0 else {}
+
+
+def _named(weights: Mapping[str, float]) -> dict[str, float]:
+    """Without those that have the best weight, as who is not named has."""
+    return {name: round(weight, 4) for name, weight in weights.items() if weight < BEST}
+
+
+def _checked(name: str, said: object) -> dict[str, float]:
+    if not isinstance(said, Mapping):
+        raise Misconfigured(f"{name} is {said!r}: give weights by name")
+    weights = cast("Mapping[str, Any]", said)
+    for each, weight in weights.items():
+        if not _is_number(weight) or not 0 < weight <= BEST:
+            raise Misconfigured(
+                f"{name}: the weight of {each!r} is {weight!r}: give more than 0 and at most 1"
+            )
+    return {each: max(LEAST, float(weight)) for each, weight in weights.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
