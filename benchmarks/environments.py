@@ -70,7 +70,9 @@ def _install(python: Path, packages: list[str], *, again: bool = False) -> None:
         return
     if uv := _uv():
         fresh = ["--reinstall-package", "celery5"] if again else []
-        _run([uv, "pip", "install", "--quiet", "--python", str(python), *fresh, *packages])
+        # Else each start compiles anew, which takes memory, too: not what a worker is like.
+        compiled = ["--compile-bytecode", *fresh]
+        _run([uv, "pip", "install", "--quiet", "--python", str(python), *compiled, *packages])
     else:
         _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
         if again:

@@ -145,7 +145,7 @@ class App:
         from celery5.configuration import usable
 
         found = None if self.configuration is None else self._found(self.configuration)
-        settings, before = usable(self._settled(found), self.name), self.settings
+        settings, before = usable(self._settled(found), self.name, self.settings.broker), self.settings
 
         def apply() -> None:
             self.settings = settings

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery5.broker import calls
-from celery5.broker.call import Call
 from celery5.errors import BrokerError, Misconfigured
 from celery5.health import Ground, HealthCheck, Look
 from celery5.protocol.health import HTTP_STATES, HttpAnswer, graded, http_states, room, worst
@@ -24,7 +23,6 @@ SLEEP = 0.1
 SLEEPS = 10
 """How often it does: what blocks the loop in that second is seen."""
 _MEMINFO = Path("/proc/meminfo")
-_PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 
 
 class BrokerPing(HealthCheck):
@@ -44,7 +42,7 @@ class BrokerPing(HealthCheck):
         began = trio.current_time()
         with trio.move_on_after(self._most):
             try:
-                await ground.perform(_PING)
+                await ground.perform(calls.PING)
             except BrokerError:
                 return "unhealthy"
         return graded(trio.current_time() - began, self._most)

@@ -178,13 +178,20 @@ def configuration_of(said: "str | Configuration", *, broker: Callable[[], str], 
     return ModuleConfiguration(said)
 
 
-def usable(settings: Settings, app: str) -> Settings:
+def usable(settings: Settings, app: str, broker: str) -> Settings:
     """The same settings. Raises Misconfigured for what otherwise only whoever uses it finds wrong: by then the old ones
-    would be gone."""
+    would be gone. They were to be used with `broker` so far: another one must let us in. May block."""
     folder_of(app, settings.keys, os.environ)
     try:
-        Endpoint.from_url(settings.broker).ssl_context()
-    except BadBrokerURL as error:
+        endpoint = Endpoint.from_url(settings.broker)
+        endpoint.ssl_context()
+        if settings.broker != broker:
+            redis = BlockingRedis(endpoint, connections=1)
+            try:
+                redis.perform(calls.PING)
+            finally:
+                redis.close()
+    except (BadBrokerURL, BrokerError) as error:
         raise Misconfigured(str(error)) from None
     return settings
 

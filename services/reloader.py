@@ -18,7 +18,7 @@ from celery5.errors import CommandRefused, Misconfigured
 from celery5.log import Log
 
 PAUSE = 1.0
-"""Seconds after a watch that failed, before the next."""
+"""Seconds between the end of a watch and the next: a backend whose watch fails, or returns at once, is not spun on."""
 LOAD_LIMIT = 30.0
 """Seconds that loading a configuration may take."""
 
@@ -111,7 +111,7 @@ class Reloader:
                 self._complaint = ""
             except Exception as error:  # a backend of the user's own may raise anything
                 self._complain(configuration, error)
-                await trio.sleep(PAUSE)
+            await trio.sleep(PAUSE)
 
     async def _look(self, configuration: Watched) -> list[str]:
         try:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import trio
 
+from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.deduplicate import declined
@@ -321,7 +322,7 @@ class TaskExecution:
         """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
         with trio.move_on_after(ASK_LIMIT):
             try:
-                await self._redis.perform(_PING)
+                await self._redis.perform(calls.PING)
             except BrokerError:
                 return False
             up = self._redis.up_since
@@ -390,4 +391,3 @@ _WAITED_FOR = (
 )
 LAPSED = Lapsed()
 WITHDRAWN = Withdrawn()
-_PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)

@@ -24,6 +24,9 @@ LEAVE = Script.load("leave")
 LOCATE = Script.load("locate")
 MEASURE = Script.load("measure")
 
+PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
+"""Nothing but an answer."""
+
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One job as read from a stream: its queue, its entry id, the message, and how many workers died with it."""

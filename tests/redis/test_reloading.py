@@ -17,6 +17,7 @@ import redis
 import trio
 
 from celery5 import App, BootStep, gather
+from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.examples.own_configuration.table import TableConfiguration
 from celery5.log import Log
@@ -127,6 +128,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
         ('broker = "nonsense"', "cannot be understood"),
         ('broker = "rediss://x?ssl_ca_certs=/not/there"', "check ssl_ca_certs"),
         ('keys = "~nobody-of-that-name/keys"', "there is no such user"),
+        ('broker = "redis://127.0.0.1:1"', "refused"),
     ],
 )
 async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied(
@@ -149,6 +151,27 @@ async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied
             assert why in lines.of("configuration:bad")[0]["why"]
             assert await (await double.adelay(3)).aget(timeout=5) == 6
     app.close()
+
+
+def test_a_new_broker_is_used_once_it_lets_us_in_and_the_old_one_kept_till_then(
+    url: str, own_server: EmbeddedServer, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CELERY5_BROKER", raising=False)
+    config = tmp_path / "c.toml"
+    write(config, f'broker = "{url}"')
+    app = App(app_name, config=str(config))
+    assert app.settings.broker == url
+    with redis.Redis.from_url(own_server.url) as strict:
+        strict.config_set("requirepass", "secret")
+        write(config, f'broker = "{own_server.url}"')
+        with pytest.raises(Misconfigured, match="wants a password"):
+            app.reread()
+        assert app.settings.broker == url
+        strict.config_set("requirepass", "")
+    changed, apply = app.reread()
+    apply()
+    assert changed == ("broker",)
+    assert app.connections.masked == own_server.url
 
 
 def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
