@@ -68,6 +68,10 @@ class Keys:
         """STRING  a worker looks at that check for all, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
+    def living(self, kind: str) -> str:
+        """ZSET    the Schedulers that live, by the end of their lease in ms."""
+        return f"celery5:{{{self.app}}}:living:{kind}"
+
     def inbox(self, name: str) -> str:
         """STREAM  commands for the process of that name; the channel of the same name wakes it."""
         return f"celery5:{{{self.app}}}:inbox:{name}"

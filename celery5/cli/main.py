@@ -22,6 +22,7 @@ from celery5.cli.health import health
 from celery5.cli.info import info
 from celery5.cli.keys import keys
 from celery5.cli.queue import queue
+from celery5.cli.scheduler import scheduler
 from celery5.cli.target import Target
 from celery5.cli.task import task
 from celery5.cli.worker import worker
@@ -51,7 +52,7 @@ def cli(context: click.Context, target: str) -> None:
         context.exit(USAGE)
 
 
-for each in (worker, controller, info, health, queue, task, dlq, keys, demo):
+for each in (worker, controller, scheduler, info, health, queue, task, dlq, keys, demo):
     cli.add_command(each)
 
 

@@ -1,4 +1,4 @@
-"""Serving: the flags of every command that runs jobs.
+"""Serving: the flags of every command that serves an application.
 
 Floor: cli. Reads: nothing. Writes: nothing.
 
@@ -32,7 +32,7 @@ SETTINGS = (
 )
 
 
-_FLAGS: Sequence[Callable[[Any], Any]] = (
+_OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
     click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
     click.option(
@@ -45,6 +45,8 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
         metavar="SECONDS",
         help="How long running jobs may go on after a stop.",
     ),
+)
+_FLAGS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--config",
         metavar="WHERE",
@@ -62,7 +64,7 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
         help="Whether commands must be signed; default: they must.",
     ),
     click.option("--keys", metavar="FOLDER", help="Where the keys are that commands are signed with."),
-    click.option("--name", default="", help="The worker's name; default: host, process and a new word."),
+    click.option("--name", default="", help="The process' name; default: host, process and a new word."),
     click.option(
         "--status-port", type=int, metavar="N", help="Answer /livez, /readyz and /metrics on this port."
     ),
@@ -85,7 +87,16 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
 
 def serving_flags(command: F) -> F:
     """Add the flags that `worker start` and `controller start` share."""
-    for flag in reversed(_FLAGS):
+    return _with((*_OF_JOBS, *_FLAGS), command)
+
+
+def attending_flags(command: F) -> F:
+    """Add the flags of a process that runs no jobs: `scheduler start` and `router start`."""
+    return _with(_FLAGS, command)
+
+
+def _with(flags: Sequence[Callable[[Any], Any]], command: F) -> F:
+    for flag in reversed(flags):
         command = flag(command)
     return command
 
@@ -98,7 +109,7 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
     if config:
         app.use_config(config)
     app.configure(**{name: said.pop(name) for name in SETTINGS if name in said})
-    return ServeOptions(queues=queue_names(said.pop("queues")), **said)
+    return ServeOptions(queues=queue_names(said.pop("queues", "")), **said)
 
 
 def queue_names(listed: str) -> tuple[str, ...]:

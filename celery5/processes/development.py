@@ -16,9 +16,11 @@ import trio
 from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.log import Log
-from celery5.processes import worker
-from celery5.processes.foreground import ServeOptions, serve_here, stopping
+from celery5.processes import scheduler, worker
+from celery5.processes.foreground import ServeOptions, run_beside, serve_here, stopping
+from celery5.processes.lives import Page, new_name
 from celery5.processes.own_log import own_log
+from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
@@ -44,8 +46,13 @@ def serve(app: App, options: ServeOptions) -> int:
         told = WorkerOptions(
             options.queues, options.burst, options.name, understudy=understudy, journal=journal
         )
-        trio.run(serve_here, app, told, interruption)
+        trio.run(partial(serve_here, beside=beside(app)), app, told, interruption)
     return 0
+
+
+def beside(app: App) -> tuple[Page, ...]:
+    """What an application needs beside its worker: a Scheduler, when it has what only that does."""
+    return (SCHEDULER,) if scheduler.needed(app) else ()
 
 
 @contextmanager
@@ -82,10 +89,12 @@ async def running(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event,
 
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
     """
-    told = WorkerOptions(options.queues, options.burst, options.name, worker.new_name(options.name))
+    told = WorkerOptions(options.queues, options.burst, options.name, new_name(options.name))
     log = Log(worker=told.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:
+        for each in beside(app):
+            await nursery.start(partial(run_beside, each, app, None, lambda: None))
         await nursery.start(partial(worker.run, app, told, log=log, done=done))
         try:
             yield done

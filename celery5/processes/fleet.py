@@ -1,4 +1,4 @@
-"""Fleet: several worker processes of one application under one parent.
+"""Fleet: several worker or router processes of one application under one parent.
 
 Floor: processes. Reads: signals; a pipe from its children; systemd's variables, which it takes out of the environment.
 Writes: datagrams to systemd; lines on stderr.
@@ -59,6 +59,7 @@ class _Fleet:
     wanted: int
     burst: bool
     systemd: Notification
+    word: str
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     children: dict[int, int] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
@@ -87,13 +88,14 @@ class _Fleet:
         return max(self.stopping + self.app.settings.grace_period + KILL_AFTER, self.killed + KILL_AGAIN)
 
 
-def supervise(app: App, *, processes: int, burst: bool = False) -> int | Child:
-    """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent.
+def supervise(app: App, *, processes: int, burst: bool = False, word: str = "worker") -> int | Child:
+    """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent. `word`
+    is what they are called.
 
     A child that ends with 0 is done in a `burst`; else it is replaced like any other.
     """
     systemd = taken_from_environment(os.environ, os.getpid())
-    fleet = _Fleet(app, processes, burst, systemd)
+    fleet = _Fleet(app, processes, burst, systemd, word)
     fleet.starts.extend([0.0] * processes)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for each in (signal.SIGALRM, signal.SIGIO):
@@ -219,7 +221,7 @@ def _reap(fleet: _Fleet) -> None:
         fleet.wanted -= retired
         if retired or (code == 0 and (fleet.burst or fleet.stopping is not None)):
             continue
-        _tell_people(f"worker process {pid} ended with {code}")
+        _tell_people(f"{fleet.word} process {pid} ended with {code}")
         if fleet.stopping is not None:
             told = code == -signal.SIGTERM
             fleet.code = fleet.code or (128 + fleet.insisted if fleet.insisted else 0 if told else 1)
@@ -235,7 +237,7 @@ def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
     # Once one has come up the others can, too, as soon as the broker is back or a job that kills them is buried.
     in_vain = fleet.in_vain >= IN_VAIN and not fleet.begun
     if often or in_vain:
-        _tell_people(f"worker processes {'cannot start' if in_vain else 'keep ending'}: giving up")
+        _tell_people(f"{fleet.word} processes {'cannot start' if in_vain else 'keep ending'}: giving up")
         fleet.code = 1
         _stop(fleet)
         return
@@ -257,7 +259,7 @@ def _tell_systemd(fleet: _Fleet, what: str) -> None:
 
 
 def _status(fleet: _Fleet) -> str:
-    return f"STATUS={len(fleet.ready)} of {fleet.wanted} worker processes at work"
+    return f"STATUS={len(fleet.ready)} of {fleet.wanted} {fleet.word} processes at work"
 
 
 def _tell_people(line: str) -> None:

@@ -1,19 +1,23 @@
-"""Foreground: serves one application as one worker process, or as several, until told to stop.
+"""Foreground: serves one application as one process, a worker unless said otherwise, or as several, until told to stop.
 
 Floor: processes. Reads: signals. Writes: the log.
 """
 
 import gc
+import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import trio
 
 from celery5.app import App
-from celery5.log import Format, Level, Log
+from celery5.log import Format, Journal, Level, Log
 from celery5.processes import fleet, worker
+from celery5.processes.lives import Page, new_name
 from celery5.processes.own_log import own_log
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
@@ -24,6 +28,8 @@ from celery5.services.vitals import Vitals
 STOP_LIMIT = 40.0
 """Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
 patience, and systemd more again."""
+WORKER = Page("worker", worker.run, worker.check, understudy=True)
+"""What runs jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +47,21 @@ class ServeOptions:
     log_level: Level = "info"
 
 
-def serve(app: App, options: ServeOptions) -> int:
-    """Serve until stopped; gives the exit code: 0 when all ended as it was asked to.
+def serve(app: App, options: ServeOptions, page: Page = WORKER) -> int:
+    """Serve until stopped, as what `page` says; gives the exit code: 0 when all ended as it was asked to.
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
     ready, retire, name = _nothing, _nothing, options.name
-    worker.check(app)
+    page.check(app)
     if options.processes > 1:
-        part = fleet.supervise(app, processes=options.processes, burst=options.burst)
+        part = fleet.supervise(app, processes=options.processes, burst=options.burst, word=page.word)
         if isinstance(part, int):
             return part
         ready, retire = part.ready, part.retire
         name = name and f"{name}.{part.number}"
     with (
-        standing_by(app) as understudy,
+        standing_by(app) if page.understudy else nullcontext() as understudy,
         stopping(app) as interruption,
         own_log(app, options.log_format, options.log_level, processes=options.processes) as journal,
     ):
@@ -68,7 +74,7 @@ def serve(app: App, options: ServeOptions) -> int:
             journal=journal,
             processes=options.processes,
         )
-        trio.run(serve_here, app, told, interruption, ready, retire)
+        trio.run(partial(serve_here, page=page), app, told, interruption, ready, retire)
     return 0
 
 
@@ -83,13 +89,15 @@ async def serve_here(
     interruption: Interruption,
     told: Callable[[], None] = lambda: None,
     retiring: Callable[[], None] = lambda: None,
+    *,
+    page: Page = WORKER,
+    beside: Sequence[Page] = (),
 ) -> None:
-    """Be one worker in this Trio run until a signal, a command, or until a burst is done. `told` is called when it
-    consumes, `retiring` when it ends because it was commanded to: then nobody need replace it."""
+    """Be one worker, or what `page` says, in this Trio run until a signal, a command, or until a burst is done. `told`
+    is called when it consumes, `retiring` when it ends because it was commanded to: then nobody need replace it. What
+    is `beside` it lives as long, and is there before it."""
     vitals = Vitals(app=app.name)
-    options = replace(
-        options, incarnation=worker.new_name(options.name), vitals=vitals, stuck=interruption.must_end
-    )
+    options = replace(options, incarnation=new_name(options.name), vitals=vitals, stuck=interruption.must_end)
     log = Log(worker=options.incarnation, app=app.name, journal=options.journal)
     done = trio.Event()
     if options.understudy is not None:
@@ -113,14 +121,35 @@ async def serve_here(
                         retiring()
 
                 nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
-                await worker.run(app, options, log=log, done=done, task_status=_Ready(log, told))
+                for each in beside:
+                    await nursery.start(partial(run_beside, each, app, options.journal, tell))
+                ready = _Ready(log, told, page.word)
+                await page.run(app, options, log=log, done=done, task_status=ready)
             around.cancel_scope.cancel()
     except BaseException as error:
-        log.event("worker:stopped")
+        log.event(f"{page.word}:stopped")
         log.finish(error)
         raise
-    log.event("worker:stopped")
+    log.event(f"{page.word}:stopped")
     log.finish()
+
+
+async def run_beside(
+    page: Page,
+    app: App,
+    journal: Journal | None,
+    stuck: Callable[[], None],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be what `page` says until cancelled, in the process of another."""
+    name = new_name(f"{socket.gethostname()}:{os.getpid()}:{page.word}")
+    told = WorkerOptions(incarnation=name, journal=journal, stuck=stuck, beside=True)
+    log = Log(worker=name, app=app.name, journal=journal)
+    try:
+        await page.run(app, told, log=log, done=trio.Event(), task_status=task_status)
+    finally:
+        log.finish()
 
 
 def _asking(scope: trio.CancelScope, log: Log, vitals: Vitals) -> Callable[[signal.Signals], None]:
@@ -144,15 +173,16 @@ def _asking(scope: trio.CancelScope, log: Log, vitals: Vitals) -> Callable[[sign
 class _Ready(trio.TaskStatus[None]):
     """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
 
-    def __init__(self, log: Log, told: Callable[[], None]) -> None:
+    def __init__(self, log: Log, told: Callable[[], None], word: str) -> None:
         self._log = log
+        self._word = word
         self._told = told
 
     def started(self, value: None = None) -> None:
         gc.collect()
         gc.freeze()
         self._told()
-        self._log.event("worker:ready")
+        self._log.event(f"{self._word}:ready")
 
 
 def _nothing() -> None:

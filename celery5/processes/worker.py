@@ -2,15 +2,13 @@
 
 Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
 
-Read it from the bottom: `run` keeps one incarnation of the worker after another alive, each put together by
-`WorkerParts` (worker_parts.py) and brought up by `Boot`. A worker that was taken for dead begins a new incarnation
-under a new name.
+`run` keeps one incarnation of the worker after another alive (lives.py), each put together by `WorkerParts`
+(worker_parts.py) and brought up by `Boot`. A worker that was taken for dead begins a new incarnation under a new
+name.
 """
 
 import itertools
 import os
-import random
-import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,23 +17,21 @@ from typing import Any
 import trio
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.bootsteps.boot import Boot
 from celery5.broker.on_trio import Timing
 from celery5.checks import all_checks
-from celery5.errors import BrokerUnavailable, LeaseLost
 from celery5.log import Journal, Log
 from celery5.processes.link_log import LinkLog
+from celery5.processes.lives import live, new_name
 from celery5.processes.understudy import Understudy
 from celery5.processes.worker_parts import WorkerParts, budgets_for
-from celery5.protocol.backoff import full_jitter
 from celery5.protocol.budget import KINDS
-from celery5.protocol.job import new_id
 from celery5.protocol.orders import inbox_of
 from celery5.protocol.prefetch import Pace
 from celery5.services.inbox import Address
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
-from celery5.services.reloader import Next, Reload
+from celery5.services.reloader import Next
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.vitals import Vitals
 from celery5.wiring import build
@@ -48,7 +44,7 @@ class WorkerOptions:
     the first incarnation gives it as `incarnation`. Which queues are `paused`, and what it was `commanded`, holds for
     all of them. Who steps in for it is its `understudy`, if it has one. When a step does not end, `stuck` is called:
     this process will not be whole again. With `reload` a change of the configuration takes effect without a restart of
-    the process."""
+    the process. What runs `beside` another in its process leaves systemd to that one."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
@@ -61,6 +57,7 @@ class WorkerOptions:
     journal: Journal | None = None
     processes: int = 1
     reload: bool = True
+    beside: bool = False
     stuck: Callable[[], None] = lambda: None
 
 
@@ -73,35 +70,21 @@ async def run(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
-    status = _Once(task_status, log)
     vitals = options.vitals or Vitals(app=app.name)
     options = replace(options, vitals=vitals)
     if not app.tasks:
         log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
-    again: tuple[type[Exception], ...] = (LeaseLost,)
-    lives, next_life = itertools.count(), Next()
-    while True:
-        # Never used twice: what a former incarnation held is for recovery, not for us.
-        worker = options.incarnation or new_name(options.name)
-        log.named(worker)
-        vitals.starting(worker)
-        boot = build(Boot, WorkerParts, **_given(app, options, worker, log, done, next_life))
-        try:
-            log.event(
-                "worker:starting", name=worker, queues=list(_queues(app, options)), tasks=len(app.tasks)
-            )
-            await boot.run(task_status=status)
-        except* Reload:
-            log.event("worker:reloading", name=worker)
-            lives = itertools.count()
-        except* again as ended:
-            log.event("worker:again", "error", name=worker, why=_first_of(ended))
-        next_life.begins()
-        options = replace(options, incarnation="")
-        # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
-        again = (LeaseLost, BrokerUnavailable, BootFailed)
-        life = next(lives)
-        await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
+    # Never used twice: what a former incarnation held is for recovery, not for us.
+    known = itertools.chain([options.incarnation] if options.incarnation else [])
+
+    def boot_of(name: str, next_life: Next) -> Boot:
+        vitals.starting(name)
+        log.event("worker:starting", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
+        return build(Boot, WorkerParts, **_given(app, options, name, log, done, next_life))
+
+    await live(
+        "worker", boot_of, lambda: next(known, "") or new_name(options.name), log=log, task_status=task_status
+    )
 
 
 def check(app: App) -> None:
@@ -132,7 +115,7 @@ def _given(
         "log": log,
         "watch": LinkLog(log=log),
         "lease": lease,
-        "address": _address(app, options, worker),
+        "address": address_of(app, options, worker),
         "keyring": app.control.keyring,
         "inbox_counts": Counter[str](),
         "understudy": understudy,
@@ -140,7 +123,7 @@ def _given(
         "queues": {kind: TasksQueue() for kind in KINDS},
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
-        **_known_of(options.vitals or Vitals(app=app.name), lease, next_life),
+        **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
         "burst": options.burst,
@@ -155,13 +138,13 @@ def _given(
     }
 
 
-def _known_of(vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
+def known_of(options: WorkerOptions, vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
     """The values for those who tell others how the process does."""
 
     def another() -> bool:
         return lease.lost or next_life.due
 
-    notification = from_environment(os.environ, os.getpid())
+    notification = from_environment({} if options.beside else os.environ, os.getpid())
     return {
         "vitals": vitals,
         "tally": vitals.jobs,
@@ -170,40 +153,12 @@ def _known_of(vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
     }
 
 
-def _address(app: App, options: WorkerOptions, worker: str) -> Address:
+def address_of(app: App, options: WorkerOptions, worker: str) -> Address:
     """Where this process is commanded."""
     settings, lasting = app.settings, bool(options.name)
     return Address(
         app.name, inbox_of(worker), open=settings.inbox, signed=settings.inbox_signatures, lasting=lasting
     )
-
-
-class _Once(trio.TaskStatus[None]):
-    """Says that the worker is up, when its first incarnation is that comes up at all. Of later ones the log tells."""
-
-    def __init__(self, status: trio.TaskStatus[None], log: Log) -> None:
-        self._status = status
-        self._log = log
-        self._said = False
-
-    def started(self, value: None = None) -> None:
-        if self._said:
-            self._log.event("worker:ready")
-        else:
-            self._said = True
-            self._status.started()
-
-
-def _first_of(group: Any) -> str:
-    """The first error in a group of groups, as text."""
-    first = group.exceptions[0]
-    inner = getattr(first, "exceptions", None)  # a group in the group
-    return str(first) if inner is None else _first_of(first)
-
-
-def new_name(name: str = "") -> str:
-    """A name that no incarnation has had: `name`, else host and process, and a new word."""
-    return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{new_id()[:6]}"
 
 
 def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:

@@ -95,6 +95,8 @@ def test_the_log_messages_of_the_guide_are_written_somewhere() -> None:
     named = re.findall(r"`celery5:([a-z:-]+)`", (DOCS / "guide" / "logging.md").read_text())
     sources = "\n".join(path.read_text() for path in files("celery5", "services", "bootsteps"))
     written = set(re.findall(r'"(?:celery5:)?([a-z]+(?::[a-z-]+)*)"', sources))
+    of_any = re.findall(r'f"\{[a-z._]*word\}:([a-z-]+)"', sources)  # what a process of each kind says
+    written |= {f"{word}:{each}" for word in ("worker", "router", "scheduler") for each in of_any}
     assert named
     assert [each for each in named if each not in written] == []
 

@@ -30,6 +30,7 @@ def made() -> dict[str, str]:
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
         "paused": SHOP.paused,
+        "living": SHOP.living("<kind>"),
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
         "answer": SHOP.answer("<id>"),

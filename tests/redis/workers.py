@@ -17,7 +17,8 @@ import trio
 from celery5 import App
 from celery5.broker.keys import GROUP
 from celery5.log import Journal, Log
-from celery5.processes import worker
+from celery5.processes.foreground import WORKER
+from celery5.processes.lives import Page
 from celery5.processes.worker import WorkerOptions
 
 LEASE = 1.0
@@ -39,8 +40,8 @@ class Working:
             await self.ended.wait()
 
 
-async def start(nursery: trio.Nursery, app: App, **options: Any) -> Working:
-    """Start a worker in `nursery`; gives it when it consumes."""
+async def start(nursery: trio.Nursery, app: App, *, page: Page = WORKER, **options: Any) -> Working:
+    """Start a worker, or what `page` says, in `nursery`; gives it when it consumes."""
     log = Log(worker=options.get("name", "tested"), app=app.name)
     done, ended = trio.Event(), trio.Event()
 
@@ -49,7 +50,7 @@ async def start(nursery: trio.Nursery, app: App, **options: Any) -> Working:
             with trio.CancelScope() as scope:
                 told = WorkerOptions(**options)
                 async with trio.open_nursery() as inner:
-                    await inner.start(partial(worker.run, app, told, log=log, done=done))
+                    await inner.start(partial(page.run, app, told, log=log, done=done))
                     task_status.started(scope)
         finally:
             log.finish()

@@ -24,7 +24,8 @@ from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.bootsteps.own_code import OwnCode
 from celery5.bootsteps.supervised import Supervised
 from celery5.log import Log
-from celery5.processes import worker
+from celery5.processes import attendant_parts, worker
+from celery5.processes.scheduler import SchedulerParts
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.board import Board
@@ -74,9 +75,12 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return of_an_application(service, log), []
     if service is StatusPort:  # it outlives all that a boot graph brings up
         return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
+    if all(type(step.run) is not service for step in steps):
+        told = attendant_parts.given(app, WorkerOptions(), "scheduler", "w", log, trio.Event(), Next())
+        steps = build(Parts, SchedulerParts, **told).steps
     one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
-        f"{service.__name__} is no step of the worker: wire it, or try it here in another way"
+        f"{service.__name__} is no step of the worker or the Scheduler: wire it, or try it here in another way"
     )
     needed = set(one.requires)
     for step in reversed(in_order(steps)):

@@ -1,0 +1,30 @@
+"""Presence: the trips that tell that a process without jobs, a Scheduler say, lives, and ask which do.
+
+Floor: broker. Reads and writes: what `present.lua` says; all keys come from `keys.py`.
+"""
+
+from collections.abc import Iterable
+
+from celery5.broker.call import Call, Script, scripted
+from celery5.broker.keys import Keys
+
+PRESENT = Script.load("present")
+
+
+def present(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
+    """The process `name` lives, for so many seconds; gives all of its kind that do."""
+    return scripted(PRESENT, (keys.living(kind),), (name, int(lease * 1000)), _names, repeatable=True)
+
+
+def leave(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
+    """The process `name` has ended; gives those of its kind that live."""
+    return scripted(PRESENT, (keys.living(kind),), (name, 0), _names, repeatable=True)
+
+
+def living(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
+    """The processes of a kind that live."""
+    return leave(keys, kind, "")
+
+
+def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(each.decode(errors="replace") for each in raw)

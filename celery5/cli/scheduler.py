@@ -1,0 +1,31 @@
+"""Scheduler: the commands about Schedulers.
+
+Floor: cli. Reads: nothing. Writes: what a Scheduler writes.
+"""
+
+from typing import Any
+
+import click
+
+from celery5.cli.serving import attending_flags, configure
+from celery5.cli.target import Target
+
+
+@click.group(no_args_is_help=False)
+def scheduler() -> None:
+    """Schedulers publish periodic tasks, and decide what is decided for a whole cluster."""
+
+
+@scheduler.command()
+@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
+@attending_flags
+@click.pass_obj
+def start(target: Target, /, **said: Any) -> int:
+    """Be a Scheduler until stopped. There may be any number of them."""
+    app = target.load(serves=True)
+    options = configure(app, said)
+    from celery5.processes.foreground import serve
+    from celery5.processes.scheduler import SCHEDULER
+
+    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    return serve(app, options, SCHEDULER)

@@ -1,0 +1,96 @@
+"""Lives: keeps one incarnation of a process after another alive.
+
+Floor: processes. Reads: nothing. Writes: log messages.
+
+A process that was taken for dead begins again under a new name; one whose configuration has changed does so with the
+new settings. What an incarnation is made of is its own page's business: worker.py, router.py.
+"""
+
+import itertools
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from celery5.app import App
+from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.errors import BrokerUnavailable, LeaseLost
+from celery5.log import Log
+from celery5.protocol.backoff import full_jitter
+from celery5.protocol.job import new_id
+from celery5.services.reloader import Next, Reload
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A kind of process: the `word` for it, how it is `run` until cancelled (see `celery5.processes.worker.run`), what
+    `check`s before that whether the application can be served so, and whether an `understudy` stands by."""
+
+    word: str
+    run: Callable[..., Awaitable[None]]
+    check: Callable[[App], None]
+    understudy: bool = False
+
+
+async def live(
+    word: str,
+    boot_of: Callable[[str, Next], Boot],
+    names: Callable[[], str],
+    *,
+    log: Log,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Live until cancelled. `boot_of` puts an incarnation together, given its name, which `names` makes; `word` is what
+    the log calls it: worker, router. Raises BrokerError when Redis lets nobody in."""
+    status = _Once(task_status, log, word)
+    again: tuple[type[Exception], ...] = (LeaseLost,)
+    lives, next_life = itertools.count(), Next()
+    while True:
+        name = names()
+        log.named(name)
+        boot = boot_of(name, next_life)
+        try:
+            await boot.run(task_status=status)
+        except* Reload:
+            log.event(f"{word}:reloading", name=name)
+            lives = itertools.count()
+        except* again as ended:
+            log.event(f"{word}:again", "error", name=name, why=_first_of(ended))
+        next_life.begins()
+        # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
+        again = (LeaseLost, BrokerUnavailable, BootFailed)
+        life = next(lives)
+        await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
+
+
+class _Once(trio.TaskStatus[None]):
+    """Says that the process is up, when its first incarnation is that comes up at all. Of later ones the log tells."""
+
+    def __init__(self, status: trio.TaskStatus[None], log: Log, word: str) -> None:
+        self._status = status
+        self._log = log
+        self._word = word
+        self._said = False
+
+    def started(self, value: None = None) -> None:
+        if self._said:
+            self._log.event(f"{self._word}:ready")
+        else:
+            self._said = True
+            self._status.started()
+
+
+def _first_of(group: Any) -> str:
+    """The first error in a group of groups, as text."""
+    first = group.exceptions[0]
+    inner = getattr(first, "exceptions", None)  # a group in the group
+    return str(first) if inner is None else _first_of(first)
+
+
+def new_name(name: str = "") -> str:
+    """A name that no incarnation has had: `name`, else host and process, and a new word."""
+    return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{new_id()[:6]}"

@@ -1,0 +1,128 @@
+"""Scheduler: the wiring page of a Scheduler process (C93): what only has to be decided once for a whole cluster.
+
+Floor: processes. Reads: nothing itself. Writes: nothing itself.
+
+It publishes and commands, and runs no job. There may be any number of Schedulers and none of them leads: whatever one
+does is one atomic step that the others may try as well. Kill any of them at any time.
+"""
+
+import itertools
+from typing import Any
+
+import trio
+from dependencies import Injector, value
+
+from celery5.app import App
+from celery5.bootsteps.boot import Boot, Step
+from celery5.log import Log
+from celery5.processes.attendant_parts import GROUND, Listens, given
+from celery5.processes.lives import Page, live, new_name
+from celery5.processes.worker import WorkerOptions
+from celery5.services.commands import Handler
+from celery5.services.inbox import Inbox
+from celery5.services.reloader import Next
+from celery5.services.vitals import Source, Vitals
+from celery5.wiring import build
+
+KIND = "scheduler"
+
+
+def make_listeners(inbox: Inbox) -> tuple[Listens, ...]:
+    """Who is told what is said on channels."""
+    return (inbox,)
+
+
+def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
+    """What this Scheduler does when it is told to."""
+    return {**usual}
+
+
+def make_follows() -> tuple[Any, ...]:
+    """Who is told, at each beat, which Schedulers live."""
+    return ()
+
+
+def make_more() -> tuple[Source, ...]:
+    """Who else knows how this process does."""
+    return ()
+
+
+def make_time() -> tuple[Step, ...]:
+    """The part of the boot graph that watches the clock: periodic tasks and health checks."""
+    return ()
+
+
+def make_scaling() -> tuple[Step, ...]:
+    """The part of the boot graph that looks at the whole cluster: autoscaling, and which tasks go first.
+
+    Each service may ask for `redis`, `keys`, `app`, `log`, `presence` and whatever else `given` has.
+    """
+    return ()
+
+
+def make_last(time_steps: tuple[Step, ...], scaling_steps: tuple[Step, ...]) -> tuple[str, ...]:
+    """What must be up before the process counts as up."""
+    return ("presence", "inbox", *[step.name for step in (*time_steps, *scaling_steps)])
+
+
+def make_steps(
+    ground: tuple[Step, ...],
+    time_steps: tuple[Step, ...],
+    scaling_steps: tuple[Step, ...],
+    top: tuple[Step, ...],
+) -> tuple[Step, ...]:
+    """The boot graph: up from the top, down from the bottom."""
+    return (*ground, *time_steps, *scaling_steps, *top)
+
+
+SchedulerParts = Injector(
+    **GROUND,
+    listeners=value(make_listeners),
+    handlers=value(make_handlers),
+    follows=value(make_follows),
+    more=value(make_more),
+    time_steps=value(make_time),
+    scaling_steps=value(make_scaling),
+    last=value(make_last),
+    steps=value(make_steps),
+)
+"""Every part of a Scheduler. A part is built from the names of its constructor's parameters."""
+
+
+def needed(app: App) -> bool:
+    """Whether the application has what only a Scheduler does."""
+    return False
+
+
+async def run(
+    app: App,
+    options: WorkerOptions,
+    *,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a Scheduler until cancelled. Raises BrokerError when Redis lets nobody in."""
+    vitals = options.vitals or Vitals(app=app.name)
+    known = itertools.chain([options.incarnation] if options.incarnation else [])
+
+    def boot_of(name: str, next_life: Next) -> Boot:
+        vitals.starting(name)
+        log.event("scheduler:starting", name=name)
+        return build(Boot, SchedulerParts, **given(app, options, KIND, name, log, done, next_life))
+
+    await live(
+        KIND,
+        boot_of,
+        lambda: next(known, "") or new_name(options.name),
+        log=log,
+        task_status=task_status,
+    )
+
+
+def check(app: App) -> None:
+    """Raises Misconfigured when the application cannot be scheduled for."""
+
+
+SCHEDULER = Page(KIND, run, check)
+"""What serves as a Scheduler."""

@@ -1,0 +1,86 @@
+"""Scheduler: the process itself: it comes up, says that it is there, does what it is told, and ends.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import signal
+import sys
+
+import redis
+import trio
+
+from celery5 import App
+from celery5.broker import presence
+from celery5.processes import scheduler
+from tests.redis.staff import _TARGET, Employee, Staff, wait_until
+from tests.redis.workers import Lines, start, until_async
+
+
+def employed(staff: Staff, *flags: str, **settings: object) -> Employee:
+    """A Scheduler in a process of its own, once it is up."""
+    one = staff.launch([sys.executable, "-m", "celery5", *_TARGET, "scheduler", "start", *flags], **settings)
+    wait_until(lambda: bool(one.lines("scheduler:ready")) or one.process.poll() is not None)
+    assert one.process.poll() is None, one.output.read_text()
+    return one
+
+
+async def living(app: App) -> tuple[str, ...]:
+    """The Schedulers that live."""
+    return await app.aperform(presence.living(app.keys, "scheduler"))
+
+
+async def test_schedulers_say_that_they_live_and_one_that_ends_says_so(app: App) -> None:
+    async with trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER, name="one")
+        two = await start(nursery, app, page=scheduler.SCHEDULER, name="two")
+        assert [each.rpartition(":")[0] for each in await living(app)] == ["one", "two"]
+        await one.stop()
+        assert [each.rpartition(":")[0] for each in await living(app)] == ["two"]
+        await two.stop()
+    assert await living(app) == ()
+
+
+async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
+    async with trio.open_nursery() as nursery:
+        with Lines() as lines:
+            one = await start(nursery, app, page=scheduler.SCHEDULER, name="clock")
+            (pong,) = await app.control.aping(to="clock")
+            assert pong.ok
+            assert pong.answer["kind"] == "scheduler"
+            (stats,) = await app.control.asend("stats", to="clock")
+            assert stats.answer["steps"]["presence"] == {"state": "up"}
+            (refused,) = await app.control.asend("active", to="clock")
+            assert "not known here" in refused.why
+            (told,) = await app.control.asend("shutdown", to="clock")
+            assert told.ok
+            with trio.fail_after(5):
+                await one.done.wait()
+        assert lines.of("scheduler:starting")
+        await one.stop()
+
+
+def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_forgotten(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    key = staff.app.keys.living("scheduler")
+    orderly, killed = employed(staff, lease=1), employed(staff, lease=1)
+    assert redis_client.zcard(key) == 2
+    orderly.signal(signal.SIGTERM)
+    assert orderly.wait() == 0
+    assert redis_client.zcard(key) == 1
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    wait_until(lambda: not redis_client.exists(key))
+
+
+async def test_it_lives_through_a_redis_that_forgets_it(app: App, redis_client: "redis.Redis") -> None:
+    app.configure(lease=0.3)
+    async with trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER)
+        redis_client.delete(app.keys.living("scheduler"))
+
+        async def back() -> bool:
+            return len(await living(app)) == 1
+
+        await until_async(back)
+        await one.stop()
