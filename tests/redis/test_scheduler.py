@@ -5,6 +5,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 
 import signal
 import sys
+from typing import Any
 
 import redis
 import trio
@@ -16,7 +17,7 @@ from tests.redis.staff import _TARGET, Employee, Staff, wait_until
 from tests.redis.workers import Lines, start, until_async
 
 
-def employed(staff: Staff, *flags: str, **settings: object) -> Employee:
+def employed(staff: Staff, *flags: str, **settings: Any) -> Employee:
     """A Scheduler in a process of its own, once it is up."""
     one = staff.launch([sys.executable, "-m", "celery5", *_TARGET, "scheduler", "start", *flags], **settings)
     wait_until(lambda: bool(one.lines("scheduler:ready")) or one.process.poll() is not None)
