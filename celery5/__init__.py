@@ -12,56 +12,60 @@ services/   what lives until it is cancelled; bootsteps/ what must happen before
 processes/  one wiring page for each process; cli/ words on a terminal
 """
 
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from celery5.app import App, default_app, task
-from celery5.boot_step import BootStep, service
-from celery5.errors import (
-    BacklogFull,
-    BadArguments,
-    BadBrokerURL,
-    BadResult,
-    BlockingInEventLoop,
-    BootStepFailed,
-    BoxCrashed,
-    BrokerDenied,
-    BrokerError,
-    BrokerTooOld,
-    BrokerUnavailable,
-    CeleryError,
-    CircuitOpen,
-    DuplicateTask,
-    MessageTooLarge,
-    Misconfigured,
-    NotReplicated,
-    Reject,
-    ResultsDisabled,
-    ResultTimeout,
-    Retry,
-    SoftTimeLimitExceeded,
-    TaskExpired,
-    TaskFailed,
-    TaskRejected,
-    TaskRevoked,
-    TimeLimitExceeded,
-    UnknownQueue,
-    UnknownTask,
-)
-from celery5.health import HealthCheck
-from celery5.protocol.box import Box
-from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.budget import Budget, BudgetStrategy, ByLoad, ByMemory, Demand, Growth
-from celery5.protocol.dead_letters import DeadJob
-from celery5.protocol.job import Job
-from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.states import JobState
-from celery5.protocol.story import JobStory
-from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
-from celery5.runners.context import CurrentJob, current_job
-from celery5.sections import optional, poisonous, retry
-from celery5.spellings import not_in_celery5
-from celery5.task import Signature, Task
-from celery5.trace import tracing
+if TYPE_CHECKING:
+    from celery5.app import App, default_app, task
+    from celery5.boot_step import BootStep, service
+    from celery5.errors import (
+        BacklogFull,
+        BadArguments,
+        BadBrokerURL,
+        BadResult,
+        BlockingInEventLoop,
+        BootStepFailed,
+        BoxCrashed,
+        BrokerDenied,
+        BrokerError,
+        BrokerTooOld,
+        BrokerUnavailable,
+        CeleryError,
+        CircuitOpen,
+        DuplicateTask,
+        MessageTooLarge,
+        Misconfigured,
+        NotReplicated,
+        Reject,
+        ResultsDisabled,
+        ResultTimeout,
+        Retry,
+        SoftTimeLimitExceeded,
+        TaskExpired,
+        TaskFailed,
+        TaskRejected,
+        TaskRevoked,
+        TimeLimitExceeded,
+        UnknownQueue,
+        UnknownTask,
+    )
+    from celery5.health import HealthCheck
+    from celery5.protocol.box import Box
+    from celery5.protocol.breaker import BreakerPolicy
+    from celery5.protocol.budget import Budget, BudgetStrategy, ByLoad, ByMemory, Demand, Growth
+    from celery5.protocol.dead_letters import DeadJob
+    from celery5.protocol.job import Job
+    from celery5.protocol.retry import RetryPolicy
+    from celery5.protocol.states import JobState
+    from celery5.protocol.story import JobStory
+    from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
+    from celery5.runners.context import CurrentJob, current_job
+    from celery5.sections import optional, poisonous, retry
+    from celery5.task import Signature, Task
+    from celery5.trace import tracing
 
 __version__ = "0.1.0"
 
@@ -131,7 +135,62 @@ __all__ = [
     "wait",
 ]
 
+_HOMES: Mapping[str, str] = {
+    "app": "App default_app task",
+    "boot_step": "BootStep service",
+    "errors": (
+        "BacklogFull BadArguments BadBrokerURL BadResult BlockingInEventLoop BootStepFailed BoxCrashed "
+        "BrokerDenied BrokerError BrokerTooOld BrokerUnavailable CeleryError CircuitOpen DuplicateTask "
+        "MessageTooLarge Misconfigured NotReplicated Reject ResultsDisabled ResultTimeout Retry "
+        "SoftTimeLimitExceeded TaskExpired TaskFailed TaskRejected TaskRevoked TimeLimitExceeded "
+        "UnknownQueue UnknownTask"
+    ),
+    "health": "HealthCheck",
+    "protocol.box": "Box",
+    "protocol.breaker": "BreakerPolicy",
+    "protocol.budget": "Budget BudgetStrategy ByLoad ByMemory Demand Growth",
+    "protocol.dead_letters": "DeadJob",
+    "protocol.job": "Job",
+    "protocol.retry": "RetryPolicy",
+    "protocol.states": "JobState",
+    "protocol.story": "JobStory",
+    "result": "AsyncResult agather arevoke await_ gather revoke wait",
+    "runners.context": "CurrentJob current_job",
+    "sections": "optional poisonous retry",
+    "task": "Signature Task",
+    "trace": "tracing",
+}
+"""In which module each public name is made. It is imported when the name is first asked for: who needs few of them, as
+a probe does that is run every few seconds, does not pay for all. A test sees that the three lists agree."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+class _Package(ModuleType):
+    """This package: the import system hangs each module that was loaded into it. Where a function has the same name,
+    as `task` does, the function is what users mean."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 if not TYPE_CHECKING:  # a checker knows what is there
 
     def __getattr__(name: str) -> object:
-        raise not_in_celery5(name)
+        if name in _HOME_OF:
+            value = getattr(import_module(f"celery5.{_HOME_OF[name]}"), name)
+        elif name in _HOMES:  # `celery5.errors` without an import of its own
+            value = import_module(f"celery5.{name}")
+        else:
+            from celery5.spellings import not_in_celery5
+
+            raise not_in_celery5(name)
+        globals()[name] = value
+        return value

@@ -8,15 +8,14 @@ It is what containers run every few seconds: plain sockets, so that nothing heav
 import re
 import socket
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LARGEST = 1024 * 1024
 """Bytes of an answer."""
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What was answered: the `status` of HTTP and the `body`. Without an answer the status is 0; `why` says more."""
 
     status: int

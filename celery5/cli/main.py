@@ -2,7 +2,8 @@
 
 Floor: cli. Reads: CELERY5_APP, the command's arguments. Writes: nothing itself.
 
-Trio, Redis and the user's modules are imported by the commands that need them, when they run: `--help` stays quick.
+A command's module is imported when the command is asked for; Trio, Redis and the user's modules by the commands that
+need them, when they run: a probe and `--help` stay quick.
 """
 
 import atexit
@@ -10,28 +11,37 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 import celery5
 from celery5.cli.boundary import USAGE, guarded
-from celery5.cli.controller import controller
-from celery5.cli.demo import demo
-from celery5.cli.dlq import dlq
-from celery5.cli.health import health
-from celery5.cli.info import info
-from celery5.cli.keys import keys
-from celery5.cli.queue import queue
-from celery5.cli.scheduler import scheduler
 from celery5.cli.target import Target
-from celery5.cli.task import task
-from celery5.cli.worker import worker
 
+COMMANDS = ("controller", "demo", "dlq", "health", "info", "keys", "queue", "scheduler", "task", "worker")
+"""Each is a command or a group of commands in the module of its name in `celery5.cli`."""
 THREADS_LIMIT = 2.0
 """Seconds that threads get which are left when a command is done."""
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class Tree(click.Group):
+    """A group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, if there is one; all are imported when there is none, for click to find one like
+        it."""
+        for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
+            if name not in self.commands:
+                self.add_command(getattr(import_module(f"celery5.cli.{name}"), name))
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Tree, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "-A",
     "--app",
@@ -50,10 +60,6 @@ def cli(context: click.Context, target: str) -> None:
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(USAGE)
-
-
-for each in (worker, controller, scheduler, info, health, queue, task, dlq, keys, demo):
-    cli.add_command(each)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

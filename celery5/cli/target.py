@@ -3,8 +3,7 @@
 Floor: cli. Reads: nothing. Writes: nothing.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from celery5.app import App
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What `-A` or `CELERY5_APP` says; '' when nothing was said."""
 
     name: str
