@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 GROUP = "workers"
 """The one consumer group of every queue."""
+EVENTS = "{events}"
+"""The queue of an application's events, which Routers consume. No task's queue can be named so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Keys:
     def of(self, queue: str) -> QueueKeys:
         """The keys of one queue."""
         # An application's name has no colon, so no two applications make the same key.
-        tag = f"celery5:{{{self.app}:{queue}}}"
+        tag = f"celery5:{{{self.app}:{queue}}}" if queue != EVENTS else f"celery5:{{{self.app}}}:events"
         return QueueKeys(
             queue=queue,
             stream=f"{tag}:stream",  # STREAM  jobs that may run now

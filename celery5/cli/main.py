@@ -19,7 +19,19 @@ import celery5
 from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.target import Target
 
-COMMANDS = ("controller", "demo", "dlq", "health", "info", "keys", "queue", "scheduler", "task", "worker")
+COMMANDS = (
+    "controller",
+    "demo",
+    "dlq",
+    "health",
+    "info",
+    "keys",
+    "queue",
+    "router",
+    "scheduler",
+    "task",
+    "worker",
+)
 """Each is a command or a group of commands in the module of its name in `celery5.cli`."""
 THREADS_LIMIT = 2.0
 """Seconds that threads get which are left when a command is done."""

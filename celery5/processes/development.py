@@ -16,10 +16,11 @@ import trio
 from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.log import Log
-from celery5.processes import scheduler, worker
+from celery5.processes import router, scheduler, worker
 from celery5.processes.foreground import ServeOptions, run_beside, serve_here, stopping
 from celery5.processes.lives import Page, new_name
 from celery5.processes.own_log import own_log
+from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
@@ -51,8 +52,9 @@ def serve(app: App, options: ServeOptions) -> int:
 
 
 def beside(app: App) -> tuple[Page, ...]:
-    """What an application needs beside its worker: a Scheduler, when it has what only that does."""
-    return (SCHEDULER,) if scheduler.needed(app) else ()
+    """What an application needs beside its worker: a Router and a Scheduler, when it has what only they do."""
+    routing = (ROUTER,) if router.needed(app) else ()
+    return (*routing, SCHEDULER) if scheduler.needed(app) else routing
 
 
 @contextmanager

@@ -24,7 +24,8 @@ from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.bootsteps.own_code import OwnCode
 from celery5.bootsteps.supervised import Supervised
 from celery5.log import Log
-from celery5.processes import attendant_parts, worker
+from celery5.processes import attendant_parts, router, worker
+from celery5.processes.router import RouterParts
 from celery5.processes.scheduler import SchedulerParts
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
@@ -78,9 +79,12 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     if all(type(step.run) is not service for step in steps):
         told = attendant_parts.given(app, WorkerOptions(), "scheduler", "w", log, trio.Event(), Next())
         steps = build(Parts, SchedulerParts, **told).steps
+    if all(type(step.run) is not service for step in steps):
+        told = router.given(app, WorkerOptions(), "r", log, trio.Event(), Next())
+        steps = build(Parts, RouterParts, **told).steps
     one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
-        f"{service.__name__} is no step of the worker or the Scheduler: wire it, or try it here in another way"
+        f"{service.__name__} is no step of any process: wire it, or try it here in another way"
     )
     needed = set(one.requires)
     for step in reversed(in_order(steps)):

@@ -1,0 +1,42 @@
+"""Router: the commands about Routers.
+
+Floor: cli. Reads: nothing. Writes: what a Router writes.
+"""
+
+from typing import Any
+
+import click
+
+from celery5.cli.serving import attending_flags, configure
+from celery5.cli.target import Target
+
+
+@click.group(no_args_is_help=False)
+def router() -> None:
+    """Routers take in events and data, and make jobs of them."""
+
+
+@router.command()
+@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Router processes, under one parent that replaces those that die.",
+)
+@attending_flags
+@click.pass_obj
+def start(target: Target, /, **said: Any) -> int:
+    """Be a Router until stopped. There may be any number of them.
+
+    The first SIGTERM or Ctrl-C stops reading and ends what is under way; the second one exits at once.
+    """
+    app = target.load(serves=True)
+    options = configure(app, said)
+    from celery5.processes.foreground import serve
+    from celery5.processes.router import ROUTER
+
+    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    return serve(app, options, ROUTER)

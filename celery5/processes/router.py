@@ -1,0 +1,233 @@
+"""Router: the wiring page of a Router process (CEP rows C84, C108, C109).
+
+Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
+
+A Router takes in events, data and commands, and makes jobs of them: the three parts of the CEP's figure. It runs no
+job. There may be any number of Routers, and none leads: each step is one atomic script, so any of them may die at any
+point. The command ingestion is its inbox (C56).
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+from dependencies import Injector, value
+
+from celery5.app import App
+from celery5.boot_step import BootStep
+from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.join_events import JoinEvents
+from celery5.bootsteps.open_publishing import OpenPublishing
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import EVENTS
+from celery5.broker.on_trio import ParkedRedis, Timing, TrioRedis
+from celery5.log import Log
+from celery5.processes import attendant_parts
+from celery5.processes.attendant_parts import GROUND, Listens
+from celery5.processes.link_log import LinkLog
+from celery5.processes.lives import Page, live, new_name
+from celery5.processes.worker import WorkerOptions
+from celery5.services.circuits import Circuits
+from celery5.services.commands import Handler, PostsToItself
+from celery5.services.heartbeat import Heartbeat
+from celery5.services.inbox import Inbox
+from celery5.services.lease import Lease
+from celery5.services.mover import Mover
+from celery5.services.recoverer import Recoverer
+from celery5.services.reloader import Next
+from celery5.services.vital_sources import Connections, LeaseHeld
+from celery5.services.vitals import Source, Vitals
+from celery5.wiring import build
+
+KIND = "router"
+NEVER = 10**9
+"""Routers that an event may take down before it is buried: it runs no code of anybody's."""
+
+
+def make_reader(
+    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
+) -> ParkedRedis:
+    """The connection for blocking reads; the shared one ends its waits."""
+    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
+
+
+class Wakes:
+    """The channel on which it is said that an event falls due before all others."""
+
+    def __init__(self, *, mover: Mover) -> None:
+        self._mover = mover
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to."""
+        return self._mover.channels
+
+    def hear(self, channel: bytes, payload: bytes) -> None:
+        """It was said."""
+        self._mover.wake(channel, payload)
+
+    def look_again(self) -> None:
+        """It may have been said while nobody listened."""
+        self._mover.look_again()
+
+
+def make_listeners(inbox: Inbox, wakes: Wakes) -> tuple[Listens, ...]:
+    """Who is told what is said on channels."""
+    return (inbox, wakes)
+
+
+def make_wake(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
+    """Who hears what the Heartbeat brings."""
+    return (mover.hear, recoverer.hear)
+
+
+def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
+    """What this Router does when it is told to: its command ingestion."""
+    return {**usual}
+
+
+def make_more(reader: ParkedRedis, lease: Lease) -> tuple[Source, ...]:
+    """Who else knows how this process does."""
+    return (Connections(reader=reader), LeaseHeld(lease))
+
+
+def make_event_steps(
+    reader: ParkedRedis,
+    join: JoinEvents,
+    publishing: OpenPublishing,
+    heartbeat: Heartbeat,
+    mover: Mover,
+    recoverer: Recoverer,
+) -> tuple[Step, ...]:
+    """Event ingestion, and what it stands on: this Router is a consumer of the events' queue, as a worker is of its."""
+    return (
+        Step("reader", reader, ("redis",)),
+        Step("publishing", publishing, ("redis",)),
+        Step("join", join, ("redis",)),
+        Step("heartbeat", heartbeat, ("join",)),
+        Step("recoverer", recoverer, ("heartbeat",)),
+        Step("mover", mover, ("heartbeat", "listen")),
+    )
+
+
+def make_data_steps() -> tuple[Step, ...]:
+    """Data ingestion: celery5's own services for sources and sinks, which come after `publishing`.
+
+    Each may ask for `redis`, `reader`, `keys`, `app`, `lease`, `log`, and whatever else `given` has.
+    """
+    return ()
+
+
+def make_added() -> tuple[BootStep, ...]:
+    """The application's own services that run here, supervised: its data sources."""
+    return ()
+
+
+def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
+    """What their code may ask for by name."""
+    return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
+
+
+def make_ground(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple[Step, ...]:
+    """The first part of the boot graph. Its lease is one among the events' consumers, not a presence."""
+    return (
+        Step("redis", redis),
+        Step("push", push, ("redis",)),
+        Step("listen", listen, ("push",)),
+        Step("inbox", inbox, ("listen",)),
+    )
+
+
+def make_last(event_steps: tuple[Step, ...], data_steps: tuple[Step, ...]) -> tuple[str, ...]:
+    """What must be up before the process counts as up."""
+    return ("inbox", *[step.name for step in (*event_steps, *data_steps)])
+
+
+def make_steps(
+    ground: tuple[Step, ...],
+    event_steps: tuple[Step, ...],
+    data_steps: tuple[Step, ...],
+    top: tuple[Step, ...],
+) -> tuple[Step, ...]:
+    """The boot graph: up from the top, down from the bottom."""
+    return (*ground, *event_steps, *data_steps, *top)
+
+
+_PARTS: Mapping[str, Any] = {
+    **GROUND,
+    "reader": value(make_reader),
+    "wakes": Wakes,
+    "listeners": value(make_listeners),
+    "join": JoinEvents,
+    "publishing": OpenPublishing,
+    "heartbeat": Heartbeat,
+    "wake": value(make_wake),
+    "mover": Mover,
+    "recoverer": Recoverer,
+    "circuits": Circuits,
+    "handlers": value(make_handlers),
+    "more": value(make_more),
+    "ground": value(make_ground),
+    "event_steps": value(make_event_steps),
+    "data_steps": value(make_data_steps),
+    "added": value(make_added),
+    "offered": value(make_offered),
+    "last": value(make_last),
+    "steps": value(make_steps),
+}
+RouterParts = Injector(**_PARTS)
+"""Every part of a Router. A part is built from the names of its constructor's parameters."""
+
+
+def needed(app: App) -> bool:
+    """Whether the application has what only a Router does."""
+    return False
+
+
+def given(
+    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next
+) -> dict[str, Any]:
+    """The values that the parts ask for by name."""
+    settings = app.settings
+    return {
+        **attendant_parts.given(app, options, KIND, name, log, done, next_life),
+        "consumed": (app.queue(EVENTS),),
+        "lease": Lease(seconds=settings.lease),
+        "understudy": None,
+        "tasks": dict[str, Any](),
+        "max_deliveries": NEVER,
+        "results_ttl": settings.results_ttl,
+        "read_block": settings.read_block,
+    }
+
+
+async def run(
+    app: App,
+    options: WorkerOptions,
+    *,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a Router until cancelled; `done` is set when a command has it end. Of the options those about queues and jobs
+    mean nothing to it. Raises BrokerError when Redis lets nobody in."""
+    vitals = options.vitals or Vitals(app=app.name)
+    known = itertools.chain([options.incarnation] if options.incarnation else [])
+
+    def boot_of(name: str, next_life: Next) -> Boot:
+        vitals.starting(name)
+        log.event("router:starting", name=name)
+        return build(Boot, RouterParts, **given(app, options, name, log, done, next_life))
+
+    await live(
+        KIND, boot_of, lambda: next(known, "") or new_name(options.name), log=log, task_status=task_status
+    )
+
+
+def check(app: App) -> None:
+    """Raises Misconfigured when the application cannot be served by a Router."""
+
+
+ROUTER = Page(KIND, run, check)
+"""What takes in events, data and commands."""
