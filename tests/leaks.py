@@ -17,11 +17,13 @@ from typing import Any
 import redis
 
 from celery5.broker import calls
-from celery5.broker.keys import GROUP, Keys
+from celery5.broker.keys import EVENTS, GROUP, Keys
 
 PATTERN = re.compile(r"celery5:\{(?P<app>[^:{}]+)(?::(?P<queue>[^{}]*))?\}:(?P<what>.+)", re.DOTALL)
 LONGEST_LEASE = 60_000
 """Milliseconds. A lease in the future is its worker's, if that lives, and will have lapsed by then if it does not."""
+OF_EVENTS = "events:"
+"""What the keys of an application's events begin with."""
 Fields = dict[bytes, bytes]
 
 
@@ -108,12 +110,14 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
     for key in lasting:
         match = PATTERN.fullmatch(key.decode(errors="replace"))
         what = match["what"] if match else ""
+        events = what.startswith(OF_EVENTS)
         if match and match["queue"] is None and what in ("queues", "paused"):
             continue  # the application's
-        if not match or match["queue"] is None or what not in _READ:
+        what = what.removeprefix(OF_EVENTS)
+        if not match or (match["queue"] is None and not events) or what not in _READ:
             found.append(f"{key.decode(errors='replace')}: nobody's, and it never expires")
             continue
-        name = f"{match['app']}:{match['queue']}"
+        name = f"{match['app']}:{EVENTS if events else match['queue']}"
         _READ[what](server, key, queues.setdefault(name, Queue(name)))
     seconds, micros = server.time()
     for queue in queues.values():
