@@ -14,7 +14,6 @@ from celery5.broker.keys import EVENTS, GROUP
 from tests.story.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
-
 assert trustme
 
 
