@@ -8,13 +8,11 @@ import signal
 from pathlib import Path
 
 import redis
-import trustme  # here, for the desk forgets what is imported while it is used
+import trustme  # noqa: F401  the desk forgets what is imported while it is used, and this bears no second time
 
 from celery5.broker.keys import EVENTS, GROUP
 from tests.story.commands import Serving, celery5, until
 from tests.story.conftest import Desk
-
-assert trustme
 
 
 def routing(desk: Desk, *words: object, routers: int = 1) -> Serving:
