@@ -9,6 +9,7 @@ point. The command ingestion is its inbox (C56).
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -27,7 +28,7 @@ from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import GROUND, Listens
 from celery5.processes.link_log import LinkLog
 from celery5.processes.lives import Page, live, new_name
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Handler, PostsToItself
 from celery5.services.heartbeat import Heartbeat
@@ -189,11 +190,13 @@ def given(
     app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next
 ) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    settings = app.settings
+    settings, vitals = app.settings, options.vitals or Vitals(app=app.name)
+    lease = Lease(seconds=settings.lease)
     return {
         **attendant_parts.given(app, options, KIND, name, log, done, next_life),
+        **known_of(options, vitals, lease, next_life),
         "consumed": (app.queue(EVENTS),),
-        "lease": Lease(seconds=settings.lease),
+        "lease": lease,
         "understudy": None,
         "tasks": dict[str, Any](),
         "max_deliveries": NEVER,
@@ -213,6 +216,7 @@ async def run(
     """Be a Router until cancelled; `done` is set when a command has it end. Of the options those about queues and jobs
     mean nothing to it. Raises BrokerError when Redis lets nobody in."""
     vitals = options.vitals or Vitals(app=app.name)
+    options = replace(options, vitals=vitals)
     known = itertools.chain([options.incarnation] if options.incarnation else [])
 
     def boot_of(name: str, next_life: Next) -> Boot:
