@@ -6,12 +6,12 @@ Floor: domain. Reads: what each of them looks at. Writes: nothing.
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery5.broker import calls
 from celery5.errors import BrokerError, Misconfigured
 from celery5.health import Ground, HealthCheck, Look
+from celery5.machine import MEMINFO, available_memory, used_memory
 from celery5.protocol.health import HTTP_STATES, HttpAnswer, graded, http_states, room, worst
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ SLEEP = 0.1
 """Seconds that a look at the event loop sleeps at a time."""
 SLEEPS = 10
 """How often it does: what blocks the loop in that second is seen."""
-_MEMINFO = Path("/proc/meminfo")
 
 
 class BrokerPing(HealthCheck):
@@ -60,21 +59,19 @@ class EventLoopLag(HealthCheck):
 
     async def look(self, function: Look | None, ground: Ground) -> object:
         """How much later than asked for some short sleeps end, at worst."""
-        import trio
+        from celery5.loop import lateness
 
         lag = 0.0
         for _ in range(SLEEPS):
-            due = trio.current_time() + SLEEP
-            await trio.sleep_until(due)
-            lag = max(lag, trio.current_time() - due)
+            lag = max(lag, await lateness(SLEEP))
             if lag >= self._most:
                 break
         return graded(lag, self._most)
 
 
 class Memory(HealthCheck):
-    """Whether the machine has `needed` bytes of memory available (C30), and this process uses less than `limit` bytes,
-    where that is given. Linux."""
+    """Whether the machine has `needed` bytes of memory available (C30), to a container or unit with a limit within it,
+    and this process uses less than `limit` bytes, where that is given. Linux."""
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class Memory(HealthCheck):
         self._most = None if limit is None else _above_zero(limit, name)
 
     async def look(self, function: Look | None, ground: Ground) -> object:
-        """Two small files that the kernel writes."""
+        """Some small files that the kernel writes."""
         seen = [room(available_memory(), self._needed)]
         return seen if self._most is None else [*seen, graded(used_memory(), self._most)]
 
@@ -195,23 +192,9 @@ class HttpEndpoint(HealthCheck):
         return ["insecure", *found] if self._is_compromised else found
 
 
-def available_memory() -> int:
-    """Bytes that the machine could give without swapping. Raises OSError where nobody says."""
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("the system does not say how much memory is available")
-
-
-def used_memory() -> int:
-    """Bytes of memory that this process has. Raises OSError where nobody says."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 def own_checks() -> list[HealthCheck]:
     """What a worker looks at of itself, unless the setting `own_checks` says no."""
-    memory = [Memory()] if _MEMINFO.exists() else []
+    memory = [Memory()] if os.path.exists(MEMINFO) else []
     return [BrokerPing(), EventLoopLag(), *memory, Disk()]
 
 

@@ -261,6 +261,23 @@ class Log:
         self._action.finish(first)
 
 
+class Silence(Log):
+    """A log in which nothing is written: for a process that is put together only to see whether it can be."""
+
+    def __init__(self) -> None:
+        self.journal = None
+        self._worker = ""
+
+    def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
+        """Nothing."""
+
+    def job(self, level: Level, **fields: Any) -> None:
+        """Nothing."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Nothing."""
+
+
 def eliot_context() -> str:
     """Where in an eliot action of the caller's own this is, as eliot writes it to go on with elsewhere; '' outside of
     any (C17)."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from celery5.errors import CommandRefused
 from celery5.log import Log
+from celery5.machine import Machine, look_at_machine
 from celery5.protocol.budget import (
     CPU_ADVICE,
     Budget,
@@ -29,7 +30,6 @@ from celery5.protocol.budget import (
 )
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.ledger import Ledger
-from celery5.services.machine import Machine, look_at_machine
 
 TICK = 0.1
 """Seconds between looks at budgets that move."""

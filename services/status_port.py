@@ -8,13 +8,13 @@ that is free, from the first on: a process that replaces another takes its place
 """
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 import trio
 
 from celery5.log import Log
+from celery5.loop import lateness
 from celery5.protocol.http import END, LARGEST_HEAD, BadRequest, Request, Response, read_request
 from celery5.protocol.metrics import CONTENT_TYPE, exposition
 from celery5.services.vitals import Report, Vitals
@@ -131,11 +131,8 @@ class StatusPort:
 
     async def _watch_the_loop(self) -> None:
         late: deque[float] = deque([0.0], maxlen=REMEMBERED)
-        clock: Callable[[], float] = trio.current_time
         while True:
-            due = clock() + TICK
-            await trio.sleep(TICK)
-            late.append(max(clock() - due, 0.0))
+            late.append(await lateness(TICK))
             self._vitals.lag = max(late)
 
 

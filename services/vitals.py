@@ -9,7 +9,6 @@ is asked for anything before somebody wants to know.
 
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -17,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 import trio
 
+from celery5.machine import used_memory
 from celery5.protocol.metrics import Family, JobTally, counter, gauge
 
 
@@ -151,9 +151,7 @@ def _of_the_process(born: float) -> list[Family]:
             math.floor(time.process_time() * 1000) / 1000,
         ),
     ]
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):  # there is no /proc
-        return found
-    return [*found, gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident)]
+    resident = used_memory()
+    if resident:
+        found.append(gauge("process_resident_memory_bytes", "Memory in use, in bytes.", resident))
+    return found

@@ -20,6 +20,8 @@ from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
 from celery5.log import Log
+from celery5.loop import lateness
+from celery5.machine import used_memory
 from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.services.board import Board
 from celery5.services.commands import Handler
@@ -119,8 +121,8 @@ class WorkerCommands:
             "steps": self._board.shown(),
             "commands": dict(self._counts),
             "log": None if self._log.journal is None else self._log.journal.counts,
-            "memory": _memory(),
-            "loop_lag": await _lag(),
+            "memory": used_memory(),
+            "loop_lag": round(await lateness(LAG), 6),
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:
@@ -218,19 +220,3 @@ def _text(parameters: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise CommandRefused(f"parameter {name!r} is {value!r}: give a text")
     return value
-
-
-async def _lag() -> float:
-    """How much later than asked for the loop comes back, in seconds."""
-    began = time.perf_counter()
-    await trio.sleep(LAG)
-    return round(max(0.0, time.perf_counter() - began - LAG), 6)
-
-
-def _memory() -> int:
-    """Bytes of this process that are in memory now; 0 where nobody tells."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

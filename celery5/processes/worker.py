@@ -20,7 +20,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import Boot
 from celery5.broker.on_trio import Timing
 from celery5.checks import all_checks
-from celery5.log import Journal, Log
+from celery5.log import Journal, Log, Silence
 from celery5.processes.link_log import LinkLog
 from celery5.processes.lives import live, new_name
 from celery5.processes.understudy import Understudy
@@ -92,8 +92,7 @@ def check(app: App) -> None:
     to find out."""
     all_checks(app)
     if app.bootsteps:
-        silent = Log.__new__(Log)  # nothing runs, so nothing is written
-        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", silent, trio.Event(), Next()))
+        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", Silence(), trio.Event(), Next()))
 
 
 def _given(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from celery5.log import Journal, Log
+from celery5.log import Journal, Log, Silence
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -70,6 +70,18 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     assert len({line["task_uuid"] for line in lines}) == 1
     assert (lines[0]["worker"], lines[0]["app"]) == ("w1", "shop")
     assert (lines[2]["level"], lines[2]["job"], lines[2]["state"]) == ("error", "j1", "DEAD")
+
+
+def test_a_silent_log_writes_nothing() -> None:
+    stream = io.StringIO()
+    with Journal(stream) as journal:
+        journal._buffer.clear()
+        log = Silence()
+        log.named("w1")
+        log.event("worker:ready", queues=["a"])
+        log.job("error", job="j1")
+        log.finish()
+    assert stream.getvalue() == ""
 
 
 def test_the_action_of_a_process_that_failed_says_why() -> None:

@@ -16,7 +16,8 @@ import trio
 
 from celery5 import App, AsyncResult, BreakerPolicy, HealthCheck, Misconfigured
 from celery5.broker.embedded import EmbeddedServer
-from celery5.checks import BrokerPing, Disk, EventLoopLag, Memory, QueueLength, available_memory, used_memory
+from celery5.checks import BrokerPing, Disk, EventLoopLag, Memory, QueueLength
+from celery5.machine import available_memory, used_memory
 from tests.redis.workers import Lines, until, until_async, working
 
 
