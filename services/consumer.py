@@ -25,6 +25,7 @@ from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.detours import Detours
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.lanes import Lanes
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
@@ -57,12 +58,18 @@ class Reader(Performs, Protocol):
 class Consumer:
     """Reads for one worker. Stopping it gives back what has not been started."""
 
+    _connects = 1
+    _audit_at = math.inf
+    _stopping = False
+    _waiting_since: float | None = None
+
     def __init__(
         self,
         *,
         reader: Reader,
         redis: Performs,
         consumed: Sequence[QueueKeys],
+        lanes: Lanes,
         tasks: Mapping[str, Task[..., Any]],
         queues: Mapping[str, TasksQueue],
         paces: Mapping[str, Pace],
@@ -81,6 +88,8 @@ class Consumer:
         self._reader = reader
         self._redis = redis
         self._consumed = list(consumed)
+        self._lanes = lanes
+        lanes.follow(lambda: self._reading.cancel())
         self._tasks = tasks
         self._queues = queues
         self._paces = paces
@@ -94,12 +103,8 @@ class Consumer:
         self._worker = worker
         self._block = read_block
         self._ttl = results_ttl
-        self._connects = 1
-        self._waiting_since: float | None = None
         self._paused: set[str] = set()
         self._reading = trio.CancelScope()
-        self._stopping = False
-        self._audit_at = math.inf
         self._mixes = {keys.queue: Mix() for keys in consumed}
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
         for task in tasks.values():
@@ -218,10 +223,13 @@ class Consumer:
         open_ = [keys for keys in self._consumed if rooms[keys.queue]]
         closed = [queue for queue, room in rooms.items() if not room]
         shares = self._shares(open_, rooms)
-        found = await self._read_by_share(shares) if len(shares) > 1 or 0 in shares else 0
+        lanes = [lane for keys in open_ for lane in self._lanes.read(keys.queue)]
+        at_once = len(shares) > 1 or 0 in shares or len(lanes) > len(open_)
+        found = await self._read_by_share(shares) if at_once else 0
         if found or any(keys.queue in self._paused for keys in open_):  # paused since we asked who is open
             return found
-        call = calls.read(open_, self._worker, count=max(min(shares), 1), block=self._block)
+        count = max(min(shares) * len(open_) // len(lanes), 1)
+        call = calls.read(lanes, self._worker, count=count, block=self._block)
         found, failure = 0, None
         if not closed:
             with trio.CancelScope() as self._reading:
@@ -250,19 +258,27 @@ class Consumer:
         return shares
 
     async def _read_by_share(self, shares: Mapping[int, Sequence[QueueKeys]]) -> int:
-        found = sum(
-            [
-                await self._receive(calls.read(queues, self._worker, count=share, block=0))
-                for share, queues in shares.items()
-                if share
-            ]
-        )
+        found = 0
+        for share, queues in shares.items():
+            plain = [keys for keys in queues if len(self._lanes.read(keys.queue)) == 1] if share else []
+            if plain:
+                found += await self._receive(calls.read(plain, self._worker, count=share, block=0))
+            for keys in queues if share else ():
+                if keys not in plain:
+                    found += await self._receive(self._pick(keys, share))
         for keys in shares.get(0, ()):
             self._consumed.remove(keys)
             self._consumed.append(keys)
-            if await self._receive(calls.read([keys], self._worker, count=1, block=0)):
+            if await self._receive(self._pick(keys, 1)):
                 return found + 1
         return found
+
+    def _pick(self, keys: QueueKeys, count: int) -> Call[list[Entry]]:
+        """Read one queue, the most urgent lane first, without waiting."""
+        lanes = self._lanes.read(keys.queue)
+        if len(lanes) == 1:
+            return calls.read(lanes, self._worker, count=count, block=0)
+        return calls.pick(lanes, self._worker, count=count, shares=[count] + [0] * (len(lanes) - 1))
 
     async def _receive(self, call: Call[list[Entry]]) -> int:
         entries = await self._reader.perform(call)
@@ -279,7 +295,7 @@ class Consumer:
 
     async def _audit(self) -> None:
         lost = 0
-        for keys in self._consumed:
+        for keys in [lane for each in self._consumed for lane in self._lanes.held(each)]:
             after = b"0"
             while True:
                 entries = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
@@ -303,7 +319,9 @@ class Consumer:
         now = time.time()
         met: dict[str, dict[str, int]] = {}
         for entry in entries:
-            delivery = Delivery(entry.queue, entry.id, entry.message, entry.deliveries, read=now)
+            delivery = Delivery(
+                entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
+            )
             try:
                 envelope = delivery.envelope = read_envelope(entry.message)
             except Corrupt as error:

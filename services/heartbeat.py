@@ -71,13 +71,20 @@ class Heartbeat:
         self._wake = wake
         self._missed = False
         self._lapse_in = math.inf
+        self._asked = trio.Event()
+
+    def ask(self) -> None:
+        """There is news that a beat brings: beat now."""
+        self._asked.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
         await self.beat()
         task_status.started()
         while True:
-            await trio.sleep(self._pause())
+            with trio.move_on_after(self._pause()):
+                await self._asked.wait()
+            self._asked = trio.Event()
             while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
                 await trio.sleep(min(AGAIN, self._lease.seconds / BEATS))
 

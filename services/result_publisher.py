@@ -87,21 +87,21 @@ class ResultPublisher:
             self._tell_dropped()
 
     async def settle(self, outcomes: Outcomes) -> None:
-        """Settle outcomes of any queues, each queue in one trip, or in several where they are large."""
-        by_queue: dict[str, list[tuple[Delivery, Words]]] = {}
+        """Settle outcomes of any queues, each lane of one in one trip, or in several where they are large."""
+        by_lane: dict[tuple[str, str], list[tuple[Delivery, Words]]] = {}
         for outcome in outcomes:
             delivery, words = outcome
-            by_queue.setdefault(delivery.queue, []).append(outcome)
+            by_lane.setdefault((delivery.queue, delivery.lane), []).append(outcome)
             if goes_back(words, delivery):
                 # Before the trip, not after: the answer and the next delivery come by different connections.
                 self._recent.forget(delivery)
-        for queue, batch in by_queue.items():
+        for (queue, lane), batch in by_lane.items():
             for part in _portions(batch):
-                settled = await self._settle(self._queues[queue], part)
+                settled = await self._settle(self._queues[queue].on(lane), part)
                 self._ledger.settled(delivery for delivery, _ in settled)
 
     async def _settle(self, keys: QueueKeys, batch: Outcomes) -> Outcomes:
-        """Settle outcomes of one queue, however long that takes. Gives those that were: while Redis is away, others may
+        """Settle outcomes of one lane, however long that takes. Gives those that were: while Redis is away, others may
         have become something else."""
         waited = sent = False
         while True:

@@ -29,7 +29,7 @@ Fields = dict[bytes, bytes]
 
 @dataclass
 class Queue:
-    """What there is of one queue, by the names that `keys.py` gives."""
+    """What there is of one queue, by the names that `keys.py` gives; `stream` has all lanes, their letters last."""
 
     name: str
     stream: dict[bytes, Fields] = field(default_factory=dict)
@@ -178,10 +178,12 @@ def _id_of(fields: Fields) -> bytes:
 def _stream(server: Any, key: bytes, queue: Queue) -> None:
     if server.type(key) != b"stream":  # what a hostile test has put there is its own affair
         return
-    queue.stream = dict(server.xrange(key))
+    lane = _LETTERS.get(key.rpartition(b":")[2], b"")
+    queue.stream |= {entry + lane: fields for entry, fields in server.xrange(key)}
     for group in server.xinfo_groups(key):
         if group["name"] == GROUP.encode():
-            queue.consumers = {each["name"]: each["pending"] for each in server.xinfo_consumers(key, GROUP)}
+            for each in server.xinfo_consumers(key, GROUP):
+                queue.consumers[each["name"]] = queue.consumers.get(each["name"], 0) + each["pending"]
 
 
 def _visit(server: Any, queue: Queue) -> None:
@@ -194,7 +196,10 @@ def _visit(server: Any, queue: Queue) -> None:
         calls.leave(keys, "visitor"),
     ):
         server.execute_command(*call.in_full)
-    _stream(server, keys.stream.encode(), queue)
+    queue.stream, queue.consumers = {}, {}
+    for stream in keys.streams:
+        if server.exists(stream):
+            _stream(server, stream.encode(), queue)
 
 
 def _jobs(server: Any, key: bytes, queue: Queue) -> None:
@@ -221,8 +226,12 @@ def _unique(server: Any, key: bytes, queue: Queue) -> None:
     queue.unique = server.hgetall(key)
 
 
+_LETTERS = {b"high": b"h", b"low": b"l", b"handed": b"g"}
 _READ = {
     "stream": _stream,
+    "high": _stream,
+    "low": _stream,
+    "handed": _stream,
     "jobs": _jobs,
     "due": _due,
     "waiting": _waiting,

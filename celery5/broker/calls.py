@@ -11,10 +11,12 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, scripted
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.lanes import on_stream
 
 PUBLISH = Script.load("publish")
 SCHEDULE = Script.load("schedule")
 CLAIM = Script.load("claim")
+PICK = Script.load("pick")
 PROMOTE = Script.load("promote")
 SETTLE = Script.load("settle")
 JOIN = Script.load("join")
@@ -29,22 +31,26 @@ PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One job as read from a stream: its queue, its entry id, the message, and how many workers died with it."""
+    """One job as read from a stream: its queue, its entry id, the message, how many workers died with it, and its lane,
+    whose letter is at the end of the id, too."""
 
     queue: str
     id: bytes
     message: bytes
     deliveries: int = 0
+    lane: str = ""
 
 
 class Pulse(msgspec.Struct, frozen=True):
     """The answer to a beat. `due_in` is seconds until the next scheduled job, `lapse_in` until the next lease of
-    another worker would lapse; None when there is none."""
+    another worker would lapse; None when there is none. `lanes` are the letters of those beside the normal one that
+    ever had a job."""
 
     alive: bool
     lapsed: int
     due_in: float | None
     lapse_in: float | None = None
+    lanes: str = ""
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -65,7 +71,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """What is in a queue: jobs on the stream, how many of those a worker has, scheduled jobs, dead jobs."""
+    """What is in a queue: jobs on its streams, how many of those a worker has, scheduled jobs, dead jobs."""
 
     stream: int
     held: int
@@ -94,13 +100,13 @@ def schedule(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str]]) -> Call[in
 
 
 def claim(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str, float | None]]) -> Call[dict[str, str]]:
-    """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds), unless another job has
-    the lock; gives the id of that other one for each job that was not sent. Safe to repeat."""
+    """Publish or schedule jobs (id, envelope, time or '', lock or '', `unique_for` in seconds) on the lane of `keys`,
+    unless another job has the lock; gives the id of that other one for each job that was not sent. Safe to repeat."""
     places = tuple([key for job in jobs for key in (keys.result(job[0]), keys.window(job[3]))])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:4], _ms(job[4] or 0))])
     named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *places)
     reply = partial(_others, [job[0] for job in jobs])
-    return scripted(CLAIM, named, (keys.wake, *args), reply, repeatable=True)
+    return scripted(CLAIM, named, (keys.wake, keys.lane, *args), reply, repeatable=True)
 
 
 def replicated(keys: QueueKeys, *, replicas: int, within: float) -> list[Call[int]]:
@@ -128,8 +134,8 @@ def fields(key: str) -> Call[dict[str, str]]:
 
 def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
     """Move due jobs to their queue; gives how many, and seconds until the next one."""
-    named = (keys.due, keys.waiting, keys.stream, keys.jobs)
-    return scripted(PROMOTE, named, (limit,), _moved, repeatable=True)
+    named = (keys.due, keys.waiting, keys.normal, keys.jobs, keys.high, keys.low)
+    return scripted(PROMOTE, named, (limit, keys.wake), _moved, repeatable=True)
 
 
 def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) -> Call[list[Entry]]:
@@ -137,7 +143,7 @@ def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) 
 
     Not repeatable: what a lost answer carried is found in the worker's own pending list (`mine`).
     """
-    named = {each.stream.encode(): each.queue for each in queues}
+    named = {each.stream.encode(): each for each in queues}
     streams = tuple(each.stream for each in queues)
     wait = ("BLOCK", max(1, int(block * 1000))) if block else ()
     words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, *wait, "STREAMS")
@@ -145,36 +151,45 @@ def read(queues: Sequence[QueueKeys], worker: str, *, count: int, block: float) 
     return Call((*words, *streams, *new), partial(_entries, named), blocks=block)
 
 
+def pick(lanes: Sequence[QueueKeys], worker: str, *, count: int, shares: Sequence[int]) -> Call[list[Entry]]:
+    """Take up to `count` jobs of one queue for this worker, without waiting: of each of its `lanes` its share, then of
+    the first ones what is left. Not repeatable, as `read`."""
+    named = {each.stream.encode(): each for each in lanes}
+    streams = tuple(each.stream for each in lanes)
+    return scripted(PICK, streams, (GROUP, worker, count, *shares), partial(_entries, named))
+
+
 def mine(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list[Entry]]:
-    """What this worker was given and has not settled, from the entry `after` on (b"0" for all)."""
-    named = {keys.stream.encode(): keys.queue}
-    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "STREAMS", keys.stream, after)
+    """What this worker was given on a lane and has not settled, from the entry `after` on (b"0" for all)."""
+    named = {keys.stream.encode(): keys}
+    words = ("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count, "STREAMS", keys.stream, on_stream(after))
     return Call(words, partial(_entries, named), repeatable=True)
 
 
 def settle(
     keys: QueueKeys, worker: str, outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]]
 ) -> Call[int]:
-    """Settle outcomes (verb, entry, job id, message, number, extra), as `settle.lua` explains.
+    """Settle outcomes (verb, entry, job id, message, number, extra) of one lane, as `settle.lua` explains.
 
     Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
     """
     results = tuple([keys.result(each[2]) for each in outcomes])
     named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, keys.unique, *results)
     args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
-    return scripted(SETTLE, named, (GROUP, worker, keys.wake, *args), int, repeatable=True)
+    return scripted(SETTLE, named, (GROUP, worker, keys.wake, keys.lane, *args), int, repeatable=True)
 
 
 def join(keys: QueueKeys, worker: str, *, lease: float) -> Call[int]:
     """Join a queue with a lease of so many seconds."""
-    return scripted(JOIN, (keys.stream, keys.leases), (GROUP, worker, _ms(lease)), int, repeatable=True)
+    named = (keys.leases, *keys.streams)
+    return scripted(JOIN, named, (GROUP, worker, _ms(lease)), int, repeatable=True)
 
 
 def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
     """Renew the lease for so many seconds."""
     return scripted(
         BEAT,
-        (keys.leases, keys.due, keys.stream),
+        (keys.leases, keys.due, *keys.streams),
         (worker, _ms(lease), GROUP),
         _pulse,
         repeatable=True,
@@ -192,12 +207,12 @@ def recover(
 ) -> Call[Recovered]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
-    `begun` are the stream entries that it is known to have begun: only these count as having taken it down. Without
-    it all do.
+    `begun` are the entries, lanes included, that it is known to have begun: only these count as having taken it
+    down. Without it all do.
     """
     return scripted(
         RECOVER,
-        (keys.stream, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique),
+        (keys.normal, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique, *keys.beside),
         (GROUP, worker, max_deliveries, limit, _ms(ttl), "*" if begun is None else "-", *(begun or ())),
         _recovered,
         repeatable=True,
@@ -205,15 +220,15 @@ def recover(
 
 
 def leave(keys: QueueKeys, worker: str) -> Call[int]:
-    """Leave a queue; gives how many jobs were still held."""
-    return scripted(LEAVE, (keys.stream, keys.leases), (GROUP, worker), int, repeatable=True)
+    """Leave a queue; gives on how many lanes jobs were still held."""
+    return scripted(LEAVE, (keys.leases, *keys.streams), (GROUP, worker), int, repeatable=True)
 
 
 def locate(keys: QueueKeys, job_id: str) -> Call[Place]:
     """Where a job is."""
     return scripted(
         LOCATE,
-        (keys.stream, keys.jobs, keys.result(job_id)),
+        (keys.normal, keys.jobs, keys.result(job_id), *keys.beside),
         (GROUP, job_id),
         _place,
         repeatable=True,
@@ -227,7 +242,7 @@ def forget(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
 
 def measure(keys: QueueKeys) -> Call[Size]:
     """Count what is in a queue."""
-    return scripted(MEASURE, (keys.stream, keys.due, keys.dead), (GROUP,), _size, repeatable=True)
+    return scripted(MEASURE, (keys.due, keys.dead, *keys.streams), (GROUP,), _size, repeatable=True)
 
 
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
@@ -254,7 +269,7 @@ def _moved(raw: Any) -> tuple[int, float | None]:
 
 
 def _pulse(raw: Any) -> Pulse:
-    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]), _seconds(raw[3]))
+    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]), _seconds(raw[3]), raw[4].decode())
 
 
 def _recovered(raw: Any) -> Recovered:
@@ -281,20 +296,26 @@ def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, 
 _Streams = Iterable[tuple[bytes, Iterable[tuple[bytes, list[bytes] | None]]]]
 
 
-def _entries(named: dict[bytes, str], raw: Any) -> list[Entry]:
+def _entries(named: dict[bytes, QueueKeys], raw: Any) -> list[Entry]:
     """Entries of an XREADGROUP reply, which is a map in RESP3 and a list of pairs in RESP2, or nothing."""
     streams = cast("_Streams", raw.items() if hasattr(raw, "items") else raw or ())
-    return [_entry(named[stream], entry, flat) for stream, entries in streams for entry, flat in entries]
+    return [entry_on(named[stream], entry, flat) for stream, entries in streams for entry, flat in entries]
 
 
-def _entry(queue: str, entry: bytes, flat: list[bytes] | None) -> Entry:
+def entry_on(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entry:
+    """One entry of the lane of `keys`, as XREADGROUP gives it."""
+    lane = keys.lane
+    if lane:
+        entry += lane.encode()
     if not flat:  # deleted while it was pending
-        return Entry(queue, entry, b"")
+        return Entry(keys.queue, entry, b"", 0, lane)
     if len(flat) == 2 and flat[0] == b"job":
-        return Entry(queue, entry, flat[1])
+        return Entry(keys.queue, entry, flat[1], 0, lane)
     fields = _fields(flat)
     deliveries = fields.get(b"deliveries", b"0")
-    return Entry(queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0)
+    return Entry(
+        keys.queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0, lane
+    )
 
 
 def _ms(seconds: float) -> int:

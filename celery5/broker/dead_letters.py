@@ -43,7 +43,7 @@ def entries_of(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
 
 def exists(keys: QueueKeys) -> Call[bool]:
     """Whether anything was ever sent to this queue, or read from it."""
-    return Call(("EXISTS", keys.stream, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
+    return Call(("EXISTS", *keys.streams, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
 
 
 def clock() -> Call[int]:
@@ -52,11 +52,11 @@ def clock() -> Call[int]:
 
 
 def replay(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
-    """Put dead jobs (entry, id, fresh message, lock) back; gives DONE, GONE, KEY_TAKEN or ALIVE for each."""
+    """Put dead jobs (entry, id, fresh message, lock) back on a lane; gives DONE, GONE, KEY_TAKEN or ALIVE for each."""
     results = tuple([keys.result(job[1]) for job in jobs])
     args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
     named = (keys.stream, keys.jobs, keys.dead, keys.unique, *results)
-    return scripted(REPLAY, named, (*args,), _as_it_is, repeatable=True)
+    return scripted(REPLAY, named, (keys.wake, keys.lane, *args), _as_it_is, repeatable=True)
 
 
 def purge(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:

@@ -18,7 +18,7 @@ def erase(keys: Keys, queues: Sequence[QueueKeys], job_ids: Collection[str] = ()
     For applications that were made for a moment, such as a demonstration or a test. Its workers must have stopped.
     """
     for queue in queues:
-        named = (queue.stream, queue.jobs, queue.due, queue.waiting, queue.dead, queue.leases)
+        named = (*queue.streams, queue.jobs, queue.due, queue.waiting, queue.dead, queue.leases)
         yield Call(("DEL", *named), int, repeatable=True)
         ids = iter(job_ids)
         while portion := list(islice(ids, PORTION)):

@@ -6,7 +6,9 @@ All keys of a queue share one hash tag, so that each script touches one slot of 
 owners and lifetimes is `docs/reference/keys.md`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from celery5.protocol.lanes import HANDED, HIGH, LOW, NORMAL
 
 GROUP = "workers"
 """The one consumer group of every queue."""
@@ -16,10 +18,17 @@ EVENTS = "{events}"
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys of one queue. Made once for a queue and kept: string work costs time on the hot path."""
+    """The keys of one queue, on one of its lanes: `stream` is that of the lane, all others are the same on each.
+
+    `Keys.of` gives them on the normal lane. Made once for a queue and kept: string work costs time on the hot path.
+    """
 
     queue: str
     stream: str
+    normal: str
+    high: str
+    low: str
+    handed: str
     jobs: str
     due: str
     waiting: str
@@ -31,6 +40,30 @@ class QueueKeys:
     mark: str
     result_prefix: str
     window_prefix: str
+    lane: str = NORMAL
+    _lanes: "dict[str, QueueKeys]" = field(
+        default_factory=dict["str", "QueueKeys"], compare=False, repr=False
+    )
+
+    def on(self, lane: str) -> "QueueKeys":
+        """The same queue on the lane of that letter; made once."""
+        if lane == self.lane:
+            return self
+        found = self._lanes.get(lane)
+        if found is None:
+            stream = {NORMAL: self.normal, HIGH: self.high, LOW: self.low, HANDED: self.handed}[lane]
+            found = self._lanes[lane] = replace(self, stream=stream, lane=lane)
+        return found
+
+    @property
+    def streams(self) -> tuple[str, str, str, str]:
+        """The streams of all lanes: normal, high, low, handed."""
+        return (self.normal, self.high, self.low, self.handed)
+
+    @property
+    def beside(self) -> tuple[str, str, str]:
+        """The streams of the lanes beside the normal one: high, low, handed."""
+        return (self.high, self.low, self.handed)
 
     def window(self, lock: str) -> str:
         """STRING  the last job of a task and key, for as long as `unique_for` says."""
@@ -98,7 +131,11 @@ class Keys:
         tag = f"celery5:{{{self.app}:{queue}}}" if queue != EVENTS else f"celery5:{{{self.app}}}:events"
         return QueueKeys(
             queue=queue,
-            stream=f"{tag}:stream",  # STREAM  jobs that may run now
+            stream=f"{tag}:stream",  # STREAM  jobs that may run now, on the normal lane
+            normal=f"{tag}:stream",
+            high=f"{tag}:high",  # STREAM  those of a high priority
+            low=f"{tag}:low",  # STREAM  those of a low priority
+            handed=f"{tag}:handed",  # STREAM  those that a gate has handed to a worker
             jobs=f"{tag}:jobs",  # HASH    where each unfinished or dead job is
             due=f"{tag}:due",  # ZSET    scheduled jobs, retries and held jobs, by their time in ms
             waiting=f"{tag}:waiting",  # HASH    their envelopes

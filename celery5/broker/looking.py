@@ -46,9 +46,10 @@ class WorkerState(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True):
     """What is in a queue, in jobs, and who works on it.
 
-    `waiting` are on the stream and nobody has them, `held` are in workers' hands, `scheduled` wait for their time,
-    retries included. `next_due` and `oldest_dead` are seconds from now and since then; None when there is none. `keys`
-    is how many keys live jobs have. `paused`: nobody is to read it, until it is resumed.
+    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `held` are in
+    workers' hands, `scheduled` wait for their time, retries included. `next_due` and `oldest_dead` are seconds from now
+    and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody is to read it,
+    until it is resumed.
     """
 
     queue: str
@@ -61,11 +62,13 @@ class QueueState(msgspec.Struct, frozen=True):
     keys: int
     workers: tuple[WorkerState, ...]
     paused: bool = False
+    high: int = 0
+    low: int = 0
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
     """All that is known of a job."""
-    named = (keys.stream, keys.jobs, keys.result(job_id), keys.due, keys.waiting, keys.dead)
+    named = (keys.normal, keys.jobs, keys.result(job_id), keys.due, keys.waiting, keys.dead, *keys.beside)
     return scripted(INSPECT, named, (GROUP, job_id), _sighting, repeatable=True)
 
 
@@ -75,7 +78,7 @@ def overview(keys: QueueKeys) -> Call[QueueState]:
     def state(raw: Any) -> QueueState:
         return _state(keys.queue, raw)
 
-    named = (keys.stream, keys.due, keys.dead, keys.leases, keys.unique)
+    named = (keys.due, keys.dead, keys.leases, keys.unique, *keys.streams)
     return scripted(OVERVIEW, named, (GROUP,), state, repeatable=True)
 
 
@@ -94,11 +97,13 @@ def _sighting(raw: Any) -> Sighting:
 
 
 def _state(queue: str, raw: Any) -> QueueState:
-    stream, held, scheduled, next_due, dead, oldest_dead, keys, workers = raw
+    (normal, high, low, handed), held, scheduled, next_due, dead, oldest_dead, keys, workers = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
         queue=queue,
-        waiting=max(0, stream - held),
+        waiting=max(0, normal + high + low + handed),
+        high=max(0, high),
+        low=max(0, low),
         held=held,
         scheduled=scheduled,
         next_due=_seconds(next_due),

@@ -20,7 +20,17 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
 
     `ttl` is how long it is remembered that a job was revoked, in seconds, unless the job says otherwise.
     """
-    named = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.unique, *map(keys.result, job_ids))
+    named = (
+        keys.normal,
+        keys.jobs,
+        keys.due,
+        keys.waiting,
+        keys.unique,
+        keys.high,
+        keys.low,
+        keys.handed,
+        *map(keys.result, job_ids),
+    )
     ids: tuple[Word, ...] = tuple(job_ids)
     least = int(TOMBSTONE * 1000)
     return scripted(

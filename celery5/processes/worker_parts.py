@@ -39,6 +39,7 @@ from celery5.services.heartbeat import Heartbeat
 from celery5.services.inbox import Inbox, OwnPost
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.judgement import Judgement
+from celery5.services.lanes import NEWS, Lanes
 from celery5.services.ledger import Ledger
 from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
@@ -76,9 +77,18 @@ def make_reader(
     return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
 
-def make_hearers(mover: Mover, revocations: Revocations, inbox: Inbox) -> dict[bytes, Hears]:
+def make_hearers(
+    mover: Mover, revocations: Revocations, inbox: Inbox, heartbeat: Heartbeat
+) -> dict[bytes, Hears]:
     """Which channel is whose."""
-    all_of_them: dict[str, Hears] = dict.fromkeys(mover.channels, mover.wake)
+
+    def woken(channel: bytes, payload: bytes) -> None:
+        if payload == NEWS:
+            heartbeat.ask()
+        else:
+            mover.wake(channel, payload)
+
+    all_of_them: dict[str, Hears] = dict.fromkeys(mover.channels, woken)
     all_of_them |= dict.fromkeys(revocations.channels, revocations.hear)
     all_of_them |= dict.fromkeys(inbox.channels, inbox.hear)
     return {each.encode(): hears for each, hears in all_of_them.items()}
@@ -138,9 +148,9 @@ def make_runners(
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
-def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations) -> tuple[Any, ...]:
+def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations, lanes: Lanes) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear, revocations.beat)
+    return (mover.hear, recoverer.hear, revocations.beat, lanes.hear)
 
 
 def make_handlers(
@@ -266,6 +276,7 @@ WorkerParts = Injector(
     listen=Listen,
     join=JoinQueues,
     publishing=OpenPublishing,
+    lanes=Lanes,
     ledger=Ledger,
     recent=Recent,
     suspects=Suspects,

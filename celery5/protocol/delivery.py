@@ -44,7 +44,10 @@ LONGEST = 1e9
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
-    """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970."""
+    """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970.
+
+    `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/lanes.py`).
+    """
 
     queue: str
     entry: bytes
@@ -55,6 +58,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     read: float = 0.0
     started: float = 0.0
     finished: float = 0.0
+    lane: str = ""
 
 
 Words = tuple[str, bytes, str, bytes, int, bytes | int]

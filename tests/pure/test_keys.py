@@ -23,7 +23,9 @@ queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min
 def made() -> dict[str, str]:
     """Every key and channel that the code makes, by its name in the code."""
     own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
-    del own["queue"], own["result_prefix"], own["window_prefix"]
+    assert own.pop("normal") == own["stream"]
+    for name in ("queue", "result_prefix", "window_prefix", "lane", "_lanes"):
+        del own[name]
     return {
         "queues": SHOP.queues,
         "settings": SHOP.settings,
@@ -64,7 +66,7 @@ def slot_tag(key: str) -> str:
 def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) -> None:
     keys = Keys(app).of(queue)
     own = [
-        keys.stream,
+        *keys.streams,
         keys.jobs,
         keys.due,
         keys.waiting,
@@ -83,3 +85,17 @@ def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) 
 def test_no_two_queues_of_any_applications_share_a_key(app: str, queue: str, other: str, its: str) -> None:
     if (app, queue) != (other, its):
         assert Keys(app).of(queue).stream != Keys(other).of(its).stream
+
+
+def test_the_lanes_of_a_queue_differ_in_their_stream_alone() -> None:
+    keys = SHOP.of("mail")
+    high = keys.on("h")
+    assert high is keys.on("h")
+    assert high is high.on("h")
+    assert (high.stream, high.lane) == (keys.high, "h")
+    assert high.on("") == keys
+    assert len({keys.on(lane).stream for lane in "hlg"} | {keys.stream}) == 4
+    same = [
+        name for name in (each.name for each in fields(QueueKeys)) if name not in ("stream", "lane", "_lanes")
+    ]
+    assert [getattr(high, name) for name in same] == [getattr(keys, name) for name in same]

@@ -16,6 +16,7 @@ from celery5.broker.call import Call, Word
 from celery5.broker.calls import Entry
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.envelope import Document, Envelope, encode, read_envelope
+from celery5.protocol.lanes import on_stream
 from celery5.protocol.states import FINISHED, IllegalTransition, JobState, Move, advance
 from celery5.result import state_of
 
@@ -87,6 +88,11 @@ class Model:
     def __post_init__(self) -> None:
         self.join()
 
+    @classmethod
+    def on(cls, driver: BlockingRedis, lane: str) -> "Model":
+        """A new queue, whose jobs go on the lane of that letter."""
+        return cls(driver, Keys(f"states-{uuid4().hex}").of("mail").on(lane))
+
     def join(self) -> None:
         """A new worker comes."""
         self.worker = uuid4().hex
@@ -121,9 +127,9 @@ class Model:
     def send(self, job: str, when: str = "") -> None:
         """Send or schedule it. One that has a key is sent only when no other job of that key is alive."""
         life, lock, move = self.lives[job], LOCKS[job], Move.SCHEDULE if when else Move.SEND
-        if lock:
+        if lock or self.keys.lane:
             others = self.driver.perform(calls.claim(self.keys, [(job, MESSAGES[job], when, lock, None)]))
-            free = self.holder in ("", job) or life.state is not JobState.UNKNOWN
+            free = not lock or self.holder in ("", job) or life.state is not JobState.UNKNOWN
             assert others == ({} if free else {job: self.holder})
             if not free:
                 return
@@ -142,17 +148,17 @@ class Model:
             self.settle(job, Move.HOLD)
             return
         place: bytes = self.driver.perform(words("HGET", keys.jobs, job))
-        self.driver.perform(words("XDEL", keys.stream, place[1:]))
+        self.driver.perform(words("XDEL", keys.stream, on_stream(place[1:])))
         self.driver.perform(words("ZADD", keys.due, 1, job))
         self.driver.perform(words("HSET", keys.waiting, job, MESSAGES[job]))
-        self.driver.perform(words("HSET", keys.jobs, job, "H"))
+        self.driver.perform(words("HSET", keys.jobs, job, "H" + keys.lane))
         life.go(Move.HOLD)
 
     def let_go(self, job: str) -> None:
         """Put a held job back. By hand, too."""
         keys = self.keys
         entry: bytes = self.driver.perform(words("XADD", keys.stream, "*", "job", MESSAGES[job]))
-        self.driver.perform(words("HSET", keys.jobs, job, b"S" + entry))
+        self.driver.perform(words("HSET", keys.jobs, job, b"S" + entry + keys.lane.encode()))
         self.driver.perform(words("HDEL", keys.waiting, job))
         self.driver.perform(words("ZREM", keys.due, job))
         self.lives[job].go(Move.RELEASE)
@@ -225,7 +231,10 @@ class Model:
             life.go(Move.FALL_DUE)
 
     def start(self) -> None:
-        """A worker takes the first job that there is."""
+        """A worker takes the first job that there is. Its beat makes the group of a lane that has its first."""
+        self.driver.perform(calls.beat(self.keys, self.worker, lease=60))
+        if self.keys.lane and not self.driver.perform(words("EXISTS", self.keys.stream)):
+            return
         for entry in self.driver.perform(calls.read([self.keys], self.worker, count=1, block=0.001)):
             job = read_envelope(entry.message).id
             self.entries[job] = entry
@@ -253,11 +262,13 @@ class Model:
     def check_what_is_left(self) -> None:
         """What is in Redis is what the page of keys says for these states."""
         keys, plain = self.keys, dict.fromkeys(MESSAGES, "")
+        self.driver.perform(calls.beat(keys, self.worker, lease=60))
+        has_group = self.driver.perform(words("EXISTS", keys.stream))
         jobs, stream, pending, due, waiting, dead, unique, *documents = self.driver.perform_all(
             [
                 words("HGETALL", keys.jobs),
                 words("XRANGE", keys.stream, "-", "+"),
-                words("XPENDING", keys.stream, GROUP, "-", "+", 10),
+                words("XPENDING", keys.stream if has_group else keys.normal, GROUP, "-", "+", 10),
                 words("ZRANGE", keys.due, 0, -1),
                 words("HKEYS", keys.waiting),
                 words("XRANGE", keys.dead, "-", "+"),
@@ -270,10 +281,13 @@ class Model:
             plain[job] = "V" if life.marked else plain[job]
         found = {job.decode(): place.decode() for job, place in _pairs(jobs)}
         assert {job: found.get(job, "")[:1] for job in MESSAGES} == plain
-        on_stream = {job: place[1:] for job, place in found.items() if place[0] in "SV"}
-        assert sorted(entry.decode() for entry, _ in stream) == sorted(on_stream.values())
+        there = {job: place[1:] for job, place in found.items() if place[0] in "SV"}
+        assert sorted(entry.decode() + keys.lane for entry, _ in stream) == sorted(there.values())
+        assert all(place.endswith(keys.lane) for place in found.values() if place[0] in "DRH")
         having = [job for job, state in self.states().items() if state is JobState.EXECUTING]
-        assert sorted(each[0].decode() for each in pending) == sorted(on_stream[job] for job in having)
+        assert sorted(each[0].decode() + keys.lane for each in pending) == sorted(
+            there[job] for job in having
+        )
         late = [job for job, kind in plain.items() if kind in ("D", "R", "H")]
         assert (
             sorted(each.decode() for each in due) == sorted(each.decode() for each in waiting) == sorted(late)
@@ -288,7 +302,7 @@ class Model:
     def clear(self) -> None:
         """Delete the queue's keys."""
         keys = self.keys
-        own = (keys.stream, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases, keys.unique)
+        own = (*keys.streams, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases, keys.unique)
         self.driver.perform(Call(("DEL", *own, *map(keys.result, MESSAGES)), int))
 
 

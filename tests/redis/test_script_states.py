@@ -45,11 +45,12 @@ def likely(state: JobState) -> list[str]:
     return [*TRANSITIONS[state], *more.get(state, [Act.FORGET] if state in FINISHED else [])]
 
 
-def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: BlockingRedis) -> None:
+@pytest.mark.parametrize("lane", ["", "h", "l"])
+def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: BlockingRedis, lane: str) -> None:
     @given(st.lists(steps(), min_size=20, max_size=60))
     @settings(max_examples=60, deadline=None)
     def lived(moves: list[tuple[str, str, int]]) -> None:
-        model = Model(driver)
+        model = Model.on(driver, lane)
         for job, move, number in moves:
             own = likely(model.lives[job].state)
             made = own[number % len(own)] if number >= 0 else move
@@ -73,10 +74,11 @@ def road(goal: JobState) -> list[Move]:
 
 @pytest.mark.parametrize(("state", "move"), STEPS)
 @pytest.mark.parametrize("job", ["a", "b"])
+@pytest.mark.parametrize("lane", ["", "h"])
 def test_every_step_of_the_table_is_made(
-    driver: BlockingRedis, job: str, state: JobState, move: Move
+    driver: BlockingRedis, job: str, lane: str, state: JobState, move: Move
 ) -> None:
-    model = Model(driver)
+    model = Model.on(driver, lane)
     for each in road(state):
         model.make(job, each)
     assert model.seen()[job] is state
@@ -104,10 +106,11 @@ ENDS_OF_REVOKED = {
 
 
 @pytest.mark.parametrize(("move", "end"), ENDS_OF_REVOKED.items())
+@pytest.mark.parametrize("lane", ["", "l"])
 def test_a_job_that_is_revoked_while_a_worker_has_it_ends_when_that_lets_go_of_it(
-    driver: BlockingRedis, move: str, end: JobState
+    driver: BlockingRedis, lane: str, move: str, end: JobState
 ) -> None:
-    model = Model(driver)
+    model = Model.on(driver, lane)
     for each in (Move.SEND, Move.START, Move.REVOKE, Move.REVOKE, move):
         model.make("b", each)
         assert model.seen() == model.states()

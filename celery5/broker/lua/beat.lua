@@ -1,29 +1,40 @@
 -- Renew a worker's lease, and tell what else wants doing on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
---       3 stream of the queue
+--       3.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
 --       2 lease in ms
 --       3 consumer group
 -- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
--- lapse (-1 when there is none).
-local leases, due, stream = KEYS[1], KEYS[2], KEYS[3]
+-- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
+-- read from now on: whoever puts the first job on a lane makes no group.
+local leases, due, lanes = KEYS[1], KEYS[2], ''
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
-if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1} end
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, ''} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
-local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
-for _, consumer in ipairs(consumers.err and {} or consumers) do
-  local field = {}
-  for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
-  if not redis.call('ZSCORE', leases, field.name) then
-    -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
-    if field.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], field.name) else lapsed = lapsed + 1 end
+local function look(stream)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
+  for _, consumer in ipairs(consumers.err and {} or consumers) do
+    local field = {}
+    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+    if not redis.call('ZSCORE', leases, field.name) then
+      -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
+      if field.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], field.name) else lapsed = lapsed + 1 end
+    end
+  end
+end
+look(KEYS[3])
+for n = 4, 6 do
+  if redis.call('EXISTS', KEYS[n]) == 1 then
+    redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
+    lanes = lanes .. string.sub('hlg', n - 3, n - 3)
+    look(KEYS[n])
   end
 end
 local lapse = -1
@@ -35,5 +46,5 @@ for n = 1, #standing, 2 do
   end
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if not first[2] then return {1, lapsed, -1, lapse} end
-return {1, lapsed, math.max(0, math.ceil(first[2] - now)), lapse}
+if not first[2] then return {1, lapsed, -1, lapse, lanes} end
+return {1, lapsed, math.max(0, math.ceil(first[2] - now)), lapse, lanes}

@@ -1,20 +1,22 @@
 -- Put jobs on their queue, or keep them until their time, unless another job of the same task and key is in the way:
 -- one that is alive, or one that was sent so lately that its `unique_for` is not over.
--- KEYS  1 stream of the queue
+-- KEYS  1 stream of the jobs' lane
 --       2 where its jobs are
 --       3 scheduled jobs by time
 --       4 their envelopes
 --       5 the live job of each key
 --       6.. for each job, in order: its result key, and the key of its window
 -- ARGV  1 channel that wakes workers
---       2.. for each job: its id, its envelope, its time ('' for now, ms since 1970, or '+' and ms from now), what its
+--       2 letter of the lane, '' for the normal one
+--       3.. for each job: its id, its envelope, its time ('' for now, ms since 1970, or '+' and ms from now), what its
 --           key is remembered under ('' for none), and its `unique_for` in ms (0 for none)
 -- Gives for each job the id of the one that holds its place: its own, or that of the one in the way. A job that is known
 -- already, or has ended already, is left alone and gives its own id: so the call may be repeated.
 local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local holders, earliest = {}, nil
+local holders, earliest, lane = {}, nil, ARGV[2]
+local new = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
 -- The job in the way, if any. A key whose job has ended, is dead, or is not known any more, is free.
 local function in_the_way(lock, window)
   local last = redis.call('GET', window)
@@ -24,19 +26,21 @@ local function in_the_way(lock, window)
   if place and string.sub(place, 1, 1) ~= 'X' then return holder end
 end
 for n = 6, #KEYS, 2 do
-  local at = 2 + 5 * (n - 6) / 2
+  local at = 3 + 5 * (n - 6) / 2
   local id, envelope, when, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local holder = id
   if redis.call('HEXISTS', jobs, id) == 0 and redis.call('EXISTS', KEYS[n]) == 0 then
     holder = lock ~= '' and in_the_way(lock, KEYS[n + 1]) or id
     if holder == id then
       if when == '' then
-        redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope))
+        redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope) .. lane)
+        if new then redis.call('PUBLISH', ARGV[1], 'lane') end
+        new = false
       else
         if string.sub(when, 1, 1) == '+' then when = now + tonumber(string.sub(when, 2)) else when = tonumber(when) end
         redis.call('ZADD', due, when, id)
         redis.call('HSET', waiting, id, envelope)
-        redis.call('HSET', jobs, id, 'D')
+        redis.call('HSET', jobs, id, 'D' .. lane)
         if not earliest or when < earliest then earliest = when end
       end
       if lock ~= '' then redis.call('HSET', unique, lock, id) end

@@ -5,6 +5,7 @@
 --       4 scheduled jobs by time
 --       5 their envelopes
 --       6 dead-letter queue
+--       7.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 job id
 -- Gives its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
@@ -14,7 +15,7 @@ local time = redis.call('TIME')
 local told = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, time[1] * 1000 + math.floor(time[2] / 1000)}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 if not place then return told end
-local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
+local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
 told[1] = place
 local function read(stream)
   local found, field = redis.call('XRANGE', stream, entry, entry)[1], {}
@@ -23,8 +24,9 @@ local function read(stream)
   return field
 end
 if kind == 'S' or kind == 'V' then
-  told[7] = tonumber(read(KEYS[1]).deliveries) or 0
-  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  local stream = ({h = KEYS[7], l = KEYS[8], g = KEYS[9]})[lane] or KEYS[1]
+  told[7] = tonumber(read(stream).deliveries) or 0
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1)
   if not pending.err and pending[1] then told[4], told[5] = pending[1][2], pending[1][3] end
 elseif kind == 'X' then
   local document = read(KEYS[6]).document

@@ -1,15 +1,19 @@
 -- Let a worker leave a queue. What it still holds, if anything, is for others to recover at once.
--- KEYS  1 stream of the queue
---       2 leases of its workers
+-- KEYS  1 leases of its workers
+--       2.. streams of its lanes
 -- ARGV  1 consumer group
 --       2 this worker's name in it
--- Gives how many jobs it still held.
-local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
-if pending.err or #pending == 0 then
-  redis.pcall('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-  redis.call('ZREM', KEYS[2], ARGV[2])
+-- Gives how many lanes it still held jobs of.
+local held = 0
+for n = 2, #KEYS do
+  local pending = redis.pcall('XPENDING', KEYS[n], ARGV[1], '-', '+', 1, ARGV[2])
+  if not pending.err then held = held + #pending end
+end
+if held == 0 then
+  for n = 2, #KEYS do redis.pcall('XGROUP', 'DELCONSUMER', KEYS[n], ARGV[1], ARGV[2]) end
+  redis.call('ZREM', KEYS[1], ARGV[2])
   return 0
 end
 -- A lease below 0 says that its recovery is under way and stays: it must settle nothing (I4).
-if (tonumber(redis.call('ZSCORE', KEYS[2], ARGV[2]) or 0)) >= 0 then redis.call('ZADD', KEYS[2], 0, ARGV[2]) end
-return #pending
+if (tonumber(redis.call('ZSCORE', KEYS[1], ARGV[2]) or 0)) >= 0 then redis.call('ZADD', KEYS[1], 0, ARGV[2]) end
+return held

@@ -2,6 +2,7 @@
 -- KEYS  1 stream of the queue
 --       2 where its jobs are
 --       3 result key of the job
+--       4.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 job id
 -- Gives its state, the worker that has it (or ''), and its document (or '').
@@ -13,8 +14,9 @@ if not place then
 end
 local kind = string.sub(place, 1, 1)
 if kind == 'S' or kind == 'V' then -- V: revoked, and a worker still has it
-  local entry = string.sub(place, 2)
-  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  local entry, lane = string.match(place, '^.([%d-]*)(%a?)')
+  local stream = ({h = KEYS[4], l = KEYS[5], g = KEYS[6]})[lane] or KEYS[1]
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1)
   if not pending.err and pending[1] then return {'EXECUTING', pending[1][2], ''} end
   return {'SENT', '', ''}
 end

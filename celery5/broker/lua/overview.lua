@@ -1,23 +1,26 @@
 -- Tell what is in a queue and who works on it.
--- KEYS  1 stream of the queue
---       2 scheduled jobs by time
---       3 dead-letter queue
---       4 leases of its workers
---       5 the live job of each key
+-- KEYS  1 scheduled jobs by time
+--       2 dead-letter queue
+--       3 leases of its workers
+--       4 the live job of each key
+--       5.. streams of its lanes
 -- ARGV  1 consumer group
--- Gives how many jobs are on the stream, how many of those a worker has, how many wait for their time, in how many ms
+-- Gives for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
 -- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
 -- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
 -- lapsed) and how many jobs it has.
-local stream, due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local held, all, workers = {}, 0, {}
-local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[1])
-for _, consumer in ipairs(consumers.err and {} or consumers) do
-  local field = {}
-  for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
-  held[field.name], all = field.pending, all + field.pending
+local held, all, waiting, workers = {}, 0, {}, {}
+for lane = 5, #KEYS do
+  local consumers, here = redis.pcall('XINFO', 'CONSUMERS', KEYS[lane], ARGV[1]), 0
+  for _, consumer in ipairs(consumers.err and {} or consumers) do
+    local field = {}
+    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+    held[field.name], here = (held[field.name] or 0) + field.pending, here + field.pending
+  end
+  waiting[lane - 4], all = redis.call('XLEN', KEYS[lane]) - here, all + here
 end
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do
@@ -30,7 +33,7 @@ for name, count in pairs(held) do -- jobs of nobody: they are about to be recove
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 return {
-  redis.call('XLEN', stream),
+  waiting,
   all,
   redis.call('ZCARD', due),
   next_one[2] and math.max(0, math.ceil(next_one[2] - now)) or -1,

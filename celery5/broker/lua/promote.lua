@@ -3,10 +3,15 @@
 --       2 their envelopes
 --       3 stream of the queue
 --       4 where its jobs are
+--       5 stream of its lane `high`
+--       6 stream of its lane `low`
 -- ARGV  1 how many at most
+--       2 channel that wakes workers
 -- Gives how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
--- how many workers went down with it before (H, then the number): that goes back with it.
-local due, waiting, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- how many workers went down with it before (H, then the number): that goes back with it. The letter of its lane comes
+-- last in its place, if it is not the normal one.
+local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
+local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
@@ -15,14 +20,17 @@ for _, id in ipairs(ids) do
   redis.call('ZREM', due, id)
   redis.call('HDEL', waiting, id)
   if envelope then
-    local deaths = string.match(redis.call('HGET', jobs, id) or '', '^H(%d+)$')
-    local entry
+    local place = redis.call('HGET', jobs, id) or ''
+    local deaths, lane = string.match(place, '^H(%d+)'), string.match(place, '^%u%d*([hl])$') or ''
+    local stream, entry = streams[lane], nil
+    -- Nobody reads a lane that there was no job on before.
+    if lane ~= '' and redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[2], 'lane') end
     if deaths then
       entry = redis.call('XADD', stream, '*', 'job', envelope, 'deliveries', deaths)
     else
       entry = redis.call('XADD', stream, '*', 'job', envelope)
     end
-    redis.call('HSET', jobs, id, 'S' .. entry)
+    redis.call('HSET', jobs, id, 'S' .. entry .. lane)
   else
     redis.call('HDEL', jobs, id)
   end

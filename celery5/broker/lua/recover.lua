@@ -1,33 +1,37 @@
 -- Put back what a dead worker held. First its lease goes, so that it can settle nothing any more (I4); then its jobs
 -- move, with their delivery count, in portions; last the worker itself is forgotten. Safe to repeat.
--- KEYS  1 stream of the queue
+-- KEYS  1 stream of the normal lane
 --       2 where its jobs are
 --       3 leases of its workers
 --       4 dead-letter queue
 --       5 prefix of the result keys (same slot; the jobs' ids are not known before)
 --       6 the live job of each key
+--       7.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
 --       4 how many jobs at most
 --       5 ttl of a document in ms
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
---       7.. stream entries that it had begun
+--       7.. stream entries that it had begun, each with the letter of its lane
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
 -- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
 -- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
 -- ended, goes.
-local stream, jobs, leases, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
+local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
+local streams = {[''] = KEYS[1], h = KEYS[7], l = KEYS[8], g = KEYS[9]}
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function stray()
-  local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
-  for _, consumer in ipairs(consumers.err and {} or consumers) do
-    local field = {}
-    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
-    if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
+  for _, stream in pairs(streams) do
+    local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
+    for _, consumer in ipairs(consumers.err and {} or consumers) do
+      local field = {}
+      for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+      if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
+    end
   end
 end
 -- What a message says may be anything: what fails in the middle of this script would take jobs with it.
@@ -54,14 +58,11 @@ end
 local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
-local pending = redis.pcall('XPENDING', stream, group, '-', '+', ARGV[4], name)
-if pending.err then
-  redis.call('ZREM', leases, name)
-  return {name, 0, 0, 0}
-end
 local back, buried, begun = 0, 0, {}
 for n = 7, #ARGV do begun[ARGV[n]] = true end
-for _, one in ipairs(pending) do
+-- Put back, or bury, one entry of a lane's pending list.
+local function undo(one, lane)
+  local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
   local field = {}
   for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end
@@ -69,10 +70,10 @@ for _, one in ipairs(pending) do
   if not readable or type(envelope) ~= 'table' then envelope = {} end
   local id, task, key = text(envelope.id), text(envelope.task), text(envelope.key)
   local lock = key ~= '' and task .. ' ' .. key
-  local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1]])
+  local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1] .. lane])
   local deliveries = whole(tonumber(field.deliveries), 0) + (blamed and 1 or 0)
   local place = id ~= '' and redis.call('HGET', jobs, id) or ''
-  local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1]
+  local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1] .. lane
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1)}
   redis.call('XACK', stream, group, one[1])
@@ -93,14 +94,22 @@ for _, one in ipairs(pending) do
     end
     buried = buried + 1
   else
-    local again = redis.call('XADD', stream, '*', 'job', field.job or '', 'deliveries', deliveries)
-    if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again) end
+    -- What was handed to the dead worker goes to the lane of its priority.
+    if lane == 'g' then lane = ({high = 'h', low = 'l'})[text(envelope.priority)] or '' end
+    local again = redis.call('XADD', streams[lane], '*', 'job', field.job or '', 'deliveries', deliveries)
+    if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1
   end
 end
-if #pending < tonumber(ARGV[4]) then
-  redis.call('XGROUP', 'DELCONSUMER', stream, group, name)
-  redis.call('ZREM', leases, name)
-  return {name, back, buried, 0}
+local left = tonumber(ARGV[4])
+for _, lane in ipairs({'h', '', 'l', 'g'}) do
+  local pending = left > 0 and redis.pcall('XPENDING', streams[lane], group, '-', '+', left, name) or {}
+  for _, one in ipairs(pending.err and {} or pending) do
+    undo(one, lane)
+    left = left - 1
+  end
 end
-return {name, back, buried, 1}
+if left == 0 then return {name, back, buried, 1} end
+for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end
+redis.call('ZREM', leases, name)
+return {name, back, buried, 0}

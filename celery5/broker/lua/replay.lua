@@ -1,16 +1,19 @@
 -- Put dead jobs back on their queue, each by itself: whoever finds it in its grave is the one who replays it.
--- KEYS  1 stream of the queue
+-- KEYS  1 stream of the jobs' lane
 --       2 where its jobs are
 --       3 dead-letter queue
 --       4 the live job of each key
 --       5.. result key of each job, in order
--- ARGV  1.. for each job: its entry in the dead-letter queue, its id, its fresh message, what its key is remembered
+-- ARGV  1 channel that wakes workers
+--       2 letter of the lane, '' for the normal one
+--       3.. for each job: its entry in the dead-letter queue, its id, its fresh message, what its key is remembered
 --           under or ''
 -- Gives for each job: 1 replayed; 0 it was not in its grave any more; -1 another live job has its key; -2 a job of its
 -- id is alive. A job that is not replayed stays dead. Safe to repeat. A replayed job's old document goes, so that nobody
 -- is given it for the new run.
 local stream, jobs, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local told = {}
+local told, lane = {}, ARGV[2]
+local new = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
 -- Whether the key of a job is another's: one that is alive. Who is gone, or dead, has none.
 local function taken(lock, id)
   local holder = lock ~= '' and redis.call('HGET', unique, lock)
@@ -18,7 +21,7 @@ local function taken(lock, id)
   return place and string.sub(place, 1, 1) ~= 'X'
 end
 for n = 5, #KEYS do
-  local at = 4 * (n - 5) + 1
+  local at = 4 * (n - 5) + 3
   local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local place = redis.call('HGET', jobs, id)
   if place and string.sub(place, 1, 1) ~= 'X' then
@@ -29,7 +32,9 @@ for n = 5, #KEYS do
     told[#told + 1] = 0
   else
     local entry = redis.call('XADD', stream, '*', 'job', message)
-    redis.call('HSET', jobs, id, 'S' .. entry)
+    redis.call('HSET', jobs, id, 'S' .. entry .. lane)
+    if new then redis.call('PUBLISH', ARGV[1], 'lane') end
+    new = false
     redis.call('DEL', KEYS[n])
     if lock ~= '' then redis.call('HSET', unique, lock, id) end
     told[#told + 1] = 1

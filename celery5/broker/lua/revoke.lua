@@ -4,7 +4,10 @@
 --       3 scheduled jobs by time
 --       4 their envelopes
 --       5 the live job of each key
---       6.. result key of each job, in order
+--       6 stream of its lane `high`
+--       7 stream of its lane `low`
+--       8 stream of its lane `handed`
+--       9.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 channel that tells the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
@@ -13,7 +16,8 @@
 -- Gives for each job what was found: REVOKED (it will not run, and did not before this), EXECUTING (a worker has it and
 -- is told), the state of one that had ended before, or UNKNOWN. The mark on a job that a worker has (its place says V)
 -- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
-local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
 local group = ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -55,19 +59,21 @@ local function ended(result)
   return document.state
 end
 local found = {}
-for n = 6, #KEYS do
-  local id, result = ARGV[n - 1], KEYS[n]
+for n = 9, #KEYS do
+  local id, result = ARGV[n - 4], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
-  local kind, entry = string.sub(place, 1, 1), string.sub(place, 2)
+  local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' or kind == 'H' then
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     redis.call('ZREM', due, id)
     redis.call('HDEL', waiting, id)
   elseif kind == 'S' or kind == 'V' then
+    local entry, lane = string.match(where, '^([%d-]*)(%a?)')
+    local stream = streams[lane] or streams['']
     local pending = redis.pcall('XPENDING', stream, group, entry, entry, 1)
     if not pending.err and pending[1] then
-      redis.call('HSET', jobs, id, 'V' .. entry)
-      redis.call('PUBLISH', ARGV[2], entry)
+      redis.call('HSET', jobs, id, 'V' .. where)
+      redis.call('PUBLISH', ARGV[2], where)
       found[#found + 1] = 'EXECUTING'
     else
       local message

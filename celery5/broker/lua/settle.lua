@@ -1,5 +1,5 @@
 -- Settle a batch of outcomes: result, state, next attempt or dead letter, and acknowledgement, in one step (I2).
--- KEYS  1 stream of the queue
+-- KEYS  1 stream of the lane that the outcomes' entries are on
 --       2 where its jobs are
 --       3 leases of its workers
 --       4 scheduled jobs by time
@@ -10,7 +10,8 @@
 -- ARGV  1 consumer group
 --       2 this worker's name in it
 --       3 channel that wakes workers
---       4.. for each outcome: verb, stream entry, job id, message, and three more words:
+--       4 letter of the lane, '' for the normal one; the entries have it at their end
+--       5.. for each outcome: verb, stream entry, job id, message, and three more words:
 --           complete: document, ttl in ms, what its key is remembered under or ''
 --           retry:    envelope, delay in ms, ttl of a document in ms
 --           bury:     envelope, ttl in ms, document
@@ -25,7 +26,7 @@
 -- job goes.
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique = KEYS[7]
-local group, me = ARGV[1], ARGV[2]
+local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
 local lease = redis.call('ZSCORE', leases, me)
 if not lease or tonumber(lease) < 0 then return -1 end
 local time = redis.call('TIME')
@@ -67,6 +68,11 @@ local function is_it(id, entry, result)
   if place then return string.sub(place, 2) == entry end
   return id ~= '' and redis.call('EXISTS', result) == 0
 end
+-- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
+local function home(message)
+  if lane ~= 'g' then return lane end
+  return ({high = 'h', low = 'l'})[text(read(message).priority)] or ''
+end
 -- How many workers went down with the job so far: what is held keeps that (I5).
 local function deliveries(entry)
   local there = redis.call('XRANGE', stream, entry, entry)[1]
@@ -76,11 +82,11 @@ local function deliveries(entry)
   return ''
 end
 for n = 8, #KEYS do
-  local at = 4 + 6 * (n - 8)
+  local at = 5 + 6 * (n - 8)
   local verb, entry, id, message, number = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local extra = ARGV[at + 5]
-  if redis.call('XACK', stream, group, entry) == 1 then
-    gone[#gone + 1] = entry
+  local extra, on_stream = ARGV[at + 5], lane == '' and entry or string.sub(entry, 1, -2)
+  if redis.call('XACK', stream, group, on_stream) == 1 then
+    gone[#gone + 1] = on_stream
     if verb == 'drop' and id ~= '' then
       local place = redis.call('HGET', jobs, id)
       if place and string.sub(place, 2) == entry then verb = 'release' end
@@ -92,7 +98,7 @@ for n = 8, #KEYS do
       if extra ~= '' then unlock(extra, id) end
     elseif revoked(id, entry, message, KEYS[n], verb == 'bury' and number or extra) then -- it ended, or was a copy
     elseif verb == 'retry' or verb == 'hold' then
-      local place = verb == 'retry' and 'R' or 'H' .. deliveries(entry)
+      local place = (verb == 'retry' and 'R' or 'H' .. deliveries(on_stream)) .. home(message)
       local when = now + tonumber(number)
       redis.call('ZADD', due, when, id)
       redis.call('HSET', waiting, id, message)
@@ -108,7 +114,7 @@ for n = 8, #KEYS do
       end
     elseif verb == 'release' then
       local back = redis.call('XADD', stream, '*', 'job', message, 'deliveries', number)
-      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. back) end
+      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. back .. lane) end
     end
   end
 end
