@@ -4,39 +4,30 @@
 Floor: services. Reads: what the other services of this worker know. Writes: what they write; a revocation.
 """
 
-import os
-import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import trio
 
-import celery5
 from celery5.broker import direct, revocation
 from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
-from celery5.log import Log
-from celery5.loop import lateness
-from celery5.machine import used_memory
 from celery5.protocol.envelope import Envelope, read_envelope
-from celery5.services.board import Board
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.ledger import Ledger
 from celery5.services.pauses import Pauses
+from celery5.services.process_commands import ProcessCommands, takes_only
 from celery5.services.task_execution import TaskExecution
 
 SHOWN = 1000
 """Running jobs in one answer at most."""
 BEFORE = 256
 """Jobs that may wait before one that is to run here: all of them are taken along, and given back."""
-LAG = 0.02
-"""Seconds over which the loop's lag is measured."""
 
 T = TypeVar("T")
 
@@ -65,9 +56,7 @@ class WorkerCommands:
         results_ttl: float,
         default_queue: str,
         done: trio.Event,
-        inbox_counts: Mapping[str, int],
-        board: Board,
-        log: Log,
+        process_commands: ProcessCommands,
     ) -> None:
         self._redis = redis
         self._consumer = consumer
@@ -81,16 +70,13 @@ class WorkerCommands:
         self._ttl = results_ttl
         self._default_queue = default_queue
         self._done = done
-        self._counts = inbox_counts
-        self._board = board
-        self._log = log
-        self._began = time.monotonic()
+        self._process = process_commands
 
     @property
     def handlers(self) -> dict[str, Handler]:
         """Each command by its name."""
         return {
-            "ping": self._ping,
+            "ping": self._process.ping,
             "stats": self._stats,
             "active": self._active,
             "pause-queue": self._pauses.pause,
@@ -100,33 +86,18 @@ class WorkerCommands:
             "shutdown": self._shutdown,
         }
 
-    async def _ping(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters)
-        return {"pong": self._worker, "uptime": round(time.monotonic() - self._began, 3)}
-
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters)
+        takes_only(parameters)
         return {
-            "process": {
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "python": ".".join(map(str, sys.version_info[:3])),
-                "celery5": celery5.__version__,
-            },
-            "uptime": round(time.monotonic() - self._began, 3),
+            **await self._process.stats(),
             "running": self._execution.running,
             "held": len(self._ledger),
             "slots": self._budget.told(),
             "queues": self._pauses.told(),
-            "steps": self._board.shown(),
-            "commands": dict(self._counts),
-            "log": None if self._log.journal is None else self._log.journal.counts,
-            "memory": used_memory(),
-            "loop_lag": round(await lateness(LAG), 6),
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters)
+        takes_only(parameters)
         now = time.time()
         return [
             {
@@ -142,7 +113,7 @@ class WorkerCommands:
         ]
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters, "id")
+        takes_only(parameters, "id")
         job_id = _text(parameters, "id")
         for each in self._ledger:
             if each.envelope is not None and each.envelope.id == job_id:
@@ -154,7 +125,7 @@ class WorkerCommands:
         )
 
     async def _run_task(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters, "job", "queue", "id")
+        takes_only(parameters, "job", "queue", "id")
         message = _text(parameters, "job").encode()
         try:
             envelope = read_envelope(message)
@@ -195,7 +166,7 @@ class WorkerCommands:
         return entries
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        _only(parameters, "how")
+        takes_only(parameters, "how")
         how = parameters.get("how", "warm")
         if how not in ("warm", "cold"):
             raise CommandRefused(
@@ -206,13 +177,6 @@ class WorkerCommands:
         running = self._execution.running
         self._done.set()
         return {"how": how, "running": running}
-
-
-def _only(parameters: Mapping[str, Any], *names: str) -> None:
-    strange = [each for each in parameters if each not in names]
-    if strange:
-        takes = f"it takes {', '.join(names)}" if names else "it takes none"
-        raise CommandRefused(f"parameter {strange[0]!r} is not known; {takes}")
 
 
 def _text(parameters: Mapping[str, Any], name: str) -> str:

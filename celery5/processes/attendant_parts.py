@@ -17,9 +17,9 @@ from dependencies import value
 from celery5.app import App
 from celery5.bootsteps.boot import Step
 from celery5.bootsteps.listen import Hears, Listen
-from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import PushRedis, Timing, TrioRedis
 from celery5.log import Log
+from celery5.processes.connection_parts import LooksAgain, make_push
 from celery5.processes.link_log import LinkLog
 from celery5.processes.worker import WorkerOptions, address_of
 from celery5.services.board import RETRY, Board
@@ -36,7 +36,7 @@ from celery5.services.vitals import Source, Vitals, VitalSigns
 Known = tuple[str, ...]
 
 
-class Listens(Protocol):
+class Listens(LooksAgain, Protocol):
     """A part that is told what is said on channels, and looks again when something may have been missed."""
 
     @property
@@ -44,34 +44,15 @@ class Listens(Protocol):
 
     def hear(self, channel: bytes, payload: bytes, /) -> None: ...
 
-    def look_again(self) -> None: ...
-
 
 def make_hearers(listeners: Sequence[Listens]) -> dict[bytes, Hears]:
     """Which channel is whose."""
     return {channel.encode(): each.hear for each in listeners for channel in each.channels}
 
 
-def make_push(
-    endpoint: Endpoint,
-    hearers: dict[bytes, Hears],
-    listeners: Sequence[Listens],
-    timing: Timing,
-    name: str,
-    watch: LinkLog,
-) -> PushRedis:
-    """The connection that listens. While it was down, anything may have been said."""
-
-    def heard(channel: bytes, payload: bytes) -> None:
-        hearers[channel](channel, payload)
-
-    def again() -> None:
-        for each in listeners:
-            each.look_again()
-
-    return PushRedis(
-        endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
-    )
+def make_lookers(listeners: Sequence[Listens]) -> Sequence[LooksAgain]:
+    """Who looks again when something may have been said while nobody listened."""
+    return listeners
 
 
 def make_usual(
@@ -122,6 +103,7 @@ GROUND: Mapping[str, Any] = {
     "redis": TrioRedis,
     "push": value(make_push),
     "hearers": value(make_hearers),
+    "lookers": value(make_lookers),
     "listen": Listen,
     "presence": Presence,
     "board": Board,

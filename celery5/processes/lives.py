@@ -23,6 +23,7 @@ from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
 from celery5.services.reloader import Next, Reload
+from celery5.services.vitals import Vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +40,32 @@ class Page:
 async def live(
     word: str,
     boot_of: Callable[[str, Next], Boot],
-    names: Callable[[], str],
+    vitals: Vitals,
     *,
+    name: str,
+    first: str,
     log: Log,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Live until cancelled. `boot_of` puts an incarnation together, given its name, which `names` makes; `word` is what
-    the log calls it: worker, router. Raises BrokerError when Redis lets nobody in."""
+    """Live until cancelled. `boot_of` puts an incarnation together, given its own name, which begins with `name`; the
+    `first` one may be known already. `word` is what the log calls it: worker, router. Raises BrokerError when Redis
+    lets nobody in."""
     status = _Once(task_status, log, word)
     again: tuple[type[Exception], ...] = (LeaseLost,)
     lives, next_life = itertools.count(), Next()
     while True:
-        name = names()
-        log.named(name)
-        boot = boot_of(name, next_life)
+        # Never used twice: what a former incarnation held is for recovery, not for us.
+        own, first = first or new_name(name), ""
+        log.named(own)
+        vitals.starting(own)
+        boot = boot_of(own, next_life)
         try:
             await boot.run(task_status=status)
         except* Reload:
-            log.event(f"{word}:reloading", name=name)
+            log.event(f"{word}:reloading", name=own)
             lives = itertools.count()
         except* again as ended:
-            log.event(f"{word}:again", "error", name=name, why=_first_of(ended))
+            log.event(f"{word}:again", "error", name=own, why=_first_of(ended))
         next_life.begins()
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
         again = (LeaseLost, BrokerUnavailable, BootFailed)

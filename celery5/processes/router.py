@@ -7,7 +7,6 @@ job. There may be any number of Routers, and none leads: each step is one atomic
 point. The command ingestion is its inbox (C56).
 """
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,14 +19,13 @@ from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Boot, Step
 from celery5.bootsteps.join_events import JoinEvents
 from celery5.bootsteps.open_publishing import OpenPublishing
-from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import EVENTS
-from celery5.broker.on_trio import ParkedRedis, Timing, TrioRedis
+from celery5.broker.on_trio import ParkedRedis, TrioRedis
 from celery5.log import Log
 from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import GROUND, Listens
-from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import Page, live, new_name
+from celery5.processes.connection_parts import make_reader
+from celery5.processes.lives import Page, live
 from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Handler, PostsToItself
@@ -44,13 +42,6 @@ from celery5.wiring import build
 KIND = "router"
 NEVER = 10**9
 """Routers that an event may take down before it is buried: it runs no code of anybody's."""
-
-
-def make_reader(
-    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
-) -> ParkedRedis:
-    """The connection for blocking reads; the shared one ends its waits."""
-    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
 
 
 class Wakes:
@@ -217,15 +208,13 @@ async def run(
     mean nothing to it. Raises BrokerError when Redis lets nobody in."""
     vitals = options.vitals or Vitals(app=app.name)
     options = replace(options, vitals=vitals)
-    known = itertools.chain([options.incarnation] if options.incarnation else [])
 
     def boot_of(name: str, next_life: Next) -> Boot:
-        vitals.starting(name)
         log.event("router:starting", name=name)
         return build(Boot, RouterParts, **given(app, options, name, log, done, next_life))
 
     await live(
-        KIND, boot_of, lambda: next(known, "") or new_name(options.name), log=log, task_status=task_status
+        KIND, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
     )
 
 

@@ -6,7 +6,7 @@ It publishes and commands, and runs no job. There may be any number of Scheduler
 does is one atomic step that the others may try as well. Kill any of them at any time.
 """
 
-import itertools
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -16,7 +16,7 @@ from celery5.app import App
 from celery5.bootsteps.boot import Boot, Step
 from celery5.log import Log
 from celery5.processes.attendant_parts import GROUND, Listens, given
-from celery5.processes.lives import Page, live, new_name
+from celery5.processes.lives import Page, live
 from celery5.processes.worker import WorkerOptions
 from celery5.services.commands import Handler
 from celery5.services.inbox import Inbox
@@ -104,19 +104,14 @@ async def run(
 ) -> None:
     """Be a Scheduler until cancelled. Raises BrokerError when Redis lets nobody in."""
     vitals = options.vitals or Vitals(app=app.name)
-    known = itertools.chain([options.incarnation] if options.incarnation else [])
+    options = replace(options, vitals=vitals)
 
     def boot_of(name: str, next_life: Next) -> Boot:
-        vitals.starting(name)
         log.event("scheduler:starting", name=name)
         return build(Boot, SchedulerParts, **given(app, options, KIND, name, log, done, next_life))
 
     await live(
-        KIND,
-        boot_of,
-        lambda: next(known, "") or new_name(options.name),
-        log=log,
-        task_status=task_status,
+        KIND, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
     )
 
 

@@ -7,7 +7,6 @@ Floor: processes. Reads: the environment's systemd variables. Writes: nothing it
 name.
 """
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from celery5.broker.on_trio import Timing
 from celery5.checks import all_checks
 from celery5.log import Journal, Log, Silence
 from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import live, new_name
+from celery5.processes.lives import live
 from celery5.processes.understudy import Understudy
 from celery5.processes.worker_parts import WorkerParts, budgets_for
 from celery5.protocol.budget import KINDS
@@ -74,16 +73,19 @@ async def run(
     options = replace(options, vitals=vitals)
     if not app.tasks:
         log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
-    # Never used twice: what a former incarnation held is for recovery, not for us.
-    known = itertools.chain([options.incarnation] if options.incarnation else [])
 
     def boot_of(name: str, next_life: Next) -> Boot:
-        vitals.starting(name)
         log.event("worker:starting", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
         return build(Boot, WorkerParts, **_given(app, options, name, log, done, next_life))
 
     await live(
-        "worker", boot_of, lambda: next(known, "") or new_name(options.name), log=log, task_status=task_status
+        "worker",
+        boot_of,
+        vitals,
+        name=options.name,
+        first=options.incarnation,
+        log=log,
+        task_status=task_status,
     )
 
 
@@ -104,6 +106,7 @@ def _given(
     lease = Lease(seconds=settings.lease, black_box=black_box)
     return {
         "app": app,
+        "kind": "worker",
         "tasks": app.tasks,
         "keys": app.keys,
         "consumed": tuple(app.queue(name) for name in _queues(app, options)),

@@ -14,11 +14,10 @@ from celery5.bootsteps.boot import Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
-from celery5.broker.endpoint import Endpoint
-from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
+from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
 from celery5.log import Log
 from celery5.processes.box_home import home_of
-from celery5.processes.link_log import LinkLog
+from celery5.processes.connection_parts import LooksAgain, make_push, make_reader
 from celery5.processes.vital_parts import make_sources
 from celery5.protocol.budget import Budget, fixed
 from celery5.protocol.budget_words import budgets_in
@@ -44,6 +43,7 @@ from celery5.services.ledger import Ledger
 from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
 from celery5.services.pauses import Pauses
+from celery5.services.process_commands import ProcessCommands
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Reloader
@@ -70,13 +70,6 @@ def budgets_for(app: App) -> dict[str, Budget]:
     return {**usual, **budgets_in(settings.budgets), **app.budgets}
 
 
-def make_reader(
-    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
-) -> ParkedRedis:
-    """The connection for blocking reads; the shared one ends its waits."""
-    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
-
-
 def make_hearers(
     mover: Mover, revocations: Revocations, inbox: Inbox, heartbeat: Heartbeat
 ) -> dict[bytes, Hears]:
@@ -94,31 +87,11 @@ def make_hearers(
     return {each.encode(): hears for each, hears in all_of_them.items()}
 
 
-def make_push(
-    endpoint: Endpoint,
-    hearers: dict[bytes, Hears],
-    mover: Mover,
-    revocations: Revocations,
-    inbox: Inbox,
-    pauses: Pauses,
-    timing: Timing,
-    name: str,
-    watch: LinkLog,
-) -> PushRedis:
-    """The connection that listens. While it was down, anything may have been said."""
-
-    def heard(channel: bytes, payload: bytes) -> None:
-        hearers[channel](channel, payload)
-
-    def again() -> None:
-        mover.look_again()
-        revocations.look_again()
-        inbox.look_again()
-        pauses.look_again()
-
-    return PushRedis(
-        endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch
-    )
+def make_lookers(
+    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: Pauses
+) -> tuple[LooksAgain, ...]:
+    """Who looks again when something may have been said while nobody listened."""
+    return (mover, revocations, inbox, pauses)
 
 
 def make_boxes(
@@ -273,6 +246,7 @@ WorkerParts = Injector(
     reader=value(make_reader),
     push=value(make_push),
     hearers=value(make_hearers),
+    lookers=value(make_lookers),
     listen=Listen,
     join=JoinQueues,
     publishing=OpenPublishing,
@@ -290,6 +264,7 @@ WorkerParts = Injector(
     health=Health,
     judgement=Judgement,
     handlers=value(make_handlers),
+    process_commands=ProcessCommands,
     worker_commands=WorkerCommands,
     commands=Commands,
     board=Board,
