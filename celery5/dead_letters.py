@@ -21,7 +21,8 @@ from celery5.connections import AwaitingRedis
 from celery5.errors import Corrupt, Misconfigured
 from celery5.graves import BATCH, Reading
 from celery5.protocol.dead_letters import By, Choice, DeadJob, Wanted, checked_by, count, most_first, wanted
-from celery5.protocol.envelope import replayed
+from celery5.protocol.envelope import read_envelope, replayed
+from celery5.protocol.lanes import lane_of
 from celery5.publisher import portions
 
 if TYPE_CHECKING:
@@ -173,9 +174,11 @@ async def _replayed(
             fresh = [(job, message) for job in part if (message := _fresh(job, tally)) is not None]
             if fresh and not dry_run:
                 await pace.wait(len(fresh))
-                words = [(job.entry, job.id, message, job.lock) for job, message in fresh]
-                told = await redis.perform(graveyard.replay(app.queue(part[0].queue), words))
-                _note(tally, [job for job, _ in fresh], told)
+                keys = app.queue(part[0].queue)
+                for lane, group in _by_lane(fresh).items():
+                    words = [(job.entry, job.id, message, job.lock) for job, message in group]
+                    told = await redis.perform(graveyard.replay(keys.on(lane), words))
+                    _note(tally, [job for job, _ in group], told)
             tally.matched += len(part)
             if progress is not None:
                 progress(tally)
@@ -194,6 +197,14 @@ async def _purged(
         if progress is not None:
             progress(tally)
     return tally
+
+
+def _by_lane(fresh: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[DeadJob, bytes]]]:
+    """Jobs with their messages, by the lane of their priority."""
+    found: dict[str, list[tuple[DeadJob, bytes]]] = {}
+    for job, message in fresh:
+        found.setdefault(lane_of(read_envelope(message).priority), []).append((job, message))
+    return found
 
 
 def _fresh(job: DeadJob, tally: Tally) -> bytes | None:

@@ -26,6 +26,7 @@ from celery5.health import HealthCheck
 from celery5.protocol.box import Box
 from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.job import OF_ONE_CALL, Options
+from celery5.protocol.lanes import Priority
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
 from celery5.task import OF_THE_TASK, CoroutineTask, FunctionTask, Task, not_known
@@ -86,6 +87,7 @@ class TaskOptions(TypedDict, total=False):
     time_limit: float | timedelta | None
     soft_time_limit: float | timedelta | None
     unique_for: float | timedelta | None
+    priority: Priority | None
     deduplicate: Policy | None
     abandon_on_cancel: bool
     boxed: bool | Box

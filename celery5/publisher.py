@@ -37,17 +37,18 @@ class Publisher:
     def publish(self, jobs: Sequence[Job]) -> list[Call[Any]]:
         """The calls that publish `jobs`, in their order for each queue. What they give is for `published`.
 
-        Where one job has a key, all jobs of its queue go the same way, so that they keep their order.
+        Where one job has a key, all jobs of its queue go the same way, so that they keep their order. Those of another
+        priority than normal go that way, too, to their own lane.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
-            return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue), jobs)]
+            return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on(jobs[0].lane), jobs)]
         groups = _grouped(jobs)
-        queues = dict.fromkeys(name for name, _ in groups)
+        queues = dict.fromkeys(name for name, _, _ in groups)
         made: list[Call[Any]] = [
             calls.announce(self._keys, name) for name in queues if name not in self._announced
         ]
-        for (name, way), group in groups.items():
-            keys = self.queue(name)
+        for (name, way, lane), group in groups.items():
+            keys = self.queue(name).on(lane)
             made += [_WAYS[way](keys, part) for part in portions(group, _size)]
         return made
 
@@ -66,16 +67,16 @@ class Publisher:
 
 def _way(job: Job) -> str:
     """How a job goes when it goes alone."""
-    return "claim" if job.lock else "schedule" if job.at else "publish"
+    return "claim" if job.lock or job.lane else "schedule" if job.at else "publish"
 
 
-def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str], list[Job]]:
-    """The jobs by queue and way."""
+def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str, str], list[Job]]:
+    """The jobs by queue, way and lane."""
     claimed = {job.queue for job in jobs if job.lock}
-    groups: dict[tuple[str, str], list[Job]] = {}
+    groups: dict[tuple[str, str, str], list[Job]] = {}
     for job in jobs:
-        way = "claim" if job.queue in claimed else "schedule" if job.at else "publish"
-        groups.setdefault((job.queue, way), []).append(job)
+        way = "claim" if job.lane or job.queue in claimed else "schedule" if job.at else "publish"
+        groups.setdefault((job.queue, way, job.lane), []).append(job)
     return groups
 
 

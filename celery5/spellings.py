@@ -64,7 +64,6 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "retry_backoff_max": "cap",
         "retry_jitter": "jitter",
         "default_retry_delay": "backoff, with jitter=False",
-        "priority": "queue: a queue for each",
         "task_id": "id, or key: one live job of each",
         "rate_limit": "nothing yet",
         "serializer": "nothing: it is always JSON",

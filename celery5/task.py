@@ -153,8 +153,8 @@ class Task(Generic[P, R_co]):
         return self._breaker or (BY_CHECKS if self.checks else self.app.breaker)
 
     def options(self, **options: Any) -> Self:
-        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `time_limit`,
-        `max_retries` or any other field of `Options`. Raises Misconfigured."""
+        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `priority`,
+        `time_limit`, `max_retries` or any other field of `Options`. Raises Misconfigured."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._app, twin._policy, twin._settings = self.app, None, None
@@ -186,6 +186,7 @@ class Task(Generic[P, R_co]):
             soft_time_limit=terms.soft_time_limit,
             results_ttl=terms.results_ttl,
             trace=current_trace(),
+            priority=terms.priority,
         )
         return Job(
             envelope.id,
@@ -197,6 +198,7 @@ class Task(Generic[P, R_co]):
             envelope.lock,
             terms.unique_for,
             app.name,
+            terms.lane,
         )
 
     def _worked_out(self, settings: Settings) -> Terms:

@@ -16,6 +16,7 @@ from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
 from celery5.protocol.envelope import Envelope, read_envelope
+from celery5.protocol.lanes import lane_of
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
@@ -143,7 +144,8 @@ class WorkerCommands:
         kind = self._tasks[envelope.task].kind
         if self._ledger.held(kind) >= self._budget.slots(kind):
             raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
-        call = direct.run_here(keys, envelope.id, message, worker=self._worker, before=BEFORE)
+        lane = keys.on(lane_of(envelope.priority))
+        call = direct.run_here(lane, envelope.id, message, worker=self._worker, before=BEFORE)
         entries = await self._taken(call)
         if entries is None:
             raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")

@@ -18,16 +18,21 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, scheduled and dead jobs, and whether it is paused for all."""
+    """Show each queue: waiting, running, scheduled and dead jobs, and whether it is paused for all.
+
+    Of the waiting ones, `high` and `low` have such a priority."""
+    states = list(target.load().info().queues.values())
+    by_level = wants_json or any(each.high or each.low for each in states)
     rows: list[dict[str, object]] = [
         {
             "queue": each.queue,
             "waiting": each.waiting,
+            **({"high": each.high, "low": each.low} if by_level else {}),
             "running": each.held,
             "scheduled": each.scheduled,
             "dead": each.dead,
             "paused": each.paused if wants_json else "yes" if each.paused else "",
         }
-        for each in target.load().info().queues.values()
+        for each in states
     ]
     click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))

@@ -96,6 +96,7 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "replays", story.replays or None
     yield "deliveries", f"{story.deliveries} workers died with it" if story.deliveries else None
     yield "key", story.key
+    yield "priority", story.priority if story.priority != "normal" else ""
     yield "worker", story.worker
     yield "args", cell(story.args) if story.args else None
     yield "kwargs", cell(story.kwargs) if story.kwargs else None

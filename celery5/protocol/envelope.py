@@ -65,6 +65,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     soft_time_limit: Annotated[float, Meta(gt=0)] | None = None
     results_ttl: Annotated[float, Meta(gt=0)] | None = None
     replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
+    priority: str = ""  # high or low; what it is not is normal
 
     @property
     def lock(self) -> str:

@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from os import urandom
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
 from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.lanes import LANES, Priority, lane_of
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
     """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
-    `app` is the name of the application that made it.
+    `app` is the name of the application that made it, `lane` the letter of the lane of its priority.
 
     `Task.job` makes it and `App.send_jobs` sends it, once however often.
     """
@@ -32,6 +33,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     lock: str = ""
     unique_for: float | None = None
     app: str = ""
+    lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""
 
     def to_bytes(self) -> bytes:
         """The job as text, to be kept somewhere until it is sent: in an outbox, say."""
@@ -53,7 +55,8 @@ class Options(msgspec.Struct, frozen=True):
     `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
     one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
     a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
-    `autoretry_for` and `dont_autoretry_for` are classes of errors, or full names.
+    `priority` is `high`, `normal` or `low`. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full
+    names.
     `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.of`); what else is said of
     retries goes over it.
     """
@@ -77,6 +80,7 @@ class Options(msgspec.Struct, frozen=True):
     id: str | None = None
     key: str | None = None
     unique_for: float | timedelta | None = None
+    priority: Priority | None = None
 
     def checked(self) -> "Options":
         """Itself. Raises Misconfigured when options contradict each other or make no sense."""
@@ -92,6 +96,8 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured(
                 f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas or braces"
             )
+        if self.priority is not None and not _is_priority(self.priority):
+            raise Misconfigured(f"priority is {self.priority!r}: give high, normal or low")
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
         _check_limits(seconds(self.time_limit), seconds(self.soft_time_limit))
@@ -132,6 +138,8 @@ class Options(msgspec.Struct, frozen=True):
             time_limit=seconds(self.time_limit),
             soft_time_limit=seconds(self.soft_time_limit),
             results_ttl=kept,
+            priority="" if self.priority is None or self.priority == "normal" else self.priority,
+            lane=lane_of(self.priority),
         )
 
     def at(self) -> str:
@@ -162,6 +170,8 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     time_limit: float | None
     soft_time_limit: float | None
     results_ttl: float | None
+    priority: str
+    lane: str
 
 
 def new_id() -> str:
@@ -217,6 +227,10 @@ def _check_limits(hard: float | None, soft: float | None) -> None:
         raise Misconfigured(
             f"time_limit is {hard:g} s and soft_time_limit {soft:g} s: the soft limit comes first, so give it less"
         )
+
+
+def _is_priority(said: object) -> bool:
+    return isinstance(said, str) and said in LANES
 
 
 def _is_name(text: object) -> bool:

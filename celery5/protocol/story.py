@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from celery5.protocol.envelope import Document, Envelope, Failure
+from celery5.protocol.lanes import LANES
 from celery5.protocol.remains import document_in, envelope_in, value_in
 from celery5.protocol.states import FINISHED, JobState
 
@@ -43,6 +44,7 @@ class JobStory(msgspec.Struct, frozen=True):
     deliveries: int = 0
     revoked: bool = False
     key: str = ""
+    priority: str = "normal"
     worker: str = ""
     args: Any = None
     kwargs: Any = None
@@ -111,6 +113,7 @@ def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
         sections=envelope.sections,
         replays=envelope.replays,
         key=envelope.key,
+        priority=envelope.priority if envelope.priority in LANES else "normal",
         args=value_in(envelope.args),
         kwargs=value_in(envelope.kwargs),
         sent=envelope.sent,

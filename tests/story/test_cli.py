@@ -187,8 +187,26 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
     desk.app.send_many([shop.add.s(1, 2), shop.add.options(countdown=60).s(1, 2), shop.multiply.s(2, 3)])
     rows = json.loads(desk("queue", "list", "--json"))
     assert rows == [
-        {"queue": "default", "waiting": 1, "running": 0, "scheduled": 1, "dead": 0, "paused": False},
-        {"queue": "slow", "waiting": 1, "running": 0, "scheduled": 0, "dead": 0, "paused": False},
+        {
+            "queue": "default",
+            "waiting": 1,
+            "high": 0,
+            "low": 0,
+            "running": 0,
+            "scheduled": 1,
+            "dead": 0,
+            "paused": False,
+        },
+        {
+            "queue": "slow",
+            "waiting": 1,
+            "high": 0,
+            "low": 0,
+            "running": 0,
+            "scheduled": 0,
+            "dead": 0,
+            "paused": False,
+        },
     ]
     assert desk("queue", "list").splitlines()[1].split() == ["default", "1", "0", "1", "0"]
 
