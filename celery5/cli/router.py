@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.serving import attending_flags, configure
+from celery5.cli.serving import attending_flags, configure, processes_flag
 from celery5.cli.target import Target
 
 
@@ -17,15 +17,7 @@ def router() -> None:
 
 
 @router.command()
-@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Router processes, under one parent that replaces those that die.",
-)
+@processes_flag("Router")
 @attending_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:

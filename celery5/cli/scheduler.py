@@ -17,7 +17,6 @@ def scheduler() -> None:
 
 
 @scheduler.command()
-@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
 @attending_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:

@@ -32,6 +32,8 @@ SETTINGS = (
 )
 
 
+broker_flag = click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
+"""Not one of the flags that all share: a development controller has a server of its own."""
 _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
     click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
@@ -92,7 +94,19 @@ def serving_flags(command: F) -> F:
 
 def attending_flags(command: F) -> F:
     """Add the flags of a process that runs no jobs: `scheduler start` and `router start`."""
-    return _with(_FLAGS, command)
+    return _with((broker_flag, *_FLAGS), command)
+
+
+def processes_flag(kind: str) -> Callable[[F], F]:
+    """Add the flag for several processes of a `kind`."""
+    return click.option(
+        "--processes",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help=f"{kind} processes, under one parent that replaces those that die.",
+    )
 
 
 def _with(flags: Sequence[Callable[[Any], Any]], command: F) -> F:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from celery5.cli.control import COMMANDS
-from celery5.cli.serving import configure, serving_flags
+from celery5.cli.serving import broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.target import Target
 
 
@@ -22,15 +22,8 @@ for each in COMMANDS:
 
 
 @worker.command()
-@click.option("--broker", metavar="URL", help="Redis or Valkey: redis://, rediss:// or unix://.")
-@click.option(
-    "--processes",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Worker processes, under one parent that replaces those that die.",
-)
+@broker_flag
+@processes_flag("Worker")
 @serving_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:
