@@ -3,13 +3,13 @@
 Floor: bootsteps. Reads: nothing. Writes: the queues' consumer groups and leases; the set of queues.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 import trio
 
-from celery5.broker import calls
+from celery5.broker import calls, documents
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
@@ -48,6 +48,7 @@ class JoinQueues:
         log: Log,
         worker: str,
         used: Collection[str],
+        takers: Mapping[str, str],
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -57,6 +58,7 @@ class JoinQueues:
         self._log = log
         self._worker = worker
         self._used = used
+        self._takers = takers
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
@@ -64,6 +66,10 @@ class JoinQueues:
         announced = await self._redis.perform_all(
             [*joins, *[calls.announce(self._keys, keys.queue) for keys in self._consumed]]
         )
+        if self._takers:
+            await self._redis.perform_all(
+                [documents.say_takers(keys, self._takers) for keys in self._consumed]
+            )
         self._doubt(announced[len(joins) :])
         task_status.started()
         try:

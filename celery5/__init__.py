@@ -52,11 +52,13 @@ if TYPE_CHECKING:
         UnknownQueue,
         UnknownTask,
     )
+    from celery5.file_sink import FileSink
     from celery5.health import HealthCheck
     from celery5.protocol.box import Box
     from celery5.protocol.breaker import BreakerPolicy
     from celery5.protocol.budget import Budget, BudgetStrategy, ByLoad, ByMemory, Demand, Growth
     from celery5.protocol.dead_letters import DeadJob
+    from celery5.protocol.documents import ResultDocument, SourceDocument
     from celery5.protocol.job import Job
     from celery5.protocol.retry import RetryPolicy
     from celery5.protocol.states import JobState
@@ -64,6 +66,9 @@ if TYPE_CHECKING:
     from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
     from celery5.runners.context import CurrentJob, current_job
     from celery5.sections import optional, poisonous, retry
+    from celery5.sinks import RedisResults, Sink
+    from celery5.sources import Emit, Source, source
+    from celery5.sql_sink import SQLSink
     from celery5.task import Signature, Task
     from celery5.trace import tracing
 
@@ -96,6 +101,8 @@ __all__ = [
     "DeadJob",
     "Demand",
     "DuplicateTask",
+    "Emit",
+    "FileSink",
     "Growth",
     "HealthCheck",
     "Job",
@@ -104,13 +111,19 @@ __all__ = [
     "MessageTooLarge",
     "Misconfigured",
     "NotReplicated",
+    "RedisResults",
     "Reject",
+    "ResultDocument",
     "ResultTimeout",
     "ResultsDisabled",
     "Retry",
     "RetryPolicy",
+    "SQLSink",
     "Signature",
+    "Sink",
     "SoftTimeLimitExceeded",
+    "Source",
+    "SourceDocument",
     "Task",
     "TaskExpired",
     "TaskFailed",
@@ -130,6 +143,7 @@ __all__ = [
     "retry",
     "revoke",
     "service",
+    "source",
     "task",
     "tracing",
     "wait",
@@ -145,11 +159,13 @@ _HOMES: Mapping[str, str] = {
         "SoftTimeLimitExceeded TaskExpired TaskFailed TaskRejected TaskRevoked TimeLimitExceeded "
         "UnknownQueue UnknownTask"
     ),
+    "file_sink": "FileSink",
     "health": "HealthCheck",
     "protocol.box": "Box",
     "protocol.breaker": "BreakerPolicy",
     "protocol.budget": "Budget BudgetStrategy ByLoad ByMemory Demand Growth",
     "protocol.dead_letters": "DeadJob",
+    "protocol.documents": "ResultDocument SourceDocument",
     "protocol.job": "Job",
     "protocol.retry": "RetryPolicy",
     "protocol.states": "JobState",
@@ -157,6 +173,9 @@ _HOMES: Mapping[str, str] = {
     "result": "AsyncResult agather arevoke await_ gather revoke wait",
     "runners.context": "CurrentJob current_job",
     "sections": "optional poisonous retry",
+    "sinks": "RedisResults Sink",
+    "sources": "Emit Source source",
+    "sql_sink": "SQLSink",
     "task": "Signature Task",
     "trace": "tracing",
 }

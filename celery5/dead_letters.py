@@ -16,6 +16,8 @@ import msgspec
 
 from celery5.broker import dead_letters as graveyard
 from celery5.broker.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
+from celery5.broker.documents import redeliver
+from celery5.broker.keys import QueueKeys
 from celery5.colourless import Plain, finished, rest
 from celery5.connections import AwaitingRedis
 from celery5.errors import Corrupt, Misconfigured
@@ -84,7 +86,8 @@ class DeadLetters:
         progress: Progress | None = None,
         **choice: Unpack[Choice],
     ) -> Tally:
-        """Put dead jobs back on their queues, with a fresh retry budget and without their old failure.
+        """Put dead jobs back on their queues, with a fresh retry budget and without their old failure; give documents
+        to their sinks again.
 
         `rate` is the most jobs in a second, or a text such as `50/s` or `100/m`. With `dry_run` nothing is done but
         counted. `progress` is called with the tally so far after each batch. A job that dies again meanwhile is not
@@ -171,18 +174,34 @@ async def _replayed(
     tally, reading, pace = Tally(), Reading(app, redis, meant), _Pace(rate)
     while jobs := await reading.batch():
         for part in portions(jobs, _size, pace.portion):
-            fresh = [(job, message) for job in part if (message := _fresh(job, tally)) is not None]
-            if fresh and not dry_run:
-                await pace.wait(len(fresh))
-                keys = app.queue(part[0].queue)
-                for lane, group in _by_lane(fresh).items():
-                    words = [(job.entry, job.id, message, job.lock) for job, message in group]
-                    told = await redis.perform(graveyard.replay(keys.on(lane), words))
-                    _note(tally, [job for job, _ in group], told)
+            fresh = [
+                (job, message) for job in part if not job.sink and (message := _fresh(job, tally)) is not None
+            ]
+            again = [job for job in part if job.sink]
+            if not dry_run:
+                await pace.wait(len(fresh) + len(again))
+                await _put_back(redis, app.queue(part[0].queue), fresh, again, tally)
             tally.matched += len(part)
             if progress is not None:
                 progress(tally)
     return tally
+
+
+async def _put_back(
+    redis: AwaitingRedis,
+    keys: QueueKeys,
+    fresh: Sequence[tuple[DeadJob, bytes]],
+    documents: Sequence[DeadJob],
+    tally: Tally,
+) -> None:
+    """Jobs go back to their queue, each on its lane, and documents to their sinks."""
+    for lane, group in _by_lane(fresh).items():
+        words = [(job.entry, job.id, message, job.lock) for job, message in group]
+        told = await redis.perform(graveyard.replay(keys.on(lane), words))
+        _note(tally, [job for job, _ in group], told)
+    if documents:
+        told = await redis.perform(redeliver(keys, [job.entry for job in documents]))
+        _note(tally, documents, told)
 
 
 async def _purged(

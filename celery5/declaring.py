@@ -29,6 +29,8 @@ from celery5.protocol.job import OF_ONE_CALL, Options
 from celery5.protocol.lanes import Priority
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
+from celery5.sinks import RedisResults, Sink
+from celery5.sources import Source
 from celery5.task import OF_THE_TASK, CoroutineTask, FunctionTask, Task, not_known
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class TaskOptions(TypedDict, total=False):
     boxed: bool | Box
     breaker: BreakerPolicy | None
     checks: Sequence[HealthCheck]
+    sinks: Sequence[Sink | RedisResults]
+    source: Source | type | Sequence[Source | type]  # to a type checker a decorated class is a class still
 
 
 class Decorator(Protocol):
@@ -137,6 +141,7 @@ class Declare:
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
         own = {name: said.pop(name) for name in OF_THE_TASK if name in said}
+        connected = {name: own.pop(name) for name in ("sinks", "source") if name in own}
         options = _options(said)
 
         def declared(function: Callable[..., Any]) -> Task[Any, Any]:
@@ -144,6 +149,8 @@ class Declare:
                 CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
             )
             task = kind(function, app=self._app, options=options, **own)
+            if connected:
+                task.connect(**connected)
             self._keep(task)
             return task
 

@@ -15,7 +15,7 @@ from celery5.broker.dead_letters import Grave
 from celery5.broker.keys import QueueKeys
 from celery5.connections import AwaitingRedis
 from celery5.errors import UnknownQueue
-from celery5.protocol.dead_letters import DeadJob, Wanted, exhumed, is_entry
+from celery5.protocol.dead_letters import DeadJob, Wanted, exhumed, is_entry, undelivered
 from celery5.publisher import PORTION_BYTES
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Reading:
             if not found:
                 self._sources.pop(0)
                 continue
-            dead = (exhumed(source.keys.queue, each.entry, each.message, each.document) for each in found)
+            dead = (_exhumed(source.keys.queue, each) for each in found)
             jobs = [job for job in dead if job in self._meant]
             if self._left < len(jobs):
                 jobs = jobs[: int(self._left)]
@@ -156,6 +156,12 @@ async def documents_in_graves(app: "App", redis: AwaitingRedis, results: Sequenc
                 if graves and graves[0].document:
                     found[keys.result(job_id)] = graves[0].document
     return found
+
+
+def _exhumed(queue: str, grave: Grave) -> DeadJob:
+    if grave.sink:
+        return undelivered(queue, grave.entry, grave.sink, grave.document, grave.failure)
+    return exhumed(queue, grave.entry, grave.message, grave.document)
 
 
 def _ms_of(entry: str) -> int:

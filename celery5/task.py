@@ -6,7 +6,7 @@ Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from difflib import get_close_matches
 from typing import (
     TYPE_CHECKING,
@@ -26,12 +26,15 @@ from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.box import Box, box_of
 from celery5.protocol.breaker import BreakerPolicy
+from celery5.protocol.documents import takers
 from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
 from celery5.settings import Settings
+from celery5.sinks import Outlet, RedisResults, Sink, outlets_of
+from celery5.sources import Source, sources_of
 from celery5.spellings import NoCanvas, hint, not_there
 from celery5.trace import current_trace
 
@@ -56,6 +59,13 @@ class Task(Generic[P, R_co]):
     which a `Box` describes, and on the loop that `loop` names there (C62). With `bind` the function's first parameter
     is the running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
     """
+
+    sinks: tuple[Outlet, ...] = ()
+    """The Data Sinks that are given the documents of its results (C86)."""
+    takers: Mapping[str, str] | None = None
+    """Their names, by the ends that they want to hear of."""
+    sources: tuple[Source, ...] = ()
+    """The Data Sources whose documents it is given (C85)."""
 
     def __init__(
         self,
@@ -106,6 +116,18 @@ class Task(Generic[P, R_co]):
         self.__module__ = getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
+
+    def connect(
+        self,
+        sinks: Sequence[Sink | RedisResults] = (),
+        source: Source | type | Sequence[Source | type] = (),
+    ) -> None:
+        """Have sinks take what it returns, and sources give it what they bring. Raises Misconfigured."""
+        self.sinks, kept = outlets_of(sinks, self.name)
+        if kept is not None and kept.ttl is not None:
+            self.options_ = self.options_.replaced({"results_ttl": kept.ttl})
+        self.takers = takers([(each.name, each.on) for each in self.sinks])
+        self.sources = sources_of(source, self.parameters, self.name)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -365,5 +387,7 @@ OF_THE_TASK = (
     "boxed",
     "breaker",
     "checks",
+    "sinks",
+    "source",
 )
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

@@ -334,7 +334,9 @@ class Consumer:
                 text = f"no task {envelope.task!r} on this worker: does it load the module that declares it?"
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
-            kind = delivery.kind = self._tasks[envelope.task].kind
+            task = self._tasks[envelope.task]
+            kind, delivery.takers = task.kind, task.takers
+            delivery.kind = kind
             counts = met.setdefault(entry.queue, {})
             counts[kind] = counts.get(kind, 0) + 1
             self._ledger.adopt(delivery)

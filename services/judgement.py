@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery5.log import Level, Log
-from celery5.protocol.delivery import Delivery, settlement
+from celery5.protocol.delivery import Delivery, settlement, unkept
 from celery5.protocol.envelope import Envelope, Failure
 from celery5.protocol.metrics import EDGES, JobTally
 from celery5.protocol.verdict import (
@@ -83,6 +83,8 @@ class Judgement:
             sections=envelope.sections,
             backoff=None if type(outcome) is Returned else task.backoff,
         )
+        if delivery.takers is not None:
+            delivery.document = unkept(verdict, delivery, worker=self._worker)
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
         self._tell(delivery, envelope, verdict)
 

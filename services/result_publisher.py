@@ -18,6 +18,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, Words, goes_back
+from celery5.protocol.documents import handed_on
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
@@ -105,7 +106,7 @@ class ResultPublisher:
         have become something else."""
         waited = sent = False
         while True:
-            call = calls.settle(keys, self._worker, [words for _, words in batch])
+            call = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
             try:
                 owned = await self._redis.perform(call)
             except BrokerUnavailable as error:
@@ -180,6 +181,12 @@ def _portions(batch: Outcomes) -> Iterator[Outcomes]:
 def _size(words: Words) -> int:
     message, extra = words[3], words[5]
     return len(message) + (len(extra) if isinstance(extra, bytes) else 0)
+
+
+def _documents(batch: Outcomes) -> list[tuple[bytes, str, bytes]]:
+    """What Data Sinks are given of these."""
+    taken = [outcome for outcome in batch if outcome[0].takers is not None]
+    return [one for outcome in taken if (one := handed_on(*outcome))]
 
 
 def _ids(batch: Outcomes) -> list[str]:

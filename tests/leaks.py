@@ -40,6 +40,9 @@ class Queue:
     leases: dict[bytes, float] = field(default_factory=dict)
     unique: Fields = field(default_factory=dict)
     consumers: dict[bytes, int] = field(default_factory=dict)
+    for_sinks: dict[str, set[bytes]] = field(default_factory=dict)
+    taken: dict[str, set[bytes]] = field(default_factory=dict)
+    progress: dict[str, set[bytes]] = field(default_factory=dict)
 
     def faults(self, now: float) -> list[str]:
         """What of it has no owner. `now` is the server's time in ms."""
@@ -52,7 +55,19 @@ class Queue:
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
         found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
         found += [f"consumer {name!r} has no lease and no job" for name in self.idlers()]
+        found += self._undelivered()
         return [f"{self.name}: {fault}" for fault in found if fault]
+
+    def _undelivered(self) -> list[str]:
+        """What is known of a sink's documents is of some that are there."""
+        known = {sink: self.progress.get(sink, set()) - {b"last"} for sink in self.progress}
+        found = [f"{sink}: {each!r} is taken and not there" for sink, each in self._lost(self.taken)]
+        found += [f"{sink}: {each!r} was tried and is not there" for sink, each in self._lost(known)]
+        more = (self.taken.keys() | self.progress.keys()) - self.for_sinks.keys()
+        return found + [f"{sink}: something is known of no documents" for sink in more]
+
+    def _lost(self, known: dict[str, set[bytes]]) -> list[tuple[str, bytes]]:
+        return [(sink, each) for sink in known for each in known[sink] - self.for_sinks.get(sink, set())]
 
     def idlers(self) -> list[bytes]:
         """Consumers with neither a lease nor a job. The next beat of any worker removes them."""
@@ -114,10 +129,14 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
         if match and match["queue"] is None and what in ("queues", "paused"):
             continue  # the application's
         what = what.removeprefix(OF_EVENTS)
-        if not match or (match["queue"] is None and not events) or what not in _READ:
+        what, _, sink = what.partition(":")
+        name = f"{match['app']}:{EVENTS if events else match['queue']}" if match else ""
+        if match and (match["queue"] is not None or events) and what in _OF_SINKS and sink:
+            _OF_SINKS[what](server, key, queues.setdefault(name, Queue(name)), sink)
+            continue
+        if not match or (match["queue"] is None and not events) or sink or what not in _READ:
             found.append(f"{key.decode(errors='replace')}: nobody's, and it never expires")
             continue
-        name = f"{match['app']}:{EVENTS if events else match['queue']}"
         _READ[what](server, key, queues.setdefault(name, Queue(name)))
     seconds, micros = server.time()
     for queue in queues.values():
@@ -239,3 +258,18 @@ _READ = {
     "leases": _leases,
     "unique": _unique,
 }
+
+
+def _documents(server: Any, key: bytes, queue: Queue, sink: str) -> None:
+    queue.for_sinks[sink] = {entry for entry, _ in server.xrange(key)}
+
+
+def _taken(server: Any, key: bytes, queue: Queue, sink: str) -> None:
+    queue.taken[sink] = set(server.zrange(key, 0, -1))
+
+
+def _progress(server: Any, key: bytes, queue: Queue, sink: str) -> None:
+    queue.progress[sink] = set(server.hkeys(key))
+
+
+_OF_SINKS = {"documents": _documents, "documents-taken": _taken, "documents-progress": _progress}

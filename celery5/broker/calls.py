@@ -167,15 +167,31 @@ def mine(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> Call[list
 
 
 def settle(
-    keys: QueueKeys, worker: str, outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]]
+    keys: QueueKeys,
+    worker: str,
+    outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]],
+    documents: Sequence[tuple[bytes, str, bytes]] = (),
 ) -> Call[int]:
-    """Settle outcomes (verb, entry, job id, message, number, extra) of one lane, as `settle.lua` explains.
+    """Settle outcomes (verb, entry, job id, message, number, extra) of one lane, as `settle.lua` explains; `documents`
+    (entry, names of sinks, document or nothing for the outcome's own) go to Data Sinks in the same step.
 
     Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
     """
     results = tuple([keys.result(each[2]) for each in outcomes])
-    named = (keys.stream, keys.jobs, keys.leases, keys.due, keys.waiting, keys.dead, keys.unique, *results)
+    named = (
+        keys.stream,
+        keys.jobs,
+        keys.leases,
+        keys.due,
+        keys.waiting,
+        keys.dead,
+        keys.unique,
+        keys.documents,
+        *results,
+    )
     args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
+    if documents:
+        args += tuple([word for each in documents for word in each])
     return scripted(SETTLE, named, (GROUP, worker, keys.wake, keys.lane, *args), int, repeatable=True)
 
 
@@ -212,7 +228,16 @@ def recover(
     """
     return scripted(
         RECOVER,
-        (keys.normal, keys.jobs, keys.leases, keys.dead, keys.result_prefix, keys.unique, *keys.beside),
+        (
+            keys.normal,
+            keys.jobs,
+            keys.leases,
+            keys.dead,
+            keys.result_prefix,
+            keys.unique,
+            keys.documents,
+            *keys.beside,
+        ),
         (GROUP, worker, max_deliveries, limit, _ms(ttl), "*" if begun is None else "-", *(begun or ())),
         _recovered,
         repeatable=True,

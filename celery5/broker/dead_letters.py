@@ -19,11 +19,14 @@ DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
 
 
 class Grave(msgspec.Struct, frozen=True):
-    """One entry of a dead-letter queue: the job's message and its document, as bytes; empty when it has none."""
+    """One entry of a dead-letter queue: the job's message and its document, as bytes; empty when it has none. With a
+    `sink` it is a document alone, which that sink would not take, and its `failure`."""
 
     entry: str
     message: bytes
     document: bytes
+    sink: str = ""
+    failure: bytes = b""
 
 
 def graves(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[Grave]]:
@@ -67,7 +70,16 @@ def purge(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
 
 def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[Grave]:
     found = [(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
-    return [Grave(entry, each.get(b"job", b""), each.get(b"document", b"")) for entry, each in found]
+    return [
+        Grave(
+            entry,
+            each.get(b"job", b""),
+            each.get(b"document", b""),
+            each.get(b"sink", b"").decode(errors="replace"),
+            each.get(b"failure", b""),
+        )
+        for entry, each in found
+    ]
 
 
 def _newest(raw: Any) -> str:

@@ -38,6 +38,7 @@ class QueueKeys:
     wake: str
     revoke: str
     mark: str
+    documents: str
     result_prefix: str
     window_prefix: str
     lane: str = NORMAL
@@ -73,6 +74,18 @@ class QueueKeys:
         """STRING  the job's document, with a time to live; the channel of the same name announces it."""
         return self.result_prefix + job_id
 
+    def documents_for(self, sink: str) -> str:
+        """STREAM  the documents that a Data Sink is to be given."""
+        return f"{self.documents}:{sink}"
+
+    def taken(self, sink: str) -> str:
+        """ZSET    those that a Router has, or that are to be tried again, by when another may take them in ms."""
+        return f"{self.documents}-taken:{sink}"
+
+    def progress(self, sink: str) -> str:
+        """HASH    the last one that was taken, and how often each was tried in vain."""
+        return f"{self.documents}-progress:{sink}"
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -106,6 +119,10 @@ class Keys:
     def living(self, kind: str) -> str:
         """ZSET    the Schedulers that live, by the end of their lease in ms."""
         return f"celery5:{{{self.app}}}:living:{kind}"
+
+    def source(self, name: str) -> str:
+        """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""
+        return f"celery5:{{{self.app}}}:source:{name}"
 
     def inbox(self, name: str) -> str:
         """STREAM  commands for the process of that name; the channel of the same name wakes it."""
@@ -145,6 +162,7 @@ class Keys:
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
             mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
+            documents=f"{tag}:documents",  # HASH    which sinks take which; the channel says that there are new ones
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",
         )

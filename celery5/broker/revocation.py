@@ -29,6 +29,7 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         keys.high,
         keys.low,
         keys.handed,
+        keys.documents,
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)

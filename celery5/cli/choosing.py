@@ -52,6 +52,7 @@ def choosing_flags(command: F) -> F:
         ),
         click.option("--message", metavar="TEXT", help="Whose error says this."),
         click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
+        click.option("--sink", "sinks", multiple=True, metavar="NAME", help="Documents for this Data Sink."),
         click.option("--older-than", type=age, metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."),
         click.option("--newer-than", type=age, metavar="AGE", help="Dead for less."),
         click.option(
@@ -71,6 +72,7 @@ def chosen(said: dict[str, Any]) -> "Choice":
         "error": said["errors"] or None,
         "message": said["message"],
         "reason": said["reasons"] or None,
+        "sink": said["sinks"] or None,
         "older_than": said["older_than"],
         "newer_than": said["newer_than"],
         "ids": said["ids"] or None,

@@ -274,7 +274,7 @@ def _row(job: "DeadJob") -> dict[str, object]:
         "job": job.id,
         "task": job.task,
         "attempt": job.attempt,
-        "reason": job.reason,
+        "reason": job.reason if not job.sink else f"{job.reason} ({job.sink})",
         "error": job.error,
     }
 

@@ -33,6 +33,7 @@ from celery5.services.lease import Lease
 from celery5.services.reloader import Next
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.vitals import Vitals
+from celery5.sinks import all_takers
 from celery5.wiring import build
 
 
@@ -128,6 +129,7 @@ def _given(
         **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
+        "takers": all_takers(app.tasks.values()),
         "burst": options.burst,
         "paused": options.paused,
         "commanded": options.commanded,

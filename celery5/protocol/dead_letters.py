@@ -17,7 +17,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.envelope import Failure
 from celery5.protocol.job import seconds
-from celery5.protocol.remains import document_in, envelope_in, value_in
+from celery5.protocol.remains import document_in, envelope_in, failure_in, value_in
 from celery5.protocol.verdict import Reason
 
 By = Literal["reason", "task", "error", "queue", "cause"]
@@ -33,7 +33,8 @@ class DeadJob(msgspec.Struct, frozen=True):
     `entry` is its place there. `args` and `kwargs` are decoded JSON; None when they cannot be decoded. `type`,
     `message`, `error_args` and `traceback` tell of the last error, as text; `failures`, of the last attempts, oldest
     first. `died` is seconds since 1970, by the clock of Redis. `replays` says how often it was replayed before. Of
-    bytes that are no message the `id` and the `task` are empty. `raw` is the message as it lies there.
+    bytes that are no message the `id` and the `task` are empty. `raw` is the message as it lies there. With a `sink` it
+    is not the job that is dead but its document: that Data Sink would not take it, and `raw` is the document.
     """
 
     queue: str
@@ -55,6 +56,7 @@ class DeadJob(msgspec.Struct, frozen=True):
     sent: float
     failures: tuple[Failure, ...]
     raw: bytes
+    sink: str = ""
 
     @property
     def error(self) -> str:
@@ -70,17 +72,18 @@ class DeadJob(msgspec.Struct, frozen=True):
 class Choice(TypedDict, total=False):
     """Which dead jobs: each word narrows it, and without any it is all of them.
 
-    `queue`, `task`, `error`, `reason` and `ids` each take one text or several, of which any will do. `task` and `error`
-    (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there is one
-    queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of death, in
-    seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked last, with
-    a `DeadJob`.
+    `queue`, `task`, `error`, `reason`, `sink` and `ids` each take one text or several, of which any will do. `task` and
+    `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there
+    is one queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of
+    death, in seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked
+    last, with a `DeadJob`.
     """
 
     queue: str | Sequence[str] | None
     task: str | Sequence[str] | None
     error: str | Sequence[str] | None
     reason: str | Sequence[str] | None
+    sink: str | Sequence[str] | None
     ids: str | Sequence[str] | None
     message: str | None
     older_than: float | timedelta | None
@@ -96,6 +99,7 @@ class Wanted(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
     ids: frozenset[str] = frozenset()
     message: str = ""
     older_than: float | None = None
@@ -108,6 +112,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return (
             (not self.ids or job.id in self.ids or job.entry in self.ids)
             and (not self.reasons or job.reason in self.reasons)
+            and (not self.sinks or job.sink in self.sinks)
             and _like(job.task, self.tasks)
             and _like(job.type, self.errors)
             and self.message in job.message
@@ -135,6 +140,7 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
         tasks=_texts(choice, "task"),
         errors=_texts(choice, "error"),
         reasons=_reasons(_texts(choice, "reason")),
+        sinks=_texts(choice, "sink"),
         ids=frozenset(_texts(choice, "ids")),
         message=message or "",
         older_than=_age(choice, "older_than"),
@@ -175,6 +181,34 @@ def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
     )
 
 
+def undelivered(queue: str, entry: str, sink: str, document: bytes, failure: bytes) -> DeadJob:
+    """The document that the sink of that name would not take, whatever its bytes are."""
+    told = document_in(document)
+    why = failure_in(failure) or Failure("Corrupt", "nobody knows why any more")
+    return DeadJob(
+        queue=queue,
+        entry=entry,
+        id=told.id if told else "",
+        task=told.task if told else "",
+        args=None,
+        kwargs=None,
+        attempt=why.attempt,
+        replays=told.replays if told else 0,
+        key="",
+        reason=Reason.UNDELIVERED.value,
+        type=why.type,
+        message=why.message,
+        error_args=why.args,
+        traceback=why.traceback,
+        worker=told.worker if told else "",
+        died=died(entry),
+        sent=told.sent if told else 0.0,
+        failures=(why,),
+        raw=document,
+        sink=sink,
+    )
+
+
 def died(entry: str) -> float:
     """When the job in that entry died, in seconds since 1970."""
     ms, _, _ = entry.partition("-")
@@ -211,7 +245,7 @@ _GROUPS: Mapping[By, Callable[[DeadJob], str]] = {
     "task": lambda job: job.task,
     "error": lambda job: job.type,
     "queue": lambda job: job.queue,
-    "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.type))),
+    "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.sink, job.type))),
 }
 
 

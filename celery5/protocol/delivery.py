@@ -59,6 +59,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     started: float = 0.0
     finished: float = 0.0
     lane: str = ""
+    takers: Mapping[str, str] | None = (
+        None  # names of the Data Sinks that take the document of its end, by its state
+    )
+    document: bytes = b""  # the one for them, where it is not the one that is kept
 
 
 Words = tuple[str, bytes, str, bytes, int, bytes | int]
@@ -96,6 +100,14 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
             message = with_failure(delivery.message, signed) if envelope else delivery.message
             document = _document(delivery, worker, JobState.DEAD, b"null", signed, reason.value)
             return ("bury", entry, job_id, message, int(ttl * 1000), document)
+
+
+def unkept(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
+    """The document of a success whose result is not kept for clients, with its value: for Data Sinks. Nothing where
+    they are given the same as everybody."""
+    if type(verdict) is not Complete or delivery.envelope is None or not delivery.envelope.ignore_result:
+        return b""
+    return _document(delivery, worker, JobState.SUCCESS, verdict.value)
 
 
 _DROPPED: Mapping[type, JobState] = {
@@ -142,6 +154,7 @@ def _document(
             sent=envelope.sent if envelope else 0.0,
             started=delivery.started,
             finished=delivery.finished,
+            replays=envelope.replays if envelope else 0,
         )
     )
 

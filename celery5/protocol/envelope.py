@@ -88,6 +88,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     sent: float = 0.0
     started: float = 0.0
     finished: float = 0.0
+    replays: int = 0  # how often the job came back from the dead-letter queue before it ended so
 
 
 def lock(task: str, key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Raw, json
 
 from celery5.errors import Corrupt
-from celery5.protocol.envelope import Document, Envelope, read_document, read_envelope
+from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
 
 
 def envelope_in(message: bytes) -> tuple[Envelope | None, str]:
@@ -26,6 +26,14 @@ def document_in(document: bytes) -> Document | None:
     try:
         return read_document(document)
     except Corrupt:
+        return None
+
+
+def failure_in(raw: bytes) -> Failure | None:
+    """A failure that was written as JSON."""
+    try:
+        return json.decode(raw, type=Failure)
+    except (ValueError, RecursionError):
         return None
 
 

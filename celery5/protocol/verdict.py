@@ -25,6 +25,7 @@ class Reason(StrEnum):
     RESULT_TOO_LARGE = "result-too-large"
     CORRUPT = "corrupt"
     REJECTED_BY_LIMIT = "rejected-by-limit"
+    UNDELIVERED = "undelivered"  # not the job but its document: a Data Sink would not take it
     ABANDONED = (
         "abandoned"  # its next attempt could not be published, and `when_unpublishable` says to give up then
     )

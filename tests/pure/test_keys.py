@@ -37,6 +37,10 @@ def made() -> dict[str, str]:
         "nonce": SHOP.nonce("<id>"),
         "answer": SHOP.answer("<id>"),
         **own,
+        "documents_for": MAIL.documents_for("<sink>"),
+        "taken": MAIL.taken("<sink>"),
+        "progress": MAIL.progress("<sink>"),
+        "source": SHOP.source("<name>"),
         "result": MAIL.result("<id>"),
         "window": MAIL.window("<task> <key>"),
     }
@@ -53,7 +57,7 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
     assert {name: key for name, key, _ in rows} | dict(told) == made()
-    assert {name for name, _ in told} == {"wake", "revoke", "result", "inbox", "answer"}
+    assert {name for name, _ in told} == {"wake", "revoke", "result", "inbox", "answer", "documents"}
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
 
 
@@ -77,6 +81,10 @@ def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) 
         keys.revoke,
         keys.window(job_id),
         keys.result(job_id),
+        keys.documents,
+        keys.documents_for(job_id),
+        keys.taken(job_id),
+        keys.progress(job_id),
     ]
     assert {slot_tag(key) for key in own} == {f"{app}:{queue}"}
 

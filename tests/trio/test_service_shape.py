@@ -23,6 +23,7 @@ from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.bootsteps.own_code import OwnCode
 from celery5.bootsteps.supervised import Supervised
+from celery5.broker.on_trio import TrioRedis
 from celery5.log import Log
 from celery5.processes import attendant_parts, router, worker
 from celery5.processes.router import RouterParts
@@ -32,8 +33,12 @@ from celery5.processes.worker_parts import WorkerParts
 from celery5.services.board import Board
 from celery5.services.commands import Commands, PostsDirectly
 from celery5.services.reloader import Next
+from celery5.services.sink_delivery import SinkDelivery
+from celery5.services.source_ingestion import SourceIngestion
 from celery5.services.status_port import StatusPort
 from celery5.services.vitals import Vitals
+from celery5.sinks import outlet_of
+from celery5.sources import Emit, Source
 from celery5.wiring import build
 
 
@@ -74,6 +79,8 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return Boot(steps=steps), []
     if service in (OwnCode, Supervised):
         return of_an_application(service, log), []
+    if service in (SinkDelivery, SourceIngestion):
+        return of_a_router(service, app, log)
     if service is StatusPort:  # it outlives all that a boot graph brings up
         return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
     if all(type(step.run) is not service for step in steps):
@@ -91,6 +98,28 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         if step.name in needed:
             needed.update(step.requires)
     return one.run, [step.run for step in in_order(steps) if step.name in needed]
+
+
+def of_a_router(what: type, app: App, log: Log) -> tuple[Service, list[Service]]:
+    """What gives sinks their documents, and what runs sources, each with one of them."""
+    redis = TrioRedis(endpoint=app.connections.endpoint)
+
+    async def feed(_emit: Emit) -> None:
+        await trio.sleep_forever()
+
+    class Nowhere:
+        name = "nowhere"
+
+        def write(self, _documents: object) -> None: ...
+
+    if what is SinkDelivery:
+        outlets = [outlet_of(Nowhere())]
+        return SinkDelivery(redis=redis, keys=app.keys, outlets=outlets, takers={}, log=log), [redis]
+    wanted = {Source(feed, single=True): list(app.tasks.values())}
+    sources = SourceIngestion(
+        subscriptions=wanted, send=app.asend_jobs, redis=redis, keys=app.keys, log=log, worker="w"
+    )
+    return sources, [redis]
 
 
 class Lodger:

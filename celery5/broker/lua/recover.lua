@@ -6,7 +6,8 @@
 --       4 dead-letter queue
 --       5 prefix of the result keys (same slot; the jobs' ids are not known before)
 --       6 the live job of each key
---       7.. streams of its other lanes: high, low, handed
+--       7 which sinks take which documents; a sink's stream is named after it
+--       8.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
@@ -19,7 +20,7 @@
 -- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
 -- ended, goes.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local streams = {[''] = KEYS[1], h = KEYS[7], l = KEYS[8], g = KEYS[9]}
+local streams = {[''] = KEYS[1], h = KEYS[8], l = KEYS[9], g = KEYS[10]}
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -40,9 +41,13 @@ local function whole(value, least)
   return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
 end
 -- The job has ended: its document is kept and announced, its key is free.
-local function tell(id, lock, document)
+local function tell(id, lock, document, state, task)
   redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
   redis.call('PUBLISH', KEYS[5] .. id, document)
+  for sink in string.gmatch(redis.call('HGET', KEYS[7], state .. ' ' .. task) or '', '%S+') do
+    redis.call('XADD', KEYS[7] .. ':' .. sink, '*', 'document', document)
+    redis.call('PUBLISH', KEYS[7], '')
+  end
   if lock and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
 local fence = -1
@@ -75,14 +80,15 @@ local function undo(one, lane)
   local place = id ~= '' and redis.call('HGET', jobs, id) or ''
   local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1] .. lane
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
-  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1)}
+  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1),
+    replays = whole(envelope.replays, 0)}
   redis.call('XACK', stream, group, one[1])
   redis.call('XDEL', stream, one[1])
   if not entry or over or (revoked and not here) then -- nothing is left to be run
   elseif revoked then
     document.state = 'REVOKED'
     redis.call('HDEL', jobs, id)
-    tell(id, lock, cjson.encode(document))
+    tell(id, lock, cjson.encode(document), 'REVOKED', task)
   elseif blamed and deliveries > tonumber(ARGV[3]) then
     document.state, document.reason = 'DEAD', 'poisoned'
     document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
@@ -90,7 +96,7 @@ local function undo(one, lane)
     local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', words)
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. grave)
-      tell(id, lock, words)
+      tell(id, lock, words, 'DEAD', task)
     end
     buried = buried + 1
   else

@@ -7,7 +7,8 @@
 --       6 stream of its lane `high`
 --       7 stream of its lane `low`
 --       8 stream of its lane `handed`
---       9.. result key of each job, in order
+--       9 which sinks take which documents; a sink's stream is named after it
+--       10.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 channel that tells the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
@@ -43,11 +44,16 @@ local function withdraw(id, message, result)
   if not readable or type(envelope) ~= 'table' then envelope = {} end
   local task, key = text(envelope.task), text(envelope.key)
   local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = number(envelope.sent, 0),
-    attempt = math.floor(number(envelope.attempt, 1)), finished = now / 1000})
+    attempt = math.floor(number(envelope.attempt, 1)), replays = math.floor(number(envelope.replays, 0)),
+    finished = now / 1000})
   local own = number(envelope.results_ttl, 0)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   redis.call('SET', result, document, 'PX', string.format('%.0f', ttl))
   redis.call('PUBLISH', result, document)
+  for sink in string.gmatch(redis.call('HGET', KEYS[9], 'REVOKED ' .. task) or '', '%S+') do
+    redis.call('XADD', KEYS[9] .. ':' .. sink, '*', 'document', document)
+    redis.call('PUBLISH', KEYS[9], '')
+  end
   redis.call('HDEL', jobs, id)
   if not message then unlock_all(id) elseif key ~= '' then unlock(task .. ' ' .. key, id) end
   return 'REVOKED'
@@ -59,8 +65,8 @@ local function ended(result)
   return document.state
 end
 local found = {}
-for n = 9, #KEYS do
-  local id, result = ARGV[n - 4], KEYS[n]
+for n = 10, #KEYS do
+  local id, result = ARGV[n - 5], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' or kind == 'H' then

@@ -6,7 +6,8 @@
 --       5 their envelopes
 --       6 dead-letter queue
 --       7 the live job of each key
---       8.. result key of each outcome, in order
+--       8 which sinks take which documents; a sink's stream is named after it
+--       9.. result key of each outcome, in order
 -- ARGV  1 consumer group
 --       2 this worker's name in it
 --       3 channel that wakes workers
@@ -19,6 +20,8 @@
 --           hold:     envelope, delay in ms, ttl of a document in ms: waits as it is, with the deliveries that it had
 --           drop:     envelope, deliveries and this one, ttl of a document in ms: takes the entry off the stream and
 --                     touches nothing else; but if the job's place is this very entry, it is a release
+--           and after all of them, for each document that sinks are given: its stream entry, the names of the sinks, the
+--           document, or '' for the outcome's own
 -- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done (I4).
 -- An entry that is not pending any more was settled before; it is left alone, so the call may be repeated. A job that
 -- was revoked meanwhile (its place says V) is not tried again, given back or buried: it ends as REVOKED. A copy of a job
@@ -32,6 +35,17 @@ if not lease or tonumber(lease) < 0 then return -1 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone, ended, earliest = {}, {}, nil
+local given, handed = {}, false
+for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do given[ARGV[at]] = at end
+local function hand(sinks, document)
+  for sink in string.gmatch(sinks or '', '%S+') do
+    redis.call('XADD', KEYS[8] .. ':' .. sink, '*', 'document', document)
+    handed = true
+  end
+end
+local function hand_as_told(at, document)
+  if at then hand(ARGV[at + 1], ARGV[at + 2] ~= '' and ARGV[at + 2] or document) end
+end
 local function unlock(lock, id)
   if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
@@ -55,9 +69,10 @@ local function revoked(id, entry, message, result, ttl)
   if string.sub(place, 2) ~= entry then return true end
   local envelope = read(message)
   local document = cjson.encode({v = 1, id = id, task = text(envelope.task), state = 'REVOKED', worker = me,
-    finished = now / 1000, attempt = whole(envelope.attempt, 1)})
+    finished = now / 1000, attempt = whole(envelope.attempt, 1), replays = whole(envelope.replays, 0)})
   redis.call('SET', result, document, 'PX', ttl)
   redis.call('PUBLISH', result, document)
+  hand(redis.call('HGET', KEYS[8], 'REVOKED ' .. text(envelope.task)), document)
   ended[#ended + 1] = id
   unlock_by(envelope, id)
   return true
@@ -81,8 +96,8 @@ local function deliveries(entry)
   end
   return ''
 end
-for n = 8, #KEYS do
-  local at = 5 + 6 * (n - 8)
+for n = 9, #KEYS do
+  local at = 5 + 6 * (n - 9)
   local verb, entry, id, message, number = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local extra, on_stream = ARGV[at + 5], lane == '' and entry or string.sub(entry, 1, -2)
   if redis.call('XACK', stream, group, on_stream) == 1 then
@@ -94,6 +109,7 @@ for n = 8, #KEYS do
     if verb == 'complete' then
       redis.call('SET', KEYS[n], message, 'PX', number)
       redis.call('PUBLISH', KEYS[n], message)
+      hand_as_told(given[entry], message)
       ended[#ended + 1] = id
       if extra ~= '' then unlock(extra, id) end
     elseif revoked(id, entry, message, KEYS[n], verb == 'bury' and number or extra) then -- it ended, or was a copy
@@ -110,6 +126,7 @@ for n = 8, #KEYS do
         redis.call('HSET', jobs, id, 'X' .. grave)
         redis.call('SET', KEYS[n], extra, 'PX', number)
         redis.call('PUBLISH', KEYS[n], extra)
+        hand_as_told(given[entry], extra)
         unlock_by(read(message), id)
       end
     elseif verb == 'release' then
@@ -120,6 +137,7 @@ for n = 8, #KEYS do
 end
 if #gone > 0 then redis.call('XDEL', stream, unpack(gone)) end
 if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
+if handed then redis.call('PUBLISH', KEYS[8], '') end
 if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
   redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
 end

@@ -1,0 +1,51 @@
+-- Give a Router documents for a Data Sink: those whose time has come to be tried again, or whose Router has gone, then
+-- new ones. Whoever has them has them for a while; then another may take them.
+-- KEYS  1 documents of the sink
+--       2 those that somebody has, or that are to be tried again, by when another may take them
+--       3 the last one that was taken, and how often each was tried in vain
+-- ARGV  1 how many, at most
+--       2 how many bytes, at most, unless one alone has more
+--       3 for how long in ms
+-- Gives the documents, each with its entry and how often it was tried in vain; and in how many ms the next one may be
+-- taken that nobody can take now (-1 when there is none).
+local stream, taken, progress = KEYS[1], KEYS[2], KEYS[3]
+local most, room = tonumber(ARGV[1]), tonumber(ARGV[2])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local found = {}
+local function is_full() return #found >= most or room <= 0 end
+local function give(entry, fields)
+  local document = ''
+  for n = 1, #fields, 2 do
+    if fields[n] == 'document' then document = fields[n + 1] end
+  end
+  if #found > 0 and #document > room then
+    room = 0
+    return false
+  end
+  room = room - #document
+  found[#found + 1] = {entry, document, tonumber(redis.call('HGET', progress, entry)) or 0}
+  redis.call('ZADD', taken, now + tonumber(ARGV[3]), entry)
+  return true
+end
+for _, entry in ipairs(redis.call('ZRANGEBYSCORE', taken, '-inf', now, 'LIMIT', 0, most)) do
+  local there = redis.call('XRANGE', stream, entry, entry)[1]
+  if not there then
+    redis.call('ZREM', taken, entry)
+    redis.call('HDEL', progress, entry)
+  elseif is_full() or not give(entry, there[2]) then
+    break
+  end
+end
+local cursor = redis.call('HGET', progress, 'last')
+while not is_full() do
+  local some = redis.call('XRANGE', stream, cursor and '(' .. cursor or '-', '+', 'COUNT', math.min(10, most - #found))
+  if #some == 0 then break end
+  for _, one in ipairs(some) do
+    if not give(one[1], one[2]) then break end
+    cursor = one[1]
+  end
+  redis.call('HSET', progress, 'last', cursor)
+end
+local next = redis.call('ZRANGEBYSCORE', taken, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+return {found, next and math.max(0, tonumber(next) - now) or -1}

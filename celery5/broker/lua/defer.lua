@@ -1,0 +1,20 @@
+-- Say when documents that were taken for a Data Sink may be taken by another: later, while they are being written; now,
+-- when they are given back; after a while, when they were tried in vain.
+-- KEYS  1 documents of the sink
+--       2 those that somebody has, or that are to be tried again, by when another may take them
+--       3 the last one that was taken, and how often each was tried in vain
+-- ARGV  1 in how many ms
+--       2 1 when they were tried in vain, which is counted, else 0
+--       3.. their entries
+-- Gives how many of them are still there.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local left = 0
+for n = 3, #ARGV do
+  if #redis.call('XRANGE', KEYS[1], ARGV[n], ARGV[n]) == 1 then
+    redis.call('ZADD', KEYS[2], now + tonumber(ARGV[1]), ARGV[n])
+    if ARGV[2] == '1' then redis.call('HINCRBY', KEYS[3], ARGV[n], 1) end
+    left = left + 1
+  end
+end
+return left

@@ -1,0 +1,15 @@
+-- Say which Data Sinks take the documents of which tasks, for jobs that end where nobody knows their task: those that
+-- took their worker down, or were revoked.
+-- KEYS  1 which sinks take which documents
+-- ARGV  1 for how long it is remembered in ms
+--       2.. end and task, with a space between; names of the sinks, or '' for none
+-- Gives how many there are now.
+for n = 2, #ARGV, 2 do
+  if ARGV[n + 1] == '' then
+    redis.call('HDEL', KEYS[1], ARGV[n])
+  else
+    redis.call('HSET', KEYS[1], ARGV[n], ARGV[n + 1])
+  end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return redis.call('HLEN', KEYS[1])

@@ -1,0 +1,130 @@
+"""Documents: what Data Sinks are given and Data Sources bring, and who takes which (C4, C85, C86).
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.delivery import Delivery, Words
+from celery5.protocol.envelope import Failure, read_document
+from celery5.protocol.job import digest
+
+End = Literal["SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED"]
+"""How a job may end: what a document tells of."""
+ENDS: tuple[End, ...] = ("SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED")
+
+
+class ResultDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job ended, as a Data Sink is given it.
+
+    `id` is the document's own: a sink that is given one twice knows it by that. It is the job's id, and after a replay
+    that and the number of replays, `k3j.1`. `value` is what the task returned, as JSON has it. `error` tells of a
+    failure in one line, `failure` all that is known of it. `sent`, `started` and `finished` are seconds since 1970.
+    """
+
+    id: str
+    job: str
+    task: str
+    queue: str
+    state: str
+    value: Any = None
+    error: str = ""
+    failure: Failure | None = None
+    reason: str = ""
+    attempt: int = 1
+    worker: str = ""
+    sent: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+
+    def to_json(self) -> bytes:
+        """All of it as one line of JSON, without its end."""
+        return msgspec.json.encode(self)
+
+
+class SourceDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Data Source has brought, as it came: the tasks that have subscribed to it take this one argument.
+
+    `id` tells it from all others of its `source`: whatever comes again under it is not taken again for a while. `body`
+    is bytes, which `text` and `json` read. `attributes` are words about it, such as the name of a file or the fields of
+    a request. `received` is seconds since 1970.
+    """
+
+    body: bytes
+    id: Annotated[str, Meta(max_length=200)] = ""
+    source: str = ""
+    attributes: dict[str, str] = {}
+    received: float = 0.0
+
+    def text(self) -> str:
+        """The body, as UTF-8. Raises UnicodeDecodeError."""
+        return self.body.decode()
+
+    def json(self, kind: Any = Any) -> Any:
+        """The body, as JSON; of the type `kind`, where one is given. Raises ValueError."""
+        return msgspec.json.decode(self.body, type=kind)
+
+
+def result_document(queue: str, raw: bytes) -> ResultDocument:
+    """A document as it lies in Redis, for sinks. Raises Corrupt."""
+    found = read_document(raw)
+    try:
+        value = msgspec.json.decode(found.value)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"not a document: {error}") from None
+    failure = found.failure
+    return ResultDocument(
+        id=f"{found.id}.{found.replays}" if found.replays else found.id,
+        job=found.id,
+        task=found.task,
+        queue=queue,
+        state=found.state,
+        value=value,
+        error="" if failure is None else f"{failure.type}: {failure.message}".removesuffix(": "),
+        failure=failure,
+        reason=found.reason,
+        attempt=found.attempt,
+        worker=found.worker,
+        sent=found.sent,
+        started=found.started,
+        finished=found.finished,
+    )
+
+
+def takers(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[str, str] | None:
+    """The names of the sinks for each end, with a space between; `wanting` says of each sink which ends it wants. None
+    when there are no sinks, so that nobody need look further."""
+    found = {end: " ".join(name for name, ends in wanting if end in ends) for end in ENDS}
+    return {end: names for end, names in found.items() if names} or None
+
+
+def handed_on(delivery: Delivery, words: Words) -> tuple[bytes, str, bytes] | None:
+    """What the settle script is told of the document for sinks, if there is one: entry, names, document."""
+    if delivery.takers is None or words[0] not in ("complete", "bury"):
+        return None
+    state = "DEAD" if words[0] == "bury" else read_document(words[3]).state
+    names = delivery.takers.get(state, "")
+    return (delivery.entry, names, delivery.document) if names else None
+
+
+def ends_in(said: object, what: str) -> tuple[End, ...]:
+    """The ends that somebody wants to hear of. Raises Misconfigured."""
+    named: Any = (said,) if isinstance(said, str) else said
+    try:
+        wanted = set(named)
+    except TypeError:
+        wanted = {repr(said)}
+    if not wanted or wanted - set(ENDS):
+        raise Misconfigured(f"{what}: on is {said!r}; give some of {', '.join(ENDS)}")
+    return tuple(end for end in ENDS if end in wanted)
+
+
+def job_of(source: str, document: str, task: str) -> str:
+    """The id of the job by which `task` is given a document of `source`: always the same one, so that it is one job
+    however often the document comes."""
+    return digest(msgspec.json.encode((source, document, task)))

@@ -1,0 +1,282 @@
+"""Sink Delivery: gives Data Sinks the documents of results, each sink by itself (C86).
+
+Floor: services. Reads: the documents that wait for sinks, the set of queues. Writes: what `collect.lua`,
+`delivered.lua`, `defer.lua` and `inter.lua` say; whatever the sinks write.
+
+Each sink has a task of its own here, its own documents in Redis and its own retries, so one that fails or hangs holds
+up no other. A Router has documents for a while, which it renews while they are being written: when it dies, another
+takes them. So a sink is given each at least once.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from celery5.broker import calls, documents
+from celery5.broker.call import Call
+from celery5.broker.documents import Taken
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError, Corrupt
+from celery5.log import Log
+from celery5.protocol.documents import ResultDocument, result_document
+from celery5.protocol.envelope import Failure
+from celery5.protocol.flow import Flow
+from celery5.protocol.names import kinds_of
+from celery5.sinks import Outlet
+
+LEASE = 5.0
+"""Seconds for which a Router has documents; while they are being written it renews that three times in each."""
+POLL = 5.0
+"""Seconds between looks at all queues: what was announced while the connection was down, nobody has heard."""
+ROOM = 4 * 1024 * 1024
+"""Bytes of documents taken at once, unless one alone has more."""
+AGAIN = 0.5
+"""Seconds between attempts while Redis is away."""
+STOP_LIMIT = 5.0
+"""Seconds that a write may go on, and that is told of, when this stops."""
+
+
+class Redis(Protocol):
+    """The Router's connection."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
+
+
+class SinkDelivery:
+    """Gives each of `outlets` its documents, from whatever queue of the application they come. `takers` says which take
+    the documents of which tasks, as `all_takers` does."""
+
+    def __init__(
+        self, *, redis: Redis, keys: Keys, outlets: Sequence[Outlet], takers: Mapping[str, str], log: Log
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._takers = takers
+        self._log = log
+        self._queues: dict[str, QueueKeys] = {}
+        self._flows = [_Outflow(redis, each, log) for each in outlets]
+
+    def heard(self, channel: bytes, _payload: bytes = b"") -> None:
+        """There are new documents of the queue with that channel."""
+        for keys in self._queues.values():
+            if keys.documents.encode() == channel:
+                self._look(keys)
+
+    def look_again(self) -> None:
+        """The listening connection was made anew: something may have been missed."""
+        for keys in self._queues.values():
+            self._look(keys)
+
+    def told(self) -> dict[str, tuple[int, int]]:
+        """How many documents this process has given to each sink, and how many it has buried."""
+        return {flow.name: (flow.written, flow.buried) for flow in self._flows}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver until cancelled; then what is being written is finished, for a moment."""
+        task_status.started()
+        if not self._flows:
+            await trio.sleep_forever()
+        async with trio.open_nursery() as nursery:
+            for flow in self._flows:
+                nursery.start_soon(flow.run)
+            while True:
+                try:
+                    await self._find_queues()
+                except BrokerError as error:
+                    self._log.event("sinks:waiting", "warning", why=str(error))
+                self.look_again()
+                await trio.sleep(POLL)
+
+    async def _find_queues(self) -> None:
+        found = await self._redis.perform(calls.queues(self._keys))
+        new = [self._keys.of(name) for name in found if name not in self._queues]
+        if self._takers and new:
+            await self._redis.perform_all([documents.say_takers(keys, self._takers) for keys in new])
+        self._queues |= {keys.queue: keys for keys in new}
+
+    def _look(self, keys: QueueKeys) -> None:
+        for flow in self._flows:
+            flow.expect(keys, trio.current_time())
+
+
+class _Outflow:
+    """What goes to one sink."""
+
+    def __init__(self, redis: Redis, outlet: Outlet, log: Log) -> None:
+        self.name = outlet.name
+        self.written = self.buried = 0
+        self._redis = redis
+        self._outlet = outlet
+        self._log = log
+        self._flow = Flow.begun(outlet.batch)
+        self._due: dict[str, float] = {}
+        self._keys: dict[str, QueueKeys] = {}
+        self._news = trio.Event()
+        self._thread: trio.CapacityLimiter | None = None
+
+    def expect(self, keys: QueueKeys, when: float) -> None:
+        """There are documents of that queue to be looked for then."""
+        self._keys[keys.queue] = keys
+        if when < self._due.get(keys.queue, math.inf):
+            self._due[keys.queue] = when
+            self._news.set()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        while True:
+            with trio.move_on_at(min(self._due.values(), default=math.inf)):
+                await self._news.wait()
+            self._news = trio.Event()
+            for queue, due in list(self._due.items()):
+                if due <= trio.current_time():
+                    try:
+                        await self._take_from(self._keys[queue])
+                    except BrokerError as error:
+                        self._log.event("sinks:waiting", "warning", sink=self.name, why=str(error))
+                        self.expect(self._keys[queue], trio.current_time() + AGAIN)
+                        await trio.sleep(AGAIN)
+
+    async def _take_from(self, keys: QueueKeys) -> None:
+        """One batch of one queue."""
+        self._due.pop(keys.queue, None)
+        call = documents.collect(keys, self.name, most=self._flow.size, room=ROOM, lease=LEASE)
+        found = await self._redis.perform(call)
+        if found.next_in is not None:
+            self.expect(keys, trio.current_time() + found.next_in)
+        if found.taken:
+            self.expect(keys, trio.current_time())  # there may be more
+            batch = await self._readable(keys, found.taken)
+            if batch:
+                await self._deliver(keys, batch)
+
+    async def _readable(self, keys: QueueKeys, taken: Sequence[Taken]) -> "_Batch":
+        batch: _Batch = []
+        for each in taken:
+            try:
+                batch.append((each, result_document(keys.queue, each.document)))
+            except Corrupt as error:
+                await self._bury(keys, each, error)
+        return batch
+
+    async def _deliver(self, keys: QueueKeys, batch: "_Batch") -> None:
+        # A stop waits for what is being written, for a moment; else it would be written once more.
+        limit, renewing = trio.CancelScope(shield=True), trio.CancelScope(shield=True)
+        limit.deadline = trio.current_time() + self._outlet.timeout + 2 * STOP_LIMIT
+        error: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_hurry, limit)
+            nursery.start_soon(self._renew, keys, [each.entry for each, _ in batch], renewing)
+            with limit:
+                error = await self._write([document for _, document in batch])
+                renewing.cancel()
+                await self._tell(keys, batch, error)
+            renewing.cancel()
+            nursery.cancel_scope.cancel()
+        if error is None:
+            if self._flow.failures:
+                self._log.event("sink:again", sink=self.name, why="it takes documents again")
+            self._flow = self._flow.went()
+        else:
+            self._flow = self._flow.failed(len(batch))
+            await trio.sleep(self._flow.rest(random.random))
+
+    async def _tell(self, keys: QueueKeys, batch: "_Batch", error: Exception | None) -> None:
+        """What came of a batch. Should Redis be away, it is tried again when it is back."""
+        try:
+            if error is not None:
+                await self._after_failure(keys, batch, error)
+                return
+            entries = [each.entry for each, _ in batch]
+            await self._redis.perform(documents.delivered(keys, self.name, entries))
+            self.written += len(entries)
+        except BrokerError as away:
+            self._log.event(
+                "sinks:untold", "warning", sink=self.name, count=len(batch), why=str(away), hint=_UNTOLD
+            )
+            self.expect(keys, trio.current_time() + LEASE)
+
+    async def _write(self, given: list[ResultDocument]) -> Exception | None:
+        """Have the sink write; gives what it raised."""
+        outlet = self._outlet
+        try:
+            with trio.fail_after(outlet.timeout):
+                if outlet.awaited:
+                    await outlet.sink.write(given)
+                else:
+                    # One thread for each sink: one that hangs for ever takes no more than that.
+                    self._thread = self._thread or trio.CapacityLimiter(1)
+                    write: Callable[[], Any] = partial(outlet.sink.write, given)
+                    await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
+        except trio.TooSlowError:
+            return TimeoutError(f"it did not end within {outlet.timeout:g} s")
+        except (Exception, SystemExit) as error:  # the user's code
+            return error if isinstance(error, Exception) else RuntimeError(f"it wanted to exit: {error}")
+        return None
+
+    async def _renew(self, keys: QueueKeys, entries: Sequence[str], scope: trio.CancelScope) -> None:
+        """They are being written."""
+        with scope:
+            while True:
+                await trio.sleep(LEASE / 3)
+                call = documents.defer(keys, self.name, entries, delay=LEASE, tried=False)
+                try:
+                    await self._redis.perform(call)
+                except BrokerError as error:
+                    self._log.event("sinks:waiting", "debug", sink=self.name, why=str(error))
+
+    async def _after_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
+        one, policy = batch[0][0], self._outlet.retry
+        if len(batch) > 1:  # one of them is to blame, or none is
+            self._log.event("sink:failed", "debug", sink=self.name, count=len(batch), why=_told(error))
+            entries = [each.entry for each, _ in batch]
+            await self._redis.perform(documents.defer(keys, self.name, entries, delay=0, tried=False))
+        elif policy.allows(one.tries + 1) and policy.covers(kinds_of(error)):
+            delay = policy.delay(one.tries + 1, random.random)
+            self._log.event(
+                "sink:failed", "warning", sink=self.name, document=batch[0][1].id, tries=one.tries + 1,
+                delay=round(delay, 3), why=_told(error),
+            )  # fmt: skip
+            await self._redis.perform(documents.defer(keys, self.name, [one.entry], delay=delay, tried=True))
+        else:
+            await self._bury(keys, one, error)
+
+    async def _bury(self, keys: QueueKeys, one: Taken, error: Exception) -> None:
+        failure = Failure(type=type(error).__name__, message=_text(error), attempt=one.tries + 1)
+        self._log.event(
+            "sink:buried", "error", sink=self.name, queue=keys.queue, why=_told(error), hint=_BURIED
+        )
+        await self._redis.perform(documents.inter(keys, self.name, one.entry, msgspec.json.encode(failure)))
+        self.buried += 1
+
+
+_Batch = list[tuple[Taken, ResultDocument]]
+
+
+async def _hurry(limit: trio.CancelScope) -> None:
+    """When this stops there is little time left."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        limit.deadline = min(limit.deadline, trio.current_time() + STOP_LIMIT)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split())[:500]
+    except Exception:  # its text is the user's code, too
+        return "<no text>"
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
+
+
+_UNTOLD = "the sink may have them, and is given them again when Redis is back"
+_BURIED = "it is in the queue's dead-letter queue: celery5 dlq read --sink, and dlq replay when the sink is well again"
