@@ -50,24 +50,35 @@ class Redis(Protocol):
 
 
 class SinkDelivery:
-    """Gives each of `outlets` its documents, from whatever queue of the application they come. `takers` says which take
-    the documents of which tasks, as `all_takers` does."""
+    """Gives each of `outlets` its documents, from whatever queue of the application they come; of those in
+    `queue_names` it is told at once. `takers` says which take the documents of which tasks, as `all_takers` does."""
 
     def __init__(
-        self, *, redis: Redis, keys: Keys, outlets: Sequence[Outlet], takers: Mapping[str, str], log: Log
+        self,
+        *,
+        redis: Redis,
+        keys: Keys,
+        outlets: Sequence[Outlet],
+        takers: Mapping[str, str],
+        queue_names: Sequence[str],
+        log: Log,
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._takers = takers
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
+        self._channels = {keys.of(name).documents: keys.of(name) for name in queue_names} if outlets else {}
         self._flows = [_Outflow(redis, each, log) for each in outlets]
 
-    def heard(self, channel: bytes, _payload: bytes = b"") -> None:
-        """There are new documents of the queue with that channel."""
-        for keys in self._queues.values():
-            if keys.documents.encode() == channel:
-                self._look(keys)
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to. Other queues are looked at now and then."""
+        return list(self._channels)
+
+    def hear(self, channel: bytes, _payload: bytes) -> None:
+        """There are new documents."""
+        self._look(self._channels[channel.decode()])
 
     def look_again(self) -> None:
         """The listening connection was made anew: something may have been missed."""

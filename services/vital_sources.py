@@ -3,7 +3,7 @@
 Floor: services. Reads: the parts it is given. Writes: nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Protocol
 
 from celery5.log import Log
@@ -57,6 +57,42 @@ def _fault(connection: Connection) -> str:
     if connection.breaker is not BreakerState.CLOSED:
         return f"its circuit breaker is {connection.breaker.value}"
     return "" if connection.connected else "there is no connection"
+
+
+class Documents:
+    """What a Router has `given` to Data Sinks, written and buried, and `taken` from Data Sources, each by name."""
+
+    def __init__(
+        self,
+        *,
+        given: Callable[[], Mapping[str, tuple[int, int]]],
+        taken: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._given = given
+        self._taken = taken
+
+    def conditions(self) -> Mapping[str, str]:
+        """A sink or a source that fails keeps the Router from nothing else."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """How many."""
+        given = self._given()
+        yield counter(
+            "celery5_sink_documents_total",
+            "Documents given to Data Sinks.",
+            *[(float(written), {"sink": name}) for name, (written, _) in given.items()],
+        )
+        yield counter(
+            "celery5_sink_buried_total",
+            "Documents that Data Sinks would not take.",
+            *[(float(buried), {"sink": name}) for name, (_, buried) in given.items()],
+        )
+        yield counter(
+            "celery5_source_documents_total",
+            "Documents that Data Sources have brought.",
+            *[(float(count), {"source": name}) for name, count in self._taken().items()],
+        )
 
 
 class Guarded:

@@ -25,6 +25,7 @@ from celery5.log import Log
 from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import GROUND, Listens
 from celery5.processes.connection_parts import make_reader
+from celery5.processes.data_parts import DATA, given_of_data, has_data, make_data_steps
 from celery5.processes.lives import Page, live
 from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
@@ -35,7 +36,9 @@ from celery5.services.lease import Lease
 from celery5.services.mover import Mover
 from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Next
-from celery5.services.vital_sources import Connections, LeaseHeld
+from celery5.services.sink_delivery import SinkDelivery
+from celery5.services.source_ingestion import SourceIngestion
+from celery5.services.vital_sources import Connections, Documents, LeaseHeld
 from celery5.services.vitals import Source, Vitals
 from celery5.wiring import build
 
@@ -64,9 +67,9 @@ class Wakes:
         self._mover.look_again()
 
 
-def make_listeners(inbox: Inbox, wakes: Wakes) -> tuple[Listens, ...]:
+def make_listeners(inbox: Inbox, wakes: Wakes, sink_delivery: SinkDelivery) -> tuple[Listens, ...]:
     """Who is told what is said on channels."""
-    return (inbox, wakes)
+    return (inbox, wakes, sink_delivery)
 
 
 def make_wake(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
@@ -79,9 +82,12 @@ def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
     return {**usual}
 
 
-def make_more(reader: ParkedRedis, lease: Lease) -> tuple[Source, ...]:
+def make_more(
+    reader: ParkedRedis, lease: Lease, sink_delivery: SinkDelivery, source_ingestion: SourceIngestion
+) -> tuple[Source, ...]:
     """Who else knows how this process does."""
-    return (Connections(reader=reader), LeaseHeld(lease))
+    documents = Documents(given=sink_delivery.told, taken=source_ingestion.told)
+    return (Connections(reader=reader), LeaseHeld(lease), documents)
 
 
 def make_event_steps(
@@ -101,14 +107,6 @@ def make_event_steps(
         Step("recoverer", recoverer, ("heartbeat",)),
         Step("mover", mover, ("heartbeat", "listen")),
     )
-
-
-def make_data_steps() -> tuple[Step, ...]:
-    """Data ingestion: celery5's own services for sources and sinks, which come after `publishing`.
-
-    Each may ask for `redis`, `reader`, `keys`, `app`, `lease`, `log`, and whatever else `given` has.
-    """
-    return ()
 
 
 def make_added() -> tuple[BootStep, ...]:
@@ -148,6 +146,7 @@ def make_steps(
 
 _PARTS: Mapping[str, Any] = {
     **GROUND,
+    **DATA,
     "reader": value(make_reader),
     "wakes": Wakes,
     "listeners": value(make_listeners),
@@ -174,7 +173,7 @@ RouterParts = Injector(**_PARTS)
 
 def needed(app: App) -> bool:
     """Whether the application has what only a Router does."""
-    return False
+    return has_data(app)
 
 
 def given(
@@ -186,6 +185,7 @@ def given(
     return {
         **attendant_parts.given(app, options, KIND, name, log, done, next_life),
         **known_of(options, vitals, lease, next_life),
+        **given_of_data(app),
         "consumed": (app.queue(EVENTS),),
         "lease": lease,
         "understudy": None,
@@ -220,6 +220,7 @@ async def run(
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application cannot be served by a Router."""
+    given_of_data(app)
 
 
 ROUTER = Page(KIND, run, check)

@@ -79,6 +79,7 @@ async def sinks_of(app: App) -> SinkDelivery:
         keys=app.keys,
         outlets=all_outlets(tasks),
         takers=all_takers(tasks),
+        queue_names=[],
         log=Log(worker="router", app=app.name),
     )
 

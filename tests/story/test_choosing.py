@@ -21,8 +21,9 @@ FLAGS = {
     "--error": ("OS*", ["old"]),
     "--message": ("of bank", ["old"]),
     "--reason": ("poisoned", ["old"]),
+    "--sink": ("table", ["sunk"]),
     "--older-than": ("1h", ["old"]),
-    "--newer-than": ("1h", ["new"]),
+    "--newer-than": ("1h", ["new", "sunk"]),
     "--id": ("new", ["new"]),
 }
 
@@ -44,10 +45,12 @@ def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
     old = {"queue": "slow", "task": "bank.pay", "error": "OSError", "reason": "poisoned"}
     bury(desk.app, redis_client, "old", at=LONG_AGO, **old)
     bury(desk.app, redis_client, "new")
+    document = b'{"v":1,"id":"sunk","task":"t","state":"SUCCESS"}'
+    redis_client.xadd(desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"})
     assert {flag for each in command.params for flag in each.opts} == set(FLAGS), (
         "a flag that is not tried here"
     )
-    assert meant(desk) == ["new", "old"]
+    assert meant(desk) == ["new", "old", "sunk"]
     assert {flag: meant(desk, flag, word) for flag, (word, _) in FLAGS.items()} == {
         flag: left for flag, (_, left) in FLAGS.items()
     }

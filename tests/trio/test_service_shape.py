@@ -18,12 +18,11 @@ from trio.testing import wait_all_tasks_blocked
 import celery5.bootsteps
 import celery5.runners
 import celery5.services
-from celery5 import App
+from celery5 import App, source
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.bootsteps.own_code import OwnCode
 from celery5.bootsteps.supervised import Supervised
-from celery5.broker.on_trio import TrioRedis
 from celery5.log import Log
 from celery5.processes import attendant_parts, router, worker
 from celery5.processes.router import RouterParts
@@ -33,12 +32,8 @@ from celery5.processes.worker_parts import WorkerParts
 from celery5.services.board import Board
 from celery5.services.commands import Commands, PostsDirectly
 from celery5.services.reloader import Next
-from celery5.services.sink_delivery import SinkDelivery
-from celery5.services.source_ingestion import SourceIngestion
 from celery5.services.status_port import StatusPort
 from celery5.services.vitals import Vitals
-from celery5.sinks import outlet_of
-from celery5.sources import Emit, Source
 from celery5.wiring import build
 
 
@@ -79,8 +74,6 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         return Boot(steps=steps), []
     if service in (OwnCode, Supervised):
         return of_an_application(service, log), []
-    if service in (SinkDelivery, SourceIngestion):
-        return of_a_router(service, app, log)
     if service is StatusPort:  # it outlives all that a boot graph brings up
         return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
     if all(type(step.run) is not service for step in steps):
@@ -100,26 +93,13 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     return one.run, [step.run for step in in_order(steps) if step.name in needed]
 
 
-def of_a_router(what: type, app: App, log: Log) -> tuple[Service, list[Service]]:
-    """What gives sinks their documents, and what runs sources, each with one of them."""
-    redis = TrioRedis(endpoint=app.connections.endpoint)
+class Nowhere:
+    """A Data Sink."""
 
-    async def feed(_emit: Emit) -> None:
-        await trio.sleep_forever()
+    name = "nowhere"
 
-    class Nowhere:
-        name = "nowhere"
-
-        def write(self, _documents: object) -> None: ...
-
-    if what is SinkDelivery:
-        outlets = [outlet_of(Nowhere())]
-        return SinkDelivery(redis=redis, keys=app.keys, outlets=outlets, takers={}, log=log), [redis]
-    wanted = {Source(feed, single=True): list(app.tasks.values())}
-    sources = SourceIngestion(
-        subscriptions=wanted, send=app.asend_jobs, redis=redis, keys=app.keys, log=log, worker="w"
-    )
-    return sources, [redis]
+    def write(self, _documents: object) -> None:
+        """Take anything."""
 
 
 class Lodger:
@@ -146,8 +126,12 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
 ) -> None:
     app = App(app_name, broker=url, lease=1.0)
 
-    @app.task
-    async def nothing() -> None:
+    @source(single=True)
+    async def feed(_emit: object) -> None:
+        await trio.sleep_forever()
+
+    @app.task(sinks=[Nowhere()], source=feed)
+    async def nothing(_document: object = None) -> None:
         pass
 
     one, needs = in_its_place(service, app)
