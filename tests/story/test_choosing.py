@@ -46,7 +46,9 @@ def test_each_flag_alone_leaves_some_out(desk: Desk, redis_client: Any) -> None:
     bury(desk.app, redis_client, "old", at=LONG_AGO, **old)
     bury(desk.app, redis_client, "new")
     document = b'{"v":1,"id":"sunk","task":"t","state":"SUCCESS"}'
-    redis_client.xadd(desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"})
+    redis_client.xadd(
+        desk.app.queue("default").dead, {"sink": "table", "document": document, "failure": b"{"}
+    )
     assert {flag for each in command.params for flag in each.opts} == set(FLAGS), (
         "a flag that is not tried here"
     )
