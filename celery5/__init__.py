@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from celery5.file_sink import FileSink
     from celery5.health import HealthCheck
+    from celery5.protocol.autoscale import Load, Scale
     from celery5.protocol.box import Box
     from celery5.protocol.breaker import BreakerPolicy
     from celery5.protocol.budget import Budget, BudgetStrategy, ByLoad, ByMemory, Demand, Growth
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from celery5.protocol.documents import ResultDocument, SourceDocument
     from celery5.protocol.job import Job
     from celery5.protocol.retry import RetryPolicy
+    from celery5.protocol.situation import Situation
     from celery5.protocol.states import JobState
     from celery5.protocol.story import JobStory
     from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
@@ -108,6 +110,7 @@ __all__ = [
     "Job",
     "JobState",
     "JobStory",
+    "Load",
     "MessageTooLarge",
     "Misconfigured",
     "NotReplicated",
@@ -119,8 +122,10 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "SQLSink",
+    "Scale",
     "Signature",
     "Sink",
+    "Situation",
     "SoftTimeLimitExceeded",
     "Source",
     "SourceDocument",
@@ -161,6 +166,7 @@ _HOMES: Mapping[str, str] = {
     ),
     "file_sink": "FileSink",
     "health": "HealthCheck",
+    "protocol.autoscale": "Load Scale",
     "protocol.box": "Box",
     "protocol.breaker": "BreakerPolicy",
     "protocol.budget": "Budget BudgetStrategy ByLoad ByMemory Demand Growth",
@@ -168,6 +174,7 @@ _HOMES: Mapping[str, str] = {
     "protocol.documents": "ResultDocument SourceDocument",
     "protocol.job": "Job",
     "protocol.retry": "RetryPolicy",
+    "protocol.situation": "Situation",
     "protocol.states": "JobState",
     "protocol.story": "JobStory",
     "result": "AsyncResult agather arevoke await_ gather revoke wait",

@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from celery5.broker import calls, looking, pausing
+from celery5.broker import calls, looking, pausing, scaling
 from celery5.broker import dead_letters as graveyard
 from celery5.broker.looking import QueueState, Sighting
+from celery5.broker.scaling import Scaling
 from celery5.connections import AwaitingRedis
 from celery5.errors import UnknownQueue
 from celery5.protocol.states import JobState
 from celery5.protocol.story import JobStory, told
+from celery5.strategies import is_scaled
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 
 class AppState(msgspec.Struct, frozen=True):
-    """What is in an application's queues, by their names, and who works on them."""
+    """What is in an application's queues, by their names, and who works on them; and how it is scaled, if it is."""
 
     app: str
     queues: dict[str, QueueState]
+    scaling: Scaling | None = None
 
     @property
     def unfinished(self) -> int:
@@ -54,7 +57,9 @@ async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> A
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
     states = await redis.perform_all([looking.overview(app.queue(name)) for name in names]) if names else []
-    return AppState(app.name, {each.queue: replace(each, paused=each.queue in paused) for each in states})
+    scaled = await redis.perform(scaling.scaling(app.keys)) if is_scaled(app.settings) else None
+    queues = {each.queue: replace(each, paused=each.queue in paused) for each in states}
+    return AppState(app.name, queues, scaled)
 
 
 async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:

@@ -7,7 +7,7 @@ Services never see this page: wiring hands them values.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
+from celery5.protocol.autoscale_words import autoscale_in
 from celery5.protocol.budget_words import budgets_in
+from celery5.protocol.prioritisation import strategy_in
 from celery5.protocol.retry import LONGEST
 from celery5.spellings import hint
 
@@ -50,6 +52,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 4
     budgets: Annotated[
         str, Meta(description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500")
+    ] = ""
+    autoscale: Annotated[
+        str | dict[str, Any],
+        Meta(description="workers that come and go with the load: minimum=1 maximum=10; see the guide"),
+    ] = ""
+    prioritise: Annotated[
+        str, Meta(description="tasks that go first: shortest, longest, rarest, saturation or module:function")
     ] = ""
     box_jobs: Annotated[int, Meta(description="jobs after which a box is ended and made anew", ge=1)] = 1000
     box_idle: Annotated[float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)] = (
@@ -111,6 +120,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "budgets": budgets_in,
+    "autoscale": autoscale_in,
+    "prioritise": strategy_in,
+}
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -148,8 +162,8 @@ def read_settings(
             continue
         try:
             values[name] = msgspec.convert(raw, kind, strict=False)
-            if name == "budgets":
-                _ = budgets_in(values[name])
+            if name in _CHECKS:
+                _CHECKS[name](values[name])
         except (msgspec.ValidationError, Misconfigured) as error:
             errors.append(f"{origin}={raw!r}: {error}")
     if errors:

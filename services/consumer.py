@@ -35,8 +35,8 @@ from celery5.task import Task
 
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
-STALE = 5 * HORIZON
-"""Seconds that a job may wait unstarted in this worker before it is given back for others to run."""
+STALE = 5.0
+"""Horizons that a job may wait unstarted in this worker before it is given back for others to run."""
 LINGER = 1.0
 """Seconds beyond its time that a read may go on at a server that has not heard of the connection's end."""
 PAGE = 100
@@ -212,8 +212,8 @@ class Consumer:
         return self._mixes[queue].fits(rooms)
 
     def _room_for(self, kind: str) -> int:
-        slots, held, mean = self._budget.room(kind), self._ledger.held(kind), self._paces[kind].mean
-        return to_read(slots=slots, held=held, mean=mean) or self._detours.beyond(
+        slots, held, pace = self._budget.room(kind), self._ledger.held(kind), self._paces[kind]
+        return to_read(slots=slots, held=held, mean=pace.mean, horizon=pace.horizon) or self._detours.beyond(
             kind, slots=slots, held=held
         )
 
@@ -376,11 +376,11 @@ class Consumer:
         """Short jobs may be followed by long ones: what then waits here is given back, and the pace learnt anew."""
         while True:
             await trio.sleep(HORIZON)
-            stale = time.time() - STALE
+            now = time.time()
             for kind, queue in self._queues.items():
-                if queue and queue.items[0].read < stale:
+                if queue and queue.items[0].read < now - STALE * self._paces[kind].horizon:
                     self._give_back_stale(kind, queue.drain())
-            for delivery in self._suspects.drain(read_before=stale):
+            for delivery in self._suspects.drain(read_before=now - STALE * HORIZON):
                 self._settle(delivery, Release())
             self._detours.look()
 

@@ -64,8 +64,8 @@ class Detours:
             self._ledger.nudge()
 
     def _is_full(self, kind: str) -> bool:
-        slots, mean = self._budget.room(kind), self._paces[kind].mean
-        return self._ledger.held(kind) >= slots and ahead(slots, mean) == 0
+        slots, pace = self._budget.room(kind), self._paces[kind]
+        return self._ledger.held(kind) >= slots and ahead(slots, pace.mean, pace.horizon) == 0
 
     def _has_others(self, kind: str, full: AbstractSet[str]) -> bool:
         return any(kind in kinds and kinds - full for kinds in self._kinds.values())

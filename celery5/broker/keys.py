@@ -124,6 +124,20 @@ class Keys:
         """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""
         return f"celery5:{{{self.app}}}:source:{name}"
 
+    @property
+    def scaling(self) -> str:
+        """STRING  where the scaling of the application is, with a time to live."""
+        return f"celery5:{{{self.app}}}:scaling"
+
+    @property
+    def scaling_turn(self) -> str:
+        """STRING  the Scheduler that scales the application, until this is gone."""
+        return f"celery5:{{{self.app}}}:scaling-turn"
+
+    def report(self, worker: str) -> str:
+        """STRING  how a worker does, with a time to live."""
+        return f"celery5:{{{self.app}}}:report:{worker}"
+
     def inbox(self, name: str) -> str:
         """STREAM  commands for the process of that name; the channel of the same name wakes it."""
         return f"celery5:{{{self.app}}}:inbox:{name}"

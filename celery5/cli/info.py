@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.said import as_json, span, table
+from celery5.cli.autoscale import shown
+from celery5.cli.said import as_json, lines, span, table
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
@@ -23,12 +24,23 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     app = target.load()
     state = app.info(queue)
     if wants_json:
-        click.echo(as_json({"app": state.app, "broker": app.connections.masked, "queues": state.queues}))
+        click.echo(
+            as_json(
+                {
+                    "app": state.app,
+                    "broker": app.connections.masked,
+                    "queues": state.queues,
+                    "scaling": state.scaling,
+                }
+            )
+        )
         return
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
     if state.queues:
         click.echo("\n" + table(_workers(state), nothing="no workers"))
+    if state.scaling is not None:
+        click.echo("\n" + lines(shown(state.scaling)))
 
 
 def _queues(state: "AppState") -> list[dict[str, object]]:

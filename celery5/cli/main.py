@@ -20,6 +20,7 @@ from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.target import Target
 
 COMMANDS = (
+    "autoscale",
     "controller",
     "demo",
     "dlq",

@@ -17,11 +17,13 @@ from celery5.bootsteps.boot import Boot, Step
 from celery5.log import Log
 from celery5.processes.attendant_parts import GROUND, Listens, given
 from celery5.processes.lives import Page, live
+from celery5.processes.scaling_parts import SCALING
 from celery5.processes.worker import WorkerOptions
 from celery5.services.commands import Handler
 from celery5.services.inbox import Inbox
 from celery5.services.reloader import Next
 from celery5.services.vitals import Source, Vitals
+from celery5.strategies import autoscale_of, is_scaled, prioritise_of
 from celery5.wiring import build
 
 KIND = "scheduler"
@@ -52,14 +54,6 @@ def make_time() -> tuple[Step, ...]:
     return ()
 
 
-def make_scaling() -> tuple[Step, ...]:
-    """The part of the boot graph that looks at the whole cluster: autoscaling, and which tasks go first.
-
-    Each service may ask for `redis`, `keys`, `app`, `log`, `presence` and whatever else `given` has.
-    """
-    return ()
-
-
 def make_last(time_steps: tuple[Step, ...], scaling_steps: tuple[Step, ...]) -> tuple[str, ...]:
     """What must be up before the process counts as up."""
     return ("presence", "inbox", *[step.name for step in (*time_steps, *scaling_steps)])
@@ -77,12 +71,12 @@ def make_steps(
 
 SchedulerParts = Injector(
     **GROUND,
+    **SCALING,
     listeners=value(make_listeners),
     handlers=value(make_handlers),
     follows=value(make_follows),
     more=value(make_more),
     time_steps=value(make_time),
-    scaling_steps=value(make_scaling),
     last=value(make_last),
     steps=value(make_steps),
 )
@@ -91,7 +85,7 @@ SchedulerParts = Injector(
 
 def needed(app: App) -> bool:
     """Whether the application has what only a Scheduler does."""
-    return False
+    return is_scaled(app.settings)
 
 
 async def run(
@@ -117,6 +111,8 @@ async def run(
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application cannot be scheduled for."""
+    autoscale_of(app.settings)
+    prioritise_of(app.settings)
 
 
 SCHEDULER = Page(KIND, run, check)

@@ -44,9 +44,11 @@ from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
 from celery5.services.pauses import Pauses
 from celery5.services.process_commands import ProcessCommands
+from celery5.services.reach import Reach
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Reloader
+from celery5.services.reporter import Reporter
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
 from celery5.services.suspects import Suspects
@@ -55,6 +57,7 @@ from celery5.services.task_execution import TaskExecution
 from celery5.services.unpublishable import Unpublishable
 from celery5.services.vitals import VitalSigns
 from celery5.services.worker_commands import WorkerCommands
+from celery5.strategies import is_scaled
 
 
 def budgets_for(app: App) -> dict[str, Budget]:
@@ -132,6 +135,7 @@ def make_handlers(
     board: Board,
     budget: ConcurrencyBudget,
     health: Health,
+    reach: Reach,
     log: Log,
 ) -> dict[str, Handler]:
     """What this worker does when it is told to."""
@@ -142,8 +146,14 @@ def make_handlers(
         "check-expired": health.expired,
         "health": health.answer,
         "budget": budget.order,
+        "prefetch": reach.order,
         **log_handlers(log),
     }
+
+
+def make_reports(app: App) -> bool:
+    """Whether somebody decides from how workers do."""
+    return is_scaled(app.settings)
 
 
 def make_missed(pauses: Pauses) -> Callable[[], None]:
@@ -167,9 +177,11 @@ def make_aside(
     vital_signs: VitalSigns,
     systemd: SystemdNotify,
     reloader: Reloader,
+    reporter: Reporter,
 ) -> tuple[Step, ...]:
     """The part of the boot graph that no job passes through."""
     return (
+        Step("reporter", reporter, ("consumer",)),
         Step("burst", burst_watch, ("consumer",)),
         Step("log-again", log_again, ("redis",)),
         Step("vitals", vital_signs, ("consumer",)),
@@ -288,6 +300,9 @@ WorkerParts = Injector(
     sources=value(make_sources),
     vital_signs=VitalSigns,
     reloader=Reloader,
+    reach=Reach,
+    reports=value(make_reports),
+    reporter=Reporter,
     ground=value(make_ground),
     aside=value(make_aside),
     steps=value(make_steps),

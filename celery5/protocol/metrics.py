@@ -73,6 +73,15 @@ class JobTally:
             for task, tally in list(tasks.items())
         }
 
+    def times(self) -> dict[str, tuple[int, float]]:
+        """How many jobs of each task have ended, and how many seconds all of them took."""
+        found: dict[str, tuple[int, float]] = {}
+        for tasks in self._states.values():
+            for task, tally in list(tasks.items()):
+                count, seconds = found.get(task, (0, 0.0))
+                found[task] = (count + int(sum(tally[1:])), seconds + tally[0])
+        return found
+
     def by_state(self) -> dict[str, int]:
         """How many jobs have ended, by state; states in which none has are left out."""
         found = {

@@ -29,21 +29,29 @@ _RARE = 0.001
 
 @dataclass(slots=True)
 class Pace:
-    """The mean duration of one kind of job, in seconds. Nothing is known before the first one has run."""
+    """The mean duration of one kind of job, in seconds. Nothing is known before the first one has run.
+
+    The `horizon` is how far such jobs are read ahead: a worker that is told to read further has a wider one (`reach`).
+    """
 
     mean: float | None = field(default=None)
+    horizon: float = field(default_factory=lambda: HORIZON)
+
+    def reach(self, factor: float) -> None:
+        """Read so many times as far ahead as usual from now on."""
+        self.horizon = HORIZON * factor
 
     def ran(self, seconds: float) -> None:
         """One job took `seconds`. A longer job counts at once and in full, a shorter one little by little."""
         mean = self.mean
-        if mean is None or seconds > HORIZON > mean:
+        if mean is None or seconds > self.horizon > mean:
             self.mean = seconds
         else:
             self.mean = mean + (seconds - mean) * _WEIGHT
 
     def slow(self) -> None:
         """Jobs take longer than what was known said: hold none ahead until shorter ones have been seen."""
-        self.mean = max(self.mean or 0.0, HORIZON)
+        self.mean = max(self.mean or 0.0, self.horizon)
 
 
 class Mix:
@@ -119,19 +127,20 @@ class Detour:
         self._few = min(2 * self._few, BATCH)
 
 
-def ahead(slots: int, mean: float | None) -> int:
-    """How many jobs may wait unstarted, with `slots` jobs running at once that take `mean` seconds each."""
-    if mean is None or mean >= HORIZON:
+def ahead(slots: int, mean: float | None, horizon: float = HORIZON) -> int:
+    """How many jobs may wait unstarted, with `slots` jobs running at once that take `mean` seconds each: those that
+    will start within the `horizon`."""
+    if mean is None or mean >= horizon:
         return 0
-    return min(LIMIT, int(slots * HORIZON / max(mean, 1e-9)))
+    return min(LIMIT, int(slots * horizon / max(mean, 1e-9)))
 
 
-def to_read(*, slots: int, held: int, mean: float | None) -> int:
+def to_read(*, slots: int, held: int, mean: float | None, horizon: float = HORIZON) -> int:
     """How many jobs to read now, with `held` jobs in hand; 0 says wait.
 
     With nothing held ahead every free slot is filled one for one. Otherwise reading waits until a quarter of what may
     be held ahead is gone, so that trips are few and large and executors do not run dry meanwhile.
     """
-    buffer = ahead(slots, mean)
+    buffer = ahead(slots, mean, horizon)
     room = slots + buffer - held
     return min(room, BATCH) if room > buffer // 4 else 0

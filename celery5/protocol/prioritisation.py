@@ -8,6 +8,7 @@ wait. No weight is 0, so nothing starves.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -81,6 +82,19 @@ STRATEGIES: Mapping[str, Strategy] = {
     "saturation": Saturation(),
 }
 """The strategies that settings know by name."""
+
+
+def strategy_in(said: str, named: Callable[[str], Any] | None = None) -> Strategy | None:
+    """The strategy that a setting says: one of `STRATEGIES`, or `module:function`, which `named` finds; None for '',
+    and for such a name when nobody is to look for it. Raises Misconfigured."""
+    if ":" in said and all(said.partition(":")):
+        strategy: Strategy | None = named(said) if named else None
+        return strategy
+    if said and said not in STRATEGIES:
+        near = get_close_matches(said, STRATEGIES, n=1)
+        meant = f"did you mean {near[0]}?" if near else "or write module:function for one of your own"
+        raise Misconfigured(f"no strategy {said!r}; there are {', '.join(STRATEGIES)}: {meant}")
+    return STRATEGIES.get(said)
 
 
 class Preference(msgspec.Struct, frozen=True):

@@ -96,6 +96,36 @@ def test_a_slow_kind_is_held_ahead_again_only_after_short_jobs(seen: list[float]
     assert ahead(100, pace.mean) > 0
 
 
+@given(slots, st.floats(1e-7, 20), st.floats(1, 16))
+def test_whoever_reaches_further_holds_what_starts_within_that_time(
+    slots: int, mean: float, factor: float
+) -> None:
+    pace = Pace(mean)
+    pace.reach(factor)
+    held = ahead(slots, mean, pace.horizon)
+    assert held * mean / slots <= HORIZON * factor * 1.001
+    assert ahead(slots, mean) <= held <= LIMIT
+    assert (held == 0) == (mean >= pace.horizon or slots * pace.horizon < mean)
+    assert to_read(slots=slots, held=0, mean=mean, horizon=pace.horizon) >= to_read(
+        slots=slots, held=0, mean=mean
+    )
+
+
+def test_worked_numbers_of_a_wider_horizon() -> None:
+    assert [ahead(4, 0.3, HORIZON * factor) for factor in (1, 2, 4, 8)] == [0, 0, 5, 10]
+    assert [ahead(4, 0.05, HORIZON * factor) for factor in (1, 2, 4)] == [8, 16, 32]
+
+
+@given(durations, st.floats(1, 16))
+def test_a_slow_kind_is_not_held_ahead_however_far_a_worker_reaches(seen: list[float], factor: float) -> None:
+    pace = Pace()
+    pace.reach(factor)
+    for each in seen:
+        pace.ran(each)
+    pace.slow()
+    assert ahead(100, pace.mean, pace.horizon) == 0
+
+
 rooms = st.dictionaries(kinds, st.integers(0, 800), min_size=1)
 
 

@@ -1,0 +1,48 @@
+-- Count the jobs of a queue that nobody has yet, and tell of some of them which task they are of.
+-- KEYS  1 leases of its workers
+--       2.. the streams of the queue
+-- ARGV  1 consumer group
+--       2 jobs to look at on each stream, at both of its ends
+--       3 bytes after which no more of them are looked at
+-- Gives how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), and the workers
+-- that live. Of a message only what stands right after "task" is read.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
+local function look(entries)
+  for _, entry in ipairs(entries) do
+    for n = 1, #entry[2], 2 do
+      if entry[2][n] == 'job' then
+        seen[#seen + 1] = string.match(entry[2][n + 1], '"task"%s*:%s*"([^"]*)"')
+        left = left - #entry[2][n + 1]
+      end
+    end
+  end
+end
+for n = 2, #KEYS do
+  local length, pending, last = redis.call('XLEN', KEYS[n]), 0, '0-0'
+  local groups = redis.pcall('XINFO', 'GROUPS', KEYS[n])
+  for _, group in ipairs(groups.err and {} or groups) do
+    local field = {}
+    for m = 1, #group, 2 do field[group[m]] = group[m + 1] end
+    if field.name == ARGV[1] then pending, last = field.pending, field['last-delivered-id'] end
+  end
+  local unread = math.max(0, length - pending)
+  waiting, held = waiting + unread, held + pending
+  -- A few at a time: messages may be large.
+  local oldest, newest, from, to = math.min(unread, tonumber(ARGV[2])), 0, '(' .. last, '+'
+  newest = math.min(unread - oldest, tonumber(ARGV[2]))
+  while oldest > 0 and left > 0 do
+    local entries = redis.call('XRANGE', KEYS[n], from, '+', 'COUNT', math.min(oldest, 4))
+    if #entries == 0 then break end
+    look(entries)
+    oldest, from = oldest - #entries, '(' .. entries[#entries][1]
+  end
+  while newest > 0 and left > 0 do
+    local entries = redis.call('XREVRANGE', KEYS[n], to, '(' .. last, 'COUNT', math.min(newest, 4))
+    if #entries == 0 then break end
+    look(entries)
+    newest, to = newest - #entries, '(' .. entries[#entries][1]
+  end
+end
+return {waiting, held, seen, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')}

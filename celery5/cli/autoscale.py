@@ -1,0 +1,58 @@
+"""Autoscale: the command that shows how an application is scaled.
+
+Floor: cli. Reads: where the scaling is. Writes: stdout.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.said import as_json, clock, lines, span
+from celery5.cli.target import Target
+
+if TYPE_CHECKING:
+    from celery5.broker.scaling import Scaling
+
+
+@click.group()
+def autoscale() -> None:
+    """See how many workers there should be, and how far they read ahead."""
+
+
+@autoscale.command()
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def status(target: Target, *, wants_json: bool) -> None:
+    """Show what is wanted, what there is, and who decided so."""
+    found = target.load().info().scaling
+    if wants_json:
+        click.echo(as_json(found))
+    elif found is None:
+        click.echo(_NOTHING)
+    else:
+        click.echo(lines(shown(found)))
+
+
+def shown(found: "Scaling") -> dict[str, object]:
+    """What is known, for people."""
+    course, fields = found.course, dict[str, object]()
+    if course is not None:
+        cools = found.cool_until - found.at
+        factor = f"{course.prefetch:g}"
+        fields = {
+            "jobs": found.jobs,
+            "workers": found.workers,
+            "needed": found.needed,
+            "wanted": f"{course.workers}, from {found.minimum} to {found.maximum}",
+            "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
+            "last step": clock(course.at) or "none yet",
+            "cool-down": f"{span(cools)} to go" if cools > 0 else "over",
+        }
+    if found.preferred:
+        first_last = sorted(found.preferred.items(), key=lambda each: each[1])
+        fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
+    return {**fields, "decided": f"{span(max(0.0, time.time() - found.at))} ago by {found.by}"}
+
+
+_NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

@@ -1,0 +1,60 @@
+"""Scaling Parts: what a Scheduler is made of that looks at the whole cluster: autoscaling, and which tasks go first.
+
+Floor: processes. Reads: the user's strategies, when they are named. Writes: nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dependencies import value
+
+from celery5.app import App
+from celery5.bootsteps.boot import Step
+from celery5.protocol.autoscale import Autoscale
+from celery5.protocol.prioritisation import Strategy
+from celery5.protocol.report import Terms
+from celery5.services.autoscaler import Autoscaler
+from celery5.services.orders import Orders
+from celery5.services.telling import Telling
+from celery5.strategies import autoscale_of, prioritise_of
+
+
+def make_autoscale(app: App) -> Autoscale | None:
+    """How it is scaled."""
+    return autoscale_of(app.settings)
+
+
+def make_prioritise(app: App) -> Strategy | None:
+    """Which tasks go first."""
+    return prioritise_of(app.settings)
+
+
+def make_terms(app: App) -> Terms:
+    """What is said of its tasks."""
+    return Terms(
+        kinds={name: task.kind for name, task in app.tasks.items()},
+        queues={name: task.options_.queue or app.settings.default_queue for name, task in app.tasks.items()},
+    )
+
+
+def make_upcoming() -> Callable[[float], Mapping[str, int]]:
+    """How many jobs of each task schedules will send in so many seconds."""
+    return lambda _seconds: {}
+
+
+def make_scaling(autoscaler: Autoscaler) -> tuple[Step, ...]:
+    """The part of the boot graph that looks at the whole cluster."""
+    return (Step("autoscaler", autoscaler, ("presence",)),)
+
+
+SCALING: Mapping[str, Any] = {
+    "autoscale": value(make_autoscale),
+    "prioritise": value(make_prioritise),
+    "terms": value(make_terms),
+    "upcoming": value(make_upcoming),
+    "orders": Orders,
+    "telling": Telling,
+    "autoscaler": Autoscaler,
+    "scaling_steps": value(make_scaling),
+}
+"""Parts of a Scheduler."""

@@ -1,0 +1,234 @@
+"""Autoscale: how far workers read ahead and how many of them there should be, decided from what waits (C103, C104).
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+When there are more jobs than the workers may run at once, they first read further ahead, step by step; when they read
+as far ahead as they may, there are to be more workers. When fewer would do, it goes back the same way: fewer workers
+first, then less ahead. After each step nothing changes for a cool-down, which doubles with each step up to a limit, and
+is short again after a quiet period.
+
+Three things keep it from going to and fro: the cool-down; a margin, since fewer are enough only when they would have
+some room left; and patience, since fewer must have been enough all the time for a while.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from celery5.protocol.backoff import exponential
+from celery5.protocol.situation import Situation
+
+STEP = 2
+"""One step makes anything at most so many times as large, or as small."""
+MARGIN = 0.2
+"""The share of all slots that must be left when fewer workers would do."""
+
+
+class Scale(NamedTuple):
+    """How many worker processes there should be, and the factor on how far each reads ahead."""
+
+    workers: int
+    prefetch: float = 1.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy sees: the `situation`, the scale that is wanted `now`, and between what it must lie: at least
+    `minimum` and at most `maximum` workers, reading ahead at most `prefetch` times as far as usual."""
+
+    situation: Situation
+    now: Scale
+    minimum: int
+    maximum: int
+    prefetch: float = 1.0
+
+    def per_worker(self, kind: str) -> float:
+        """How many jobs of a kind one worker may run at once, in the mean of those that live."""
+        members = self.situation.members
+        return self.situation.most(kind) / len(members) if members else 0.0
+
+    def needed(self, *, margin: float = 0.0) -> int:
+        """How many workers would have a slot for each job, with a share of their slots left over. Jobs of a kind that
+        no worker has slots for need one worker; so do jobs while no worker lives."""
+        demand = self.situation.demand()
+        if not demand:
+            return 0
+        slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
+        # What a float adds to a whole number needs no worker of its own.
+        return max(math.ceil(round(demand[kind] / each, 6)) if each else 1 for kind, each in slots.items())
+
+
+class ScalingStrategy(Protocol):
+    """Says what scale it wants (C104). What it gives is kept within the limits, and is taken only when no cool-down
+    lasts; less than there is, only when it has wanted less for a while. It is asked every few seconds, and must not
+    wait for anything."""
+
+    def __call__(self, load: Load, /) -> Scale: ...
+
+
+def prefetch_first(load: Load) -> Scale:
+    """The proposal's rule (C104) and its mirror image: one step, or none.
+
+    Up: there are more jobs than slots. First twice the prefetch; when that is at its most, as many workers as are
+    needed, and twice as many at most. Down: fewer workers would do, with a margin: as many as are needed then, and half
+    as many at least; at the minimum, half the prefetch.
+    """
+    now = load.now
+    needed = load.needed()
+    if needed and now.workers and not load.situation.members:
+        return now  # workers were asked for, and none has come yet: what one of them can do is not known
+    if needed > now.workers:
+        if now.prefetch < load.prefetch and now.workers:
+            return Scale(now.workers, min(now.prefetch * STEP, load.prefetch))
+        return Scale(min(needed, max(now.workers * STEP, 1)), now.prefetch)
+    enough = max(load.needed(margin=MARGIN), load.minimum)
+    if enough < now.workers:
+        return Scale(max(enough, now.workers // STEP), now.prefetch)
+    if now.workers <= load.minimum and load.needed(margin=MARGIN) <= now.workers:
+        return Scale(now.workers, max(now.prefetch / STEP, 1.0))
+    return now
+
+
+class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
+    """How an application is scaled: between `minimum` and `maximum` worker processes, which read ahead up to `prefetch`
+    times as far as usual.
+
+    After a step nothing changes for `cooldown` seconds, twice as long after the next one, and so on up to
+    `longest_cooldown`; it is short again when nothing has changed for another `quiet` seconds. Fewer workers, or less
+    prefetch, must have been enough for `patience` seconds. The `strategy` says what is wanted.
+    """
+
+    minimum: int
+    maximum: int
+    prefetch: float = 4.0
+    cooldown: float = 1.0
+    longest_cooldown: float = 60.0
+    quiet: float = 300.0
+    patience: float = 30.0
+    strategy: ScalingStrategy = prefetch_first
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an autoscaler is, which is kept between looks. Times are seconds since 1970 by Redis.
+
+    The scale that is wanted: `workers` and `prefetch`, the latter for workers that read one of the `crowded` queues.
+    How many steps there were in a row (`events`), the last of them `at`. Since when less would do (`low_since`; None
+    while it would not).
+    """
+
+    workers: int
+    prefetch: float = 1.0
+    crowded: tuple[str, ...] = ()
+    events: int = 0
+    at: float = 0.0
+    low_since: float | None = None
+
+    @property
+    def scale(self) -> Scale:
+        """What is wanted."""
+        return Scale(self.workers, self.prefetch)
+
+    def prefetch_of(self, queues: tuple[str, ...]) -> float:
+        """The factor for a worker that reads these queues."""
+        return 1.0 if set(self.crowded).isdisjoint(queues) else self.prefetch
+
+
+def begin(policy: Autoscale, situation: Situation) -> Course:
+    """Where an autoscaler begins: with as many workers as there are, within its limits."""
+    return Course(workers=min(max(len(situation.members), policy.minimum), policy.maximum))
+
+
+def cool_until(course: Course, policy: Autoscale) -> float:
+    """Until when nothing changes."""
+    if not course.events:
+        return -math.inf
+    return course.at + exponential(course.events - 1, start=policy.cooldown, cap=policy.longest_cooldown)
+
+
+def advance(course: Course, policy: Autoscale, situation: Situation, now: float) -> Course:
+    """One look, at the time `now`. A step was made when its `at` is another one than before, or its scale is.
+
+    Limits that have changed hold at once, without waiting for a cool-down. Raises whatever the user's strategy raises,
+    and ValueError when it gives no numbers.
+    """
+    course = _within(course, policy)
+    until = cool_until(course, policy)
+    if now >= until + policy.quiet and course.events:
+        course = msgspec.structs.replace(course, events=0)
+    elif course.at > now and course.events:
+        course = msgspec.structs.replace(
+            course, at=now
+        )  # the clock was put back: no cool-down lasts for ever
+    load = Load(
+        situation=situation,
+        now=course.scale,
+        minimum=policy.minimum,
+        maximum=policy.maximum,
+        prefetch=policy.prefetch,
+    )
+    wanted = _bounded(policy.strategy(load), policy)
+    less = wanted != course.scale and wanted.workers <= course.workers and wanted.prefetch <= course.prefetch
+    since = (now if course.low_since is None else min(course.low_since, now)) if less else None
+    crowded = _crowded(course, course.scale, situation)
+    course = msgspec.structs.replace(course, low_since=since, crowded=crowded)
+    if wanted == course.scale or now < cool_until(course, policy):
+        return course
+    if since is not None and now < since + policy.patience:
+        return course
+    return Course(
+        workers=wanted.workers,
+        prefetch=wanted.prefetch,
+        crowded=_crowded(course, wanted, situation),
+        events=course.events + 1,
+        at=now,
+        # What comes next must be enough for a while again, beginning with this step.
+        low_since=now if less else None,
+    )
+
+
+def _within(course: Course, policy: Autoscale) -> Course:
+    workers, prefetch = _bounded(course.scale, policy)
+    return msgspec.structs.replace(course, workers=workers, prefetch=prefetch)
+
+
+def _bounded(scale: Scale, policy: Autoscale) -> Scale:
+    workers, prefetch = scale
+    if not math.isfinite(workers) or not math.isfinite(prefetch):
+        raise ValueError(
+            f"the strategy gives {workers!r} workers and the prefetch {prefetch!r}: give numbers"
+        )
+    return Scale(
+        min(max(int(workers), policy.minimum), policy.maximum),
+        min(max(float(prefetch), 1.0), policy.prefetch),
+    )
+
+
+def _crowded(course: Course, wanted: Scale, situation: Situation) -> tuple[str, ...]:
+    """The queues whose workers are to read further ahead: those that had more jobs than their workers have slots since
+    that began; all, when there are none but somebody wants it all the same."""
+    if wanted.prefetch <= 1:
+        return ()
+    demand: dict[tuple[str, str], int] = {}
+    for line in situation.lines:
+        key = (line.queue, line.kind)
+        demand[key] = demand.get(key, 0) + line.demand
+    crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(situation, queue, kind)}
+    all_of_them = {queue for each in situation.members for queue in each.queues}
+    return tuple(sorted(crowded | set(course.crowded) or all_of_them))
+
+
+def _slots(situation: Situation, queue: str, kind: str) -> int:
+    return sum(each.most.get(kind, 0) for each in situation.members if queue in each.queues)
+
+
+def steps(before: Course, after: Course) -> Mapping[str, tuple[float, float]]:
+    """What has changed from one look to the next: by name, from what to what."""
+    return {
+        name: (was, now)
+        for name, was, now in (
+            ("workers", before.workers, after.workers),
+            ("prefetch", before.prefetch, after.prefetch),
+        )
+        if was != now
+    }

@@ -1,0 +1,119 @@
+"""Report: what a worker tells of itself to whoever decides for all, and the situation that is made of such reports.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from celery5.protocol.situation import Line, Member, Situation
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker does: the `queues` it reads; of each kind of its tasks the slots it has now, the `most` there may
+    be, and the jobs `executing`; the jobs it has, by queue and task (`held`); how long jobs took lately, by task, in
+    seconds (`means`); the factor on how far it reads ahead (`prefetch`)."""
+
+    queues: tuple[str, ...] = ()
+    slots: Mapping[str, int] = {}
+    most: Mapping[str, int] = {}
+    executing: Mapping[str, int] = {}
+    held: Mapping[str, Mapping[str, int]] = {}
+    means: Mapping[str, float] = {}
+    prefetch: float = 1.0
+
+
+class Census(msgspec.Struct, frozen=True):
+    """What one queue has: jobs that nobody has yet (`waiting`), and jobs that workers have (`held`); of which tasks
+    some of those that wait are (`sample`, by name), and the workers that live."""
+
+    queue: str
+    waiting: int
+    held: int = 0
+    sample: Mapping[str, int] = {}
+    workers: tuple[str, ...] = ()
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of an application's tasks: the kind and the queue of each; which are `suspended`; the `limits` on
+    how many run at once; how many jobs of each will be sent by schedules soon (`upcoming`). And the queues that are
+    `paused`."""
+
+    kinds: Mapping[str, str]
+    queues: Mapping[str, str] = {}
+    suspended: Collection[str] = ()
+    limits: Mapping[str, int] = {}
+    upcoming: Mapping[str, int] = {}
+    paused: Collection[str] = ()
+
+
+def picture(censuses: Sequence[Census], reports: Mapping[str, Report], terms: Terms) -> Situation:
+    """The situation, from the reports of the workers that live, by name. A task that nobody declares is left out."""
+    waiting: dict[tuple[str, str], int] = {}
+    running: dict[tuple[str, str], int] = {}
+    for each in censuses:
+        if each.queue not in terms.paused:
+            for task, count in _shared_out(each.waiting, each.sample).items():
+                waiting[each.queue, task] = count
+        for task, count in _shared_out(each.held, _held(each.queue, reports) or each.sample).items():
+            running[each.queue, task] = count
+    upcoming = {
+        (terms.queues[task], task): count
+        for task, count in terms.upcoming.items()
+        if count and terms.queues.get(task) is not None and terms.queues[task] not in terms.paused
+    }
+    means = _means(reports.values())
+    lines = [
+        Line(
+            queue=queue,
+            task=task,
+            kind=terms.kinds[task],
+            waiting=waiting.get((queue, task), 0),
+            running=running.get((queue, task), 0),
+            upcoming=upcoming.get((queue, task), 0),
+            mean=means.get(task),
+            suspended=task in terms.suspended,
+            limit=terms.limits.get(task),
+        )
+        for queue, task in sorted(waiting.keys() | running.keys() | upcoming.keys())
+        if task in terms.kinds
+    ]
+    return Situation(lines=tuple(lines), members=tuple(_member(*each) for each in sorted(reports.items())))
+
+
+def _held(queue: str, reports: Mapping[str, Report]) -> dict[str, int]:
+    """Which jobs of a queue workers had when they reported, by task: some seconds ago, so only the shares count."""
+    found: dict[str, int] = {}
+    for report in reports.values():
+        for task, count in report.held.get(queue, {}).items():
+            found[task] = found.get(task, 0) + count
+    return found
+
+
+def _shared_out(jobs: int, seen: Mapping[str, int]) -> dict[str, int]:
+    """How many of these jobs probably are of each task, when some that were seen are so many of each."""
+    total = sum(seen.values())
+    if not total or not jobs:
+        return {}
+    return {task: max(1, round(jobs * count / total)) for task, count in seen.items()}
+
+
+def _means(reports: Collection[Report]) -> dict[str, float]:
+    """How long jobs of each task take, in the mean of the workers that know."""
+    found: dict[str, list[float]] = {}
+    for each in reports:
+        for task, mean in each.means.items():
+            found.setdefault(task, []).append(mean)
+    return {task: sum(means) / len(means) for task, means in found.items()}
+
+
+def _member(name: str, report: Report) -> Member:
+    return Member(
+        name=name,
+        queues=report.queues,
+        slots=report.slots,
+        most=report.most,
+        executing=report.executing,
+        prefetch=report.prefetch,
+    )

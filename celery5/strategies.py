@@ -1,0 +1,43 @@
+"""Strategies: from what the settings `autoscale` and `prioritise` say to the functions that decide.
+
+Floor: domain. Reads: the user's modules. Writes: nothing.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from celery5.errors import Misconfigured
+from celery5.protocol.autoscale import Autoscale
+from celery5.protocol.autoscale_words import autoscale_in
+from celery5.protocol.prioritisation import Strategy, strategy_in
+from celery5.settings import Settings
+
+
+def is_scaled(settings: Settings) -> bool:
+    """Whether an application wants either: then its workers report how they do, and a Scheduler decides."""
+    return bool(settings.autoscale or settings.prioritise)
+
+
+def autoscale_of(settings: Settings) -> Autoscale | None:
+    """How the application is scaled; None when it is not. Raises Misconfigured."""
+    return autoscale_in(settings.autoscale, named)
+
+
+def prioritise_of(settings: Settings) -> Strategy | None:
+    """Which tasks are preferred, as a strategy; None when none is. Raises Misconfigured."""
+    return strategy_in(settings.prioritise, named)
+
+
+def named(said: str) -> Callable[..., Any]:
+    """The function that `module:function` names. Raises Misconfigured."""
+    module, _, name = said.partition(":")
+    try:
+        found: object = getattr(import_module(module), name)
+    except (Exception, SystemExit) as error:  # the user's module
+        raise Misconfigured(f"strategy {said!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not callable(found) or isinstance(found, type):
+        raise Misconfigured(
+            f"strategy {said!r} is {found!r}: name a function, or an object that can be called"
+        )
+    return found

@@ -1,0 +1,10 @@
+"""Own Scaling: an application that says itself how many workers it wants, by the hour of the day and by what waits.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
+
+Begin with `hours.py`, the strategy, and go on to `bakery.py`, which uses it. By hand, on a Redis of your own, in two
+terminals:
+
+    celery5 -A celery5.examples.own_scaling.bakery worker start --log-format console
+    celery5 -A celery5.examples.own_scaling.bakery scheduler start --log-format console
+"""

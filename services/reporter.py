@@ -1,0 +1,114 @@
+"""Reporter: tells how this worker does, for the Scheduler that decides how many there should be (C103).
+
+Floor: services. Reads: what the other services of this worker know. Writes: this worker's report.
+
+It sends nothing at all unless the application is scaled, or some of its tasks are to go first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from celery5.broker import scaling
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError
+from celery5.log import Log
+from celery5.protocol.report import Report
+from celery5.services.concurrency_budget import ConcurrencyBudget
+from celery5.services.ledger import Ledger
+from celery5.services.reach import Reach
+from celery5.services.vitals import Vitals
+
+EVERY = 3.0
+"""Seconds between reports."""
+SHOWN = 500
+"""Tasks of which the time is told at most."""
+
+
+class Redis(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+
+class Reporter:
+    """The reports of one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Any],
+        budget: ConcurrencyBudget,
+        ledger: Ledger,
+        vitals: Vitals,
+        reach: Reach,
+        worker: str,
+        reports: bool,
+        log: Log,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._queues = tuple(each.queue for each in consumed)
+        self._kinds = sorted({task.kind for task in tasks.values()})
+        self._budget = budget
+        self._ledger = ledger
+        self._vitals = vitals
+        self._reach = reach
+        self._worker = worker
+        self._reports = reports
+        self._log = log
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._means: dict[str, float] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Report until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reach.expire)
+            task_status.started()
+            if self._reports:
+                await self._report_on()
+
+    async def _report_on(self) -> None:
+        while True:
+            try:
+                await self._redis.perform(scaling.report(self._keys, self._worker, self.report()))
+            except BrokerError as error:
+                self._log.event("reporter:missed", "debug", why=str(error))
+            await trio.sleep(EVERY)
+
+    def report(self) -> Report:
+        """How it does now."""
+        told = self._budget.told()
+        return Report(
+            queues=self._queues,
+            slots={kind: told[kind]["current"] for kind in self._kinds},
+            most={kind: told[kind]["maximum"] for kind in self._kinds},
+            executing={kind: told[kind]["executing"] for kind in self._kinds},
+            held=self._held(),
+            means=self._lately(),
+            prefetch=self._reach.factor,
+        )
+
+    def _held(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for each in self._ledger:
+            if each.envelope is not None and each.kind:
+                tasks = found.setdefault(each.queue, {})
+                tasks[each.envelope.task] = tasks.get(each.envelope.task, 0) + 1
+        return found
+
+    def _lately(self) -> dict[str, float]:
+        """How long jobs took: those since the last report count as much as all before."""
+        for task, (count, seconds) in self._vitals.jobs.times().items():
+            before = self._seen.get(task, (0, 0.0))
+            new = count - before[0]
+            if new > 0:
+                mean = (seconds - before[1]) / new
+                self._means[task] = (mean + self._means.get(task, mean)) / 2
+                self._seen[task] = (count, seconds)
+        return {task: round(mean, 6) for task, mean in list(self._means.items())[:SHOWN]}

@@ -1,0 +1,69 @@
+"""Report: the situation that is made of what workers tell and of what waits on queues.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.report import Census, Report, Terms, picture
+from celery5.protocol.situation import Line
+
+TERMS = Terms(kinds={"a": "trio", "b": "thread", "nightly": "boxed"}, queues={"nightly": "night"})
+
+
+def test_a_sample_says_how_many_of_each_task_wait() -> None:
+    found = picture([Census("q", 1000, 0, {"a": 24, "b": 8})], {}, TERMS)
+    assert found.lines == (
+        Line(queue="q", task="a", kind="trio", waiting=750),
+        Line(queue="q", task="b", kind="thread", waiting=250),
+    )
+
+
+def test_what_workers_hold_and_how_long_it_takes_is_added_up() -> None:
+    one = Report(queues=("q",), held={"q": {"a": 3}}, means={"a": 1.0})
+    two = Report(queues=("q",), held={"q": {"a": 2, "b": 1}}, means={"a": 2.0, "b": 5.0}, prefetch=2.0)
+    found = picture([Census("q", 0, 6, {}, ("1", "2"))], {"2": two, "1": one}, TERMS)
+    assert found.lines == (
+        Line(queue="q", task="a", kind="trio", running=5, mean=1.5),
+        Line(queue="q", task="b", kind="thread", running=1, mean=5.0),
+    )
+    assert [(each.name, each.prefetch) for each in found.members] == [("1", 1.0), ("2", 2.0)]
+
+
+def test_jobs_that_schedules_will_send_soon_are_there_before_they_are_sent() -> None:
+    terms = Terms(kinds=TERMS.kinds, queues=TERMS.queues, upcoming={"nightly": 7, "gone": 3})
+    (line,) = picture([], {}, terms).lines
+    assert (line.queue, line.upcoming, line.demand) == ("night", 7, 7)
+
+
+def test_what_waits_on_a_paused_queue_needs_nobody() -> None:
+    terms = Terms(kinds=TERMS.kinds, paused={"q"})
+    held = {"w": Report(held={"q": {"a": 1}})}
+    assert picture([Census("q", 9, 1, {"a": 9})], held, terms).demand() == {"trio": 1}
+
+
+def test_suspended_and_limited_tasks_are_marked() -> None:
+    terms = Terms(kinds=TERMS.kinds, suspended={"a"}, limits={"b": 2})
+    a, b = picture([Census("q", 10, 0, {"a": 5, "b": 5})], {}, terms).lines
+    assert (a.suspended, a.demand, b.limit, b.demand) == (True, 0, 2, 2)
+
+
+def test_a_task_that_nobody_declares_needs_nobody() -> None:
+    assert picture([Census("q", 10, 0, {"unknown": 10})], {}, TERMS).lines == ()
+
+
+@given(st.integers(0, 10**9), st.dictionaries(st.sampled_from("abc"), st.integers(1, 16), max_size=3))
+def test_what_a_sample_says_is_about_as_many_as_wait(waiting: int, sample: dict[str, int]) -> None:
+    terms = Terms(kinds=dict.fromkeys("abc", "trio"))
+    total = sum(line.waiting for line in picture([Census("q", waiting, 0, sample)], {}, terms).lines)
+    assert abs(total - waiting) <= 3 if sample else total == 0
+
+
+def test_what_workers_have_is_counted_now_and_told_apart_by_what_they_said_last() -> None:
+    said = {"w": Report(held={"q": {"a": 3, "b": 1}})}
+    a, b = picture([Census("q", 0, 8)], said, TERMS).lines
+    assert (a.running, b.running) == (6, 2)
+    (a,) = picture([Census("q", 4, 2, {"a": 4})], {"w": Report()}, TERMS).lines  # none was held yet
+    assert (a.waiting, a.running) == (4, 2)
+    assert picture([Census("q", 0, 2)], {}, TERMS).lines == ()  # of which task they are nobody knows
