@@ -19,6 +19,7 @@ from celery5.protocol.autoscale_words import autoscale_in
 from celery5.protocol.budget_words import budgets_in
 from celery5.protocol.prioritisation import strategy_in
 from celery5.protocol.retry import LONGEST
+from celery5.protocol.sharing import levels_in, order_in
 from celery5.spellings import hint
 
 PREFIX = "CELERY5_"
@@ -109,6 +110,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keys: Annotated[
         str, Meta(description="folder of the keys that commands are signed with; default: the user's state")
     ] = ""
+    priorities: Annotated[
+        str, Meta(description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue")
+    ] = "strict"
+    queue_order: Annotated[
+        str,
+        Meta(
+            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike"
+        ),
+    ] = ""
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -124,6 +134,8 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": budgets_in,
     "autoscale": autoscale_in,
     "prioritise": strategy_in,
+    "priorities": levels_in,
+    "queue_order": order_in,
 }
 
 

@@ -7,6 +7,7 @@ jobs that cannot run here and for jobs given back.
 import math
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import trio
@@ -25,10 +26,11 @@ from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.detours import Detours
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
-from celery5.services.lanes import Lanes
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
+from celery5.services.preferences import Preferences
+from celery5.services.reading import Reading, Room
 from celery5.services.recent import Recent
 from celery5.services.suspects import Suspects
 from celery5.task import Task
@@ -69,7 +71,8 @@ class Consumer:
         reader: Reader,
         redis: Performs,
         consumed: Sequence[QueueKeys],
-        lanes: Lanes,
+        reading: Reading,
+        preferences: Preferences,
         tasks: Mapping[str, Task[..., Any]],
         queues: Mapping[str, TasksQueue],
         paces: Mapping[str, Pace],
@@ -87,9 +90,9 @@ class Consumer:
     ) -> None:
         self._reader = reader
         self._redis = redis
-        self._consumed = list(consumed)
-        self._lanes = lanes
-        lanes.follow(lambda: self._reading.cancel())
+        self._order = reading
+        self._preferences = preferences
+        reading.follow(lambda: self._reading.cancel())
         self._tasks = tasks
         self._queues = queues
         self._paces = paces
@@ -199,7 +202,7 @@ class Consumer:
     async def _rooms(self) -> dict[str, int]:
         """How many jobs of each queue there is room for, once there is room for one."""
         while True:
-            rooms = {keys.queue: self._room(keys.queue) for keys in self._consumed}
+            rooms = {keys.queue: self._room(keys.queue) for keys in self._order.queues}
             if any(rooms.values()):
                 return rooms
             await self._ledger.changed()
@@ -208,8 +211,11 @@ class Consumer:
         """How many jobs of one queue there is room for."""
         if queue in self._paused or self._ledger.held("") >= BATCH:
             return 0  # paused, or jobs that cannot run here wait to be buried
-        rooms = {kind: self._room_for(kind) for kind in self._kinds[queue] or self._paces.keys()}
+        rooms = {kind: self._room_for(kind) for kind in self._kinds_on(queue)}
         return self._mixes[queue].fits(rooms)
+
+    def _kinds_on(self, queue: str) -> AbstractSet[str]:
+        return self._kinds[queue] or self._paces.keys()
 
     def _room_for(self, kind: str) -> int:
         slots, held, pace = self._budget.room(kind), self._ledger.held(kind), self._paces[kind]
@@ -219,27 +225,27 @@ class Consumer:
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
         """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
-        are read one share after the other, without waiting; only when all are empty are all waited for."""
-        open_ = [keys for keys in self._consumed if rooms[keys.queue]]
+        are read one after the other, without waiting; only when all are empty are all waited for."""
+        open_ = [keys for keys in self._order.queues if rooms[keys.queue]]
         closed = [queue for queue, room in rooms.items() if not room]
-        shares = self._shares(open_, rooms)
-        lanes = [lane for keys in open_ for lane in self._lanes.read(keys.queue)]
-        at_once = len(shares) > 1 or 0 in shares or len(lanes) > len(open_)
-        found = await self._read_by_share(shares) if at_once else 0
+        room = Room(rooms, {keys.queue: self._kinds_on(keys.queue) for keys in open_})
+        shares = room.shares(open_)
+        found = await self._order.at_once(open_, room, self._receive)
         if found or any(keys.queue in self._paused for keys in open_):  # paused since we asked who is open
             return found
+        lanes = self._order.lanes(open_)
         count = max(min(shares) * len(open_) // len(lanes), 1)
         call = calls.read(lanes, self._worker, count=count, block=self._block)
         found, failure = 0, None
         if not closed:
             with trio.CancelScope() as self._reading:
-                found = await self._receive(call)
+                found = len(await self._receive(call))
             return found
         async with trio.open_nursery() as nursery:
             self._reading = nursery.cancel_scope
             nursery.start_soon(self._until_room, closed, nursery.cancel_scope)
             try:
-                found = await self._receive(call)
+                found = len(await self._receive(call))
             except BrokerError as error:
                 failure = error  # raised outside, so that it does not arrive wrapped in a group
             nursery.cancel_scope.cancel()
@@ -247,45 +253,12 @@ class Consumer:
             raise failure
         return found
 
-    def _shares(self, open_: Sequence[QueueKeys], rooms: Mapping[str, int]) -> dict[int, list[QueueKeys]]:
-        """The queues by how much of each to read: queues whose jobs are of the same kinds share the room. With less
-        room than queues it is 0: they take turns."""
-        kinds = {keys.queue: self._kinds[keys.queue] or self._paces.keys() for keys in open_}
-        shares: dict[int, list[QueueKeys]] = {}
-        for keys in open_:
-            rivals = sum(not kinds[keys.queue].isdisjoint(others) for others in kinds.values())
-            shares.setdefault(rooms[keys.queue] // rivals, []).append(keys)
-        return shares
-
-    async def _read_by_share(self, shares: Mapping[int, Sequence[QueueKeys]]) -> int:
-        found = 0
-        for share, queues in shares.items():
-            plain = [keys for keys in queues if len(self._lanes.read(keys.queue)) == 1] if share else []
-            if plain:
-                found += await self._receive(calls.read(plain, self._worker, count=share, block=0))
-            for keys in queues if share else ():
-                if keys not in plain:
-                    found += await self._receive(self._pick(keys, share))
-        for keys in shares.get(0, ()):
-            self._consumed.remove(keys)
-            self._consumed.append(keys)
-            if await self._receive(self._pick(keys, 1)):
-                return found + 1
-        return found
-
-    def _pick(self, keys: QueueKeys, count: int) -> Call[list[Entry]]:
-        """Read one queue, the most urgent lane first, without waiting."""
-        lanes = self._lanes.read(keys.queue)
-        if len(lanes) == 1:
-            return calls.read(lanes, self._worker, count=count, block=0)
-        return calls.pick(lanes, self._worker, count=count, shares=[count] + [0] * (len(lanes) - 1))
-
-    async def _receive(self, call: Call[list[Entry]]) -> int:
+    async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         entries = await self._reader.perform(call)
         # No checkpoint between the read and the ledger: what was read must be known to be ours.
         self.take(entries)
         self._budget.look()
-        return len(entries)
+        return entries
 
     async def _until_room(self, closed: Sequence[str], reading: trio.CancelScope) -> None:
         """End a read that leaves queues out as soon as there is room for one of them, too."""
@@ -295,7 +268,7 @@ class Consumer:
 
     async def _audit(self) -> None:
         lost = 0
-        for keys in [lane for each in self._consumed for lane in self._lanes.held(each)]:
+        for keys in self._order.held():
             after = b"0"
             while True:
                 entries = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
@@ -348,6 +321,9 @@ class Consumer:
             self._kinds[queue].update(counts)
             self._mixes[queue].read(counts)
             self._detours.met(counts)
+        if self._preferences.tasks:
+            for queue_of_kind in self._queues.values():
+                self._preferences.arrange(queue_of_kind)
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
         self._ledger.adopt(delivery)

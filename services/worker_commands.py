@@ -22,6 +22,7 @@ from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.ledger import Ledger
 from celery5.services.pauses import Pauses
+from celery5.services.preferences import Preferences
 from celery5.services.process_commands import ProcessCommands, takes_only
 from celery5.services.task_execution import TaskExecution
 
@@ -52,6 +53,7 @@ class WorkerCommands:
         ledger: Ledger,
         task_execution: TaskExecution,
         budget: ConcurrencyBudget,
+        preferences: Preferences,
         tasks: Mapping[str, Any],
         worker: str,
         results_ttl: float,
@@ -66,6 +68,7 @@ class WorkerCommands:
         self._ledger = ledger
         self._execution = task_execution
         self._budget = budget
+        self._preferences = preferences
         self._tasks = tasks
         self._worker = worker
         self._ttl = results_ttl
@@ -95,6 +98,7 @@ class WorkerCommands:
             "held": len(self._ledger),
             "slots": self._budget.told(),
             "queues": self._pauses.told(),
+            "preferred": self._preferences.told(),
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:

@@ -188,6 +188,8 @@ _SETTINGS = (
     "when_unpublishable",
     "recent_jobs",
     "read_block",
+    "priorities",
+    "queue_order",
     "default_queue",
     "health_store",
 )

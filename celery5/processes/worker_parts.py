@@ -43,8 +43,10 @@ from celery5.services.ledger import Ledger
 from celery5.services.log_again import LogAgain, log_handlers
 from celery5.services.mover import Mover
 from celery5.services.pauses import Pauses
+from celery5.services.preferences import Preferences
 from celery5.services.process_commands import ProcessCommands
 from celery5.services.reach import Reach
+from celery5.services.reading import Reading
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Reloader
@@ -134,6 +136,7 @@ def make_handlers(
     reloader: Reloader,
     board: Board,
     budget: ConcurrencyBudget,
+    preferences: Preferences,
     health: Health,
     reach: Reach,
     log: Log,
@@ -147,6 +150,7 @@ def make_handlers(
         "health": health.answer,
         "budget": budget.order,
         "prefetch": reach.order,
+        "prefer": preferences.order,
         **log_handlers(log),
     }
 
@@ -263,6 +267,8 @@ WorkerParts = Injector(
     join=JoinQueues,
     publishing=OpenPublishing,
     lanes=Lanes,
+    reading=Reading,
+    preferences=Preferences,
     ledger=Ledger,
     recent=Recent,
     suspects=Suspects,

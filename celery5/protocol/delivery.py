@@ -47,6 +47,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970.
 
     `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/lanes.py`).
+    `turn` says when it begins among those that wait here, while something is preferred.
     """
 
     queue: str
@@ -63,6 +64,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         None  # names of the Data Sinks that take the document of its end, by its state
     )
     document: bytes = b""  # the one for them, where it is not the one that is kept
+    turn: float = 0.0
 
 
 Words = tuple[str, bytes, str, bytes, int, bytes | int]

@@ -1,0 +1,84 @@
+"""Preferences: which queues and tasks this worker is to prefer just now, because a Scheduler said so (C99).
+
+Floor: services. Reads: nothing. Writes: log messages.
+
+What is preferred ends by itself when nobody says it again, so a Scheduler that is gone leaves no trace.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from celery5.errors import CommandRefused, Misconfigured
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.prioritisation import BEST, Preference
+from celery5.services.internal_queues import TasksQueue
+
+
+class Preferences:
+    """The weights of queues and tasks; neutral unless something was said lately."""
+
+    def __init__(self, *, log: Log) -> None:
+        self._log = log
+        self._now = Preference()
+        self._until = -math.inf
+        self._turns: dict[str, float] = {}
+
+    @property
+    def queues(self) -> Mapping[str, float]:
+        """The weights of queues, up to 1.0, which those have that are not named; empty while none is preferred."""
+        return self._current().queues
+
+    @property
+    def tasks(self) -> Mapping[str, float]:
+        """The same of tasks."""
+        return self._current().tasks
+
+    def told(self) -> dict[str, dict[str, float]]:
+        """What is preferred now."""
+        now = self._current()
+        return {"tasks": dict(now.tasks), "queues": dict(now.queues)}
+
+    async def order(self, parameters: Mapping[str, Any]) -> object:
+        """The command `prefer`: weights of `tasks` and of `queues`, for so many `seconds`; gives what is preferred now.
+        Raises CommandRefused."""
+        try:
+            preference, seconds = Preference.of(parameters)
+        except Misconfigured as error:
+            raise CommandRefused(str(error)) from None
+        if preference != self._current():
+            self._log.event("worker:prefers", tasks=dict(preference.tasks), queues=dict(preference.queues))
+        self._now, self._until = preference, trio.current_time() + seconds
+        self._turns.clear()
+        return self.told()
+
+    def arrange(self, queue: TasksQueue) -> None:
+        """Put what waits in `queue` into the order in which it is to begin: tasks take turns by their weights, and none
+        waits for ever. To be done when jobs have come, while something is preferred."""
+        weights, turns = self.tasks, self._turns
+        now = min((each.turn for each in queue.items if each.turn), default=max(turns.values(), default=1.0))
+        for each in queue.items:
+            if not each.turn:
+                task = _task_of(each)
+                each.turn = turns[task] = max(now, turns.get(task, 0.0)) + BEST / weights.get(task, BEST)
+        ordered = sorted(queue.items, key=_turn_of)
+        queue.items.clear()
+        queue.items.extend(ordered)
+
+    def _current(self) -> Preference:
+        if not self._now.is_neutral and trio.current_time() >= self._until:
+            self._now = Preference()
+            self._turns.clear()
+            self._log.event("worker:prefers", tasks={}, queues={}, why="nobody has said it again")
+        return self._now
+
+
+def _turn_of(delivery: Delivery) -> float:
+    return delivery.turn
+
+
+def _task_of(delivery: Delivery) -> str:
+    return delivery.envelope.task if delivery.envelope else ""

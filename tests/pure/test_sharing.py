@@ -1,0 +1,79 @@
+"""Sharing: whoever shares by weights gets its share in the long run, and nobody waits for ever.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.errors import Misconfigured
+from celery5.protocol.sharing import Order, Split, levels_in, order_in
+
+weights = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 20).map(float), min_size=1)
+
+
+@given(weights, st.lists(st.integers(0, 300), min_size=1, max_size=60))
+def test_each_has_its_share_to_within_one_however_little_is_dealt_at_a_time(
+    weights: dict[str, float], counts: list[int]
+) -> None:
+    split, had, total = Split(), Counter[str](), sum(weights.values())
+    for count in counts:
+        dealt = split.deal(count, weights)
+        assert sum(dealt.values()) == count
+        assert min(dealt.values()) >= 0
+        had.update(dealt)
+    for name, weight in weights.items():
+        assert abs(had[name] - sum(counts) * weight / total) < len(weights)
+
+
+@given(weights, st.lists(st.tuples(st.integers(1, 50), st.sets(st.sampled_from("abcd"))), max_size=60))
+def test_what_is_dealt_adds_up_whoever_had_less(
+    weights: dict[str, float], trips: list[tuple[int, set[str]]]
+) -> None:
+    split = Split()
+    for count, empty in trips:
+        dealt = split.deal(count, weights)
+        assert sum(dealt.values()) == count
+        for name in empty:
+            split.had_less(name)
+
+
+def test_who_was_away_saves_nothing_up() -> None:
+    split = Split()
+    for _ in range(100):
+        split.deal(1, {"a": 1.0, "b": 1.0})
+        split.had_less("a")
+    later = [split.deal(1, {"a": 1.0, "b": 1.0})["a"] for _ in range(20)]
+    assert 9 <= sum(later) <= 11
+
+
+def test_levels_and_orders_are_said_in_a_line() -> None:
+    levels = levels_in("4:2:1 mail=strict bulk=10:1:1")
+    assert levels.of("anything") == {"h": 4.0, "": 2.0, "l": 1.0}
+    assert levels.of("mail") is None
+    assert levels.of("bulk") == {"h": 10.0, "": 1.0, "l": 1.0}
+    assert levels_in("").of("mail") is levels_in("strict").of("mail") is None
+    assert order_in("urgent > mail > bulk") == Order(names=("urgent", "mail", "bulk"))
+    assert order_in("urgent=4 mail=2") == Order(weights={"urgent": 4.0, "mail": 2.0})
+    assert order_in("a=b=3") == Order(weights={"a=b": 3.0})
+    assert order_in("") == Order()
+    assert [order_in("urgent > mail").rank(each) for each in ("mail", "other", "urgent")] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "text", ["4:2", "4:2:0", "fair", "mail=", "mail=fair", "4:2:1 1:1:1", "a=strict a=4:2:1", "-1:2:3"]
+)
+def test_what_says_no_levels_is_refused(text: str) -> None:
+    with pytest.raises(Misconfigured, match=r"write strict, 4:2:1|said twice"):
+        levels_in(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["mail", "a > ", "> a", "a > > b", "a b > c", "a=0", "a=x", "a=1 > b", "a=1 a=2", "a > a"]
+)
+def test_what_says_no_order_is_refused(text: str) -> None:
+    with pytest.raises(Misconfigured, match=r"write urgent > mail|names a queue twice"):
+        order_in(text)
