@@ -35,6 +35,7 @@ from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
 from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
+from celery5.schedule import Schedules
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
 from celery5.settings import Found, Settings, differing, read_settings
 from celery5.spellings import not_there
@@ -97,6 +98,7 @@ class App:
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
+        self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
 
     def __repr__(self) -> str:
@@ -203,8 +205,7 @@ class App:
         """Send many jobs in few round trips; gives their handles in order. For plain Python.
 
         Raises BadArguments and MessageTooLarge, and Misconfigured for another application's task, before anything is
-        sent. When Redis is not there: BrokerUnavailable, or,
-        with the setting `backlog`, BacklogFull when that has no room for all of them. With `replicas`: NotReplicated.
+        sent. When Redis is not there: BrokerUnavailable, or with `backlog` BacklogFull. With `replicas`: NotReplicated.
         """
         signatures = signatures_in(signatures)
         jobs = may_send(self, [each.job() for each in signatures])
@@ -241,8 +242,7 @@ class App:
     ) -> AsyncResult[R]:
         """The handle of a job sent before, here or elsewhere. `task` gives its result the right type.
 
-        Without `queue` the job is looked for when the handle is asked: on the task's queue, or the default one, and if
-        nothing is known of it there, on all of the application's queues.
+        Without `queue` it is looked for when the handle is asked: on the task's queue, or the default one, then on all.
         """
         job_id = id_in(job_id)
         if task is not None and not isinstance(cast("object", task), Task):

@@ -35,6 +35,8 @@ from celery5.task import OF_THE_TASK, CoroutineTask, FunctionTask, Task, not_kno
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.periodic import Periodic
+    from celery5.triggers import When
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +99,7 @@ class TaskOptions(TypedDict, total=False):
     checks: Sequence[HealthCheck]
     sinks: Sequence[Sink | RedisResults]
     source: Source | type | Sequence[Source | type]  # to a type checker a decorated class is a class still
+    schedule: "When | Periodic | Sequence[Periodic] | None"
 
 
 class Decorator(Protocol):

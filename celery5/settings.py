@@ -119,6 +119,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike"
         ),
     ] = ""
+    timezone: Annotated[str, Meta(description="time zone of schedules that name none", min_length=1)] = "UTC"
+    schedules: Annotated[
+        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see the guide")
+    ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
+    schedules_version: Annotated[
+        int, Meta(description="version of the code that declares schedules: the higher one is believed", ge=0)
+    ] = 0
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
@@ -173,7 +180,7 @@ def read_settings(
         else:
             continue
         try:
-            values[name] = msgspec.convert(raw, kind, strict=False)
+            values[name] = msgspec.convert(_table(raw) if name == "schedules" else raw, kind, strict=False)
             if name in _CHECKS:
                 _CHECKS[name](values[name])
         except (msgspec.ValidationError, Misconfigured) as error:
@@ -181,6 +188,16 @@ def read_settings(
     if errors:
         raise Misconfigured("; ".join(errors))
     return Settings(**values)
+
+
+def _table(raw: object) -> object:
+    """A table; where there is only text, as in the environment, that is JSON."""
+    if not isinstance(raw, str):
+        return raw
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise msgspec.ValidationError(f"not JSON: {error}") from None
 
 
 def differing(one: Settings, other: Settings) -> tuple[str, ...]:

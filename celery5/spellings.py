@@ -55,7 +55,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "config_from_object": 'App("shop", concurrency=200), or CELERY5_CONCURRENCY=200',
         "AsyncResult": "app.result(id)",
         "worker_main": "celery5 -A shop worker start",
-        "add_periodic_task": "nothing yet",
+        "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
     },
     "option": {
         "acks_late": "nothing: jobs are always acknowledged with their outcome",
@@ -84,7 +84,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "worker_prefetch_multiplier": "nothing: it is learnt",
         "visibility_timeout": "nothing: there is none",
         "broker_transport_options": "nothing: there is no visibility timeout",
-        "beat_schedule": "nothing yet",
+        "beat_schedule": "schedules",
     },
 }
 FENNEL: Mapping[Thing, Mapping[str, str]] = {

@@ -32,6 +32,7 @@ from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CURRENT, CurrentJob
+from celery5.schedule import when_said
 from celery5.settings import Settings
 from celery5.sinks import Outlet, RedisResults, Sink, outlets_of
 from celery5.sources import Source, sources_of
@@ -40,6 +41,7 @@ from celery5.trace import current_trace
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.periodic import Periodic
     from celery5.result import AsyncResult
 
 P = ParamSpec("P")
@@ -82,6 +84,7 @@ class Task(Generic[P, R_co]):
         boxed: bool | Box = False,
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
+        schedule: object = None,
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -109,11 +112,11 @@ class Task(Generic[P, R_co]):
                 )
             self.function = _elsewhere(self.name, self.box)
         self._breaker: BreakerPolicy | None = breaker
+        # The health checks that trip its circuit breaker (C34).
         self.checks: tuple[HealthCheck, ...] = checked(checks, breaker, f"task {self.name}")
-        """The health checks that trip its circuit breaker (C34)."""
+        self.schedule: tuple[Periodic, ...] = when_said(schedule, self.name)
         self.result_type: ResultType = ResultType(self.parameters.returns)
-        self.__doc__ = function.__doc__
-        self.__module__ = getattr(function, "__module__", "")
+        self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
 
@@ -389,5 +392,6 @@ OF_THE_TASK = (
     "checks",
     "sinks",
     "source",
+    "schedule",
 )
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

@@ -43,6 +43,8 @@ class Queue:
     for_sinks: dict[str, set[bytes]] = field(default_factory=dict)
     taken: dict[str, set[bytes]] = field(default_factory=dict)
     progress: dict[str, set[bytes]] = field(default_factory=dict)
+    schedules: set[bytes] = field(default_factory=set)
+    schedule_times: set[bytes] = field(default_factory=set)
 
     def faults(self, now: float) -> list[str]:
         """What of it has no owner. `now` is the server's time in ms."""
@@ -54,6 +56,8 @@ class Queue:
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
         found += [self._leased(worker, end, now) for worker, end in self.leases.items()]
+        orphans = self.schedule_times - self.schedules
+        found += [f"schedule {each!r} has a time and is not there" for each in orphans]
         found += [f"consumer {name!r} has no lease and no job" for name in self.idlers()]
         found += self._undelivered()
         return [f"{self.name}: {fault}" for fault in found if fault]
@@ -126,7 +130,7 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
         match = PATTERN.fullmatch(key.decode(errors="replace"))
         what = match["what"] if match else ""
         events = what.startswith(OF_EVENTS)
-        if match and match["queue"] is None and what in ("queues", "paused"):
+        if match and match["queue"] is None and what in ("queues", "paused", "schedule-queues"):
             continue  # the application's
         what = what.removeprefix(OF_EVENTS)
         what, _, sink = what.partition(":")
@@ -246,7 +250,20 @@ def _unique(server: Any, key: bytes, queue: Queue) -> None:
 
 
 _LETTERS = {b"high": b"h", b"low": b"l", b"handed": b"g"}
+
+
+def _schedules(server: Any, key: bytes, queue: Queue) -> None:
+    """Whoever added one, or declares it, owns it until it is removed."""
+    queue.schedules = set(server.hkeys(key))
+
+
+def _schedule_times(server: Any, key: bytes, queue: Queue) -> None:
+    queue.schedule_times = set(server.zrange(key, 0, -1))
+
+
 _READ = {
+    "schedules": _schedules,
+    "schedule-times": _schedule_times,
     "stream": _stream,
     "high": _stream,
     "low": _stream,

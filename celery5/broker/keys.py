@@ -116,6 +116,28 @@ class Keys:
         """STRING  a worker looks at that check for all, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
+    @property
+    def schedule_queues(self) -> str:
+        """SET     the queues that have, or have had, schedules."""
+        return f"celery5:{{{self.app}}}:schedule-queues"
+
+    @property
+    def schedule_news(self) -> str:
+        """channel: a schedule was added or changed."""
+        return f"celery5:{{{self.app}}}:schedule-news"
+
+    def schedules(self, queue: str) -> str:
+        """HASH    the schedules whose jobs go to a queue, by name."""
+        return f"celery5:{{{self.app}:{queue}}}:schedules"
+
+    def schedule_times(self, queue: str) -> str:
+        """ZSET    when to look at each of them, in ms."""
+        return f"celery5:{{{self.app}:{queue}}}:schedule-times"
+
+    def declared(self, scheduler: str) -> str:
+        """STRING  the names of the schedules that a Scheduler's code declares, with a time to live."""
+        return f"celery5:{{{self.app}}}:declared:{scheduler}"
+
     def living(self, kind: str) -> str:
         """ZSET    the Schedulers that live, by the end of their lease in ms."""
         return f"celery5:{{{self.app}}}:living:{kind}"

@@ -29,6 +29,7 @@ COMMANDS = (
     "keys",
     "queue",
     "router",
+    "schedule",
     "scheduler",
     "task",
     "worker",

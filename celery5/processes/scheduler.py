@@ -14,14 +14,19 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, Step
+from celery5.errors import CeleryError, Misconfigured
+from celery5.fire_times import checked
 from celery5.log import Log
+from celery5.periodic import definition
 from celery5.processes.attendant_parts import GROUND, Listens, given
 from celery5.processes.lives import Page, live
 from celery5.processes.scaling_parts import SCALING
 from celery5.processes.worker import WorkerOptions
 from celery5.services.commands import Handler
+from celery5.services.declarations import Declarations
 from celery5.services.inbox import Inbox
 from celery5.services.reloader import Next
+from celery5.services.timetable import Timetable
 from celery5.services.vitals import Source, Vitals
 from celery5.strategies import autoscale_of, is_scaled, prioritise_of
 from celery5.wiring import build
@@ -29,9 +34,9 @@ from celery5.wiring import build
 KIND = "scheduler"
 
 
-def make_listeners(inbox: Inbox) -> tuple[Listens, ...]:
+def make_listeners(inbox: Inbox, timetable: Timetable) -> tuple[Listens, ...]:
     """Who is told what is said on channels."""
-    return (inbox,)
+    return (inbox, timetable)
 
 
 def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
@@ -39,19 +44,22 @@ def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
     return {**usual}
 
 
-def make_follows() -> tuple[Any, ...]:
+def make_follows(declarations: Declarations) -> tuple[Any, ...]:
     """Who is told, at each beat, which Schedulers live."""
-    return ()
+    return (declarations.follow,)
 
 
-def make_more() -> tuple[Source, ...]:
+def make_more(timetable: Timetable) -> tuple[Source, ...]:
     """Who else knows how this process does."""
-    return ()
+    return (timetable,)
 
 
-def make_time() -> tuple[Step, ...]:
+def make_time(declarations: Declarations, timetable: Timetable) -> tuple[Step, ...]:
     """The part of the boot graph that watches the clock: periodic tasks and health checks."""
-    return ()
+    return (
+        Step("declarations", declarations, ("presence",)),
+        Step("timetable", timetable, ("declarations", "listen")),
+    )
 
 
 def make_last(time_steps: tuple[Step, ...], scaling_steps: tuple[Step, ...]) -> tuple[str, ...]:
@@ -77,6 +85,8 @@ SchedulerParts = Injector(
     follows=value(make_follows),
     more=value(make_more),
     time_steps=value(make_time),
+    declarations=Declarations,
+    timetable=Timetable,
     last=value(make_last),
     steps=value(make_steps),
 )
@@ -85,7 +95,7 @@ SchedulerParts = Injector(
 
 def needed(app: App) -> bool:
     """Whether the application has what only a Scheduler does."""
-    return is_scaled(app.settings)
+    return is_scaled(app.settings) or app.schedule.is_used
 
 
 async def run(
@@ -110,9 +120,18 @@ async def run(
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured when the application cannot be scheduled for."""
+    """Raises Misconfigured when the application cannot be scheduled for; for all schedules that make no sense at
+    once."""
     autoscale_of(app.settings)
     prioritise_of(app.settings)
+    wrong: list[str] = []
+    for each in app.schedule.declared().values():
+        try:
+            checked(definition(app, each.call, each.how).trigger)
+        except (CeleryError, TypeError) as error:
+            wrong.append(f"schedule {each.name!r}: {error}")
+    if wrong:
+        raise Misconfigured("; ".join(wrong))
 
 
 SCHEDULER = Page(KIND, run, check)

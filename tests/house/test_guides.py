@@ -128,6 +128,7 @@ def test_every_option_and_setting_of_ours_is_there(page: str) -> None:
         "return_when",
         "return_exceptions",
         "name",
+        "schedule",
         "bind",
         "where",
         "loop",

@@ -32,6 +32,11 @@ def made() -> dict[str, str]:
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
         "paused": SHOP.paused,
+        "schedule_queues": SHOP.schedule_queues,
+        "schedules": SHOP.schedules("<queue>"),
+        "schedule_times": SHOP.schedule_times("<queue>"),
+        "schedule_news": SHOP.schedule_news,
+        "declared": SHOP.declared("<process>"),
         "living": SHOP.living("<kind>"),
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
@@ -60,7 +65,15 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
     told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
     assert {name: key for name, key, _ in rows} | dict(told) == made()
-    assert {name for name, _ in told} == {"wake", "revoke", "result", "inbox", "answer", "documents"}
+    assert {name for name, _ in told} == {
+        "wake",
+        "revoke",
+        "result",
+        "inbox",
+        "answer",
+        "documents",
+        "schedule_news",
+    }
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
 
 

@@ -1,0 +1,51 @@
+-- Put a schedule into its next state, if it still is in the state that was expected, and publish the jobs that are due
+-- by that: all of it or nothing. Of any number who try, one does it.
+-- KEYS  1 schedules of the queue
+--       2 when to look at each of them
+--       3 stream of the jobs' lane
+--       4 where its jobs are
+--       5 the live job of each key
+--       6.. for each job, in order: its result key, and the key of its window
+-- ARGV  1 the schedule's name
+--       2 its state as it was expected ('' for none)
+--       3 its state from now on ('' for none); the same when only the time to look at it is another
+--       4 when to look at it next, in ms since 1970 ('' for never)
+--       5 channel on which Schedulers are told ('' for none)
+--       6 channel that wakes workers
+--       7 letter of the lane, '' for the normal one
+--       8.. for each job: its id, its envelope, what its key is remembered under ('' for none), its `unique_for` in ms
+--           (0 for none)
+-- Gives 1 when it was done, now or at an earlier try of the same, and 0 when the state was another. A job that is known
+-- already is left alone, and one whose key another job holds is not sent.
+local schedules, times, stream, jobs, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local name, expected, new, look, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now_there = redis.call('HGET', schedules, name) or ''
+if now_there == new then
+  if expected == new and new ~= '' and look ~= '' then redis.call('ZADD', times, look, name) end
+  return 1
+end
+if now_there ~= expected then return 0 end
+local lane = ARGV[7]
+local first = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
+local function in_the_way(lock, window)
+  if redis.call('EXISTS', window) == 1 then return true end
+  local holder = redis.call('HGET', unique, lock)
+  local place = holder and redis.call('HGET', jobs, holder)
+  return place and string.sub(place, 1, 1) ~= 'X'
+end
+for n = 6, #KEYS, 2 do
+  local at = 8 + 4 * (n - 6) / 2
+  local id, envelope, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1
+  if not known and not (lock ~= '' and in_the_way(lock, KEYS[n + 1])) then
+    redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope) .. lane)
+    if first then redis.call('PUBLISH', ARGV[6], 'lane') end
+    first = false
+    if lock ~= '' then redis.call('HSET', unique, lock, id) end
+    if span ~= '0' then redis.call('SET', KEYS[n + 1], id, 'PX', span) end
+  end
+end
+if new == '' then redis.call('HDEL', schedules, name) else redis.call('HSET', schedules, name, new) end
+if look == '' then redis.call('ZREM', times, name) else redis.call('ZADD', times, look, name) end
+if channel ~= '' then redis.call('PUBLISH', channel, name) end
+return 1

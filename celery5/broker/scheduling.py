@@ -1,0 +1,114 @@
+"""Scheduling: the trips that look at schedules, change them, and publish what they say.
+
+Floor: broker. Reads and writes: what `upcoming.lua` and `fire.lua` say; all keys come from `keys.py`.
+
+A schedule lives where its jobs go: in the slot of its queue, so that firing is one step.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.keys import Keys, QueueKeys
+
+UPCOMING = Script.load("upcoming")
+FIRE = Script.load("fire")
+
+
+class Upcoming(msgspec.Struct, frozen=True):
+    """The time by Redis in ms since 1970, seconds until the next schedule is due that is not among these (None: there
+    is none), and the records of those that are due, each with whether its last job has not ended."""
+
+    now: int
+    due_in: float | None
+    due: tuple[tuple[bytes, bool], ...]
+
+
+Sent = tuple[str, bytes, str, float | None]
+"""A job: its id, its envelope, what its key is remembered under, its `unique_for` in seconds."""
+
+
+def upcoming(keys: Keys, queue: QueueKeys, *, limit: int) -> Call[Upcoming]:
+    """Which schedules of a queue are due."""
+    named = (keys.schedules(queue.queue), keys.schedule_times(queue.queue), queue.jobs)
+    return scripted(UPCOMING, named, (limit,), _upcoming, repeatable=True)
+
+
+def fire(
+    keys: Keys,
+    queue: QueueKeys,
+    name: str,
+    *,
+    before: bytes,
+    after: bytes,
+    look: int | None,
+    jobs: Sequence[Sent] = (),
+    tell: bool = False,
+) -> Call[bool]:
+    """Put a schedule from one state into another, b"" for none, and publish these jobs; False, and nothing is done,
+    when it was in another state. They go on the lane of `queue`. `look` is when it is due next, in ms since 1970;
+    `tell` the Schedulers. Safe to repeat."""
+    places = tuple(key for job in jobs for key in (queue.result(job[0]), queue.window(job[2])))
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], int((job[3] or 0) * 1000))])
+    schedules, times = keys.schedules(queue.queue), keys.schedule_times(queue.queue)
+    named = (schedules, times, queue.stream, queue.jobs, queue.unique, *places)
+    channel, due = keys.schedule_news if tell else "", "" if look is None else look
+    told = (name, before, after, due, channel, queue.wake, queue.lane, *args)
+    return scripted(FIRE, named, told, bool, repeatable=True)
+
+
+def records(keys: Keys, queue: str) -> Call[dict[str, bytes]]:
+    """All schedules of a queue, by name."""
+    return Call(("HGETALL", keys.schedules(queue)), _records, repeatable=True)
+
+
+def record(keys: Keys, queue: str, name: str) -> Call[bytes]:
+    """One schedule, b"" when it is not there."""
+    return Call(("HGET", keys.schedules(queue), name), _bytes, repeatable=True)
+
+
+def queues(keys: Keys) -> Call[tuple[str, ...]]:
+    """The queues that have, or have had, schedules."""
+    return Call(("SMEMBERS", keys.schedule_queues), _names, repeatable=True)
+
+
+def remember(keys: Keys, queue: str) -> Call[int]:
+    """This queue has schedules."""
+    return Call(("SADD", keys.schedule_queues, queue), int, repeatable=True)
+
+
+def declare(keys: Keys, scheduler: str, names: bytes, *, lease: float) -> Call[bool]:
+    """A Scheduler's code declares these schedules, for so many seconds."""
+    return Call(("SET", keys.declared(scheduler), names, "PX", int(lease * 1000)), bool, repeatable=True)
+
+
+def undeclare(keys: Keys, scheduler: str) -> Call[int]:
+    """A Scheduler has ended."""
+    return Call(("DEL", keys.declared(scheduler)), int, repeatable=True)
+
+
+def declared(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes | None, ...]]:
+    """What the code of these Schedulers declares; None for one that has not said."""
+    return Call(("MGET", *[keys.declared(each) for each in schedulers]), tuple, repeatable=True)
+
+
+def _upcoming(raw: Any) -> Upcoming:
+    now, rest, found = raw
+    return Upcoming(
+        now, None if rest < 0 else rest / 1000, tuple((state, busy == 1) for state, busy in found)
+    )
+
+
+def _records(raw: Any) -> dict[str, bytes]:
+    flat: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    return {name.decode(errors="replace"): state for name, state in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _bytes(raw: bytes | None) -> bytes:
+    return raw or b""
+
+
+def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(sorted(each.decode(errors="replace") for each in raw))

@@ -1,0 +1,197 @@
+"""Triggers: when a schedule fires, as values that every Scheduler reads alike.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+Times are ms since 1970. What the values mean is worked out in `celery5.fire_times`, with APScheduler's triggers.
+"""
+
+from typing import Any, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+
+
+class Trigger(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="when",
+    forbid_unknown_fields=True,
+):
+    """When a schedule fires. `a | b` fires when either does, `a & b` when both do at the same moment."""
+
+    def __or__(self, other: "Trigger") -> "AnyOf":
+        return AnyOf(of=(*_parts(self, AnyOf), *_parts(other, AnyOf)))
+
+    def __and__(self, other: "Trigger") -> "AllOf":
+        return AllOf(of=(*_parts(self, AllOf), *_parts(other, AllOf)))
+
+
+class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
+    """At the times of day, in a time `zone` ('': the application's), that fit all fields; `start` and `end` bound
+    it."""
+
+    year: str | None = None
+    month: str | None = None
+    day: str | None = None
+    week: str | None = None
+    day_of_week: str | None = None
+    hour: str | None = None
+    minute: str | None = None
+    second: str | None = None
+    zone: str = ""
+    start: int | None = None
+    end: int | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that are said."""
+        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+
+    @property
+    def every_hour(self) -> bool:
+        """Whether it names no hours, so that an hour which comes twice counts twice."""
+        if self.hour is not None:
+            return self.hour == "*"
+        return self.minute is not None or self.second is not None
+
+
+class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="interval"):
+    """Every so many ms, counted from `start`; no clock that is set, and no time zone, has a say in it."""
+
+    every: int
+    start: int = 0
+    end: int | None = None
+
+
+class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="calendar"):
+    """At a time of day, every so many years, months, weeks and days from the date `first` on."""
+
+    years: int = 0
+    months: int = 0
+    weeks: int = 0
+    days: int = 0
+    time: str = "00:00:00"
+    first: str = "2024-01-01"
+    last: str | None = None
+    zone: str = ""
+
+
+class Moment(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="date"):
+    """Once."""
+
+    at: int
+
+
+class AnyOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="or"):
+    """When any of these fires; once if several do at the same moment."""
+
+    of: tuple["AnyTrigger", ...]
+
+
+class AllOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="and"):
+    """When all of these fire at the same moment."""
+
+    of: tuple["AnyTrigger", ...]
+
+
+AnyTrigger = Cron | Interval | Calendar | Moment | AnyOf | AllOf
+FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+"""The fields of a cron trigger, as APScheduler names them."""
+DEEPEST = 5
+"""How deep triggers may be combined."""
+MOST = 20
+"""Triggers that may be combined."""
+
+
+def placed(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
+    """The trigger with `zone` where it names none. Raises Misconfigured for one that is combined beyond measure."""
+    if isinstance(trigger, AnyOf | AllOf):
+        if depth >= DEEPEST or not 0 < len(trigger.of) <= MOST:
+            raise Misconfigured(
+                f"a trigger may combine {MOST} others, {DEEPEST} deep: make several schedules"
+            )
+        return msgspec.structs.replace(
+            trigger, of=tuple(placed(each, zone, depth + 1) for each in trigger.of)
+        )
+    if isinstance(trigger, Cron | Calendar) and not trigger.zone:
+        return msgspec.structs.replace(trigger, zone=zone)
+    return trigger
+
+
+def shown(trigger: AnyTrigger) -> str:
+    """A trigger in a few words, for people."""
+    match trigger:
+        case Cron():
+            fields = trigger.fields.items()
+            said = " ".join(
+                f"{name}={value}" for name, value in fields if value != "*" and (name, value) != _ZERO
+            )
+            said = said or "second=0"
+            return f"cron {said} {trigger.zone}".rstrip()
+        case Interval():
+            return f"every {trigger.every / 1000:g} s"
+        case Calendar():
+            names = ("years", "months", "weeks", "days")
+            spans = [f"{getattr(trigger, each)} {each}" for each in names if getattr(trigger, each)]
+            return f"every {' '.join(spans)} at {trigger.time} {trigger.zone}".rstrip()
+        case Moment():
+            return "once"
+        case AnyOf() | AllOf():
+            word = " or " if isinstance(trigger, AnyOf) else " and "
+            return word.join(f"({shown(each)})" for each in trigger.of)
+
+
+_ZERO = ("second", "0")
+
+
+def crontab(line: str, zone: str = "") -> AnyTrigger:
+    """What a line of a crontab means: minute, hour, day of the month, month, day of the week; with six fields the first
+    one is the second. Sunday is 0 or 7. When both days are said, either will do, as in cron. Raises Misconfigured."""
+    words = MACROS.get(line.strip(), line).split()
+    if len(words) not in (5, 6):
+        raise Misconfigured(
+            f"{line!r} is no line of a crontab: give five fields (minute hour day month weekday), six with seconds, "
+            f"or {', '.join(MACROS)}"
+        )
+    second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
+    weekday = _weekdays(weekday)
+    cron = Cron(second=second, minute=minute, hour=hour, day=day, month=month, day_of_week=weekday, zone=zone)
+    if day.startswith("*") or weekday.startswith("*"):
+        return cron
+    either = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")
+    return AnyOf(of=either)
+
+
+MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def _weekdays(field: str) -> str:
+    """A crontab's field of weekdays by names: APScheduler counts them from Monday."""
+    return ",".join(_weekday_range(each) for each in field.lower().split(","))
+
+
+def _weekday_range(part: str) -> str:
+    span, _, step = part.partition("/")
+    first, dash, last = span.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        return part
+    begin, end = int(first), int(last) if dash else int(first)
+    if step and not dash:
+        end = 6
+    if not (0 <= begin <= 7 and begin <= end <= 7 and (not step or (step.isdigit() and int(step)))):
+        raise Misconfigured(f"{part!r} is no day of the week in a crontab: 0 to 7, where 0 and 7 are Sunday")
+    return ",".join(dict.fromkeys(_NAMES[each] for each in range(begin, end + 1, int(step or 1))))
+
+
+def _parts(trigger: Trigger, kind: type[AnyOf] | type[AllOf]) -> tuple[AnyTrigger, ...]:
+    return trigger.of if isinstance(trigger, kind) else (cast("Any", trigger),)

@@ -1,0 +1,173 @@
+"""Schedule: the schedules of an application: declared in code, and managed while all runs: `app.schedule`.
+
+Floor: domain. Reads: nothing. Writes: nothing; what it calls does (scheduled.py), and is loaded when it is used.
+
+A schedule that was added while all runs is kept in Redis and nobody's code need know it. One that code declares comes
+back when it is removed here, as soon as a Scheduler begins.
+"""
+
+import builtins
+from typing import TYPE_CHECKING, Any
+
+from celery5.colourless import Plain, finished
+from celery5.connections import AwaitingRedis
+from celery5.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.periodic import Declared, Periodic
+    from celery5.protocol.schedules import Misfire, Overlap, Policy
+    from celery5.result import AsyncResult
+    from celery5.scheduled import ScheduleState
+    from celery5.task import Signature
+    from celery5.triggers import When
+
+
+class Schedules:
+    """The schedules of an application: `app.schedule`. Called, it declares one in code:
+    `app.schedule(report.s("daily"), "0 3 * * *")`; its methods manage those that are in Redis. Raises Misconfigured for
+    what makes no sense and for a name that is not there, BrokerError."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._declared: dict[str, Declared] = {}
+
+    def __call__(
+        self,
+        call: "Signature[Any]",
+        when: "When",
+        *,
+        name: str = "",
+        misfire: "Misfire | Policy" = "once",
+        overlap: "Overlap" = "allow",
+        jitter: float = 0.0,
+    ) -> None:
+        """Declare that `call` is sent whenever `when` says. See `Periodic`."""
+        from celery5.periodic import Periodic
+        from celery5.scheduled import declaration
+
+        one = declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
+        if one.name in self._declared:
+            raise Misconfigured(f"two schedules are named {one.name!r}: give one of them another name=...")
+        self._declared[one.name] = one
+
+    def declared(self) -> dict[str, "Declared"]:
+        """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
+        from celery5.scheduled import declarations
+
+        return declarations(self._app, [*self._declared.values()])
+
+    @property
+    def is_used(self) -> bool:
+        """Whether code or configuration declare any."""
+        tasks = self._app.tasks.values()
+        return bool(self._declared or self._app.settings.schedules or any(each.schedule for each in tasks))
+
+    def list(self) -> "builtins.list[ScheduleState]":
+        """All schedules, by name. For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.listed(self._app, self._plain("alist")))
+
+    async def alist(self) -> "builtins.list[ScheduleState]":
+        """`list`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.listed(self._app, await self._app.connections.awaiting())
+
+    def show(self, name: str) -> "ScheduleState":
+        """One schedule. For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.shown_one(self._app, self._plain("ashow"), name))
+
+    async def ashow(self, name: str) -> "ScheduleState":
+        """`show`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.shown_one(self._app, await self._app.connections.awaiting(), name)
+
+    def add(self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any) -> "ScheduleState":
+        """Add a schedule to those in Redis, from now on. The words are those of a declaration. For plain Python."""
+        from celery5 import scheduled
+
+        of = scheduled.checked_definition(self._app, call, when, name, how)
+        return finished(scheduled.added(self._app, self._plain("aadd"), name or call.task.name, of))
+
+    async def aadd(
+        self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any
+    ) -> "ScheduleState":
+        """`add`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        of = scheduled.checked_definition(self._app, call, when, name, how)
+        return await scheduled.added(
+            self._app, await self._app.connections.awaiting(), name or call.task.name, of
+        )
+
+    def pause(self, name: str) -> "ScheduleState":
+        """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.changed(self._app, self._plain("apause"), name, scheduled.pause))
+
+    async def apause(self, name: str) -> "ScheduleState":
+        """`pause`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.changed(
+            self._app, await self._app.connections.awaiting(), name, scheduled.pause
+        )
+
+    def resume(self, name: str) -> "ScheduleState":
+        """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.changed(self._app, self._plain("aresume"), name, scheduled.resume))
+
+    async def aresume(self, name: str) -> "ScheduleState":
+        """`resume`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.changed(
+            self._app, await self._app.connections.awaiting(), name, scheduled.resume
+        )
+
+    def remove(self, name: str) -> "ScheduleState":
+        """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.changed(self._app, self._plain("aremove"), name, scheduled.remove))
+
+    async def aremove(self, name: str) -> "ScheduleState":
+        """`remove`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.changed(
+            self._app, await self._app.connections.awaiting(), name, scheduled.remove
+        )
+
+    def trigger(self, name: str) -> "AsyncResult[Any]":
+        """Send a schedule's job now, whatever its overlap policy, and leave its times as they are; gives the handle.
+        For plain Python."""
+        from celery5 import scheduled
+
+        return finished(scheduled.triggered(self._app, self._plain("atrigger"), name))
+
+    async def atrigger(self, name: str) -> "AsyncResult[Any]":
+        """`trigger`, from Trio or asyncio."""
+        from celery5 import scheduled
+
+        return await scheduled.triggered(self._app, await self._app.connections.awaiting(), name)
+
+    def _plain(self, instead: str) -> AwaitingRedis:
+        return Plain(self._app.connections.blocking(instead=f"app.schedule.{instead}"))
+
+
+def when_said(schedule: object, task: str) -> "tuple[Periodic, ...]":
+    """What a task's declaration says of when it runs by itself. Raises Misconfigured."""
+    if schedule is None:
+        return ()
+    from celery5.periodic import periodic_of
+
+    return periodic_of(schedule, f"task {task}")

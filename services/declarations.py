@@ -1,0 +1,219 @@
+"""Declarations: brings the schedules in Redis in line with what the code of this Scheduler declares.
+
+Floor: services. Reads: the application's schedules, in code and in Redis; what other Schedulers' code declares. Writes:
+schedules, and which ones its own code declares.
+
+During a deployment old code and new code run beside each other. The newer one is believed: the higher
+`schedules_version`, and of equal ones the Scheduler that began later. A schedule is retired when the code of no live
+Scheduler declares it and has not for a while, by somebody who is newer than whoever declared it last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from celery5.app import App
+from celery5.broker import scheduling
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.fire_times import following
+from celery5.log import Log
+from celery5.periodic import definition
+from celery5.protocol import schedules
+from celery5.protocol.schedules import KEPT, Schedule
+from celery5.scheduled import all_of, time_of
+
+LEASES = 3
+"""Leases for which it is kept what a Scheduler declares."""
+GRACE = 2.0
+"""Leases for which nobody may have declared a schedule before it is retired: who declared it may be starting anew."""
+PAUSE = 30.0
+"""Seconds between two looks at what nobody declares, while the same Schedulers live."""
+LEAVE_LIMIT = 2.0
+"""Seconds that leaving may take."""
+TRIES = 20
+"""Times that a change is tried which others are quicker with."""
+
+Kept = tuple[Schedule, bytes]
+
+
+@dataclass(slots=True)
+class _Found:
+    """A schedule and its record, on the queue that is wanted, and on another one."""
+
+    here: Kept | None = None
+    elsewhere: Kept | None = None
+
+
+class Redis(Protocol):
+    """The Scheduler's own connection."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
+
+
+class Declarations:
+    """The schedules that the code of one Scheduler declares."""
+
+    def __init__(
+        self, *, redis: Redis, app: App, keys: Keys, worker: str, lease_seconds: float, log: Log
+    ) -> None:
+        self._redis = redis
+        self._app = app
+        self._keys = keys
+        self._name = worker
+        self._lease = lease_seconds
+        self._log = log
+        self._names: tuple[str, ...] = ()
+        self._stamp = (0, 0)
+        self._living: tuple[str, ...] = ()
+        self._beaten = trio.Event()
+        self._due = 0.0
+        self._orphans: dict[str, float] = {}
+
+    def follow(self, living: tuple[str, ...]) -> None:
+        """These Schedulers live."""
+        if living != self._living:
+            self._living, self._due = living, 0.0
+        self._beaten.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Declare, and retire what nobody declares, until cancelled."""
+        await self.declare()
+        task_status.started()
+        try:
+            while True:
+                await self._beaten.wait()
+                self._beaten = trio.Event()
+                try:
+                    await self.renew()
+                    if trio.current_time() >= self._due or self._orphans:
+                        await self.retire()
+                except (BrokerUnavailable, BrokerReplied) as error:
+                    self._log.event("declarations:waiting", "debug", why=str(error))
+        finally:
+            with trio.move_on_after(LEAVE_LIMIT, shield=True):
+                await self._leave()
+
+    async def declare(self) -> None:
+        """Put all that the code declares into Redis."""
+        declared = self._app.schedule.declared()
+        self._names = tuple(sorted(declared))
+        await self.renew()
+        now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+        self._stamp = (self._app.settings.schedules_version, now)
+        for name, each in declared.items():
+            of = definition(self._app, each.call, each.how)
+            new = schedules.begun(name, of, now, following, origin=each.origin, stamp=self._stamp)
+            await self._settle(new, now)
+
+    async def renew(self) -> None:
+        """Say what the code declares, for some leases."""
+        names = msgspec.json.encode(self._names)
+        await self._redis.perform(
+            scheduling.declare(self._keys, self._name, names, lease=LEASES * self._lease)
+        )
+
+    async def retire(self) -> None:
+        """Retire what nobody declares, and forget what was retired long ago."""
+        self._due = trio.current_time() + PAUSE
+        living = self._living or (self._name,)
+        said = await self._redis.perform(scheduling.declared(self._keys, living))
+        if any(each is None for each in said):
+            return  # one of them has not said yet
+        known = {name for each in said for name in msgspec.json.decode(each, type=list[str])}
+        now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+        orphans: dict[str, float] = {}
+        for schedule, record in await all_of(self._app, self._redis):
+            if schedule.retired is not None and now - schedule.retired > KEPT:
+                await self._put(schedule, record, None, now)
+            gone = schedules.retired(schedule, now, stamp=self._stamp)
+            if schedule.name in known or gone is None:
+                continue
+            since = self._orphans.get(schedule.name, trio.current_time())
+            orphans[schedule.name] = since
+            if trio.current_time() - since >= GRACE * self._lease and await self._put(
+                schedule, record, gone, now
+            ):
+                del orphans[schedule.name]
+                self._log.event("schedule:retired", "info", schedule=schedule.name, hint=_RETIRED)
+        self._orphans = orphans
+
+    async def _settle(self, new: Schedule, now: int) -> None:
+        """Make one schedule what the code says, whatever others do meanwhile."""
+        await self._redis.perform(scheduling.remember(self._keys, new.of.queue))
+        for _ in range(TRIES):
+            found = await self._look(new)
+            if found.here is None and found.elsewhere is not None:
+                if self._is_theirs(*found.elsewhere, new, now):
+                    return
+                await self._move(*found.elsewhere, new, now)
+                continue
+            if found.elsewhere is not None and found.elsewhere[0].moved:
+                await self._put(*found.elsewhere, None, now)
+            old, record = found.here or (None, b"")
+            after = schedules.declared(old, new, now, following)
+            if after is None:
+                self._tell_shadowed(old)
+                return
+            if await self._put(new if old is None else old, record, after, now):
+                self._tell(old, new)
+                return
+
+    def _is_theirs(self, old: Schedule, _record: bytes, new: Schedule, now: int) -> bool:
+        """Whether a schedule on another queue is to stay there: somebody added it, or newer code declares it so."""
+        theirs = not old.moved and schedules.declared(old, new, now, following) is None
+        if theirs:
+            self._tell_shadowed(old)
+        return theirs
+
+    def _tell(self, old: Schedule | None, new: Schedule) -> None:
+        what = "added" if old is None else "changed" if old.of != new.of else "declared"
+        self._log.event(f"schedule:{what}", "debug" if what == "declared" else "info", schedule=new.name)
+
+    def _tell_shadowed(self, old: Schedule | None) -> None:
+        if old is not None and old.origin == "runtime":
+            self._log.event("schedule:shadowed", "warning", schedule=old.name, hint=_SHADOWED)
+
+    async def _look(self, new: Schedule) -> "_Found":
+        """The schedule of this name on its queue, and on another one."""
+        found = _Found()
+        for schedule, record in await all_of(self._app, self._redis):
+            if schedule.name == new.name and schedule.of.queue == new.of.queue:
+                found.here = schedule, record
+            elif schedule.name == new.name:
+                found.elsewhere = schedule, record
+        return found
+
+    async def _move(self, old: Schedule, record: bytes, new: Schedule, now: int) -> None:
+        """To another queue, without ever firing on both: first it rests where it was, then it is there, then it goes.
+        Whoever dies in between leaves it resting, for the next one to go on with."""
+        if not old.moved:
+            resting = msgspec.structs.replace(old, rev=old.rev + 1, moved=new.of.queue)
+            await self._put(old, record, resting, now)
+            return
+        there = msgspec.structs.replace(old.of, queue=new.of.queue)
+        put = msgspec.structs.replace(old, of=there, moved="", waiting=None, job="")
+        await self._put(put, b"", put, now)
+
+    async def _put(self, before: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
+        raw, look = (b"", None) if after is None else (schedules.encode(after), after.look(now))
+        queue = self._app.queue(before.of.queue)
+        call = scheduling.fire(self._keys, queue, before.name, before=record, after=raw, look=look, tell=True)
+        done: bool = await self._redis.perform(call)
+        return done
+
+    async def _leave(self) -> None:
+        try:
+            await self._redis.perform(scheduling.undeclare(self._keys, self._name))
+        except BrokerError as error:
+            self._log.event("declarations:not-left", "debug", why=str(error))
+
+
+_RETIRED = "the code of no live Scheduler declares it; it comes back as it was when some does"
+_SHADOWED = "a schedule of this name was added by hand: remove it, and the one in code counts"

@@ -1,0 +1,212 @@
+"""Timetable: fires the schedules when their time has come (C93, C102).
+
+Floor: services. Reads: the schedules; a channel on which changes are told. Writes: what `fire.lua` says: jobs on
+queues, and the schedules' next fire times.
+
+Any number of Schedulers may do the same at the same time. Each looks what is due, works out what is to be done, and
+asks Redis to do that if the schedule is still as it was: one of them succeeds (I6). What time it is Redis says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from celery5.app import App
+from celery5.broker import scheduling
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.broker.scheduling import Upcoming
+from celery5.errors import BrokerReplied, BrokerUnavailable, Misconfigured
+from celery5.fire_times import following
+from celery5.log import Log
+from celery5.protocol import schedules
+from celery5.protocol.metrics import Family, counter
+from celery5.protocol.schedules import Due, Schedule
+from celery5.scheduled import job_of
+
+PORTION = 100
+"""Schedules of one queue that are looked at in one trip."""
+LOOK_AGAIN = 5.0
+"""Seconds after which it is looked at all of them anyway."""
+AGAIN = 0.5
+"""Seconds between attempts while Redis is away."""
+STUCK = 1.0
+"""Seconds until a schedule is looked at again with which nothing can be done here."""
+
+
+class Redis(Protocol):
+    """The Scheduler's own connection."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
+
+
+class Timetable:
+    """Watches the schedules of all queues of an application."""
+
+    def __init__(self, *, redis: Redis, app: App, keys: Keys, worker: str, log: Log) -> None:
+        self._redis = redis
+        self._app = app
+        self._keys = keys
+        self._name = worker
+        self._log = log
+        self._news = trio.Event()
+        self._missed = False
+        self._told: set[tuple[str, str]] = set()
+        self._counts = {"fired": 0, "missed": 0, "skipped": 0}
+
+    # ---- what it hears, and what is asked
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to."""
+        return [self._keys.schedule_news]
+
+    def hear(self, _channel: bytes, _payload: bytes) -> None:
+        """A schedule was added or changed."""
+        self._news.set()
+
+    def look_again(self) -> None:
+        """The listening connection was made anew: something may have been missed."""
+        self._news.set()
+
+    def conditions(self) -> Mapping[str, str]:
+        """Whatever schedules there are, it is ready."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """What became of fire times here."""
+        for what, count in self._counts.items():
+            yield counter(
+                f"celery5_schedules_{what}_total",
+                f"Fire times of schedules that this Scheduler has {what}.",
+                count,
+            )
+
+    # ---- its life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Fire what is due, until cancelled."""
+        task_status.started()
+        while True:
+            wait = await self._looked()
+            with trio.move_on_after(wait):
+                await self._news.wait()
+            self._news = trio.Event()
+
+    async def look(self) -> float:
+        """One pass over all queues. Gives in how many seconds the next one is due."""
+        wait = LOOK_AGAIN
+        queues = await self._redis.perform(scheduling.queues(self._keys))
+        asked = [scheduling.upcoming(self._keys, self._app.queue(each), limit=PORTION) for each in queues]
+        found: list[Upcoming] = await self._redis.perform_all(asked) if asked else []
+        for queue, each in zip(queues, found, strict=True):
+            if each.due_in is not None:
+                wait = min(wait, each.due_in)
+            wait = min(wait, await self._fire(queue, each))
+        return wait
+
+    async def _looked(self) -> float:
+        try:
+            wait = await self.look()
+        except (BrokerUnavailable, BrokerReplied) as error:
+            self._log.event("timetable:waiting", "debug" if self._missed else "warning", why=str(error))
+            self._missed = True
+            return AGAIN
+        self._missed = False
+        return wait
+
+    async def _fire(self, queue: str, found: Upcoming) -> float:
+        """Do what is to be done about the schedules of a queue that are due. Gives when the next of them is."""
+        wait, steps, trips = LOOK_AGAIN, list[tuple[Schedule, Due | None]](), list[Call[bool]]()
+        for record, busy in found.due:
+            schedule = schedules.decode(record)
+            step = self._step(schedule, found.now, busy=busy)
+            if schedule is None or isinstance(step, str):
+                wait = min(wait, STUCK)
+                self._tell_stuck(queue, record if schedule is None else schedule.name, str(step))
+                continue
+            after = schedule if step is None else step.after
+            look = after.look(found.now)
+            if look is not None:
+                wait = min(wait, max(0.0, (look - found.now) / 1000))
+            steps.append((schedule, step))
+            trips.append(self._trip(queue, schedule, record, step, look, found.now))
+        done = await self._redis.perform_all(trips) if trips else []
+        for (schedule, step), ours in zip(steps, done, strict=True):
+            if step is not None and ours:
+                self._tell(schedule, step, found.now)
+        return wait
+
+    def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> Due | str | None:
+        """What is to be done; a text says why that cannot be known."""
+        if schedule is None:
+            return "it was written by a newer version"
+        try:
+            return schedules.due(
+                schedule, now, busy=busy, following=following, app=self._app.name, by=self._name
+            )
+        except Misconfigured as error:
+            return str(error)
+
+    def _trip(
+        self, queue: str, schedule: Schedule, record: bytes, step: Due | None, look: int | None, now: int
+    ) -> Call[bool]:
+        jobs = [] if step is None else [job_of(schedule.of, each.job, now / 1000) for each in step.fires]
+        after = record if step is None else schedules.encode(step.after)
+        if step is not None and schedule.origin == "runtime" and look is None:
+            after = b""  # it will never fire again, and nobody's code declares it
+        keys = self._app.queue(queue).on(schedule.of.lane)
+        return scheduling.fire(
+            self._keys, keys, schedule.name, before=record, after=after, look=look, jobs=jobs
+        )
+
+    # ---- what it tells
+
+    def _tell(self, schedule: Schedule, step: Due, now: int) -> None:
+        for what, count in (
+            ("fired", len(step.fires)),
+            ("missed", step.missed),
+            ("skipped", step.skipped),
+        ):
+            if count:
+                self._counts[what] += count
+        if step.fires:
+            jobs = [each.job for each in step.fires]
+            late = round((now - step.fires[-1].at) / 1000, 3)
+            self._log.event(
+                "schedule:fired", schedule=schedule.name, jobs=jobs[:10], count=len(jobs), late=late
+            )
+        if step.missed:
+            self._log.event(
+                "schedule:missed",
+                "warning",
+                schedule=schedule.name,
+                count=step.missed,
+                more=step.more,
+                policy=schedule.of.misfire.policy,
+            )
+        if step.skipped:
+            self._log.event(
+                "schedule:skipped", "warning", schedule=schedule.name, count=step.skipped, hint=_SKIPPED
+            )
+
+    def _tell_stuck(self, queue: str, what: str | bytes, why: str) -> None:
+        name = what if isinstance(what, str) else _name_in(what)
+        if (name, why) not in self._told and len(self._told) < 1000:
+            self._told.add((name, why))
+            self._log.event("schedule:stuck", "error", schedule=name, queue=queue, why=why, hint=_STUCK)
+
+
+def _name_in(record: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(record)["name"])
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        return "?"
+
+
+_SKIPPED = 'the job before has not ended: give it more time between, or overlap="allow"'
+_STUCK = "this Scheduler does nothing about it; another one may"

@@ -1,0 +1,210 @@
+"""Fire times: when triggers fire, above all when the clock is set.
+
+Floor: tests. Reads: the time zones of this machine. Writes: nothing.
+"""
+
+import subprocess
+import sys
+from datetime import UTC, date, datetime, time, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.errors import Misconfigured
+from celery5.fire_times import checked, following
+from celery5.protocol.triggers import AnyTrigger, placed, shown
+from celery5.triggers import at, calendar, cron, every, trigger_of
+
+BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
+SPRING = {BERLIN: "2026-03-29", NEW_YORK: "2026-03-08"}
+"""The days on which 02:00 becomes 03:00."""
+AUTUMN = {BERLIN: "2026-10-25", NEW_YORK: "2026-11-01"}
+"""The days on which one hour comes twice: from 02:00 in Berlin, from 01:00 in New York."""
+TWICE = {BERLIN: 2, NEW_YORK: 1}
+ZONES = [BERLIN, NEW_YORK]
+
+
+def ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def on(day: str, trigger: AnyTrigger, zone: str, days: int = 1) -> list[str]:
+    """The local times, and offsets from UTC, at which a trigger fires on a day."""
+    begin = datetime.combine(date.fromisoformat(day), time(), ZoneInfo(zone))
+    end = ms(datetime.combine(date.fromisoformat(day) + timedelta(days), time(), ZoneInfo(zone)))
+    found, now = [], ms(begin) - 1
+    while (after := following(placed(trigger, zone), now)) is not None and after < end:
+        assert after > now
+        now = after
+        found.append(f"{datetime.fromtimestamp(now / 1000, ZoneInfo(zone)):%H:%M%z}"[:8])
+    return found
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_time_of_day_that_does_not_exist_fires_an_hour_later_once(zone: str) -> None:
+    assert len(on(SPRING[zone], cron("30 2 * * *"), zone)) == 1
+    assert on(SPRING[zone], cron("30 2 * * *"), zone)[0].startswith("03:30")
+    assert on(SPRING[zone], cron("30 3 * * *"), zone)[0].startswith("03:30")
+    assert [each[:5] for each in on(SPRING[zone], cron("0,30 2,3 * * *"), zone)] == ["03:00", "03:30"]
+    assert on(SPRING[zone], calendar(days=1, time="02:30"), zone)[0].startswith("03:30")
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_time_of_day_that_comes_twice_fires_the_first_time_only(zone: str) -> None:
+    hour = TWICE[zone]
+    first = on(AUTUMN[zone], cron(f"30 {hour} * * *"), zone)
+    assert len(first) == 1
+    summer = datetime.combine(date.fromisoformat(AUTUMN[zone]), time(hour, 30), ZoneInfo(zone))
+    assert first[0][5:] == f"{summer:%z}"[:3]
+    assert len(on(AUTUMN[zone], cron(f"*/10 {hour} * * *"), zone)) == 6
+    assert len(on(AUTUMN[zone], calendar(days=1, time=f"0{hour}:30"), zone)) == 1
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_who_names_no_hours_fires_at_even_intervals_all_day(zone: str) -> None:
+    assert len(on(SPRING[zone], cron("*/10 * * * *"), zone)) == 23 * 6
+    assert len(on(AUTUMN[zone], cron("*/10 * * * *"), zone)) == 25 * 6
+    assert len(on(AUTUMN[zone], cron("@hourly"), zone)) == 25
+    assert len(on(AUTUMN[zone], cron(minute="*/30"), zone)) == 50
+    assert len(on(SPRING[zone], every(minutes=10), zone)) == 23 * 6
+    assert len(on(AUTUMN[zone], every(minutes=10), zone)) == 25 * 6
+
+
+@pytest.mark.parametrize("zone", [*ZONES, "Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca", "UTC"])
+@pytest.mark.parametrize(
+    "line", ["30 2 * * *", "*/15 * * * *", "0 */4 * * *", "15 1-3 * * *", "0 12 * * mon"]
+)
+def test_fire_times_only_go_forward_and_are_the_same_wherever_one_starts(zone: str, line: str) -> None:
+    trigger = placed(cron(line), zone)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    times, now = list[int](), ms(start)
+    while now < ms(start + timedelta(days=365)) and len(times) < 3000:
+        after = following(trigger, now)
+        assert after is not None
+        assert after > now
+        times.append(after)
+        now = after
+    for one, other in list(pairwise(times))[::7]:
+        assert following(trigger, one + (other - one) // 3) == other
+        assert following(trigger, other - 1) == other
+
+
+@given(st.integers(0, 4_000_000_000_000), st.integers(1, 10**9), st.integers(-(10**12), 10**12))
+def test_an_interval_is_exact_however_long_it_goes_on(after: int, step: int, start: int) -> None:
+    trigger = every(
+        timedelta(milliseconds=step), start=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start)
+    )
+    found = following(trigger, after)
+    assert found is not None
+    assert found > after
+    assert (found - start) % step == 0
+    assert found - step <= after or found == start
+
+
+def test_triggers_are_joined() -> None:
+    either = cron("0 9 * * *") | cron("0 17 * * mon-fri") | cron("0 9 * * sun")
+    assert len(on("2026-06-05", either, BERLIN)) == 2  # a Friday
+    assert len(on("2026-06-07", either, BERLIN)) == 1  # a Sunday: nine o'clock is one moment
+    both = every(minutes=15) & cron("*/10 * * * *")
+    assert [each[3:5] for each in on("2026-06-05", both, "UTC")][:3] == ["00", "30", "00"]
+    never = cron("0 9 * * *") & cron("0 10 * * *")
+    assert following(never, 0) is None
+
+
+def test_once_is_once_and_bounds_hold() -> None:
+    moment = datetime(2026, 5, 1, tzinfo=UTC)
+    assert following(at(moment), ms(moment) - 1) == ms(moment)
+    assert following(at(moment), ms(moment)) is None
+    bounded = cron("0 * * * *", timezone="UTC", start=moment, end=moment + timedelta(hours=2))
+    assert on("2026-05-01", bounded, "UTC") == ["00:00+00", "01:00+00", "02:00+00"]
+    assert on("2026-04-30", bounded, "UTC") == []
+    assert on("2026-05-01", every(hours=1, end=moment + timedelta(hours=1)), "UTC") == [
+        "00:00+00",
+        "01:00+00",
+    ]
+
+
+def test_a_calendar_leaves_out_what_a_month_does_not_have() -> None:
+    trigger, now, found = placed(calendar(months=1, first="2026-01-31", time="06:00"), "UTC"), 0, []
+    for _ in range(4):
+        now = following(trigger, now) or 0
+        found.append(f"{datetime.fromtimestamp(now / 1000, UTC):%m-%d}")
+    assert found == ["01-31", "03-31", "05-31", "07-31"]
+    assert on("2026-06-01", calendar(weeks=1), "UTC") == ["00:00+00"]  # a Monday
+    assert on("2026-06-02", calendar(weeks=1), "UTC") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "day", "fires"),
+    [
+        ("0 0 * * 0", "2026-06-07", True),  # Sunday is 0, and 7
+        ("0 0 * * 7", "2026-06-07", True),
+        ("0 0 * * 1-5", "2026-06-07", False),
+        ("0 0 * * 1-5", "2026-06-08", True),
+        ("0 0 * * mon,wed", "2026-06-10", True),
+        ("0 0 13 * 5", "2026-06-13", True),  # a Saturday: either day will do, as in cron
+        ("0 0 13 * 5", "2026-06-12", True),  # a Friday
+        ("0 0 13 * 5", "2026-06-14", False),
+        ("@weekly", "2026-06-07", True),
+    ],
+)
+def test_a_line_means_what_it_means_in_a_crontab(line: str, day: str, fires: bool) -> None:
+    assert bool(on(day, cron(line), "UTC")) is fires
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("every day", "is no line of a crontab"),
+        ("61 * * * *", "61"),
+        ("0 0 * * 8", "no day of the week"),
+        ("0 0 * * * Mars/Olympus", "cron"),
+        ({"every": "often"}, "give a number"),
+        ({"sometimes": True}, "does not say when"),
+        (datetime(2026, 1, 1), "no time zone"),
+        (True, "does not say when"),
+        (0, "thousandth"),
+        ({"calendar": {"days": -1}}, "no number of years"),
+        ({"calendar": {}}, "at least 1 day"),
+        ({"calendar": {"days": 1, "time": "noon"}}, "no time of day"),
+        ({"cron": {"fortnight": 1}}, "no field"),
+    ],
+)
+def test_what_does_not_say_when_is_refused_in_a_line(when: object, said: str) -> None:
+    with pytest.raises(Misconfigured, match=said) as error:
+        checked(trigger_of(when))
+    assert "\n" not in str(error.value)
+
+
+def test_a_zone_that_nobody_knows_is_told() -> None:
+    with pytest.raises(Misconfigured, match="Mars/Olympus"):
+        checked(cron("0 0 * * *", timezone="Mars/Olympus"))
+
+
+def test_a_configuration_says_the_same_in_tables() -> None:
+    assert trigger_of({"cron": "0 3 * * *", "timezone": BERLIN}) == cron("0 3 * * *", timezone=BERLIN)
+    assert trigger_of({"every": 30}) == every(30)
+    assert trigger_of({"every": {"minutes": 5}}) == every(minutes=5)
+    assert trigger_of({"any": ["0 3 * * *", {"every": 60}]}) == cron("0 3 * * *") | every(60)
+    assert trigger_of({"at": "2026-01-01T00:00:00+00:00"}) == at(datetime(2026, 1, 1, tzinfo=UTC))
+    assert shown(placed(cron("0 3 * * *"), BERLIN)) == "cron hour=3 minute=0 Europe/Berlin"
+
+
+def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() -> None:
+    code = (
+        "import sys\n"
+        "from celery5 import App\n"
+        "import celery5.processes.worker\n"
+        "app = App('shop')\n"
+        "@app.task(schedule='0 3 * * *')\n"
+        "async def nightly() -> None: ...\n"
+        "assert app.schedule.declared()\n"
+        "print('apscheduler' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "False\n"
