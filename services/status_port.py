@@ -15,8 +15,9 @@ import trio
 
 from celery5.log import Log
 from celery5.loop import lateness
-from celery5.protocol.http import END, LARGEST_HEAD, BadRequest, Request, Response, read_request
+from celery5.protocol.http import BadRequest, Request, Response, read_request
 from celery5.protocol.metrics import CONTENT_TYPE, exposition
+from celery5.services.http_reading import read_head, read_on
 from celery5.services.vitals import Report, Vitals
 
 CONNECTIONS = 16
@@ -92,7 +93,7 @@ class StatusPort:
             with trio.move_on_after(LIMIT), suppress(trio.BrokenResourceError, OSError):
                 await stream.send_all(await self._answer(stream))
                 await stream.send_eof()
-                await _read_on(stream)
+                await read_on(stream)
         finally:
             self._open -= 1
             await trio.aclose_forcefully(stream)
@@ -101,7 +102,7 @@ class StatusPort:
         if self._open > CONNECTIONS:
             return _refused(503, "too many connections at once").to_bytes()
         try:
-            request = read_request(await _head(stream))
+            request = read_request((await read_head(stream, within=LIMIT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request).to_bytes(head_only=request.method == "HEAD")
@@ -134,30 +135,6 @@ class StatusPort:
         while True:
             late.append(await lateness(TICK))
             self._vitals.lag = max(late)
-
-
-async def _head(stream: trio.SocketStream) -> bytes:
-    """The head of a request. Raises BadRequest when it is too large, or ends before it is whole, or takes too long."""
-    head = bytearray()
-    with trio.move_on_after(LIMIT / 2):
-        while END not in head:
-            if len(head) >= LARGEST_HEAD:
-                raise BadRequest(431, f"the head of a request has at most {LARGEST_HEAD} bytes")
-            more = await stream.receive_some(LARGEST_HEAD - len(head))
-            if not more:
-                raise BadRequest(400, "the request is not whole")
-            head += more
-        found, end, _ = bytes(head).partition(END)
-        return found + end
-    raise BadRequest(408, "the request took too long")
-
-
-async def _read_on(stream: trio.SocketStream) -> None:
-    """Take what the other side still sends, for a moment: closing over it would take our response from them."""
-    with trio.move_on_after(0.5):
-        for _ in range(16):
-            if not await stream.receive_some(LARGEST_HEAD):
-                return
 
 
 def _reported(report: Report) -> Response:

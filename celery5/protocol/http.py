@@ -1,4 +1,4 @@
-"""HTTP: as much of HTTP/1.1 as a probe needs: reading the head of a request strictly, and writing a whole response.
+"""HTTP: as much of HTTP/1.1 as a probe or a webhook needs: reading a request strictly, and writing a whole response.
 
 Floor: protocol. Pure. Reads: nothing. Writes: nothing.
 
@@ -7,7 +7,7 @@ One request for each connection. Whatever is not exactly as RFC 9112 has it is r
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LARGEST_HEAD = 8192
 """Bytes of a request's head."""
@@ -20,9 +20,11 @@ _PATH = re.compile(rb"/[!-~]*")
 _SAYS: Mapping[int, str] = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    411: "Length Required",
     413: "Content Too Large",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -33,10 +35,13 @@ _SAYS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked: the `method`, and the `path` without its query."""
+    """What is asked: the `method`, and the `path` without its query; of how many bytes the body is, and the header's
+    `fields` that are there once, by their names in lower case."""
 
     method: str
     path: str
+    length: int = 0
+    fields: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
 
 class BadRequest(Exception):
@@ -72,8 +77,8 @@ class Response:
         return first.encode() + (b"" if head_only else self.body)
 
 
-def read_request(head: bytes) -> Request:
-    """The request of a head, up to and with its empty line. Raises BadRequest."""
+def read_request(head: bytes, *, largest: int = 0) -> Request:
+    """The request of a head, up to and with its empty line. Its body may have `largest` bytes. Raises BadRequest."""
     first, *lines = head.removesuffix(END).split(b"\r\n")
     found = _LINE.fullmatch(first)
     if found is None:
@@ -83,12 +88,31 @@ def read_request(head: bytes) -> Request:
     fields = _fields(lines)
     if found[4] != b"0" and len(fields.get(b"host", [])) != 1:
         raise BadRequest(400, "a request has one Host")
-    if b"transfer-encoding" in fields or any(each != b"0" for each in fields.get(b"content-length", [])):
-        raise BadRequest(413, "nothing here takes a body")
+    length = _length(fields, largest)
     target = found[2]
     if not _PATH.fullmatch(target):
         raise BadRequest(400, "the target is no path")
-    return Request(found[1].decode(), target.partition(b"?")[0].decode())
+    single = {
+        name.decode(): values[0].decode("latin-1") for name, values in fields.items() if len(values) == 1
+    }
+    return Request(found[1].decode(), target.partition(b"?")[0].decode(), length, single)
+
+
+def _length(fields: Mapping[bytes, Sequence[bytes]], largest: int) -> int:
+    """How many bytes the body has. One that says its length in any other way than by a number is refused."""
+    said = fields.get(b"content-length", [])
+    if b"transfer-encoding" in fields:
+        raise BadRequest(411 if largest else 413, "a body says its length" if largest else _NO_BODY)
+    if not said:
+        return 0
+    if len(said) > 1 or not re.fullmatch(rb"[0-9]{1,15}", said[0]):
+        raise BadRequest(400, "the length is no number")
+    if int(said[0]) > largest:
+        raise BadRequest(413, f"a body has at most {largest} bytes" if largest else _NO_BODY)
+    return int(said[0])
+
+
+_NO_BODY = "nothing here takes a body"
 
 
 def _fields(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:

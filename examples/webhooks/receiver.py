@@ -1,0 +1,117 @@
+"""Receiver: a Data Source that receives webhooks over HTTP, and answers 200 when they are published.
+
+Floor: on top of everything, as an application is. Reads: a port. Writes: documents.
+
+Small and strict: one request for each connection, everything bounded in bytes and in time, few connections at once. It
+speaks HTTP; with a `tls` context HTTPS. Whoever is told anything but 200 sends again, and since documents are known by
+their ids, that is no harm.
+"""
+
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+import trio
+
+from celery5 import BrokerError, CeleryError, Emit
+from celery5.examples.webhooks.signature import Unsigned, key_of, verified
+from celery5.protocol.http import BadRequest, Request, Response, read_request
+from celery5.services.http_reading import read_body, read_head, read_on
+
+CONNECTIONS = 64
+"""Connections at once; others are told to come again."""
+LIMIT = 10.0
+"""Seconds that one connection may take, from the first byte to the last."""
+
+
+class Receiver:
+    """Listens on `host` and `port` for messages to `path` that are signed with one of `secrets`. A body has at most
+    `largest` bytes. `now` is the time in seconds since 1970."""
+
+    def __init__(
+        self,
+        secrets: Sequence[str],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8400,
+        path: str = "/webhooks",
+        largest: int = 256 * 1024,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = [key_of(each) for each in secrets]
+        self._host = host
+        self._port = port
+        self._path = path
+        self._largest = largest
+        self._tls = tls
+        self._now = now
+        self._open = 0
+        self.port: int | None = None
+
+    async def run(self, emit: Emit) -> None:
+        """Receive until cancelled. Raises OSError when the port is taken: then it is tried again."""
+        listener, *others = await trio.open_tcp_listeners(self._port, host=self._host, backlog=CONNECTIONS)
+        for each in others:
+            await each.aclose()
+        self.port = listener.socket.getsockname()[1]
+        async with listener, trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError:  # no room for one more, or the network's own trouble: that passes
+                    await trio.sleep(0.1)
+                    continue
+                nursery.start_soon(self._serve, stream, emit)
+
+    async def _serve(self, bare: trio.SocketStream, emit: Emit) -> None:
+        """One connection, whatever comes on it."""
+        self._open += 1
+        stream = (
+            trio.SSLStream(bare, self._tls, server_side=True, https_compatible=True) if self._tls else bare
+        )
+        try:
+            with trio.move_on_after(LIMIT), suppress(trio.BrokenResourceError, OSError, ssl.SSLError):
+                await stream.send_all((await self._response(stream, emit)).to_bytes())
+                if stream is bare:
+                    await bare.send_eof()
+                await read_on(stream)
+        finally:
+            self._open -= 1
+            await trio.aclose_forcefully(bare)
+
+    async def _response(self, stream: trio.abc.ReceiveStream, emit: Emit) -> Response:
+        if self._open > CONNECTIONS:
+            return _refused(503, "too many connections at once")
+        try:
+            head, begun = await read_head(stream, within=LIMIT / 4)
+            request = read_request(head, largest=self._largest)
+            if request.path != self._path or request.method != "POST":
+                status = 404 if request.path != self._path else 405
+                return _refused(status, f"POST to {self._path}")
+            body = await read_body(stream, begun, request.length, within=LIMIT / 4)
+        except BadRequest as bad:
+            return _refused(bad.status, bad.why)
+        return await self._taken(request, body, emit)
+
+    async def _taken(self, request: Request, body: bytes, emit: Emit) -> Response:
+        """Publish a message that is signed."""
+        try:
+            name = verified(request.fields, body, self._keys, now=self._now())
+        except Unsigned:
+            return _refused(401, "it is not signed as it must be")
+        kind = request.fields.get("content-type", "")
+        try:
+            with trio.fail_after(LIMIT / 4):
+                await emit(body, id=name, attributes={"content-type": kind} if kind else {})
+        except (BrokerError, trio.TooSlowError):
+            return _refused(503, "it could not be published: send it again", ("Retry-After", "5"))
+        except CeleryError as error:  # it will never do
+            return _refused(400, str(error))
+        return Response(200, msgspec.json.encode({"id": name}) + b"\n")
+
+
+def _refused(status: int, why: str, *more: tuple[str, str]) -> Response:
+    return Response(status, msgspec.json.encode({"error": why}) + b"\n", more=more)
