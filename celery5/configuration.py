@@ -22,6 +22,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
 from celery5.keyring import folder_of
 from celery5.settings import Settings
+from celery5.strategies import autoscale_of, prioritise_of
 
 EVERY = 1.0
 """Seconds between two looks at a file."""
@@ -182,6 +183,8 @@ def usable(settings: Settings, app: str, broker: str) -> Settings:
     """The same settings. Raises Misconfigured for what otherwise only whoever uses it finds wrong: by then the old ones
     would be gone. They were to be used with `broker` so far: another one must let us in. May block."""
     folder_of(app, settings.keys, os.environ)
+    autoscale_of(settings)
+    prioritise_of(settings)
     try:
         endpoint = Endpoint.from_url(settings.broker)
         endpoint.ssl_context()

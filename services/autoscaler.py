@@ -8,7 +8,7 @@ Any number of Schedulers have one, and one at a time has the turn. Where the sca
 goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from celery5.broker.scaling import Scaling, Turn
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.autoscale import Autoscale, Course, Load, advance, begin, cool_until, steps
+from celery5.protocol.metrics import Family, gauge
 from celery5.protocol.prioritisation import Preference, Strategy, prefer
 from celery5.protocol.report import Terms, picture
 from celery5.protocol.situation import Situation
@@ -78,6 +79,7 @@ class Autoscaler:
         self._has_turn = False
         self._pause = LOOK
         self._failed: dict[str, str] = {}
+        self._found: Scaling | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look until cancelled."""
@@ -93,6 +95,26 @@ class Autoscaler:
                 with trio.move_on_after(LEAVE_LIMIT, shield=True):
                     await self._give_up()
 
+    def conditions(self) -> Mapping[str, str]:
+        """Whether it has the turn or not, the Scheduler is ready."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """What is wanted, as numbers, from the one that has the turn."""
+        found = self._found
+        if found is None:
+            return
+        yield gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
+        yield gauge("celery5_scaling_workers", "Workers that live.", found.workers)
+        if found.course is not None:
+            yield gauge(
+                "celery5_scaling_needed", "Workers that would have a slot for each job.", found.needed
+            )
+            yield gauge("celery5_scaling_wanted", "Workers that there should be.", found.course.workers)
+            yield gauge(
+                "celery5_scaling_prefetch", "Factor on how far workers read ahead.", found.course.prefetch
+            )
+
     async def look(self) -> None:
         """One look: see, decide, keep it, tell. Nobody is told anything that was not kept."""
         seconds = max(scaling.TURN, 3 * self._pause)
@@ -106,12 +128,13 @@ class Autoscaler:
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
         if not await self._redis.perform(scaling.keep(self._keys, self._name, found)):
             return
+        self._found = found
         controllers = await self._redis.perform(presence.living(self._keys, "controller"))
         await self._telling.tell(situation, found.course, preference, controllers)
 
     def _change_turn(self, mine: bool) -> None:
         if mine != self._has_turn:
-            self._has_turn = mine
+            self._has_turn, self._found = mine, None
             self._telling.forget()
             self._log.event("autoscale:turn" if mine else "autoscale:turn-lost", "info" if mine else "debug")
 

@@ -22,6 +22,7 @@ from celery5.processes.attendant_parts import GROUND, Listens, given
 from celery5.processes.lives import Page, live
 from celery5.processes.scaling_parts import SCALING
 from celery5.processes.worker import WorkerOptions
+from celery5.services.autoscaler import Autoscaler
 from celery5.services.commands import Handler
 from celery5.services.declarations import Declarations
 from celery5.services.inbox import Inbox
@@ -49,9 +50,9 @@ def make_follows(declarations: Declarations) -> tuple[Any, ...]:
     return (declarations.follow,)
 
 
-def make_more(timetable: Timetable) -> tuple[Source, ...]:
+def make_more(timetable: Timetable, autoscaler: Autoscaler) -> tuple[Source, ...]:
     """Who else knows how this process does."""
-    return (timetable,)
+    return (timetable, autoscaler)
 
 
 def make_time(declarations: Declarations, timetable: Timetable) -> tuple[Step, ...]:

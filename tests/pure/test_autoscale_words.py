@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
+from celery5.configuration import usable
 from celery5.protocol.autoscale import Autoscale, Load, Scale
 from celery5.protocol.autoscale_words import autoscale_in
 from celery5.protocol.prioritisation import STRATEGIES, strategy_in
@@ -130,6 +131,14 @@ def test_a_name_without_a_function_is_told_of_in_one_line(said: str, says: str) 
         prioritise_of(App("shop", prioritise=said).settings)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_strategy_that_cannot_be_loaded_is_refused_before_it_takes_the_place_of_another() -> None:
+    app = App("shop")
+    for said in ({"autoscale": "maximum=1 strategy=nowhere:mine"}, {"prioritise": "nowhere:mine"}):
+        settings = read_settings(said, {})
+        with pytest.raises(Misconfigured, match="strategy 'nowhere:mine' cannot be loaded"):
+            usable(settings, app.name, settings.broker)
 
 
 @given(st.text(max_size=40))

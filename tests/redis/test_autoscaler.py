@@ -22,6 +22,7 @@ from celery5.protocol.orders import inbox_of
 from celery5.protocol.report import Report
 from celery5.protocol.signing import audience_of, unseal
 from celery5.services import autoscaler, reporter, telling
+from celery5.services.vitals import Vitals
 from tests.redis.workers import Lines, start, until, until_async, working
 
 SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "patience": 0.3}
@@ -329,3 +330,30 @@ async def test_the_census_counts_what_nobody_has_and_samples_it(app: App) -> Non
 
 def test_an_inbox_is_that_of_the_process() -> None:
     assert inbox_of("host1:aaaaaa") == "host1"
+
+
+async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the_turn(
+    app_name: str, url: str
+) -> None:
+    app, go = scaled(app_name, url)
+    vitals = [Vitals(app=app_name), Vitals(app=app_name)]
+    async with working(app, name="w"), trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[0])
+        await until_async(lambda: seen(app, workers=1))
+        two = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[1])
+        jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(30)])
+        await until_async(lambda: wanted(app, 8))
+        await until(lambda: numbers(vitals[0]).get("celery5_scaling_wanted") == 8)
+        assert numbers(vitals[0])["celery5_scaling_needed"] == 8
+        assert numbers(vitals[0])["celery5_scaling_prefetch"] == 4
+        assert not any(name.startswith("celery5_scaling") for name in numbers(vitals[1]))
+        go.set()
+        for each in jobs:
+            await each.aget(5)
+        await one.stop()
+        await two.stop()
+
+
+def numbers(vitals: Vitals) -> dict[str, float]:
+    """The numbers of a process without labels."""
+    return {each.name: each.samples[0].value for each in vitals.families() if len(each.samples) == 1}

@@ -1,0 +1,145 @@
+"""Telling: everybody is told what was decided for them, again before it is over, and no more often than that.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5.log import Log
+from celery5.protocol.autoscale import Course
+from celery5.protocol.prioritisation import Preference
+from celery5.protocol.situation import Member, Situation
+from celery5.services.telling import AGAIN, HOLDS, RENEW, TASKS, Telling
+
+
+class Post:
+    """Keeps what is posted, with the time; a full inbox takes nothing."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, str, str, Mapping[str, Any]]] = []
+        self.full: set[str] = set()
+        self.began = 0.0
+
+    async def post(self, inbox: str, command: str, parameters: Mapping[str, Any], /) -> bool:
+        """Keep it."""
+        if inbox in self.full:
+            return False
+        self.sent.append((round(trio.current_time() - self.began), inbox, command, parameters))
+        return True
+
+    def begin(self) -> "Telling":
+        """Whoever posts here."""
+        self.began = trio.current_time()
+        return Telling(orders=self, log=Log(worker="s", app="shop"))
+
+    def told(self, command: str) -> list[tuple[float, str]]:
+        """Who was told that, and when."""
+        return [(at, inbox) for at, inbox, each, _ in self.sent if each == command]
+
+
+def workers(*names: str, prefetch: float = 1.0) -> Situation:
+    """These workers."""
+    return Situation(members=tuple(Member(name=each, queues=("q",), prefetch=prefetch) for each in names))
+
+
+FAR = Course(workers=2, prefetch=4.0, crowded=("q",), events=2, at=1.0)
+NEAR = Course(workers=2, at=1.0)
+FIRST = Preference({"slow": 0.1})
+
+
+async def test_a_worker_is_told_until_it_says_that_it_knows_and_again_before_it_forgets(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    for second in range(0, 200, 2):
+        knows = second > 15
+        await telling.tell(workers("w:a", prefetch=4.0 if knows else 1.0), FAR, Preference(), ())
+        await trio.sleep(2)
+    assert post.told("prefetch") == [(0, "w"), (AGAIN, "w"), (AGAIN + RENEW, "w")]
+    assert post.sent[0][3] == {"factor": 4.0, "seconds": HOLDS}
+    assert RENEW < HOLDS / 2
+
+
+async def test_who_reads_as_usual_is_told_nothing_and_who_does_not_is_told_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    await telling.tell(workers("w:a"), NEAR, Preference(), ())
+    assert not post.sent
+    await telling.tell(workers("w:a", prefetch=4.0), NEAR, Preference(), ())
+    assert [each[3]["factor"] for each in post.sent] == [1.0]
+
+
+async def test_what_goes_first_is_told_when_it_changes_and_not_more_often_than_every_few_seconds(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    for second in range(30):
+        weight = 0.1 if second % 2 else 0.9
+        await telling.tell(workers("w:a"), None, Preference({"slow": weight}), ())
+        await trio.sleep(1)
+    assert post.told("prefer") == [(1, "w"), (12, "w"), (23, "w")]
+    for _ in range(30):
+        await telling.tell(workers("w:a"), None, Preference(), ())
+        await trio.sleep(1)
+    assert post.sent[-1][3] == {"tasks": {}, "queues": {}, "seconds": HOLDS}
+    assert len(post.told("prefer")) == 4, "neutral needs no renewal"
+
+
+async def test_a_worker_that_comes_later_is_told_too_and_one_that_is_gone_forgotten(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    await telling.tell(workers("v:a"), None, FIRST, ())
+    await telling.tell(workers("v:a", "w:b"), None, FIRST, ())
+    await telling.tell(workers("w:b"), None, FIRST, ())
+    await telling.tell(workers("v:a", "w:b"), None, FIRST, ())  # of the same name, after a while
+    assert [inbox for _, inbox in post.told("prefer")] == ["v", "w", "v"]
+    telling.forget()
+    await telling.tell(workers("v:a"), None, FIRST, ())
+    assert len(post.told("prefer")) == 4
+
+
+@pytest.mark.parametrize(("workers_", "shares"), [(5, [3, 2]), (4, [2, 2]), (1, [1, 0]), (0, [0, 0])])
+async def test_controllers_share_all_workers(
+    autojump_clock: MockClock, workers_: int, shares: list[int]
+) -> None:
+    post = Post()
+    telling = post.begin()
+    course = Course(workers=workers_, at=1.0)
+    post.full.add("b")
+    for _ in range(3):
+        await telling.tell(workers("w:a"), course, Preference(), ("b:1", "a:1"))
+    assert post.told("scale") == [(0, "a")], "what could not be posted is tried again, what was is not"
+    post.full.clear()
+    await telling.tell(workers("w:a"), course, Preference(), ("b:1", "a:1"))
+    assert [each[3] for each in post.sent] == [{"workers": share, "of": workers_} for share in shares]
+
+
+async def test_before_the_first_step_nobody_is_told_a_number_that_is_there_anyway(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    await telling.tell(workers("v:a", "w:a"), Course(workers=2), Preference(), ("c:1",))
+    assert not post.sent
+    await telling.tell(workers("w:a"), Course(workers=2), Preference(), ("c:1",))  # fewer than the minimum
+    assert post.told("scale") == [(0, "c")]
+
+
+async def test_a_command_names_no_more_tasks_than_it_may(autojump_clock: MockClock) -> None:
+    post = Post()
+    telling = post.begin()
+    many = {f"t{n}": 0.01 + n / 1000 for n in range(500)}
+    await telling.tell(workers("w:a"), None, Preference(many), ())
+    told = post.sent[0][3]["tasks"]
+    assert set(told) == {f"t{n}" for n in range(TASKS)}
