@@ -357,3 +357,31 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
 def numbers(vitals: Vitals) -> dict[str, float]:
     """The numbers of a process without labels."""
     return {each.name: each.samples[0].value for each in vitals.families() if len(each.samples) == 1}
+
+
+async def test_workers_are_told_which_tasks_go_first(app_name: str, url: str) -> None:
+    app, go = scaled(app_name, url, autoscale="", prioritise="rarest")
+
+    @app.task(name="other", queue="apart")
+    async def other() -> None:
+        await go.wait()
+
+    async with working(app, name="w"), trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER)
+        jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(44)])
+        jobs += await app.asend_many([app.tasks["other"].s() for _ in range(9)])
+        await until_async(lambda: prefers(app, "wait", "default"))
+        go.set()
+        for each in jobs:
+            await each.aget(5)
+        await one.stop()
+    assert (await where(app)).course is None
+
+
+async def prefers(app: App, last: str, queue: str) -> bool:
+    """Whether the worker w has that task, and its queue, come after others."""
+    (stats,) = await app.control.asend("stats", to="w")
+    said = stats.answer["preferred"]
+    return (
+        list(said["tasks"]) == [last] and 0.05 < said["tasks"][last] < 0.9 and list(said["queues"]) == [queue]
+    )
