@@ -52,6 +52,8 @@ if TYPE_CHECKING:
         UnknownQueue,
         UnknownTask,
     )
+    from celery5.event import Event, event
+    from celery5.events import EventState
     from celery5.file_sink import FileSink
     from celery5.health import HealthCheck
     from celery5.protocol.autoscale import Load, Scale
@@ -104,6 +106,8 @@ __all__ = [
     "Demand",
     "DuplicateTask",
     "Emit",
+    "Event",
+    "EventState",
     "FileSink",
     "Growth",
     "HealthCheck",
@@ -142,6 +146,7 @@ __all__ = [
     "await_",
     "current_job",
     "default_app",
+    "event",
     "gather",
     "optional",
     "poisonous",
@@ -165,6 +170,8 @@ _HOMES: Mapping[str, str] = {
         "UnknownQueue UnknownTask"
     ),
     "file_sink": "FileSink",
+    "event": "Event event",
+    "events": "EventState",
     "health": "HealthCheck",
     "protocol.autoscale": "Load Scale",
     "protocol.box": "Box",

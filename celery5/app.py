@@ -7,7 +7,7 @@ Making an App does nothing but remember: no connection, no logging, no import (F
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
@@ -23,9 +23,12 @@ from celery5.control import Control
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry, checked_name
 from celery5.errors import BrokerUnavailable, MessageTooLarge
+from celery5.event import DeclareEvent
+from celery5.events import Events
 from celery5.health import DeclareCheck, HealthCheck
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.overview import AppState, state_of_app, story_of
+from celery5.owning import adopt_all
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.breaker import BreakerPolicy
@@ -91,6 +94,8 @@ class App:
         self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
         self.tasks: Registry = Registry()
         self.task: Declare = Declare(self.tasks.add, self)
+        self.events: Events = Events(self)
+        self.event: DeclareEvent = DeclareEvent(self)
         self.breaker: BreakerPolicy = breaker or WATCHING
         self.health_check: DeclareCheck = DeclareCheck(checks)
         self.keys: Keys = Keys(name)
@@ -179,20 +184,7 @@ class App:
         Raises Misconfigured, which names the module, when one is not there or fails.
         """
         import_all(modules_of(self.include))
-        for each in self.found():
-            self._adopt(each)
-
-    def found(self) -> Iterator[Task[Any, Any]]:
-        """All tasks in the included modules and in the application's own, whoever owns them."""
-        for module in (*modules_of(self.include), self.module):
-            for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
-                if isinstance(value, Task):
-                    yield cast("Task[Any, Any]", value)
-
-    def _adopt(self, task: Task[Any, Any]) -> None:
-        if task.is_free:
-            task.adopt(self)
-            self.tasks.add(task)
+        adopt_all(self)
 
     def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
         """A call of the task named `name`. Raises UnknownTask when no such task is declared here."""
@@ -209,14 +201,14 @@ class App:
         """
         signatures = signatures_in(signatures)
         jobs = may_send(self, [each.job() for each in signatures])
-        holders = self._send(jobs, instead)
+        holders = self.dispatch(jobs, instead)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
         signatures = signatures_in(signatures)
         jobs = may_send(self, [each.job() for each in signatures])
-        holders = await self._asend(jobs)
+        holders = await self.adispatch(jobs)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     def send_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
@@ -304,7 +296,7 @@ class App:
         """Close the connections of plain Python. They open again when needed."""
         self.connections.close()
 
-    def _send(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
+    def dispatch(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
         self.connections.blocking(instead=instead)  # or raise before anything is kept
         if self.backlog.holds_up(jobs):
@@ -320,8 +312,8 @@ class App:
         self._assure(jobs)
         return holders
 
-    async def _asend(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        """`_send`, from Trio or asyncio."""
+    async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """`dispatch`, from Trio or asyncio."""
         if self.backlog.holds_up(jobs):
             self.backlog.keep(jobs, None, limit=self.settings.backlog)
             return {}
@@ -388,13 +380,11 @@ def default_app() -> App:
     return _DEFAULT[0]
 
 
-def owner_of(free: Task[Any, Any]) -> App:
-    """The application that a free task belongs to: the one that includes its module or imports it, else the default."""
+def owner_of(module: str, free: object) -> App:
+    """The application that something `free` from `module` belongs to: the one that includes that or imports it, else
+    the default."""
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
-        if covers(app.include, free.__module__) or any(value is free for value in own):
-            app.tasks.add(free)
+        if covers(app.include, module) or any(value is free for value in own):
             return app
-    app = default_app()
-    app.tasks.add(free)
-    return app
+    return default_app()

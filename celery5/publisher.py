@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.job import Job
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Publisher:
     def __init__(self, *, keys: Keys) -> None:
         self._keys = keys
         self._known: dict[str, QueueKeys] = {}
-        self._announced: set[str] = set()
+        self._announced: set[str] = {EVENTS}  # which is no queue of tasks
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of a queue, made once."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery5.errors import Misconfigured
+from celery5.owning import tasks_of
 from celery5.protocol.job import Job
 from celery5.result import AsyncResult
 from celery5.task import Signature, Task
@@ -59,7 +60,7 @@ def may_send(app: "App", jobs: list[Job]) -> list[Job]:
 def _has(app: "App", name: str) -> bool:
     """Whether a task is declared in `app`, or is a free one that it includes and another application found first."""
     app.load()
-    return name in app.tasks or any(task.was_free and task.name == name for task in app.found())
+    return name in app.tasks or any(task.was_free and task.name == name for task in tasks_of(app))
 
 
 def _listed(given: Any, what: str, wanted: str) -> list[Any]:

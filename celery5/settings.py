@@ -126,6 +126,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     schedules_version: Annotated[
         int, Meta(description="version of the code that declares schedules: the higher one is believed", ge=0)
     ] = 0
+    event_retention: Annotated[
+        float, Meta(description="how long an event is kept that nobody subscribes to", ge=0, le=LONGEST)
+    ] = 86400.0
+    event_catch_up: Annotated[
+        bool, Meta(description="whether a new subscription gets the events that were kept")
+    ] = True
+    subscription_ttl: Annotated[
+        float,
+        Meta(description="how long a subscription counts that no worker declares any more", ge=1, le=LONGEST),
+    ] = 604800.0
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,

@@ -3,7 +3,6 @@
 Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
 """
 
-import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -19,6 +18,9 @@ from typing import (
     cast,
 )
 
+from msgspec import Raw
+
+from celery5.binding import bound
 from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
 from celery5.health import HealthCheck, checked
@@ -31,7 +33,6 @@ from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, Terms, digest, new_id
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
-from celery5.runners.context import CURRENT, CurrentJob
 from celery5.schedule import when_said
 from celery5.settings import Settings
 from celery5.sinks import Outlet, RedisResults, Sink, outlets_of
@@ -92,7 +93,7 @@ class Task(Generic[P, R_co]):
         self.loop: Kind = _kind(function, loop, self.name)
         self.box: Box | None = box_of(boxed, self.name)
         self.kind: Kind = self.loop if self.box is None else "boxed"
-        self.function: Callable[..., Any] = _bound(function, self.name) if bind else function
+        self.function: Callable[..., Any] = bound(function, self.name) if bind else function
         self.options_: Options = (options or Options()).checked()
         self._app = app
         self.was_free: bool = app is None
@@ -146,7 +147,8 @@ class Task(Generic[P, R_co]):
         if self._app is None:
             from celery5.app import owner_of
 
-            self._app = owner_of(self)
+            self._app = owner_of(self.__module__, self)
+            self._app.tasks.add(self)
         return self._app
 
     def adopt(self, app: "App") -> None:
@@ -188,13 +190,19 @@ class Task(Generic[P, R_co]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
-        raw_args, raw_kwargs = self.parameters.encode(args, kwargs)
+        return self._job_of(*self.parameters.encode(args, kwargs))
+
+    def pattern(self) -> Job:
+        """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
+        return self._job_of(Raw(b"[]"), NOTHING)
+
+    def _job_of(self, raw_args: Raw, raw_kwargs: Raw) -> Job:
         options, app, now = self.options_, self._app or self.app, time.time()
         terms = self._terms
         if terms is None or self._settings is not app.settings:
             terms = self._worked_out(app.settings)
         key = terms.key
-        if terms.unique_for is not None and not key:
+        if terms.unique_for is not None and not key and raw_kwargs is not NOTHING:
             key = digest(self.parameters.canonical(raw_args, raw_kwargs))
         envelope = Envelope(
             v=VERSION,
@@ -304,27 +312,6 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{module_of(function)}.{qualified}"
 
 
-def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`function` as it is called without its first parameter, which is the running job."""
-    signature = inspect.signature(function)
-    first, *others = signature.parameters.values() or [None]
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        raise Misconfigured(f"task {name}: bind=True needs a first parameter, for the running job")
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(_running(name), *args, **kwargs)
-
-    async def wait(*args: Any, **kwargs: Any) -> Any:
-        return await function(_running(name), *args, **kwargs)
-
-    bound: Callable[..., Any] = wait if inspect.iscoroutinefunction(function) else call
-    functools.update_wrapper(bound, function)
-    vars(bound)["__signature__"] = signature.replace(parameters=[each for each in others if each])
-    annotations = getattr(function, "__annotations__", {})
-    bound.__annotations__ = {each: what for each, what in annotations.items() if each != first.name}
-    return bound
-
-
 def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
     """What is called in place of the function of a task whose box has a command."""
 
@@ -334,11 +321,6 @@ def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
         )
 
     return call
-
-
-def _running(task: str) -> CurrentJob:
-    """The running job; where there is none, since the task is called like any function, one that stands for it."""
-    return CURRENT.get() or CurrentJob(new_id(), task, "", 1, "")
 
 
 def _options(said: dict[str, Any], over: Options) -> Options:
@@ -378,6 +360,8 @@ def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
     return abandon_on_cancel
 
 
+NOTHING = Raw(b"{}")
+"""The arguments of a pattern, which has none."""
 BY_CHECKS = BreakerPolicy(threshold=None)
 """The breaker of a task that has health checks and says nothing else."""
 OF_THE_TASK = (

@@ -160,6 +160,25 @@ class Keys:
         """STRING  how a worker does, with a time to live."""
         return f"celery5:{{{self.app}}}:report:{worker}"
 
+    @property
+    def subscriptions(self) -> str:
+        """HASH    who is subscribed to the application's events, with a time to live."""
+        return f"celery5:{{{self.app}}}:subscriptions"
+
+    @property
+    def subscribed(self) -> str:
+        """ZSET    until when each subscription counts, in ms, with a time to live."""
+        return f"celery5:{{{self.app}}}:subscribed"
+
+    @property
+    def unclaimed(self) -> str:
+        """HASH    how many events nobody wanted, by event and version, with a time to live."""
+        return f"celery5:{{{self.app}}}:unclaimed"
+
+    def kept(self, subject: str) -> str:
+        """STREAM  events of one version that nobody wanted, with a time to live."""
+        return f"celery5:{{{self.app}}}:kept:{subject}"
+
     def inbox(self, name: str) -> str:
         """STREAM  commands for the process of that name; the channel of the same name wakes it."""
         return f"celery5:{{{self.app}}}:inbox:{name}"

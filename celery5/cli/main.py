@@ -24,6 +24,7 @@ COMMANDS = (
     "controller",
     "demo",
     "dlq",
+    "event",
     "health",
     "info",
     "keys",

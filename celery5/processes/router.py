@@ -7,6 +7,7 @@ job. There may be any number of Routers, and none leads: each step is one atomic
 point. The command ingestion is its inbox (C56).
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from celery5.processes.lives import Page, live
 from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Handler, PostsToItself
+from celery5.services.event_ingestion import EventIngestion
 from celery5.services.heartbeat import Heartbeat
 from celery5.services.inbox import Inbox
 from celery5.services.lease import Lease
@@ -97,6 +99,7 @@ def make_event_steps(
     heartbeat: Heartbeat,
     mover: Mover,
     recoverer: Recoverer,
+    event_ingestion: EventIngestion,
 ) -> tuple[Step, ...]:
     """Event ingestion, and what it stands on: this Router is a consumer of the events' queue, as a worker is of its."""
     return (
@@ -106,6 +109,7 @@ def make_event_steps(
         Step("heartbeat", heartbeat, ("join",)),
         Step("recoverer", recoverer, ("heartbeat",)),
         Step("mover", mover, ("heartbeat", "listen")),
+        Step("events", event_ingestion, ("reader", "heartbeat", "recoverer", "mover")),
     )
 
 
@@ -156,6 +160,7 @@ _PARTS: Mapping[str, Any] = {
     "wake": value(make_wake),
     "mover": Mover,
     "recoverer": Recoverer,
+    "event_ingestion": EventIngestion,
     "circuits": Circuits,
     "handlers": value(make_handlers),
     "more": value(make_more),
@@ -173,7 +178,7 @@ RouterParts = Injector(**_PARTS)
 
 def needed(app: App) -> bool:
     """Whether the application has what only a Router does."""
-    return has_data(app)
+    return has_data(app) or app.events.own
 
 
 def given(
@@ -193,6 +198,8 @@ def given(
         "max_deliveries": NEVER,
         "results_ttl": settings.results_ttl,
         "read_block": settings.read_block,
+        "event_retention": settings.event_retention,
+        "clock": time.time,
     }
 
 

@@ -130,6 +130,7 @@ def _given(
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
         "takers": all_takers(app.tasks.values()),
+        "subscribed": app.events.subscriptions(),
         "burst": options.burst,
         "paused": options.paused,
         "commanded": options.commanded,
@@ -173,9 +174,10 @@ def _queues(app: App, options: WorkerOptions) -> tuple[str, ...]:
 
 
 def _used(app: App) -> set[str]:
-    """The queues that the application's tasks name, and the default queue."""
+    """The queues that the application's tasks and their subscriptions name, and the default queue."""
     default = app.settings.default_queue
-    return {default, *(task.options_.queue or default for task in app.tasks.values())}
+    named = (task.options_.queue or default for task in app.tasks.values())
+    return {default, *named, *app.events.queues()}
 
 
 _SETTINGS = (
@@ -192,6 +194,8 @@ _SETTINGS = (
     "queue_order",
     "default_queue",
     "health_store",
+    "subscription_ttl",
+    "event_catch_up",
 )
 """The settings that parts ask for by name."""
 _NO_TASKS = (

@@ -53,6 +53,7 @@ from celery5.services.reloader import Reloader
 from celery5.services.reporter import Reporter
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
+from celery5.services.subscriptions import Subscriptions
 from celery5.services.suspects import Suspects
 from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
@@ -182,10 +183,12 @@ def make_aside(
     systemd: SystemdNotify,
     reloader: Reloader,
     reporter: Reporter,
+    subscriptions: Subscriptions,
 ) -> tuple[Step, ...]:
     """The part of the boot graph that no job passes through."""
     return (
         Step("reporter", reporter, ("consumer",)),
+        Step("subscriptions", subscriptions, ("redis",)),
         Step("burst", burst_watch, ("consumer",)),
         Step("log-again", log_again, ("redis",)),
         Step("vitals", vital_signs, ("consumer",)),
@@ -302,6 +305,7 @@ WorkerParts = Injector(
     task_execution=TaskExecution,
     consumer=Consumer,
     burst_watch=Burst,
+    subscriptions=Subscriptions,
     log_again=LogAgain,
     sources=value(make_sources),
     vital_signs=VitalSigns,

@@ -133,7 +133,10 @@ def test_there_are_scripts() -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_no_script_trims_a_queue(path: Path) -> None:
-    assert re.findall(r"MAXLEN|MINID|XTRIM", body(path).upper()) == []
+    trims = re.findall(r"MAXLEN|MINID|XTRIM", body(path).upper())
+    assert trims == (["MAXLEN", "XTRIM", "MINID"] if path.stem == "finish" else []), (
+        "events that nobody wants"
+    )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

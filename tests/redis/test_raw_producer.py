@@ -13,17 +13,22 @@ from typing import Any
 import trio
 
 from celery5 import App, RetryPolicy
+from celery5.broker.keys import EVENTS
+from celery5.event import Event
 from celery5.processes.development import running
 from celery5.processes.foreground import ServeOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
 
 
-def commands(app_name: str) -> list[list[str]]:
-    """The commands on the page, for an application of another name, with the scripts' text in its place."""
+def commands(app_name: str, part: int = 0) -> list[list[str]]:
+    """The commands on the page, up to what it says of events or after that, for an application of
+    another name, with the scripts' text in its place."""
     lines = [
         line
-        for block in re.findall(r"```redis\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        for block in re.findall(
+            r"```redis\n(.*?)```", PAGE.read_text().split("\n## Events\n")[part], re.DOTALL
+        )
         for line in block.splitlines()
     ]
     found = [shlex.split(line.replace("{shop", "{" + app_name)) for line in lines]
@@ -112,3 +117,26 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     buried = json.loads(graves["exhausted"][b"job"])
     assert buried["ours"] == [1.10]
     assert [each.get("attempt", 1) for each in buried["failures"]] == [1, 2]
+
+
+async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, redis_client: Any) -> None:
+    app, paid = App(app_name, broker=url), list[int]()
+
+    @app.event(name="shop.Paid")
+    class Paid(Event):
+        order: int
+        email: str
+
+    @Paid.subscribe
+    @app.task
+    async def note(order: int) -> None:
+        paid.append(order)
+
+    async with running(app, ServeOptions()):
+        (words,) = commands(app_name, 1)
+        redis_client.execute_command(*words)
+        redis_client.execute_command(*words)
+        with trio.fail_after(10):
+            while redis_client.xlen(app.queue(EVENTS).stream) or not paid:
+                await trio.sleep(0.01)
+    assert paid == [7], "sent twice, made once"

@@ -29,7 +29,9 @@ for n = 6, #KEYS, 2 do
   local at = 3 + 5 * (n - 6) / 2
   local id, envelope, when, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local holder = id
-  if redis.call('HEXISTS', jobs, id) == 0 and redis.call('EXISTS', KEYS[n]) == 0 then
+  -- A window that says its own id: it was sent, has ended, and its result is gone.
+  local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1
+  if not known and not (lock ~= '' and redis.call('GET', KEYS[n + 1]) == id) then
     holder = lock ~= '' and in_the_way(lock, KEYS[n + 1]) or id
     if holder == id then
       if when == '' then

@@ -1,0 +1,113 @@
+"""Events: the trips to Redis of events and subscriptions.
+
+Floor: broker. Reads and writes: what the Lua files of the same names say; all keys come from `keys.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.keys import EVENTS, GROUP, Keys, QueueKeys
+
+DECLARE = Script.load("declare")
+SUBSCRIBERS = Script.load("subscribers")
+FINISH = Script.load("finish")
+SHORTEN = Script.load("shorten")
+
+MOST_KEPT = 100_000
+"""Events of one subject that are kept at most, if nobody wants them; the oldest go."""
+COUNTED = 7 * 86400.0
+"""Seconds for which it is remembered how many events nobody wanted."""
+
+
+class Registry(msgspec.Struct, frozen=True):
+    """The answer to who is subscribed: which `state` the registry has, the `entries` by name, or None when they are
+    known, and the names of those that were `retired` just now."""
+
+    state: bytes
+    entries: dict[str, bytes] | None
+    retired: tuple[str, ...]
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How an event ends: `done`, `keep` or `bury`, and `why`."""
+
+    verb: str
+    entry: bytes
+    id: str
+    subject: str
+    message: bytes
+    why: bytes = b""
+
+
+def declare(
+    keys: Keys,
+    subscriptions: Sequence[tuple[str, bytes]],
+    subjects: Sequence[str],
+    *,
+    lasts: float,
+    catch_up: int,
+) -> Call[tuple[int, int]]:
+    """Declare subscriptions (name, value), for so many seconds; up to `catch_up` kept events of these subjects are sent
+    again. Gives how many were new or have changed, and how many events were sent."""
+    events = keys.of(EVENTS)
+    named = (keys.subscriptions, keys.subscribed, events.stream, events.jobs, *map(keys.kept, subjects))
+    words: tuple[Word, ...] = tuple(word for each in subscriptions for word in each)
+    args = (_ms(lasts), catch_up, len(subscriptions), *words)
+    return scripted(DECLARE, named, args, tuple, repeatable=True)
+
+
+def subscribers(keys: Keys, known: bytes) -> Call[Registry]:
+    """Who is subscribed, unless the registry is as `known`."""
+    return scripted(SUBSCRIBERS, (keys.subscriptions, keys.subscribed), (known,), _registry, repeatable=True)
+
+
+def finish(
+    keys: Keys, events: QueueKeys, router: str, endings: Sequence[Ending], *, known: bytes, retention: float
+) -> Call[list[int]]:
+    """End events; see `finish.lua`."""
+    kept = [keys.kept(each.subject) for each in endings]
+    named = (events.stream, events.jobs, events.dead, keys.subscriptions, keys.unclaimed, *kept)
+    words: tuple[Word, ...] = tuple(
+        word
+        for each in endings
+        for word in (each.verb, each.entry, each.id, each.subject, each.message, each.why)
+    )
+    args = (GROUP, router, known, _ms(retention), MOST_KEPT, _ms(COUNTED), *words)
+    return scripted(FINISH, named, args, list, repeatable=True)
+
+
+def shorten(keys: QueueKeys, locks: Sequence[str], *, to: float) -> Call[int]:
+    """Remember for so many seconds only that these jobs were sent."""
+    return scripted(SHORTEN, tuple(map(keys.window, locks)), (_ms(to),), int, repeatable=True)
+
+
+def unclaimed(keys: Keys) -> Call[dict[str, int]]:
+    """How many events nobody has wanted lately, by subject."""
+    return Call(("HGETALL", keys.unclaimed), _counts, repeatable=True)
+
+
+def kept(keys: Keys, subject: str) -> Call[int]:
+    """How many events of a subject are kept."""
+    return Call(("XLEN", keys.kept(subject)), int, repeatable=True)
+
+
+def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
+    words = [word for pair in flat.items() for word in pair] if hasattr(flat, "items") else flat
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def _registry(raw: Any) -> Registry:
+    state, flat, gone = raw
+    entries = {name.decode(): value for name, value in _pairs(flat) if name}
+    return Registry(state, entries if flat or state == b"0" else None, tuple(each.decode() for each in gone))
+
+
+def _counts(raw: Any) -> dict[str, int]:
+    return {name.decode(): int(count) for name, count in _pairs(raw)}
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

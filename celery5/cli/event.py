@@ -1,0 +1,119 @@
+"""Event: the commands about events.
+
+Floor: cli. Reads: the registry of subscriptions; what is declared. Writes: stdout; an event.
+"""
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from celery5.cli.said import as_json, table
+from celery5.cli.target import Target
+from celery5.errors import CeleryError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.event import Event
+    from celery5.events import EventState
+
+
+class UnknownEvent(CeleryError):
+    """No event of that name is known here."""
+
+
+@click.group(no_args_is_help=False)
+def event() -> None:
+    """Events tell that something happened; tasks are subscribed to them."""
+
+
+@event.command("list")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def list_events(target: Target, *, wants_json: bool) -> None:
+    """Show each event: how many tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
+    found = target.load().events.state()
+    rows: list[dict[str, object]] = [
+        {
+            "event": each.event,
+            "version": each.version,
+            "subscribers": len(each.subscribers),
+            "kept": each.kept,
+            "unclaimed": each.unclaimed,
+        }
+        for each in found
+    ]
+    click.echo(as_json(found) if wants_json else table(rows, nothing="no events: none is declared or sent"))
+
+
+@event.command()
+@click.argument("name")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show(target: Target, name: str, *, wants_json: bool) -> None:
+    """Show the event NAME: each version, its fields, and who is subscribed. Exits with 1 when it is not known."""
+    all_of_them = target.load().events.state()
+    found = [each for each in all_of_them if each.event == name]
+    if not found:
+        raise _unknown(name, [each.event for each in all_of_them])
+    click.echo(as_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
+
+
+@event.command()
+@click.argument("name")
+@click.argument("fields", metavar="FIELD=VALUE...", nargs=-1)
+@click.option("--version", type=int, help="Which version; default: the newest.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def send(
+    target: Target, /, *, name: str, fields: tuple[str, ...], version: int | None, wants_json: bool
+) -> None:
+    """Send the event NAME with these fields. A VALUE is JSON, or a text if it is none."""
+    app = target.load()
+    kind = _named(app, name, version)
+    said = dict(_field(each) for each in fields)
+    sent = app.events.send([app.events.made(kind, said)])[0]
+    click.echo(as_json(sent) if wants_json else sent.id)
+
+
+def _named(app: "App", name: str, version: int | None) -> "type[Event]":
+    found = app.events.versions(name)
+    if not found:
+        raise _unknown(name, list(app.events))
+    wanted = max(found) if version is None else version
+    if wanted not in found:
+        known = ", ".join(map(str, found))
+        raise UnknownEvent(f"event {name!r} has no version {wanted} here; there is {known}")
+    return found[wanted]
+
+
+def _unknown(name: str, known: list[str]) -> UnknownEvent:
+    near = get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(set(known))) or 'none'}"
+    return UnknownEvent(f"no event {name!r} is known: {meant}")
+
+
+def _field(said: str) -> tuple[str, Any]:
+    name, equals, text = said.partition("=")
+    if not equals or not name:
+        raise Misconfigured(f"{said!r} is no field: write FIELD=VALUE")
+    try:
+        return name, msgspec.json.decode(text)
+    except ValueError:
+        return name, text
+
+
+def _told(state: "EventState") -> str:
+    fields = ", ".join(state.fields or ()) if state.fields is not None else "not declared here"
+    rows: list[dict[str, object]] = [
+        {
+            "subscriber": each.task,
+            "of": each.app,
+            "queue": each.queue,
+            "takes": "all" if each.takes is None else ", ".join(each.takes),
+        }
+        for each in state.subscribers
+    ]
+    head = f"{state.event}, version {state.version}\nfields: {fields}\nkept: {state.kept}\nunclaimed: {state.unclaimed}"
+    return f"{head}\n{table(rows, nothing='nobody is subscribed')}"

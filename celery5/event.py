@@ -1,0 +1,368 @@
+"""Event: a declared event, the ways to send it, and who is subscribed to it (C5).
+
+Floor: domain. Reads: nothing. Writes: nothing; its application publishes.
+
+The fan-out is not made here: who sends an event knows none of its subscribers. Their workers tell Redis of them, and
+Routers make the jobs.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_type_hints,
+    overload,
+)
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from celery5.broker.keys import EVENTS
+from celery5.errors import BadArguments, Misconfigured
+from celery5.event_fields import of_a_field, parameters_of, taken_by
+from celery5.protocol.events import VERSION, EventMessage, Subscription, encode, pattern
+from celery5.protocol.job import Job, new_id
+from celery5.protocol.names import module_of
+from celery5.task import Task
+from celery5.trace import current_trace
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+T = TypeVar("T")
+E = TypeVar("E", bound="Event")
+TaskT = TypeVar("TaskT", bound=Task[Any, Any])
+
+
+class SentEvent(msgspec.Struct, frozen=True):
+    """An event that was sent: its `id`, its name, and its version. There is no result to wait for: each subscriber's
+    job has its own."""
+
+    id: str
+    event: str
+    version: int
+
+
+if TYPE_CHECKING:
+
+    @dataclass_transform(frozen_default=True, kw_only_default=True)
+    class _Fields:
+        __struct_fields__: ClassVar[tuple[str, ...]]
+
+else:  # a checker wants each class that derives from a frozen Struct to say so again
+
+    class _Fields(msgspec.Struct, frozen=True): ...
+
+
+class Event(_Fields):
+    """What the classes of events have in common; `@app.event` makes a plain annotated class one of them.
+
+    An instance is immutable and its fields are what their annotations say: who gives others gets a BadArguments, which
+    is a TypeError. Derive from it where a type checker is to know `delay` and the fields.
+    """
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        declared_of(type(self)).encoded(self)
+
+    @overload
+    @classmethod
+    def subscribe(cls, task: TaskT, /, **options: Any) -> TaskT: ...
+    @overload
+    @classmethod
+    def subscribe(cls, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
+    @classmethod
+    def subscribe(cls, task: Any = None, /, **options: Any) -> Any:
+        """Have `task` run for each such event, with those fields as arguments that it takes. Also a decorator on a
+        task, bare or with options.
+
+        `versions` says which versions of the event it takes (default: the one of this class); the others are a task's
+        options: `queue`, `countdown`, `expires`, `max_retries` and so on. Its jobs have retries and dead letters of
+        their own. Who subscribes twice changes the subscription. Raises Misconfigured.
+        """
+        declared = declared_of(cls)
+
+        def subscribed(task: TaskT) -> TaskT:
+            declared.subscribe(task, options)
+            return task
+
+        return subscribed if task is None else subscribed(task)
+
+    @classmethod
+    def job(cls, /, **fields: Any) -> Job:
+        """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
+        Raises BadArguments, which is a TypeError, and MessageTooLarge."""
+        declared = declared_of(cls)
+        return declared.job(declared.made(fields))
+
+    @classmethod
+    def delay(cls, /, **fields: Any) -> SentEvent:
+        """Send the event. For plain Python; inside an event loop await `adelay`. Raises like `job`, and
+        BrokerUnavailable."""
+        declared = declared_of(cls)
+        return declared.app.events.send([declared.made(fields)], instead="adelay")[0]
+
+    @classmethod
+    async def adelay(cls, /, **fields: Any) -> SentEvent:
+        """Send the event, from Trio or asyncio."""
+        declared = declared_of(cls)
+        return (await declared.app.events.asend([declared.made(fields)]))[0]
+
+
+class EventClass(Generic[T]):
+    """What a type checker sees of a plain class that is declared as an event. To know the fields, it needs a class that
+    derives from `Event`."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, **fields: Any) -> T: ...
+        @overload
+        def subscribe(self, task: TaskT, /, **options: Any) -> TaskT: ...
+        @overload
+        def subscribe(self, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
+        def subscribe(self, task: Any = None, /, **options: Any) -> Any: ...
+        def job(self, /, **fields: Any) -> Job: ...
+        def delay(self, /, **fields: Any) -> SentEvent: ...
+        async def adelay(self, /, **fields: Any) -> SentEvent: ...
+
+
+class Declared:
+    """How an event was declared: its `name` and `version`, the class, the application that it is `of`, and who here is
+    subscribed."""
+
+    def __init__(self, kind: type[Event], *, name: str, version: int, app: "App | None", of: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.version = version
+        self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
+        self.was_free = app is None
+        self._of = of
+        self._app = app
+        self._parameters = parameters_of(kind, name)
+        self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
+
+    @property
+    def app(self) -> "App":
+        """The application that sends it, or, with `of`, listens to another one's."""
+        if self._app is None:
+            from celery5.app import owner_of
+
+            self.adopt(owner_of(self.kind.__module__, self.kind))
+        return cast("App", self._app)
+
+    @property
+    def of(self) -> str:
+        """The name of the application whose event it is."""
+        return self._of or self.app.name
+
+    def adopt(self, app: "App") -> None:
+        """Belong to `app` from now on, unless it belongs to one already."""
+        if self._app is None:
+            self._app = app
+            app.events.add(self)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it was declared with no application and has not been adopted by one."""
+        return self._app is None
+
+    def made(self, fields: dict[str, Any]) -> Event:
+        """An event with these fields. Raises BadArguments."""
+        try:
+            return self.kind(**fields)
+        except BadArguments:
+            raise
+        except TypeError as error:
+            known = ", ".join(self.fields) or "none"
+            raise BadArguments(
+                f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"
+            ) from None
+
+    def read(self, said: Mapping[str, object]) -> Event:
+        """An event whose fields are said as in JSON. Raises BadArguments."""
+        try:
+            _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
+        except BadArguments as error:
+            raise of_a_field(error) from None
+        return self.made(dict(named))
+
+    def encoded(self, event: Event) -> dict[str, msgspec.Raw]:
+        """Its fields as JSON. Raises BadArguments."""
+        try:
+            _, raw = self._parameters.encode((), {name: getattr(event, name) for name in self.fields})
+        except BadArguments as error:
+            raise of_a_field(error) from None
+        return _FIELDS.decode(raw)
+
+    def job(self, event: Event) -> Job:
+        """The message of an event, on its way to the Routers."""
+        app = self.app
+        if self._of and self._of != app.name:
+            raise Misconfigured(f"event {self.name} is of application {self._of!r}: it is sent there")
+        message = EventMessage(
+            v=VERSION,
+            id=new_id(),
+            event=self.name,
+            version=self.version,
+            fields=self.encoded(event),
+            sent=time.time(),
+            trace=current_trace(),
+        )
+        return Job(message.id, self.name, EVENTS, app.fitting(encode(message), self.name), app=app.name)
+
+    def subscribe(self, task: Any, said: dict[str, Any]) -> None:
+        """Remember a subscription. Raises Misconfigured."""
+        if not isinstance(task, Task):
+            raise Misconfigured(f"{self.name}.subscribe takes a task, got {task!r}: put @app.task below it")
+        task = cast("Task[Any, Any]", task)
+        options = dict(said)
+        versions = _versions(options.pop("versions", self.version), self.name)
+        wrong = [name for name in ("id", "key", "eta", "unique_for") if options.get(name) is not None]
+        if wrong:
+            raise Misconfigured(
+                f"{wrong[0]} is not for a subscription: each event's job has an id of its own"
+            )
+        takes = taken_by(task, self.name, self.fields)
+        self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
+
+    def subscriptions(self, app: "App") -> list[Subscription]:
+        """Those of an application's tasks, as the registry is told of them."""
+        found: list[Subscription] = []
+        for task, versions, takes in self._subscribed.values():
+            if task.app is app:
+                job, expires_in = pattern(task.pattern())
+                found.append(Subscription(self.name, versions, job, takes, expires_in))
+        return found
+
+
+class DeclareEvent:
+    """What `@event` and `@app.event` are: a decorator that works bare and called."""
+
+    def __init__(self, app: "App | None") -> None:
+        self._app = app
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, kind: type[E], /
+    ) -> type[E]: ...
+    @overload
+    def __call__(self, kind: type[T], /) -> EventClass[T]: ...
+    @overload
+    def __call__(
+        self, *, name: str | None = None, version: int = 1, of: str | None = None
+    ) -> Callable[[type[Any]], Any]: ...
+    def __call__(  # type: ignore[misc]
+        self,
+        kind: type[Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        of: str | None = None,
+    ) -> Any:
+        """Declare an event. `name` is the module and qualified name of the class unless given; `version` says which
+        one of its meanings this is; `of` names another application whose event it is, to subscribe to. Raises
+        Misconfigured."""
+
+        def declared(kind: type[Any]) -> Any:
+            if not isinstance(cast("object", kind), type):
+                raise Misconfigured(f"@event takes a class, got {kind!r}")
+            called = name or f"{module_of(kind)}.{kind.__qualname__}"
+            if not _is_whole(version):
+                raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
+            made = _struct_of(kind, called)
+            one = Declared(made, name=called, version=version, app=self._app, of=of or "")
+            _DECLARED[made] = one
+            if self._app is not None:
+                self._app.events.add(one)
+            return made
+
+        return declared if kind is None else declared(kind)
+
+
+event: DeclareEvent = DeclareEvent(None)
+"""Declare an event without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
+
+
+def declared_of(kind: type[Any]) -> Declared:
+    """How the event was declared. Raises Misconfigured for a class that was not."""
+    found = _DECLARED.get(kind)
+    if found is None:
+        raise Misconfigured(f"{kind.__qualname__} is no event yet: put @app.event above the class")
+    return found
+
+
+def all_declared() -> list[Declared]:
+    """Every event that was declared in this process, whoever owns it."""
+    return list(_DECLARED.values())
+
+
+def adopt_events(app: "App", modules: Iterable[str]) -> None:
+    """Have `app` own the free events in these modules."""
+    for module in modules:
+        for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
+            one = _DECLARED.get(value) if isinstance(value, type) else None
+            if one is not None:
+                one.adopt(app)
+
+
+def _struct_of(kind: type[Any], name: str) -> type[Event]:
+    """The class as an event's: itself if it is one, else one that has its fields and all else that is in it."""
+    if issubclass(kind, Event):
+        return kind
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except Exception as error:  # an annotation is code: it may raise anything
+        raise Misconfigured(f"event {name}: an annotation cannot be read: {error}") from None
+    own = {each: hint for each, hint in hints.items() if getattr(hint, "__origin__", hint) is not ClassVar}
+    taken = sorted(set(own) & set(_RESERVED))
+    if taken:
+        raise Misconfigured(
+            f"event {name}: a field cannot be called {taken[0]!r}: events have that themselves"
+        )
+    fields = [
+        (each, hint, getattr(kind, each)) if hasattr(kind, each) else (each, hint)
+        for each, hint in own.items()
+    ]
+    space = {each: value for each, value in vars(kind).items() if each not in own and each not in _MADE}
+    space["__qualname__"] = kind.__qualname__
+    bases: tuple[Any, ...] = (Event, *(each for each in kind.__bases__ if each is not object))
+    try:
+        return cast(
+            "type[Event]",
+            msgspec.defstruct(
+                kind.__name__,
+                fields,
+                bases=bases,
+                module=kind.__module__,
+                namespace=space,
+                frozen=True,
+                kw_only=True,
+            ),
+        )
+    except TypeError as error:
+        raise Misconfigured(f"event {name}: {error}") from None
+
+
+def _versions(said: object, name: str) -> tuple[int, ...]:
+    versions = (said,) if isinstance(said, int) else tuple(cast("Sequence[object]", said))
+    if not versions or not all(map(_is_whole, versions)):
+        raise Misconfigured(f"{name}.subscribe: versions is {said!r}: give a version, or several")
+    return tuple(sorted(set(cast("tuple[int, ...]", versions))))
+
+
+def _is_whole(version: object) -> bool:
+    return isinstance(version, int) and not isinstance(version, bool) and version >= 1
+
+
+_DECLARED: WeakKeyDictionary[type[Any], Declared] = WeakKeyDictionary()
+_RESERVED = ("subscribe", "delay", "adelay", "job")
+_MADE = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -1,0 +1,176 @@
+"""Events: the events of an application: which there are, how they are sent in bulk, and how they do in Redis (C5).
+
+Floor: domain. Reads: the registry of subscriptions. Writes: events.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from celery5.broker import events as trips
+from celery5.broker.keys import Keys
+from celery5.colourless import Plain, finished
+from celery5.connections import AwaitingRedis
+from celery5.errors import Misconfigured
+from celery5.event import Declared, Event, SentEvent, all_declared, declared_of
+from celery5.protocol.events import Subscription, by_subject, read_subscription, subject_of
+from celery5.protocol.job import Job
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+class Subscriber(msgspec.Struct, frozen=True):
+    """A task that is subscribed to an event: its application, its name, the queue that its jobs go to, and the fields
+    that it `takes`; None for all that there are."""
+
+    app: str
+    task: str
+    queue: str
+    takes: tuple[str, ...] | None
+
+
+class EventState(msgspec.Struct, frozen=True):
+    """How one version of an event does: its subscribers, how many are `kept` since nobody wanted them, and how many
+    nobody has wanted in the last week (`unclaimed`). `fields` are those that are declared here, None if none is."""
+
+    event: str
+    version: int
+    subscribers: tuple[Subscriber, ...]
+    kept: int
+    unclaimed: int
+    fields: tuple[str, ...] | None
+
+
+class Events(Mapping[str, type[Event]]):
+    """The events that an application has declared, by name: the newest version of each."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._all: dict[tuple[str, int], Declared] = {}
+
+    def __getitem__(self, name: str) -> type[Event]:
+        versions = self.versions(name)
+        if not versions:
+            raise KeyError(name)
+        return versions[max(versions)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for name, _ in self._all))
+
+    def __len__(self) -> int:
+        return len({name for name, _ in self._all})
+
+    def versions(self, name: str) -> dict[int, type[Event]]:
+        """The versions of one event that are declared, in their order."""
+        return {
+            version: self._all[name, version].kind for known, version in sorted(self._all) if known == name
+        }
+
+    def made(self, kind: type[Event], said: Mapping[str, object]) -> Event:
+        """An event whose fields are said as in JSON: a UUID as text, for instance. Raises BadArguments."""
+        return declared_of(kind).read(said)
+
+    @property
+    def own(self) -> bool:
+        """Whether one of them is the application's own, so that it needs a Router."""
+        return any(each.of == self._app.name for each in self._all.values())
+
+    def add(self, declared: Declared) -> None:
+        """Remember an event. Raises Misconfigured when another class has its name and version."""
+        known = self._all.setdefault((declared.name, declared.version), declared)
+        if known.kind is not declared.kind:
+            raise Misconfigured(
+                f"two events are named {declared.name!r}, version {declared.version}: give one of them "
+                "@event(name=...) or another version"
+            )
+
+    def subscriptions(self) -> dict[str, list[Subscription]]:
+        """What the application's tasks are subscribed to, by the application whose events those are."""
+        found: dict[str, list[Subscription]] = {}
+        for each in all_declared():
+            subscribed = each.subscriptions(self._app)
+            if subscribed:
+                found.setdefault(each.of, []).extend(subscribed)
+        return found
+
+    def queues(self) -> set[str]:
+        """The queues that those subscriptions name."""
+        return {each.job.queue for subscribed in self.subscriptions().values() for each in subscribed}
+
+    def send(self, events: Sequence[Event], *, instead: str = "asend") -> list[SentEvent]:
+        """Send many events in few round trips; gives their handles in order. For plain Python.
+
+        Raises TypeError for what is no event, MessageTooLarge, and Misconfigured for another application's event,
+        before anything is sent. When Redis is not there: as `App.send_many`.
+        """
+        jobs = self._jobs(events)
+        self._app.dispatch(jobs, instead)
+        return _sent(events, jobs)
+
+    async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
+        """`send`, from Trio or asyncio."""
+        jobs = self._jobs(events)
+        await self._app.adispatch(jobs)
+        return _sent(events, jobs)
+
+    def state(self) -> list[EventState]:
+        """How the application's events do, in Redis and here. For plain Python."""
+        return finished(self._state(Plain(self._app.connections.blocking(instead="astate"))))
+
+    async def astate(self) -> list[EventState]:
+        """`state`, from Trio or asyncio."""
+        return await self._state(await self._app.connections.awaiting())
+
+    def _jobs(self, events: Sequence[Event]) -> list[Job]:
+        if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
+            raise TypeError(f"events.send takes a list of events, got {events!r}")
+        jobs: list[Job] = []
+        for each in events:
+            if not isinstance(cast("object", each), Event):
+                raise TypeError(f"events.send takes events, got {each!r}: make one with its class")
+            declared = declared_of(type(each))
+            if declared.app is not self._app:
+                raise Misconfigured(
+                    f"event {declared.name} is of application {declared.app.name!r}: send it there"
+                )
+            jobs.append(declared.job(each))
+        return jobs
+
+    async def _state(self, redis: AwaitingRedis) -> list[EventState]:
+        keys = Keys(self._app.name)
+        registry = await redis.perform(trips.subscribers(keys, b""))
+        counts = await redis.perform(trips.unclaimed(keys))
+        read = [read_subscription(value) for value in (registry.entries or {}).values()]
+        subscribed = by_subject(each for each in read if each is not None)
+        own = {key: each for key, each in self._all.items() if each.of == self._app.name}
+        subjects = sorted({*subscribed, *counts, *(subject_of(*key) for key in own)})
+        kept = await redis.perform_all([trips.kept(keys, each) for each in subjects]) if subjects else []
+        return [
+            _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own)
+            for subject, many in zip(subjects, kept, strict=True)
+        ]
+
+
+def _state_of(
+    subject: str,
+    subscribed: Sequence[Subscription],
+    kept: int,
+    unclaimed: int,
+    own: Mapping[tuple[str, int], Declared],
+) -> EventState:
+    name, _, number = subject.rpartition(" ")
+    version = int(number) if number.isdigit() else 0
+    declared = own.get((name, version))
+    subscribers = [Subscriber(each.job.app, each.job.task, each.job.queue, each.takes) for each in subscribed]
+    ordered = sorted(subscribers, key=lambda each: (each.app, each.task))
+    fields = None if declared is None else declared.fields
+    return EventState(name, version, tuple(ordered), kept, unclaimed, fields)
+
+
+def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:
+    return [
+        SentEvent(job.id, job.task, declared_of(type(each)).version)
+        for job, each in zip(jobs, events, strict=True)
+    ]

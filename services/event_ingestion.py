@@ -1,0 +1,243 @@
+"""Event Ingestion: makes of each event one job for each of its subscribers (C5, C109, I7).
+
+Floor: services. Reads: the events' queue, the registry of subscriptions. Writes: the subscribers' queues, and what
+`finish.lua` says.
+
+First the jobs are published, then the event is ended. Should the Router die between the two, another one gets the event
+and publishes the same jobs, whose ids follow from the event's: they are known already (`claim.lua`), and stay known
+until the event has ended, however long that takes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker import events as trips
+from celery5.broker.call import Call
+from celery5.broker.calls import Entry
+from celery5.broker.events import Ending
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
+from celery5.log import Log
+from celery5.protocol.derived import AFTERWARDS
+from celery5.protocol.envelope import id_of
+from celery5.protocol.events import (
+    EventMessage,
+    Subscription,
+    by_subject,
+    encode,
+    job_of,
+    read_event,
+    read_subscription,
+)
+from celery5.protocol.job import Job
+from celery5.publisher import Publisher
+from celery5.services.lease import Lease
+from celery5.services.passing import passes
+
+AT_ONCE = 200
+"""Events read in one trip."""
+AGAIN = 0.5
+"""Seconds until another attempt, when Redis does not serve."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes trips to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
+
+
+class Reader(Protocol):
+    """Makes one blocking read."""
+
+    async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
+
+
+class EventIngestion:
+    """Routes the events that this Router reads. `routed`: events that had subscribers, jobs that were made of them,
+    events that nobody wanted, events that were buried."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        reader: Reader,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
+        read_block: float,
+        event_retention: float,
+        clock: "Clock",
+    ) -> None:
+        self._redis = redis
+        self._reader = reader
+        self._keys = keys
+        (self._events,) = consumed
+        self._lease = lease
+        self._log = log
+        self._router = worker
+        self._block = read_block
+        self._retention = event_retention
+        self._clock = clock
+        self._state = b""
+        self._subscribed: Mapping[str, Sequence[Subscription]] = {}
+        self._publishers: dict[str, Publisher] = {}
+        self._look = True
+        self.routed = {"events": 0, "jobs": 0, "unclaimed": 0, "buried": 0}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Route until cancelled. What is under way then is another Router's soon, and doubles nothing."""
+        self._look = True
+        task_status.started()
+        while True:
+            try:
+                entries = await self._read()
+                if entries:
+                    await self._route_all(entries)
+            except (BrokerUnavailable, BrokerReplied) as error:
+                self._log.event("events:waiting", "warning", why=str(error))
+                self._look = True  # an answer that was lost may have carried events
+                await trio.sleep(AGAIN)
+
+    async def _read(self) -> list[Entry]:
+        if self._look:
+            found = await self._redis.perform(
+                calls.mine(self._events, self._router, after=b"0", count=AT_ONCE)
+            )
+            self._look = bool(found)
+            if found:
+                return found
+        return await self._reader.perform(
+            calls.read([self._events], self._router, count=AT_ONCE, block=self._block)
+        )
+
+    async def _route_all(self, entries: Sequence[Entry]) -> None:
+        """Route these; when the server refuses, one by one, so that one that cannot be routed holds up no other."""
+        try:
+            await self.route(entries)
+        except BrokerReplied as error:
+            if passes(error):
+                raise
+            for each in entries:
+                await self._route_or_bury(each)
+
+    async def _route_or_bury(self, entry: Entry) -> None:
+        try:
+            await self.route([entry])
+        except BrokerReplied as error:
+            if passes(error):
+                raise
+            self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
+            await self._finish([_buried(entry, str(error))])
+
+    async def route(self, entries: Sequence[Entry]) -> None:
+        """Publish the jobs of these events, then end the events."""
+        await self._lease.sure()
+        await self._learn()
+        endings, jobs = list[Ending](), list[Job]()
+        for entry in entries:
+            ending, made = self._decided(entry)
+            endings.append(ending)
+            jobs += made
+        await self._publish(jobs)
+        await self._finish(endings)
+        await self._forget(jobs)
+        self.routed["jobs"] += len(jobs)
+
+    async def _learn(self) -> None:
+        """Who is subscribed now: asked after the events were read, so whoever subscribed before they were sent is
+        there."""
+        known = await self._redis.perform(trips.subscribers(self._keys, self._state))
+        if known.retired:
+            names = [name.replace("\n", " ") for name in known.retired]
+            self._log.event("events:retired", "warning", subscriptions=names, why=_RETIRED)
+        if known.entries is not None:
+            read = {name: read_subscription(value) for name, value in known.entries.items()}
+            for name in (name for name, each in read.items() if each is None):
+                self._log.event("events:unreadable", "error", subscription=name.replace("\n", " "))
+            self._subscribed = by_subject(each for each in read.values() if each is not None)
+        self._state = known.state
+
+    def _decided(self, entry: Entry) -> tuple[Ending, list[Job]]:
+        """How an event ends, and the jobs that are to be there before."""
+        try:
+            event = read_event(entry.message)
+        except Corrupt as error:
+            self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
+            return _buried(entry, str(error)), []
+        subscribed = self._subscribed.get(event.subject, ())
+        if not subscribed:
+            return Ending("keep", entry.id, event.id, event.subject, entry.message), []
+        return Ending("done", entry.id, event.id, event.subject, b""), self._jobs(event, subscribed)
+
+    def _jobs(self, event: EventMessage, subscribed: Iterable[Subscription]) -> list[Job]:
+        now = self._clock()
+        return [job_of(event, each, now=now) for each in subscribed]
+
+    async def _publish(self, jobs: Sequence[Job]) -> None:
+        """All of them, each queue's in one script or a few. They are there when this returns."""
+        for app, mine in _by_app(jobs).items():
+            publisher = self._publishers.setdefault(app, Publisher(keys=Keys(app)))
+            publisher.published(mine, await self._redis.perform_all(publisher.publish(mine)))
+
+    async def _finish(self, endings: Sequence[Ending]) -> None:
+        call = trips.finish(
+            self._keys, self._events, self._router, endings, known=self._state, retention=self._retention
+        )
+        for ending, ended in zip(endings, await self._redis.perform(call), strict=True):
+            if ended == 1:
+                self.routed[_COUNTED[ending.verb]] += 1
+            elif ended == -1:
+                self._look = True  # somebody has subscribed meanwhile: it is still ours, and routed once more
+
+    async def _forget(self, jobs: Sequence[Job]) -> None:
+        """The events have ended: their jobs need not be remembered for long. If this is missed, they are for longer."""
+        made: list[Call[Any]] = []
+        for app, mine in _by_app(jobs).items():
+            queues: dict[str, list[str]] = {}
+            for job in mine:
+                queues.setdefault(job.queue, []).append(job.lock)
+            keys = self._publishers[app]
+            made += [
+                trips.shorten(keys.queue(queue), locks, to=AFTERWARDS) for queue, locks in queues.items()
+            ]
+        try:
+            await self._redis.perform_all(made)
+        except BrokerError as error:
+            self._log.event("events:remembered", "debug", why=str(error))
+
+
+class Clock(Protocol):
+    """Tells the time, in seconds since 1970."""
+
+    def __call__(self) -> float: ...
+
+
+def _by_app(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.app, []).append(job)
+    return found
+
+
+def _buried(entry: Entry, why: str) -> Ending:
+    document = {
+        "v": 1,
+        "id": id_of(entry.message),
+        "state": "DEAD",
+        "reason": "corrupt",
+        "failure": {"message": why},
+    }
+    return Ending("bury", entry.id, id_of(entry.message), "", entry.message, encode(document))
+
+
+_COUNTED = {"done": "events", "keep": "unclaimed", "bury": "buried"}
+_RETIRED = "no worker has declared them for as long as the setting subscription_ttl says"

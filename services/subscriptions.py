@@ -1,0 +1,87 @@
+"""Subscriptions: tells Redis which events the tasks of this worker are subscribed to, and keeps that current (C5).
+
+Floor: services. Reads: nothing. Writes: what `declare.lua` says.
+
+Routers make jobs for whoever is in the registry, whether a worker lives or not. What no worker declares any more is
+retired when its time is over. A worker without subscriptions does nothing here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import trio
+
+from celery5.broker import events as trips
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.log import Log
+from celery5.protocol.events import Subscription, encode
+
+OFTEN = 60.0
+"""Seconds between two declarations at most: after that long the registry is whole again, should Redis lose it."""
+AGAIN = 1.0
+"""Seconds until another attempt, when Redis does not serve."""
+PORTION = 200
+"""Kept events that are sent again in one trip."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+
+class Subscriptions:
+    """The subscriptions of one worker's tasks, by the application whose events those are."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        subscribed: Mapping[str, Sequence[Subscription]],
+        subscription_ttl: float,
+        event_catch_up: bool,
+        log: Log,
+    ) -> None:
+        self._redis = redis
+        self._subscribed = subscribed
+        self._lasts = subscription_ttl
+        self._room = PORTION if event_catch_up else 0
+        self._log = log
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Declare them, and again before their time is over, until cancelled."""
+        if not self._subscribed:
+            task_status.started()
+            await trio.sleep_forever()
+        await self.declare()
+        task_status.started()
+        while True:
+            await trio.sleep(min(self._lasts / 3, OFTEN))
+            while not await self._declared():  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(min(self._lasts / 3, AGAIN))
+
+    async def declare(self) -> None:
+        """Declare all of them once; those that are new get the events that were kept."""
+        for app, subscriptions in self._subscribed.items():
+            named = [(each.name, encode(each)) for each in subscriptions]
+            subjects = sorted({subject for each in subscriptions for subject in each.subjects})
+            more = True
+            while more:
+                changed, sent = await self._redis.perform(
+                    trips.declare(Keys(app), named, subjects, lasts=self._lasts, catch_up=self._room)
+                )
+                more = self._room > 0 and sent == self._room
+                if changed or sent:
+                    self._log.event("events:subscribed", of=app, changed=changed, caught_up=sent)
+
+    async def _declared(self) -> bool:
+        try:
+            await self.declare()
+        except (BrokerUnavailable, BrokerReplied) as error:
+            self._log.event("events:not-declared", "warning", why=str(error))
+            return False
+        return True
