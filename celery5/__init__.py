@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from celery5.protocol.dead_letters import DeadJob
     from celery5.protocol.documents import ResultDocument, SourceDocument
     from celery5.protocol.job import Job
+    from celery5.protocol.limits import Limit, Range, Rate
     from celery5.protocol.retry import RetryPolicy
     from celery5.protocol.situation import Situation
     from celery5.protocol.states import JobState
@@ -114,10 +115,13 @@ __all__ = [
     "Job",
     "JobState",
     "JobStory",
+    "Limit",
     "Load",
     "MessageTooLarge",
     "Misconfigured",
     "NotReplicated",
+    "Range",
+    "Rate",
     "RedisResults",
     "Reject",
     "ResultDocument",
@@ -180,6 +184,7 @@ _HOMES: Mapping[str, str] = {
     "protocol.dead_letters": "DeadJob",
     "protocol.documents": "ResultDocument SourceDocument",
     "protocol.job": "Job",
+    "protocol.limits": "Limit Range Rate",
     "protocol.retry": "RetryPolicy",
     "protocol.situation": "Situation",
     "protocol.states": "JobState",

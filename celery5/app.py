@@ -27,6 +27,7 @@ from celery5.event import DeclareEvent
 from celery5.events import Events
 from celery5.health import DeclareCheck, HealthCheck
 from celery5.include import checked, covers, import_all, modules_of
+from celery5.limiting import Limits
 from celery5.overview import AppState, state_of_app, story_of
 from celery5.owning import adopt_all
 from celery5.patience import AwaitingPatient, Patient
@@ -102,7 +103,7 @@ class App:
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         self.dlq: DeadLetters = DeadLetters(self)
-        self.control: Control = Control(self)
+        self.control, self.limits = Control(self), Limits(self)
         self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
 
@@ -328,7 +329,6 @@ class App:
         return holders
 
     def _publish(self, jobs: Sequence[Job], instead: str = "asend_many") -> Mapping[str, str]:
-        """Make the trips."""
         answers = self.connections.blocking(instead=instead).perform_all(self._publisher.publish(jobs))
         return self._publisher.published(jobs, answers)
 

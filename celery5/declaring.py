@@ -22,11 +22,13 @@ from typing import (
 
 from celery5.deduplicate import Policy
 from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
+from celery5.gate import Key
 from celery5.health import HealthCheck
 from celery5.protocol.box import Box
 from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.job import OF_ONE_CALL, Options
 from celery5.protocol.lanes import Priority
+from celery5.protocol.limits import Limit, Range, Rate
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
 from celery5.sinks import RedisResults, Sink
@@ -100,6 +102,10 @@ class TaskOptions(TypedDict, total=False):
     sinks: Sequence[Sink | RedisResults]
     source: Source | type | Sequence[Source | type]  # to a type checker a decorated class is a class still
     schedule: "When | Periodic | Sequence[Periodic] | None"
+    limit: int | Limit | Range | None
+    rate_limit: str | Rate | None
+    concurrency_key: Key | None
+    fair_key: Key | None
 
 
 class Decorator(Protocol):

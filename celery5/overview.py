@@ -34,7 +34,7 @@ class AppState(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> int:
         """Jobs that have not ended."""
-        return sum(each.waiting + each.held + each.scheduled for each in self.queues.values())
+        return sum(each.waiting + each.held + each.scheduled + each.gated for each in self.queues.values())
 
     @property
     def dead(self) -> int:
@@ -87,6 +87,7 @@ def _story(job_id: str, queue: str, seen: Sighting) -> JobStory:
         taken=0.0 if seen.held is None else seen.now - seen.held,
         due=seen.due or 0.0,
         deliveries=seen.deliveries,
+        before=seen.before,
     )
 
 

@@ -136,6 +136,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(description="how long a subscription counts that no worker declares any more", ge=1, le=LONGEST),
     ] = 604800.0
+    breaker_suspends: Annotated[
+        bool,
+        Meta(description="a task whose breaker opens on one worker is suspended on all of them meanwhile"),
+    ] = False
     read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,

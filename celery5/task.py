@@ -15,6 +15,7 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
+    Unpack,
     cast,
 )
 
@@ -23,6 +24,7 @@ from msgspec import Raw
 from celery5.binding import bound
 from celery5.deduplicate import Policy, policy_of
 from celery5.errors import Misconfigured
+from celery5.gate import Gated, GateOptions, gated
 from celery5.health import HealthCheck, checked
 from celery5.protocol.arguments import Parameters, ResultType
 from celery5.protocol.backoff import OwnBackoff
@@ -86,6 +88,7 @@ class Task(Generic[P, R_co]):
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
         schedule: object = None,
+        **gate: Unpack[GateOptions],
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
@@ -102,15 +105,13 @@ class Task(Generic[P, R_co]):
         self._terms: Terms | None = None
         self._backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function)
+        self.gated: Gated | None = gated(self.name, self.function, self.options_.queue, **gate)
         self.deduplicate: Policy | None = (
             None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
         )
         self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
         if self.box is not None and not self.box.is_python:
-            if bind or deduplicate is not None:
-                raise Misconfigured(
-                    f"task {self.name} runs the command {self.box.command[0]!r}: bind and deduplicate are for functions"
-                )
+            _check_command(self.name, self.box, bind or deduplicate is not None)
             self.function = _elsewhere(self.name, self.box)
         self._breaker: BreakerPolicy | None = breaker
         # The health checks that trip its circuit breaker (C34).
@@ -186,17 +187,20 @@ class Task(Generic[P, R_co]):
         twin.__dict__.update(self.__dict__)
         twin._app, twin._policy, twin._settings = self.app, None, None
         twin.options_ = _options(options, self.options_)
+        if twin.gated is not None:
+            twin.gated.stay(twin.options_.queue)
         return twin
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
-        return self._job_of(*self.parameters.encode(args, kwargs))
+        keys = ("", "") if self.gated is None else self.gated.keys_of(args, kwargs)
+        return self._job_of(*self.parameters.encode(args, kwargs), *keys)
 
     def pattern(self) -> Job:
         """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
         return self._job_of(Raw(b"[]"), NOTHING)
 
-    def _job_of(self, raw_args: Raw, raw_kwargs: Raw) -> Job:
+    def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
         options, app, now = self.options_, self._app or self.app, time.time()
         terms = self._terms
         if terms is None or self._settings is not app.settings:
@@ -220,6 +224,8 @@ class Task(Generic[P, R_co]):
             results_ttl=terms.results_ttl,
             trace=current_trace(),
             priority=terms.priority,
+            concurrency_key=slot,
+            fair_key=turn,
         )
         return Job(
             envelope.id,
@@ -312,6 +318,13 @@ def _name_of(function: Callable[..., Any]) -> str:
     return f"{module_of(function)}.{qualified}"
 
 
+def _check_command(task: str, box: Box, wants_a_function: bool) -> None:
+    if wants_a_function:
+        raise Misconfigured(
+            f"task {task} runs the command {box.command[0]!r}: bind and deduplicate are for functions"
+        )
+
+
 def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
     """What is called in place of the function of a task whose box has a command."""
 
@@ -377,5 +390,9 @@ OF_THE_TASK = (
     "sinks",
     "source",
     "schedule",
+    "limit",
+    "rate_limit",
+    "concurrency_key",
+    "fair_key",
 )
 """What is said once, when a task is declared; the rest are options, which each call may replace."""

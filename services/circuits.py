@@ -8,7 +8,7 @@ costs nothing. Two small collections are all that the way of a job looks at: `sh
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,6 +170,9 @@ class Circuits:
         self._log = log
         self._of: dict[str, Circuit | None] = {}
         self._services: dict[str, Circuit] = {}
+        self.tripped: Callable[[str, str, float], None] | None = None
+        """Hears of each task whose jobs are held from now on: its name, why, and for how many seconds."""
+        self._heard: dict[str, int] = {}
         self.shut: dict[str, Circuit] = {}
         self.restless: set[str] = set()
         for name, task in tasks.items():
@@ -245,6 +248,10 @@ class Circuits:
             self.shut.pop(task, None)
         else:
             self.shut[task] = circuit
+        if self.tripped is not None and circuit.trips > self._heard.get(task, 0):
+            self._heard[task] = circuit.trips
+            if circuit.policy.mode == "delay":
+                self.tripped(task, circuit.why, circuit.breaker.until - trio.current_time())
         if circuit.breaker.is_restless:
             self.restless.add(task)
         else:

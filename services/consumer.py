@@ -7,7 +7,6 @@ jobs that cannot run here and for jobs given back.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import trio
@@ -21,10 +20,10 @@ from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrup
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, dropped, settlement
 from celery5.protocol.envelope import Envelope, Failure, id_of, read_envelope
-from celery5.protocol.prefetch import BATCH, HORIZON, Mix, Pace, to_read
+from celery5.protocol.lanes import HANDED
+from celery5.protocol.prefetch import HORIZON
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
-from celery5.services.detours import Detours
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
@@ -32,7 +31,9 @@ from celery5.services.passing import passes
 from celery5.services.preferences import Preferences
 from celery5.services.reading import Reading, Room
 from celery5.services.recent import Recent
+from celery5.services.rooms import Rooms
 from celery5.services.suspects import Suspects
+from celery5.services.turnstile import GATE, Turnstile
 from celery5.task import Task
 
 AGAIN = 0.1
@@ -75,18 +76,18 @@ class Consumer:
         preferences: Preferences,
         tasks: Mapping[str, Task[..., Any]],
         queues: Mapping[str, TasksQueue],
-        paces: Mapping[str, Pace],
+        rooms: Rooms,
         budget: ConcurrencyBudget,
         results: ResultsQueue,
         ledger: Ledger,
         recent: Recent,
         suspects: Suspects,
+        turnstile: Turnstile,
         lease: Lease,
         log: Log,
         worker: str,
         read_block: float,
         results_ttl: float,
-        default_queue: str,
     ) -> None:
         self._reader = reader
         self._redis = redis
@@ -95,12 +96,15 @@ class Consumer:
         reading.follow(lambda: self._reading.cancel())
         self._tasks = tasks
         self._queues = queues
-        self._paces = paces
+        self._rooms = rooms
         self._budget = budget
         self._results = results
         self._ledger = ledger
         self._recent = recent
         self._suspects = suspects
+        self._turnstile = turnstile
+        turnstile.take, turnstile.settle, turnstile.look_again = self.take, self._settle, self._look_for_lost
+        turnstile.closed = lambda queue: self._stopping or queue in self._paused
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -108,11 +112,6 @@ class Consumer:
         self._ttl = results_ttl
         self._paused: set[str] = set()
         self._reading = trio.CancelScope()
-        self._mixes = {keys.queue: Mix() for keys in consumed}
-        self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
-        for task in tasks.values():
-            self._kinds.get(task.options_.queue or default_queue, set()).add(task.kind)
-        self._detours = Detours(paces=paces, budget=budget, ledger=ledger, kinds=self._kinds)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled. Raises LeaseLost when the group is gone, which means that Redis lost its data."""
@@ -139,7 +138,7 @@ class Consumer:
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
-        return await self._read(await self._rooms())
+        return await self._read(await self._free())
 
     def give_back(self) -> None:
         """Release what waits unstarted; its attempt is not counted (I9)."""
@@ -174,6 +173,10 @@ class Consumer:
         """Something may have been read whose answer was lost."""
         self._connects = -1
 
+    def _look_for_lost(self) -> None:
+        self.look_again()
+        self._reading.cancel()
+
     async def _fetch_or_wait(self) -> None:
         try:
             await self.fetch()
@@ -199,36 +202,25 @@ class Consumer:
             self._log.event("consumer:waiting", "warning", why=str(error))
         await trio.sleep(AGAIN)
 
-    async def _rooms(self) -> dict[str, int]:
+    async def _free(self) -> dict[str, int]:
         """How many jobs of each queue there is room for, once there is room for one."""
         while True:
             rooms = {keys.queue: self._room(keys.queue) for keys in self._order.queues}
+            self._turnstile.crowded = not all(rooms.values())
             if any(rooms.values()):
                 return rooms
             await self._ledger.changed()
 
     def _room(self, queue: str) -> int:
         """How many jobs of one queue there is room for."""
-        if queue in self._paused or self._ledger.held("") >= BATCH:
-            return 0  # paused, or jobs that cannot run here wait to be buried
-        rooms = {kind: self._room_for(kind) for kind in self._kinds_on(queue)}
-        return self._mixes[queue].fits(rooms)
-
-    def _kinds_on(self, queue: str) -> AbstractSet[str]:
-        return self._kinds[queue] or self._paces.keys()
-
-    def _room_for(self, kind: str) -> int:
-        slots, held, pace = self._budget.room(kind), self._ledger.held(kind), self._paces[kind]
-        return to_read(slots=slots, held=held, mean=pace.mean, horizon=pace.horizon) or self._detours.beyond(
-            kind, slots=slots, held=held
-        )
+        return 0 if queue in self._paused else self._rooms.of(queue)
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
         """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
         are read one after the other, without waiting; only when all are empty are all waited for."""
         open_ = [keys for keys in self._order.queues if rooms[keys.queue]]
         closed = [queue for queue, room in rooms.items() if not room]
-        room = Room(rooms, {keys.queue: self._kinds_on(keys.queue) for keys in open_})
+        room = Room(rooms, {keys.queue: self._rooms.kinds(keys.queue) for keys in open_})
         shares = room.shares(open_)
         found = await self._order.at_once(open_, room, self._receive)
         if found or any(keys.queue in self._paused for keys in open_):  # paused since we asked who is open
@@ -311,19 +303,26 @@ class Consumer:
             kind, delivery.takers = task.kind, task.takers
             delivery.kind = kind
             counts = met.setdefault(entry.queue, {})
+            if entry.lane == HANDED or envelope.task in self._turnstile.rules:
+                self._to_its_gate(delivery, envelope.task, counts)
+                continue
             counts[kind] = counts.get(kind, 0) + 1
             self._ledger.adopt(delivery)
             if entry.deliveries < self._suspects.deaths:
                 self._queues[kind].put(delivery)
             else:
                 self._suspects.admit(delivery)
-        for queue, counts in met.items():
-            self._kinds[queue].update(counts)
-            self._mixes[queue].read(counts)
-            self._detours.met(counts)
+        self._rooms.met(met)
         if self._preferences.tasks:
             for queue_of_kind in self._queues.values():
                 self._preferences.arrange(queue_of_kind)
+
+    def _to_its_gate(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
+        """Whoever has to pass a gate goes there; who was handed over has passed it."""
+        if why := self._turnstile.came(delivery, task):
+            self._refuse(delivery, Reason.REJECTED_BY_LIMIT, "RejectedByLimit", why)
+        elif delivery.lane != HANDED:
+            counts[GATE] = counts.get(GATE, 0) + 1
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
         self._ledger.adopt(delivery)
@@ -354,18 +353,14 @@ class Consumer:
             await trio.sleep(HORIZON)
             now = time.time()
             for kind, queue in self._queues.items():
-                if queue and queue.items[0].read < now - STALE * self._paces[kind].horizon:
+                if queue and queue.items[0].read < now - STALE * self._rooms.horizon(kind):
                     self._give_back_stale(kind, queue.drain())
             for delivery in self._suspects.drain(read_before=now - STALE * HORIZON):
                 self._settle(delivery, Release())
-            self._detours.look()
+            self._rooms.look()
 
     def _give_back_stale(self, kind: str, waiting: Sequence[Delivery]) -> None:
-        level: Level = "debug"
-        if not self._detours.over(kind, len(waiting)):
-            level = "info"
-            self._paces[kind].slow()
-            self._budget.gave_back(kind)
+        level: Level = "debug" if self._rooms.gave_back(kind, len(waiting)) else "info"
         self._log.event("consumer:gave-back", level, count=len(waiting), kind=kind)
         for delivery in waiting:
             self._settle(delivery, Release())

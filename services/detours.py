@@ -40,7 +40,7 @@ class Detours:
     def met(self, counts: Mapping[str, int]) -> None:
         """So many jobs of each kind were read from one queue."""
         for kind in counts:
-            if self._detours[kind].begun:
+            if kind in self._detours and self._detours[kind].begun:
                 self._detours[kind].met(counts, kind)
 
     def over(self, kind: str, given_back: int) -> bool:

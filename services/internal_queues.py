@@ -39,6 +39,12 @@ class HandOver(Generic[T]):
         if not self._waking:
             self._wake_one()
 
+    def put_behind(self, count: int, item: T) -> None:
+        """Keep `item` for a taker, behind so many others. Never blocks."""
+        self.items.insert(count, item)
+        if not self._waking:
+            self._wake_one()
+
     async def take(self) -> T:
         """The oldest item, at once when there is one (with no checkpoint), else the next that is put."""
         while not self.items:

@@ -48,6 +48,12 @@ class Ledger:
         self._held[delivery.queue, delivery.entry] = delivery
         self._kinds[delivery.kind] += 1
 
+    def becomes(self, delivery: Delivery, kind: str) -> None:
+        """`delivery`, which is held, counts for another kind from now on."""
+        self._kinds[delivery.kind] -= 1
+        self._kinds[kind] += 1
+        delivery.kind = kind
+
     def settled(self, deliveries: Iterable[Delivery]) -> None:
         """These are settled: there is room for others."""
         for delivery in deliveries:

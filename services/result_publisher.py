@@ -7,23 +7,27 @@ Whatever finished while one trip was under way goes with the next: at low load a
 waits, at high load it is hundreds. An outcome is kept until Redis has it, however long that takes (I2).
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 import trio
 
-from celery5.broker import calls
+from celery5.broker import calls, gating
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, Words, goes_back
 from celery5.protocol.documents import handed_on
+from celery5.protocol.lanes import HANDED
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
 from celery5.services.passing import passes
 from celery5.services.recent import Recent
+from celery5.services.turnstile import Turnstile
 from celery5.services.unpublishable import Unpublishable
 
 BATCH = 256
@@ -35,13 +39,14 @@ AGAIN = 0.1
 FLUSH_LIMIT = 10.0
 """Seconds that a stopping worker gives the last outcomes."""
 
+T = TypeVar("T")
 Outcomes = Sequence[tuple[Delivery, Words]]
 
 
 class Performs(Protocol):
     """Makes one trip to Redis."""
 
-    async def perform(self, call: Call[int], /) -> int: ...
+    async def perform(self, call: Call[T], /) -> T: ...
 
 
 class ResultPublisher:
@@ -56,6 +61,7 @@ class ResultPublisher:
         ledger: Ledger,
         recent: Recent,
         unpublishable: Unpublishable,
+        turnstile: Turnstile,
         lease: Lease,
         log: Log,
         worker: str,
@@ -66,6 +72,8 @@ class ResultPublisher:
         self._ledger = ledger
         self._recent = recent
         self._unpublishable = unpublishable
+        self._turnstile = turnstile
+        self._handed: Callable[[], None] | None = None
         self._lease = lease
         self._log = log
         self._worker = worker
@@ -99,16 +107,19 @@ class ResultPublisher:
         for (queue, lane), batch in by_lane.items():
             for part in _portions(batch):
                 settled = await self._settle(self._queues[queue].on(lane), part)
+                self._turnstile.left(delivery for delivery, _ in settled)
                 self._ledger.settled(delivery for delivery, _ in settled)
+                if self._handed is not None:
+                    self._handed()
+                    self._handed = None
 
     async def _settle(self, keys: QueueKeys, batch: Outcomes) -> Outcomes:
         """Settle outcomes of one lane, however long that takes. Gives those that were: while Redis is away, others may
         have become something else."""
         waited = sent = False
         while True:
-            call = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
             try:
-                owned = await self._redis.perform(call)
+                owned = await self._perform(keys, batch)
             except BrokerUnavailable as error:
                 if not waited:
                     self._log.event("results:waiting", "warning", count=len(batch), why=str(error))
@@ -132,6 +143,21 @@ class ResultPublisher:
             self._log.event("results:settled-before", "debug", count=len(batch) - owned)
         self._unpublishable.over()
         return batch
+
+    async def _perform(self, keys: QueueKeys, batch: Outcomes) -> int:
+        """One trip. Where there are jobs in the batch that have slots at gates, others may be handed over for them."""
+        settle = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
+        used = self._turnstile.used or keys.lane == HANDED
+        leaving = [delivery for delivery, _ in batch if delivery.rule is not None] if used else []
+        if not leaving and keys.lane != HANDED:
+            return await self._redis.perform(settle)
+        tasks = {each.envelope.task for each in leaving if each.envelope}
+        rules, asked = self._turnstile.wants(keys.queue, tasks, left=leaving), time.time()
+        with self._turnstile.promising(rules):
+            handed = await self._redis.perform(gating.settle_gated(keys, settle, leaving, rules))
+        told = [rule for rule, _ in rules]
+        self._handed = partial(self._turnstile.handed, keys.queue, told, handed, asked)
+        return handed.owned
 
     def _instead(self, batch: Outcomes, sent: bool) -> Outcomes:
         """What is left to be settled of `batch`, and to be told of as dropped, should it come to that."""

@@ -21,11 +21,10 @@ from celery5.broker.keys import QueueKeys
 from celery5.deduplicate import declined
 from celery5.errors import BadArguments, BrokerError
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery
+from celery5.protocol.delivery import Delivery, too_late
 from celery5.protocol.envelope import Failure
 from celery5.protocol.prefetch import Pace
 from celery5.protocol.verdict import (
-    Lapsed,
     Outcome,
     Raised,
     Reason,
@@ -281,8 +280,8 @@ class TaskExecution:
     async def _outcome(self, delivery: Delivery, runner: Runner, hand: Hand) -> Outcome:
         envelope = delivery.envelope
         assert envelope is not None, "the Consumer hands on only what it could read"
-        if envelope.expires is not None and envelope.expires <= delivery.started:
-            return LAPSED
+        if (envelope.expires is not None or delivery.until) and (late := too_late(delivery, envelope)):
+            return late
         if envelope.task in self._circuits.shut and (barred := self._circuits.bar(delivery, envelope.task)):
             return barred
         task = self._tasks[envelope.task]
@@ -389,5 +388,4 @@ _Pen = Callable[[Delivery], None] | None
 _WAITED_FOR = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )
-LAPSED = Lapsed()
 WITHDRAWN = Withdrawn()

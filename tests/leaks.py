@@ -18,6 +18,7 @@ import redis
 
 from celery5.broker import calls
 from celery5.broker.keys import EVENTS, GROUP, Keys
+from tests.gate_leaks import gate_leaks, parted
 
 PATTERN = re.compile(r"celery5:\{(?P<app>[^:{}]+)(?::(?P<queue>[^{}]*))?\}:(?P<what>.+)", re.DOTALL)
 LONGEST_LEASE = 60_000
@@ -50,8 +51,9 @@ class Queue:
         """What of it has no owner. `now` is the server's time in ms."""
         found = [self._misplaced(job, place) for job, place in self.jobs.items()]
         found += [f"{each!r} is due without an envelope" for each in self.due - self.waiting]
-        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due]
-        placed = {job for job, place in self.jobs.items() if place[:1] in b"DRH"}
+        gated = {job for job, place in self.jobs.items() if place[:1] == b"G"}
+        found += [f"{each!r} has an envelope and is never due" for each in self.waiting - self.due - gated]
+        placed = {job for job, place in self.jobs.items() if place[:1] in b"DRHG"}
         found += [f"{each!r} is due and has no such place" for each in self.due - placed]
         found += [self._elsewhere(entry, fields) for entry, fields in self.stream.items()]
         found += [self._locked(lock, job) for lock, job in self.unique.items()]
@@ -85,6 +87,7 @@ class Queue:
             b"D": job in self.due,
             b"R": job in self.due,
             b"H": job in self.due,
+            b"G": job in self.waiting,
             b"X": entry in self.dead,
         }
         return "" if there.get(kind, False) else f"job {job!r} has the place {place!r}, where it is not"
@@ -125,6 +128,7 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
             pipe.pttl(key)
         lasting = [key for key, ttl in zip(keys, pipe.execute(), strict=True) if ttl == -1]
     found: list[str] = []
+    gated, lasting = parted(lasting, PATTERN)
     queues: dict[str, Queue] = {}
     for key in lasting:
         match = PATTERN.fullmatch(key.decode(errors="replace"))
@@ -142,8 +146,15 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
             found.append(f"{key.decode(errors='replace')}: nobody's, and it never expires")
             continue
         _READ[what](server, key, queues.setdefault(name, Queue(name)))
+    found += _faults(server, queues.values())
+    return found + [fault for app, name in gated for fault in gate_leaks(server, Keys(app).of(name))]
+
+
+def _faults(server: Any, queues: Collection[Queue]) -> list[str]:
+    """What of these queues has no owner."""
     seconds, micros = server.time()
-    for queue in queues.values():
+    found: list[str] = []
+    for queue in queues:
         if queue.idlers():
             _visit(server, queue)
         found += queue.faults(seconds * 1000 + micros / 1000)

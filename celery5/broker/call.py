@@ -17,6 +17,10 @@ R = TypeVar("R")
 Word = str | bytes | int | float
 
 
+def _lua(name: str) -> str:
+    return files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A Lua script: `name` of its file, its `body`, and the `sha` under which Redis knows it."""
@@ -26,9 +30,14 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, name: str) -> "Script":
-        """Read `lua/<name>.lua` from the package."""
-        body = files("celery5.broker").joinpath("lua", f"{name}.lua").read_text()
+    def load(cls, name: str, *, part: str = "", inner: str = "") -> "Script":
+        """Read `lua/<name>.lua` from the package, behind `lua/parts/<part>.lua`, if it needs that. It can call another
+        script, the `inner` one, as a function of that name, with tables of its own in place of KEYS and ARGV."""
+        body = _lua(name)
+        if inner:
+            body = f"local function {inner}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
+        if part:
+            body = _lua(f"parts/{part}") + body
         return cls(name, body, sha1(body.encode(), usedforsecurity=False).hexdigest())
 
 

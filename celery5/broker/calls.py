@@ -17,11 +17,11 @@ PUBLISH = Script.load("publish")
 SCHEDULE = Script.load("schedule")
 CLAIM = Script.load("claim")
 PICK = Script.load("pick")
-PROMOTE = Script.load("promote")
+PROMOTE = Script.load("promote", part="gates")
 SETTLE = Script.load("settle")
 JOIN = Script.load("join")
 BEAT = Script.load("beat")
-RECOVER = Script.load("recover")
+RECOVER = Script.load("recover", part="gates")
 LEAVE = Script.load("leave")
 LOCATE = Script.load("locate")
 MEASURE = Script.load("measure")
@@ -44,13 +44,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class Pulse(msgspec.Struct, frozen=True):
     """The answer to a beat. `due_in` is seconds until the next scheduled job, `lapse_in` until the next lease of
     another worker would lapse; None when there is none. `lanes` are the letters of those beside the normal one that
-    ever had a job."""
+    ever had a job; `gated` the tasks whose jobs wait at gates, as the scripts have their names."""
 
     alive: bool
     lapsed: int
     due_in: float | None
     lapse_in: float | None = None
     lanes: str = ""
+    gated: tuple[str, ...] = ()
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -71,17 +72,19 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """What is in a queue: jobs on its streams, how many of those a worker has, scheduled jobs, dead jobs."""
+    """What is in a queue: jobs on the streams of its lanes, how many of those a worker has, scheduled jobs, dead jobs,
+    and jobs that wait at gates."""
 
     stream: int
     held: int
     due: int
     dead: int
+    gated: int = 0
 
     @property
     def unfinished(self) -> int:
         """Jobs that have not ended."""
-        return self.stream + self.due
+        return self.stream + self.due + self.gated
 
 
 def publish(keys: QueueKeys, jobs: Sequence[tuple[str, bytes]]) -> Call[int]:
@@ -134,7 +137,7 @@ def fields(key: str) -> Call[dict[str, str]]:
 
 def promote(keys: QueueKeys, *, limit: int) -> Call[tuple[int, float | None]]:
     """Move due jobs to their queue; gives how many, and seconds until the next one."""
-    named = (keys.due, keys.waiting, keys.normal, keys.jobs, keys.high, keys.low)
+    named = (keys.due, keys.waiting, keys.normal, keys.jobs, keys.high, keys.low, keys.held, keys.room_prefix)
     return scripted(PROMOTE, named, (limit, keys.wake), _moved, repeatable=True)
 
 
@@ -205,7 +208,7 @@ def beat(keys: QueueKeys, worker: str, *, lease: float) -> Call[Pulse]:
     """Renew the lease for so many seconds."""
     return scripted(
         BEAT,
-        (keys.leases, keys.due, *keys.streams),
+        (keys.leases, keys.due, keys.held, *keys.streams),
         (worker, _ms(lease), GROUP),
         _pulse,
         repeatable=True,
@@ -236,9 +239,20 @@ def recover(
             keys.result_prefix,
             keys.unique,
             keys.documents,
+            keys.slots,
+            keys.counts,
             *keys.beside,
         ),
-        (GROUP, worker, max_deliveries, limit, _ms(ttl), "*" if begun is None else "-", *(begun or ())),
+        (
+            GROUP,
+            worker,
+            max_deliveries,
+            limit,
+            _ms(ttl),
+            "*" if begun is None else "-",
+            keys.free,
+            *(begun or ()),
+        ),
         _recovered,
         repeatable=True,
     )
@@ -267,7 +281,9 @@ def forget(keys: QueueKeys, job_ids: Sequence[str]) -> Call[int]:
 
 def measure(keys: QueueKeys) -> Call[Size]:
     """Count what is in a queue."""
-    return scripted(MEASURE, (keys.due, keys.dead, *keys.streams), (GROUP,), _size, repeatable=True)
+    return scripted(
+        MEASURE, (keys.due, keys.dead, keys.held, *keys.streams), (GROUP,), _size, repeatable=True
+    )
 
 
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
@@ -294,7 +310,14 @@ def _moved(raw: Any) -> tuple[int, float | None]:
 
 
 def _pulse(raw: Any) -> Pulse:
-    return Pulse(raw[0] == 1, raw[1], _seconds(raw[2]), _seconds(raw[3]), raw[4].decode())
+    return Pulse(
+        raw[0] == 1,
+        raw[1],
+        _seconds(raw[2]),
+        _seconds(raw[3]),
+        raw[4].decode(),
+        tuple(map(bytes.decode, raw[5])),
+    )
 
 
 def _recovered(raw: Any) -> Recovered:

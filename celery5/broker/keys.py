@@ -39,6 +39,11 @@ class QueueKeys:
     revoke: str
     mark: str
     documents: str
+    slots: str
+    counts: str
+    held: str
+    free: str
+    room_prefix: str
     result_prefix: str
     window_prefix: str
     lane: str = NORMAL
@@ -107,6 +112,16 @@ class Keys:
     def paused(self) -> str:
         """SET     the queues that no worker is to read."""
         return f"celery5:{{{self.app}}}:paused"
+
+    @property
+    def limits(self) -> str:
+        """HASH    what was imposed on tasks, for whoever did; the channel of the same name tells of changes."""
+        return f"celery5:{{{self.app}}}:limits"
+
+    @property
+    def suspended(self) -> str:
+        """HASH    the tasks that are suspended, and why."""
+        return f"celery5:{{{self.app}}}:suspended"
 
     def check(self, name: str) -> str:
         """STRING  what is known of a global health check, with a time to live."""
@@ -218,6 +233,11 @@ class Keys:
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
             mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
             documents=f"{tag}:documents",  # HASH    which sinks take which; the channel says that there are new ones
+            slots=f"{tag}:slots",  # HASH    the gate of each job that has a slot
+            counts=f"{tag}:counts",  # HASH    how many slots are taken, by gate
+            held=f"{tag}:held",  # HASH    how many jobs wait at gates, by task
+            free=f"{tag}:free",  # channel: somebody may go on who waits at a gate
+            room_prefix=f"{tag}:room:",
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",
         )

@@ -18,7 +18,7 @@ OVERVIEW = Script.load("overview")
 
 class Sighting(msgspec.Struct, frozen=True):
     """All that the server says of a job. `held` is seconds that a worker has had it, `due` and `now` are seconds since
-    1970; None where that is not so."""
+    1970, `before` is how many stand before it in its line at a gate; None where that is not so."""
 
     place: str
     document: bytes
@@ -28,6 +28,7 @@ class Sighting(msgspec.Struct, frozen=True):
     due: float | None
     deliveries: int
     now: float
+    before: int | None = None
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -64,11 +65,21 @@ class QueueState(msgspec.Struct, frozen=True):
     paused: bool = False
     high: int = 0
     low: int = 0
+    gated: int = 0
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
     """All that is known of a job."""
-    named = (keys.normal, keys.jobs, keys.result(job_id), keys.due, keys.waiting, keys.dead, *keys.beside)
+    named = (
+        keys.normal,
+        keys.jobs,
+        keys.result(job_id),
+        keys.due,
+        keys.waiting,
+        keys.dead,
+        keys.room_prefix,
+        *keys.beside,
+    )
     return scripted(INSPECT, named, (GROUP, job_id), _sighting, repeatable=True)
 
 
@@ -78,12 +89,12 @@ def overview(keys: QueueKeys) -> Call[QueueState]:
     def state(raw: Any) -> QueueState:
         return _state(keys.queue, raw)
 
-    named = (keys.due, keys.dead, keys.leases, keys.unique, *keys.streams)
+    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.held, *keys.streams)
     return scripted(OVERVIEW, named, (GROUP,), state, repeatable=True)
 
 
 def _sighting(raw: Any) -> Sighting:
-    place, document, message, worker, held, due, deliveries, now = raw
+    place, document, message, worker, held, due, deliveries, now, before = raw
     return Sighting(
         place.decode(errors="replace"),
         document,
@@ -93,11 +104,12 @@ def _sighting(raw: Any) -> Sighting:
         _seconds(due),
         deliveries,
         now / 1000,
+        None if before < 0 else before,
     )
 
 
 def _state(queue: str, raw: Any) -> QueueState:
-    (normal, high, low, handed), held, scheduled, next_due, dead, oldest_dead, keys, workers = raw
+    (normal, high, low, handed), held, scheduled, next_due, dead, oldest_dead, keys, workers, gated = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
         queue=queue,
@@ -106,6 +118,7 @@ def _state(queue: str, raw: Any) -> QueueState:
         low=max(0, low),
         held=held,
         scheduled=scheduled,
+        gated=sum(count for _, count in gated),
         next_due=_seconds(next_due),
         dead=dead,
         oldest_dead=_seconds(oldest_dead),

@@ -9,7 +9,7 @@ from celery5.broker.call import Call, Script, Word, scripted
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.delivery import TOMBSTONE
 
-REVOKE = Script.load("revoke")
+REVOKE = Script.load("revoke", part="gates")
 
 PORTION = 200
 """Jobs in one trip: a script holds the server up while it runs."""
@@ -30,6 +30,8 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         keys.low,
         keys.handed,
         keys.documents,
+        keys.held,
+        keys.room_prefix,
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)

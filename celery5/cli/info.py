@@ -49,6 +49,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "queue": each.queue,
             "waiting": each.waiting,
             "running": each.held,
+            "held": each.gated,
             "scheduled": each.scheduled,
             "next due": "" if each.next_due is None else f"in {span(each.next_due)}",
             "dead": each.dead,

@@ -18,7 +18,7 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, scheduled and dead jobs, and whether it is paused for all.
+    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all.
 
     Of the waiting ones, `high` and `low` have such a priority."""
     states = list(target.load().info().queues.values())
@@ -29,6 +29,7 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
             "waiting": each.waiting,
             **({"high": each.high, "low": each.low} if by_level else {}),
             "running": each.held,
+            "held": each.gated,
             "scheduled": each.scheduled,
             "dead": each.dead,
             "paused": each.paused if wants_json else "yes" if each.paused else "",

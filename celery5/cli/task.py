@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery5.cli.limiting import COMMANDS as LIMITING
 from celery5.cli.said import as_json, cell, clock, lines, paragraph, span, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
@@ -29,7 +30,11 @@ class NotRevoked(CeleryError):
 
 @click.group(no_args_is_help=False)
 def task() -> None:
-    """Jobs that were sent."""
+    """Jobs that were sent, and what is imposed on tasks."""
+
+
+for _each in LIMITING:
+    task.add_command(_each)
 
 
 @task.command()
@@ -102,6 +107,7 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "kwargs", cell(story.kwargs) if story.kwargs else None
     yield "sent", _moment(story.sent, now)
     yield "due", _moment(story.due, now)
+    yield "waits at", _gate(story)
     yield "expires", _moment(story.expires, now)
     yield "taken", _moment(story.taken, now)
     yield "started", _moment(story.started, now)
@@ -120,6 +126,13 @@ def _why(story: "JobStory") -> str:
     if story.state == "REVOKED":
         return f"revoked while {story.worker} had it" if story.worker else "revoked before a worker had it"
     return ""
+
+
+def _gate(story: "JobStory") -> str:
+    """Before which gate a job waits that is held there."""
+    if not story.gate or story.before is None:
+        return ""
+    return f"the gate of {story.gate}; {story.before} stand before it in its line"
 
 
 def _of(story: "JobStory") -> str:

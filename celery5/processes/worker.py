@@ -196,6 +196,7 @@ _SETTINGS = (
     "health_store",
     "subscription_ttl",
     "event_catch_up",
+    "breaker_suspends",
 )
 """The settings that parts ask for by name."""
 _NO_TASKS = (

@@ -33,8 +33,10 @@ from celery5.services.commands import Commands, Handler, PostsToItself
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
+from celery5.services.gates import Gates
 from celery5.services.health import Health
 from celery5.services.heartbeat import Heartbeat
+from celery5.services.impositions import Impositions
 from celery5.services.inbox import Inbox, OwnPost
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.judgement import Judgement
@@ -53,10 +55,12 @@ from celery5.services.reloader import Reloader
 from celery5.services.reporter import Reporter
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
+from celery5.services.rooms import Rooms
 from celery5.services.subscriptions import Subscriptions
 from celery5.services.suspects import Suspects
 from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
+from celery5.services.turnstile import Turnstile
 from celery5.services.unpublishable import Unpublishable
 from celery5.services.vitals import VitalSigns
 from celery5.services.worker_commands import WorkerCommands
@@ -77,7 +81,12 @@ def budgets_for(app: App) -> dict[str, Budget]:
 
 
 def make_hearers(
-    mover: Mover, revocations: Revocations, inbox: Inbox, heartbeat: Heartbeat
+    mover: Mover,
+    revocations: Revocations,
+    inbox: Inbox,
+    heartbeat: Heartbeat,
+    gates: Gates,
+    impositions: Impositions,
 ) -> dict[bytes, Hears]:
     """Which channel is whose."""
 
@@ -90,14 +99,16 @@ def make_hearers(
     all_of_them: dict[str, Hears] = dict.fromkeys(mover.channels, woken)
     all_of_them |= dict.fromkeys(revocations.channels, revocations.hear)
     all_of_them |= dict.fromkeys(inbox.channels, inbox.hear)
+    all_of_them |= dict.fromkeys(gates.channels, gates.hear)
+    all_of_them |= dict.fromkeys(impositions.channels, impositions.hear)
     return {each.encode(): hears for each, hears in all_of_them.items()}
 
 
 def make_lookers(
-    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: Pauses
+    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: Pauses, impositions: Impositions
 ) -> tuple[LooksAgain, ...]:
     """Who looks again when something may have been said while nobody listened."""
-    return (mover, revocations, inbox, pauses)
+    return (mover, revocations, inbox, pauses, impositions)
 
 
 def make_boxes(
@@ -127,9 +138,16 @@ def make_runners(
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
-def make_wake(mover: Mover, recoverer: Recoverer, revocations: Revocations, lanes: Lanes) -> tuple[Any, ...]:
+def make_wake(
+    mover: Mover,
+    recoverer: Recoverer,
+    revocations: Revocations,
+    lanes: Lanes,
+    gates: Gates,
+    impositions: Impositions,
+) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear, revocations.beat, lanes.hear)
+    return (mover.hear, recoverer.hear, revocations.beat, lanes.hear, gates.beat, impositions.beat)
 
 
 def make_handlers(
@@ -209,6 +227,7 @@ def make_ground(
     recoverer: Recoverer,
     inbox: Inbox,
     pauses: Pauses,
+    impositions: Impositions,
 ) -> tuple[Step, ...]:
     """The first part of the boot graph: what a worker stands on."""
     return (
@@ -223,6 +242,7 @@ def make_ground(
         Step("mover", mover, ("heartbeat", "listen")),
         Step("inbox", inbox, ("listen",)),
         Step("pauses", pauses, ("listen",)),
+        Step("limits", impositions, ("listen",)),
     )
 
 
@@ -235,6 +255,7 @@ def make_steps(
     revocations: Revocations,
     health: Health,
     result_publisher: ResultPublisher,
+    gates: Gates,
     task_execution: TaskExecution,
     consumer: Consumer,
     aside: tuple[Step, ...],
@@ -249,13 +270,16 @@ def make_steps(
         Step("revocations", revocations, ("heartbeat", "listen")),
         Step("health", health, ("redis",)),
         Step("results", result_publisher, ("heartbeat", "publishing")),
+        Step("gates", gates, ("results", "listen")),
         Step(
             "execution",
             task_execution,
             ("results", "budget", "asyncio", "boxes", "deadlines", "revocations", "health"),
             stop_limit=math.inf,  # it has limits of its own
         ),
-        Step("consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses")),
+        Step(
+            "consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses", "limits", "gates")
+        ),
         *aside,
     )
 
@@ -275,6 +299,9 @@ WorkerParts = Injector(
     ledger=Ledger,
     recent=Recent,
     suspects=Suspects,
+    turnstile=Turnstile,
+    rooms=Rooms,
+    gates=Gates,
     results=ResultsQueue,
     asyncio_runner=AsyncioRunner,
     boxes=value(make_boxes),
@@ -295,6 +322,7 @@ WorkerParts = Injector(
     missed=value(make_missed),
     inbox=Inbox,
     pauses=Pauses,
+    impositions=Impositions,
     revocations=Revocations,
     heartbeat=Heartbeat,
     wake=value(make_wake),

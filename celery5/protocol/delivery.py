@@ -21,12 +21,15 @@ from celery5.protocol.envelope import (
     read_envelope,
     with_failure,
 )
+from celery5.protocol.limits import Rule
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import (
     Bury,
     Complete,
     Expire,
     Hold,
+    Interrupted,
+    Lapsed,
     Postpone,
     Reject,
     Release,
@@ -65,7 +68,11 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     )
     document: bytes = b""  # the one for them, where it is not the one that is kept
     turn: float = 0.0
+    rule: Rule | None = None  # that of its gate, in which it has a slot
+    until: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
 
+
+LAPSED, INTERRUPTED = Lapsed(), Interrupted()
 
 Words = tuple[str, bytes, str, bytes, int, bytes | int]
 """One outcome as the settle script takes it: verb, entry, job id, message, number, extra."""
@@ -159,6 +166,14 @@ def _document(
             replays=envelope.replays if envelope else 0,
         )
     )
+
+
+def too_late(delivery: Delivery, envelope: Envelope) -> Lapsed | Interrupted | None:
+    """What becomes of a job that may not be begun any more, if it is one: it has expired, or its turn by the rate is
+    over, and it waits for the next one."""
+    if envelope.expires is not None and envelope.expires <= delivery.started:
+        return LAPSED
+    return INTERRUPTED if delivery.until and delivery.started > delivery.until else None
 
 
 def dropped(delivery: Delivery) -> Words:

@@ -64,6 +64,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     time_limit: Annotated[float, Meta(gt=0)] | None = None
     soft_time_limit: Annotated[float, Meta(gt=0)] | None = None
     results_ttl: Annotated[float, Meta(gt=0)] | None = None
+    concurrency_key: Annotated[str, Meta(max_length=200)] = ""  # what its task's limit is counted by
+    fair_key: Annotated[str, Meta(max_length=200)] = ""  # whose line it stands in, where its task is fair
     replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
     priority: str = ""  # high or low; what it is not is normal
 

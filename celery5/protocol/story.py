@@ -10,6 +10,7 @@ import msgspec
 
 from celery5.protocol.envelope import Document, Envelope, Failure
 from celery5.protocol.lanes import LANES
+from celery5.protocol.limits import unquoted
 from celery5.protocol.remains import document_in, envelope_in, value_in
 from celery5.protocol.states import FINISHED, JobState
 
@@ -19,6 +20,7 @@ _PLACES: Mapping[str, JobState] = {
     "D": JobState.SCHEDULED,
     "R": JobState.RETRY,
     "H": JobState.HELD,
+    "G": JobState.HELD,
     "X": JobState.DEAD,
 }
 
@@ -30,7 +32,9 @@ class JobStory(msgspec.Struct, frozen=True):
     scheduled job or a retry may start, `taken` when a worker took the job that it has. `deliveries` is how many workers
     died with it. `failure` is what it ended with, `failures` the last attempts that failed, the oldest first. `args`,
     `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
-    `sections` are the attempts that were made for `retry` sections, by their names.
+    `sections` are the attempts that were made for `retry` sections, by their names. `gate` is what a job waits at that
+    its task's limit, rate or suspension holds back: the task, and the key if it has one; `before` is how many stand
+    before it in its line.
     """
 
     id: str
@@ -59,6 +63,8 @@ class JobStory(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     failures: tuple[Failure, ...] = ()
     grave: str = ""
+    gate: str = ""
+    before: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -77,6 +83,7 @@ def told(
     taken: float = 0.0,
     due: float = 0.0,
     deliveries: int = 0,
+    before: int | None = None,
 ) -> JobStory:
     """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known."""
     envelope, _ = envelope_in(message)
@@ -99,9 +106,16 @@ def told(
         deliveries=deliveries,
         revoked=place.startswith("V") or state is JobState.REVOKED,
         grave=place[1:] if place.startswith("X") else "",
+        gate=_gate(place) if place.startswith("G") else "",
+        before=before if place.startswith("G") else None,
     )
     story = _with_message(story, envelope) if envelope else story
     return _with_end(story, ended) if ended else story
+
+
+def _gate(place: str) -> str:
+    task, fair, token = (unquoted(word) for word in place.split(" ", 3)[1:])
+    return ", ".join(filter(None, (task, fair and f"line of {fair}", token and f"key {token}")))
 
 
 def _with_message(story: JobStory, envelope: Envelope) -> JobStory:

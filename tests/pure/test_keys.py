@@ -41,6 +41,8 @@ def made() -> dict[str, str]:
         "subscribed": SHOP.subscribed,
         "unclaimed": SHOP.unclaimed,
         "kept": SHOP.kept("<event>"),
+        "limits": SHOP.limits,
+        "suspended": SHOP.suspended,
         "living": SHOP.living("<kind>"),
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
@@ -77,6 +79,8 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
         "answer",
         "documents",
         "schedule_news",
+        "free",
+        "limits",
     }
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
 

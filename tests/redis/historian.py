@@ -40,6 +40,23 @@ async def nap(seconds: float) -> int:
     return os.getpid()
 
 
+@app.task(name="narrow", limit=2)
+async def narrow(seconds: float) -> int:
+    """Sleep where two may at once."""
+    note("begin")
+    await trio.sleep(seconds)
+    note("end")
+    return os.getpid()
+
+
+@app.task(name="paced", rate_limit="20/1s")
+async def paced(seconds: float) -> int:
+    """Sleep, no more than so many in a second."""
+    note("begin")
+    await trio.sleep(seconds)
+    return os.getpid()
+
+
 @app.task(name="fail")
 async def fail() -> None:
     """Fail."""

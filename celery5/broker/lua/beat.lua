@@ -1,20 +1,21 @@
 -- Renew a worker's lease, and tell what else wants doing on this queue.
 -- KEYS  1 leases of its workers
 --       2 scheduled jobs by time
---       3.. streams of its lanes: normal, high, low, handed
+--       3 how many jobs wait at gates
+--       4.. streams of its lanes: normal, high, low, handed
 -- ARGV  1 this worker's name
 --       2 lease in ms
 --       3 consumer group
 -- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
--- read from now on: whoever puts the first job on a lane makes no group.
+-- read from now on: whoever puts the first job on a lane makes no group. Last, the tasks whose jobs wait at gates.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
-if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, ''} end
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
@@ -29,11 +30,11 @@ local function look(stream)
     end
   end
 end
-look(KEYS[3])
-for n = 4, 6 do
+look(KEYS[4])
+for n = 5, 7 do
   if redis.call('EXISTS', KEYS[n]) == 1 then
     redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
-    lanes = lanes .. string.sub('hlg', n - 3, n - 3)
+    lanes = lanes .. string.sub('hlg', n - 4, n - 4)
     look(KEYS[n])
   end
 end
@@ -46,5 +47,5 @@ for n = 1, #standing, 2 do
   end
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-if not first[2] then return {1, lapsed, -1, lapse, lanes} end
-return {1, lapsed, math.max(0, math.ceil(first[2] - now)), lapse, lanes}
+local due_in = first[2] and math.max(0, math.ceil(first[2] - now)) or -1
+return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3])}

@@ -20,5 +20,5 @@ if kind == 'S' or kind == 'V' then -- V: revoked, and a worker still has it
   if not pending.err and pending[1] then return {'EXECUTING', pending[1][2], ''} end
   return {'SENT', '', ''}
 end
-local names = {D = 'SCHEDULED', R = 'RETRY', H = 'HELD', X = 'DEAD'}
+local names = {D = 'SCHEDULED', R = 'RETRY', H = 'HELD', G = 'HELD', X = 'DEAD'}
 return {names[kind] or 'UNKNOWN', '', document}

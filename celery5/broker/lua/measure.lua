@@ -1,14 +1,19 @@
 -- Count what is in a queue.
 -- KEYS  1 scheduled jobs by time
 --       2 dead-letter queue
---       3.. streams of its lanes
+--       3 how many jobs wait at gates
+--       4.. streams of its lanes
 -- ARGV  1 consumer group
 -- Gives how many jobs are on the streams, how many of those a worker has, how many wait for their time, how many are
--- dead.
+-- dead, and how many wait at gates.
 local there, held = 0, 0
-for n = 3, #KEYS do
+for n = 4, #KEYS do
   local pending = redis.pcall('XPENDING', KEYS[n], ARGV[1])
   if not pending.err then held = held + pending[1] end
   there = there + redis.call('XLEN', KEYS[n])
 end
-return {there, held, redis.call('ZCARD', KEYS[1]), redis.call('XLEN', KEYS[2])}
+local due, gated, at_gates = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
+for n = 1, #at_gates, 2 do
+  if at_gates[n] == ' expires' then due = due - at_gates[n + 1] else gated = gated + at_gates[n + 1] end
+end
+return {there, held, due, redis.call('XLEN', KEYS[2]), gated}

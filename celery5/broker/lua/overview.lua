@@ -3,24 +3,25 @@
 --       2 dead-letter queue
 --       3 leases of its workers
 --       4 the live job of each key
---       5.. streams of its lanes
+--       5 how many jobs wait at gates
+--       6.. streams of its lanes
 -- ARGV  1 consumer group
 -- Gives for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
 -- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
 -- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
--- lapsed) and how many jobs it has.
+-- lapsed) and how many jobs it has. Last, each task whose jobs wait at gates, and how many do.
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local held, all, waiting, workers = {}, 0, {}, {}
-for lane = 5, #KEYS do
+for lane = 6, #KEYS do
   local consumers, here = redis.pcall('XINFO', 'CONSUMERS', KEYS[lane], ARGV[1]), 0
   for _, consumer in ipairs(consumers.err and {} or consumers) do
     local field = {}
     for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
     held[field.name], here = (held[field.name] or 0) + field.pending, here + field.pending
   end
-  waiting[lane - 4], all = redis.call('XLEN', KEYS[lane]) - here, all + here
+  waiting[lane - 5], all = redis.call('XLEN', KEYS[lane]) - here, all + here
 end
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do
@@ -32,13 +33,22 @@ for name, count in pairs(held) do -- jobs of nobody: they are about to be recove
   if count > 0 then workers[#workers + 1] = {name, 0, count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
+local due_count, gated, at_gates = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
+for n = 1, #at_gates, 2 do
+  if at_gates[n] == ' expires' then
+    due_count = due_count - at_gates[n + 1]
+  else
+    gated[#gated + 1] = {at_gates[n], tonumber(at_gates[n + 1])}
+  end
+end
 return {
   waiting,
   all,
-  redis.call('ZCARD', due),
+  due_count,
   next_one[2] and math.max(0, math.ceil(next_one[2] - now)) or -1,
   redis.call('XLEN', dead),
   oldest[1] and math.max(0, now - tonumber(string.match(oldest[1][1], '^%d+'))) or -1,
   redis.call('HLEN', unique),
   workers,
+  gated,
 }

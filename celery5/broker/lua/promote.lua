@@ -5,23 +5,30 @@
 --       4 where its jobs are
 --       5 stream of its lane `high`
 --       6 stream of its lane `low`
+--       7 how many jobs wait at gates
+--       8 prefix of the waiting room
 -- ARGV  1 how many at most
 --       2 channel that wakes workers
 -- Gives how many were moved, and in how many ms the next one falls due (-1 when none waits). The place of a held job says
 -- how many workers went down with it before (H, then the number): that goes back with it. The letter of its lane comes
--- last in its place, if it is not the normal one.
+-- last in its place, if it is not the normal one. A job that waits at a gate is due when it expires.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
+local at = {due = due, held = KEYS[7], room = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(ids) do
-  local envelope = redis.call('HGET', waiting, id)
+  local envelope, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
+  local line = string.match(place, '^G%d* (.*)$')
+  if line then
+    step_out(at, id, line)
+    keep(at, id)
+  end
   redis.call('ZREM', due, id)
   redis.call('HDEL', waiting, id)
   if envelope then
-    local place = redis.call('HGET', jobs, id) or ''
-    local deaths, lane = string.match(place, '^H(%d+)'), string.match(place, '^%u%d*([hl])$') or ''
+    local deaths, lane = string.match(place, '^[HG](%d+)'), string.match(place, '^%u%d*([hl])$') or ''
     local stream, entry = streams[lane], nil
     -- Nobody reads a lane that there was no job on before.
     if lane ~= '' and redis.call('EXISTS', stream) == 0 then redis.call('PUBLISH', ARGV[2], 'lane') end

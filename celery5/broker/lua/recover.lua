@@ -7,20 +7,24 @@
 --       5 prefix of the result keys (same slot; the jobs' ids are not known before)
 --       6 the live job of each key
 --       7 which sinks take which documents; a sink's stream is named after it
---       8.. streams of its other lanes: high, low, handed
+--       8 slots
+--       9 how many are taken
+--       10.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
 --       4 how many jobs at most
 --       5 ttl of a document in ms
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
---       7.. stream entries that it had begun, each with the letter of its lane
+--       7 channel that tells workers of free slots
+--       8.. stream entries that it had begun, each with the letter of its lane
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
 -- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
 -- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
 -- ended, goes.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local streams = {[''] = KEYS[1], h = KEYS[8], l = KEYS[9], g = KEYS[10]}
+local streams = {[''] = KEYS[1], h = KEYS[10], l = KEYS[11], g = KEYS[12]}
+local at, freed = {slots = KEYS[8], taken = KEYS[9]}, {}
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -64,7 +68,7 @@ local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, buried, begun = 0, 0, {}
-for n = 7, #ARGV do begun[ARGV[n]] = true end
+for n = 8, #ARGV do begun[ARGV[n]] = true end
 -- Put back, or bury, one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
@@ -82,6 +86,8 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1),
     replays = whole(envelope.replays, 0)}
+  local at_gate = free_slot(at, one[1] .. lane)
+  if at_gate then freed[at_gate] = true end
   redis.call('XACK', stream, group, one[1])
   redis.call('XDEL', stream, one[1])
   if not entry or over or (revoked and not here) then -- nothing is left to be run
@@ -115,6 +121,7 @@ for _, lane in ipairs({'h', '', 'l', 'g'}) do
     left = left - 1
   end
 end
+for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end
 if left == 0 then return {name, back, buried, 1} end
 for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end
 redis.call('ZREM', leases, name)

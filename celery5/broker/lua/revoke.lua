@@ -8,7 +8,9 @@
 --       7 stream of its lane `low`
 --       8 stream of its lane `handed`
 --       9 which sinks take which documents; a sink's stream is named after it
---       10.. result key of each job, in order
+--       10 how many jobs wait at gates
+--       11 prefix of the waiting room
+--       12.. result key of each job, in order
 -- ARGV  1 consumer group
 --       2 channel that tells the workers of the queue
 --       3 ttl of a document in ms, unless the job says otherwise
@@ -19,6 +21,7 @@
 -- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
+local at = {due = due, held = KEYS[10], room = KEYS[11]}
 local group = ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -65,13 +68,18 @@ local function ended(result)
   return document.state
 end
 local found = {}
-for n = 10, #KEYS do
-  local id, result = ARGV[n - 5], KEYS[n]
+for n = 12, #KEYS do
+  local id, result = ARGV[n - 7], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
   if kind == 'D' or kind == 'R' or kind == 'H' then
     found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
     redis.call('ZREM', due, id)
+    redis.call('HDEL', waiting, id)
+  elseif kind == 'G' then
+    found[#found + 1] = withdraw(id, redis.call('HGET', waiting, id), result)
+    step_out(at, id, string.match(where, '^%d* (.*)$'))
+    keep(at, id)
     redis.call('HDEL', waiting, id)
   elseif kind == 'S' or kind == 'V' then
     local entry, lane = string.match(where, '^([%d-]*)(%a?)')

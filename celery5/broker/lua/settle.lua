@@ -106,6 +106,8 @@ for n = 9, #KEYS do
       local place = redis.call('HGET', jobs, id)
       if place and string.sub(place, 2) == entry then verb = 'release' end
     end
+    -- Nobody reads what was handed to a worker and comes back on that lane.
+    if verb == 'release' and lane == 'g' then verb, number = 'hold', 0 end
     if verb == 'complete' then
       redis.call('SET', KEYS[n], message, 'PX', number)
       redis.call('PUBLISH', KEYS[n], message)

@@ -1,0 +1,28 @@
+-- Take jobs out of the waiting room for a worker that has room for them.
+-- KEYS  1 stream of the lane `handed`
+--       2 leases of the queue's workers
+--       3 where its jobs are
+--       4 envelopes of waiting jobs
+--       5 scheduled jobs by time
+--       6 slots
+--       7 how many are taken
+--       8 how many jobs wait
+--       9 prefix of the waiting room
+-- ARGV  1 consumer group
+--       2 this worker's name in it
+--       3 rules: JSON, a list of those whose jobs it wants
+-- Gives -1 when the worker has lost its lease (then nothing was done), else the jobs, as XREADGROUP does, and for each
+-- rule how many were handed over, and in how many ms its rate lets the next one through (0: nobody waits for that).
+local at = {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
+  held = KEYS[8], room = KEYS[9]}
+local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
+if not lease or tonumber(lease) < 0 then return -1 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local total, told = 0, {}
+for n, rule in ipairs(cjson.decode(ARGV[3])) do
+  local given, wait = hand_over(at, rule, {}, ARGV[2], now)
+  total = total + given
+  told[n] = {given, wait}
+end
+return {take_handed(at, ARGV[1], ARGV[2], total), told}

@@ -1,0 +1,47 @@
+-- Settle a batch in which jobs have slots: as settle.lua, which is a part of this script. Then their slots are free, and
+-- whoever waits for them is handed to this worker, as far as it has room.
+-- KEYS  1 stream of the lane `handed`
+--       2 where the queue's jobs are
+--       3 envelopes of waiting jobs
+--       4 scheduled jobs by time
+--       5 slots
+--       6 how many are taken
+--       7 how many jobs wait
+--       8 prefix of the waiting room
+--       9.. what settle.lua takes
+-- ARGV  1 channel that tells workers of free slots
+--       2 rules: JSON, a list of those of the batch's jobs
+--       3 entries that have slots: JSON, a list
+--       4.. what settle.lua takes
+-- Gives what settle.lua does, the jobs that were handed over, as XREADGROUP does, and for each rule how many of them are
+-- its, and in how many ms its rate lets the next one through (0: nobody waits for that). An entry that is settled has no
+-- slot any more, so the call may be repeated; what the answer to the first one carried is this worker's all the same.
+local at = {handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
+  held = KEYS[7], room = KEYS[8]}
+local keys, argv = {}, {}
+for n = 9, #KEYS do keys[n - 8] = KEYS[n] end
+for n = 4, #ARGV do argv[n - 3] = ARGV[n] end
+local owned = settle(keys, argv)
+if owned < 0 then return {owned, {}, {}} end
+local freed, total, told = {}, 0, {}
+for _, entry in ipairs(cjson.decode(ARGV[3])) do
+  local task, token = free_slot(at, entry)
+  if task then
+    freed[task] = freed[task] or {}
+    freed[task][token] = true
+  end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for n, rule in ipairs(cjson.decode(ARGV[2])) do
+  local given, wait, more = hand_over(at, rule, freed[rule.task] or {}, argv[2], now)
+  if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
+  freed[rule.task] = nil
+  total = total + given
+  told[n] = {given, wait}
+end
+-- Of a task whose rule this worker does not know any more, others may.
+for task in pairs(freed) do
+  if redis.call('EXISTS', at.room .. 'turns ' .. task) == 1 then redis.call('PUBLISH', ARGV[1], task) end
+end
+return {owned, take_handed(at, argv[1], argv[2], total), told}

@@ -1,0 +1,80 @@
+"""Limiting: the commands that impose limits on tasks, suspend them and let them go on.
+
+Floor: cli. Reads: what is imposed on the application's tasks. Writes: that; stdout.
+"""
+
+import click
+
+from celery5.cli.said import as_json, clock, table
+from celery5.cli.target import Target
+from celery5.errors import Misconfigured
+
+NONE = "none"
+"""Takes back what was imposed."""
+
+
+@click.command()
+@click.argument("name", metavar="TASK")
+@click.argument("limit", metavar="LIMIT")
+@click.pass_obj
+def limit(target: Target, name: str, limit: str) -> None:
+    """Impose LIMIT on TASK, for all workers, at once: a number of jobs that may run at the same time (0 rejects them),
+    a rate such as 200/m, or none, which takes back what was imposed."""
+    limits = target.load().limits
+    if limit == NONE:
+        limits.lift(name)
+        click.echo(f"{name}: its own limit again")
+    elif limit.isdigit():
+        limits.impose(name, int(limit))
+        click.echo(f"{name}: limit {limit}")
+    elif "/" in limit:
+        limits.impose(name, limit)
+        click.echo(f"{name}: rate {limit}")
+    else:
+        raise Misconfigured(f"limit {limit!r}: give a number, a rate such as 200/m, or none")
+
+
+@click.command()
+@click.argument("name", metavar="TASK")
+@click.option("--why", default="", help="Is told to whoever asks.")
+@click.pass_obj
+def suspend(target: Target, name: str, why: str) -> None:
+    """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end."""
+    target.load().limits.suspend(name, why=why)
+    click.echo(f"{name}: suspended")
+
+
+@click.command()
+@click.argument("name", metavar="TASK")
+@click.pass_obj
+def resume(target: Target, name: str) -> None:
+    """Let the jobs of TASK, which was suspended, run again in their order."""
+    done = target.load().limits.resume(name)
+    click.echo(f"{name}: resumed" if done else f"{name}: was not suspended")
+
+
+@click.command("limits")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show_limits(target: Target, *, wants_json: bool) -> None:
+    """Show what is imposed on tasks, and which are suspended."""
+    told = target.load().limits.told()
+    if wants_json:
+        click.echo(as_json(list(told.values())))
+        return
+    rows: list[dict[str, object]] = [
+        {
+            "task": each.task,
+            "limit": "" if each.limit is None else each.limit,
+            "rate": each.rate,
+            "suspended": each.why or ("yes" if each.suspended else ""),
+            "until": clock(each.until) if each.until else "",
+            "by": ", ".join(dict.fromkeys(filter(None, (each.limited_by, each.suspended_by)))),
+        }
+        for each in told.values()
+    ]
+    click.echo(table(rows, nothing="nothing is imposed on any task"))
+
+
+COMMANDS = (limit, suspend, resume, show_limits)
+"""They are commands of the group `task`."""

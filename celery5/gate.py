@@ -1,0 +1,103 @@
+"""Gate: what a task declares of limits, rates and fairness, and the keys that its jobs take along for that.
+
+Floor: domain. Reads: nothing. Writes: nothing.
+
+The keys are worked out where a job is sent, from its arguments, and travel in its message: so workers need not decode
+the arguments to know before which gate a job waits, and producers in other languages can give them, too.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
+
+from celery5.errors import BadArguments, Misconfigured
+from celery5.protocol.job import digest
+from celery5.protocol.limits import Gate, Limit, Range, Rate, gate_of
+
+Key = str | Callable[..., object]
+"""What a job is counted by, or stands in line for: a parameter's name, or a function of the arguments."""
+LONGEST = 200
+"""Characters of a key; of a longer one its digest is taken."""
+
+
+class Gated:
+    """The gate of one task, and how its jobs' keys are made. Raises Misconfigured."""
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        gate: Gate,
+        keys: tuple[Key | None, Key | None],
+        queue: str | None,
+    ) -> None:
+        self.gate = gate
+        self._task = task
+        self._signature = inspect.signature(function)
+        self._keys = keys
+        self._queue = queue
+        for name, key in zip(("concurrency_key", "fair_key"), keys, strict=True):
+            if key is not None and not callable(key) and key not in self._signature.parameters:
+                known = ", ".join(self._signature.parameters) or "none"
+                raise Misconfigured(
+                    f"task {task}: {name} is {key!r}, which is no parameter of it; it has: {known}"
+                )
+
+    def stay(self, queue: str | None) -> None:
+        """Raises Misconfigured when its jobs are to be sent to a queue on which they are not counted."""
+        if queue != self._queue:
+            raise Misconfigured(
+                f"task {self._task} has a limit, which is counted on its own queue: send it nowhere else"
+            )
+
+    def keys_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+        """The concurrency key and the fair key of a job with these arguments; '' where it has none. Raises what a
+        function that was given for a key raises, and BadArguments where there is no such argument."""
+        given: dict[str, Any] | None = None
+        found = ["", ""]
+        for n, key in enumerate(self._keys):
+            if key is None:
+                continue
+            if callable(key):
+                value = key(*args, **kwargs)
+            else:
+                given = self._bound(args, kwargs) if given is None else given
+                value = given[key]
+            found[n] = _text(value)
+        return found[0], found[1]
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadArguments(f"{self._task}: {error}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+
+class GateOptions(TypedDict, total=False):
+    """What `@task(...)` takes of it."""
+
+    limit: int | Limit | Range | None
+    rate_limit: str | Rate | None
+    concurrency_key: Key | None
+    fair_key: Key | None
+
+
+def gated(
+    task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[GateOptions]
+) -> Gated | None:
+    """The gate of a task that was declared so, for that queue; None when it was declared without any. Raises Misconfigured."""
+    concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
+    for name, key in (("concurrency_key", concurrency_key), ("fair_key", fair_key)):
+        given: object = key
+        if given is not None and not callable(given) and not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Misconfigured(f"task {task}: {name} is {key!r}: give a parameter's name, or a function")
+    limit, rate = said.get("limit"), said.get("rate_limit")
+    gate = gate_of(task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None)
+    return None if gate is None else Gated(task, function, gate, (concurrency_key, fair_key), queue)
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= LONGEST else digest(text.encode(errors="replace"))

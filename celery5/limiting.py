@@ -1,0 +1,140 @@
+"""Limiting: imposes limits on tasks, suspends them and lets them go on, at any time and for all workers: `app.limits`.
+
+Floor: domain. Reads and writes: what is imposed on the application's tasks.
+
+What is imposed beats what a task declares (C97). It lies in Redis: it outlives workers, and holds for those that begin
+later. Workers hear of it at once.
+"""
+
+import getpass
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from celery5.broker import imposing
+from celery5.broker.call import Call
+from celery5.broker.imposing import Impositions
+from celery5.errors import Misconfigured
+from celery5.protocol.limits import Imposed, Suspension
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.task import Task
+
+
+class TaskLimits(msgspec.Struct, frozen=True):
+    """What is imposed on one task, if anything: a `limit` or a `rate`, and whether it is `suspended`."""
+
+    task: str
+    limit: int | None = None
+    rate: str = ""
+    limited_by: str = ""
+    suspended: bool = False
+    why: str = ""
+    suspended_by: str = ""
+    until: float = 0.0
+
+
+class Limits:
+    """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+
+    def impose(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+        """Impose a limit (a number; 0 rejects its jobs) or a rate (`200/m`) on a task, in place of what was imposed
+        before. Gives whether that changes anything. Raises Misconfigured, UnknownTask and BrokerError."""
+        return self._app.perform(self._impose(task, limit, by), instead="limits.aimpose")
+
+    async def aimpose(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+        """`impose`, from Trio or asyncio."""
+        return await self._app.aperform(self._impose(task, limit, by))
+
+    def lift(self, task: "str | Task[..., Any]") -> bool:
+        """Take back what was imposed: the task's own limit holds again. Gives whether anything was imposed."""
+        return self._app.perform(self._lift(task), instead="limits.alift")
+
+    async def alift(self, task: "str | Task[..., Any]") -> bool:
+        """`lift`, from Trio or asyncio."""
+        return await self._app.aperform(self._lift(task))
+
+    def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
+        """Begin no job of a task on any worker, until it is resumed; its jobs wait in Redis. What runs is run to its
+        end. Gives whether that changes anything."""
+        return self._app.perform(self._suspend(task, why, by), instead="limits.asuspend")
+
+    async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
+        """`suspend`, from Trio or asyncio: in a task that an event starts, say."""
+        return await self._app.aperform(self._suspend(task, why, by))
+
+    def resume(self, task: "str | Task[..., Any]") -> bool:
+        """Let the jobs of a suspended task run again, in the order in which they came. Gives whether it was
+        suspended."""
+        return self._app.perform(self._resume(task), instead="limits.aresume")
+
+    async def aresume(self, task: "str | Task[..., Any]") -> bool:
+        """`resume`, from Trio or asyncio."""
+        return await self._app.aperform(self._resume(task))
+
+    def told(self) -> dict[str, TaskLimits]:
+        """What is imposed on tasks now, by their names."""
+        return _told(self._app.perform(imposing.imposed(self._app.keys), instead="limits.atold"))
+
+    async def atold(self) -> dict[str, TaskLimits]:
+        """`told`, from Trio or asyncio."""
+        return _told(await self._app.aperform(imposing.imposed(self._app.keys)))
+
+    def _impose(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
+        name = self._name(task)
+        if isinstance(limit, str):
+            what = Imposed(rate=limit, by=by or _me(), since=_now())
+        elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
+        else:
+            what = Imposed(limit=limit, by=by or _me(), since=_now())
+        return imposing.impose(self._app.keys, name, what.checked(name))
+
+    def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
+        return imposing.impose(self._app.keys, self._name(task), None)
+
+    def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
+        what = Suspension(why=why, by=by or _me(), since=_now())
+        return imposing.suspend(self._app.keys, self._name(task), what)
+
+    def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
+        return imposing.resume(self._app.keys, self._name(task))
+
+    def _name(self, task: "str | Task[..., Any]") -> str:
+        if not isinstance(task, str):
+            return task.name
+        self._app.load()
+        return self._app.tasks[task].name
+
+
+def _told(found: Impositions) -> dict[str, TaskLimits]:
+    told: dict[str, TaskLimits] = {}
+    for task in sorted(found.limits.keys() | found.suspended.keys()):
+        limit, suspended = found.limits.get(task) or Imposed(), found.suspended.get(task)
+        so_far = TaskLimits(task, limit.limit, limit.rate, limit.by)
+        if suspended is not None and not 0 < suspended.until <= time.time():
+            so_far = msgspec.structs.replace(
+                so_far, suspended=True, why=suspended.why, suspended_by=suspended.by, until=suspended.until
+            )
+        told[task] = so_far
+    return told
+
+
+def _now() -> float:
+    return round(time.time(), 3)
+
+
+def _me() -> str:
+    """Who imposes it, when nothing else is said."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,271 @@
+"""Limits: how many jobs of a task may run at once, how many may begin in a span of time, and whose turn it is.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+What a task declares is its `Gate`; what an operator or a Scheduler imposes on it, at any time, is `Imposed`. The two
+make the `Rule` that holds now (CEP rows C94 to C98). A task with no rule passes no gate and pays nothing.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from celery5.errors import Misconfigured
+
+Per = Literal["all", "worker"]
+"""Whether a limit is counted for all workers together, or for each by itself."""
+
+MOST = 1_000_000
+"""The highest limit or rate that may be given."""
+SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
+"""What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RATE = re.compile(r"([1-9]\d{0,6})/(\d{1,4})?(s|m|h|d)")
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """At most `most` jobs of a task run at once, of all workers or `per` worker; 0 rejects every job (C94, C96)."""
+
+    most: int
+    per: Per = "all"
+
+    def checked(self, task: str) -> "Limit":
+        """Itself. Raises Misconfigured."""
+        _check_count(self.most, task, "limit", 0)
+        _check_per(self.per, task)
+        return self
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A limit that is computed: what `compute()` gives, but `least` at least and `most` at most (C94).
+
+    Each worker calls it at each beat of its heart, a few times in ten seconds; so it must be quick. What it computes is
+    the same on each if it goes by something that they share. Should it raise, the last value holds.
+    """
+
+    least: int
+    most: int
+    compute: Callable[[], float]
+    per: Per = "all"
+
+    def checked(self, task: str) -> "Range":
+        """Itself. Raises Misconfigured."""
+        _check_count(self.least, task, "limit", 0)
+        _check_count(self.most, task, "limit", 1)
+        _check_per(self.per, task)
+        if self.least > self.most:
+            raise Misconfigured(
+                f"task {task}: Range({self.least}, {self.most}): the first bound is the lower one"
+            )
+        if not callable(self.compute):
+            raise Misconfigured(
+                f"task {task}: Range(compute={self.compute!r}): give a function that gives a number"
+            )
+        return self
+
+    def within(self, computed: float) -> int:
+        """A computed value within the bounds. Raises ValueError for what is no number."""
+        given: object = computed
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or math.isnan(computed):
+            raise ValueError(f"{computed!r} is no number")
+        return int(min(max(computed, self.least), self.most))
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """At most so many jobs of a task begin in any span of that length, of all workers or `per` worker: `200/m`, `5/s`,
+    `1000/h`, `10/d`, `3/10s` (C101)."""
+
+    words: str
+    per: Per = "all"
+
+    @property
+    def count(self) -> int:
+        """How many may begin in one span."""
+        return int(_match(self.words)[1])
+
+    @property
+    def span(self) -> float:
+        """The span in seconds."""
+        found = _match(self.words)
+        return int(found[2] or 1) * UNITS[found[3]]
+
+    @property
+    def slack(self) -> float:
+        """Seconds within which a job begins that was let through; later it must not. Those that begin in any span were
+        let through in that span or so many seconds before it: that is what is counted."""
+        return min(max(self.span * SHARE, LEAST), LONGEST)
+
+    def checked(self, task: str) -> "Rate":
+        """Itself. Raises Misconfigured."""
+        words: object = self.words
+        is_rate = isinstance(words, str) and _RATE.fullmatch(words)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_rate or not self.span:
+            raise Misconfigured(
+                f"task {task}: rate {self.words!r}: give a number, / and s, m, h or d: '200/m', '3/10s'"
+            )
+        _check_count(self.count, task, "rate_limit", 1)
+        _check_per(self.per, task)
+        return self
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """What a task declares. `keyed`: its limit holds for each concurrency key by itself. `fair`: the jobs of each fair
+    key stand in a line of their own, and the lines take turns."""
+
+    limit: Limit | Range | None = None
+    rate: Rate | None = None
+    keyed: bool = False
+    fair: bool = False
+
+
+class Imposed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was imposed on a task from outside: a `limit`, or a `rate`. `by` and `since` (seconds since 1970) say who
+    did, and when."""
+
+    limit: int | None = None
+    rate: str = ""
+    by: str = ""
+    since: float = 0.0
+
+    def checked(self, task: str) -> "Imposed":
+        """Itself. Raises Misconfigured."""
+        if self.limit is not None:
+            _check_count(self.limit, task, "limit", 0)
+        if self.rate:
+            Rate(self.rate).checked(task)
+        return self
+
+
+class Suspension(msgspec.Struct, frozen=True, omit_defaults=True):
+    """That a task is suspended, `why` and `by` whom, `since` when and `until` when: seconds since 1970, 0 for until it
+    is resumed."""
+
+    why: str = ""
+    by: str = ""
+    since: float = 0.0
+    until: float = 0.0
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What holds for the jobs of one task now. `most` run at once (None: no limit), `rate.count` begin in its span."""
+
+    task: str
+    most: int | None = None
+    per: Per = "all"
+    rate: Rate | None = None
+    keyed: bool = False
+    fair: bool = False
+    suspended: bool = False
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the jobs are rejected (C96). Those of a suspended task are held instead."""
+        return self.most == 0 and not self.suspended
+
+    def words(self, want: int) -> dict[str, Any]:
+        """The rule as the scripts take it, for a worker that has room for `want` jobs. Who rejects takes any number."""
+        most = -1 if self.most is None or self.rejects else self.most
+        rate = None if self.rejects else self.rate
+        return {
+            "task": quoted(self.task),
+            "most": most,
+            "per_worker": self.per == "worker",
+            "rate": rate.count if rate else 0,
+            "window": math.ceil((rate.span + rate.slack) * 1000) if rate else 0,
+            "rate_per_worker": bool(rate and rate.per == "worker"),
+            "fair": self.fair,
+            "suspended": self.suspended,
+            "want": 0 if self.suspended else want,
+        }
+
+
+def rule_for(
+    task: str, gate: Gate | None, *, computed: int | None, imposed: Imposed | None, suspended: bool
+) -> Rule | None:
+    """What holds for a task now; None when its jobs pass no gate. `computed` is the value of a Range.
+
+    What is imposed beats what the task declares (C97). A declared limit does not count where there is a rate (C95); a
+    limit that is imposed holds beside it. Where nothing may run, it makes a difference why: jobs of a suspended task
+    are held, those of a task with the limit 0 are rejected (C96).
+    """
+    gate = gate or Gate()
+    rate = Rate(imposed.rate) if imposed and imposed.rate else gate.rate
+    most, per = (None, "all") if rate is not None else _declared(gate, computed)
+    if imposed is not None and imposed.limit is not None:
+        most, per = imposed.limit, gate.limit.per if gate.limit else "all"
+    rule = Rule(
+        task, most, per, rate, keyed=gate.keyed and gate.rate is None, fair=gate.fair, suspended=suspended
+    )
+    return None if rule == Rule(task) else rule
+
+
+def _declared(gate: Gate, computed: int | None) -> tuple[int | None, Per]:
+    limit = gate.limit
+    if limit is None:
+        return None, "all"
+    if type(limit) is Limit:
+        return limit.most, limit.per
+    assert type(limit) is Range
+    return (limit.most if computed is None else computed), limit.per
+
+
+def quoted(word: str) -> str:
+    """A name or key as one word: the scripts part words at spaces."""
+    return word.replace("%", "%25").replace(" ", "%20")
+
+
+def unquoted(word: str) -> str:
+    """The name or key again."""
+    return word.replace("%20", " ").replace("%25", "%")
+
+
+def line_of(rule: Rule, concurrency_key: str, fair_key: str) -> str:
+    """The line in which a job waits, in three words: its task, its fair key, its concurrency key."""
+    fair = quoted(fair_key) if rule.fair else ""
+    return f"{quoted(rule.task)} {fair} {quoted(concurrency_key) if rule.keyed else ''}"
+
+
+def gate_of(
+    task: str,
+    limit: "int | Limit | Range | None",
+    rate: "str | Rate | None",
+    *,
+    keyed: bool,
+    fair: bool,
+) -> Gate | None:
+    """What a task declares, if anything. Raises Misconfigured."""
+    if limit is None and rate is None and not keyed and not fair:
+        return None
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        limit = Limit(limit)
+    if isinstance(rate, str):
+        rate = Rate(rate)
+    if limit is not None and not isinstance(limit, Limit | Range):
+        raise Misconfigured(f"task {task}: limit is {limit!r}: give a number, a Limit or a Range")
+    if rate is not None and not isinstance(rate, Rate):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Misconfigured(f"task {task}: rate_limit is {rate!r}: give a text such as '200/m', or a Rate")
+    if keyed and limit is None:
+        raise Misconfigured(
+            f"task {task}: concurrency_key says what the limit is counted by: give limit, too"
+        )
+    return Gate(limit and limit.checked(task), rate and rate.checked(task), keyed, fair)
+
+
+def _match(words: str) -> re.Match[str]:
+    found = _RATE.fullmatch(words)
+    assert found is not None, words
+    return found
+
+
+def _check_count(count: object, task: str, name: str, least: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= MOST:
+        raise Misconfigured(f"task {task}: {name} is {count!r}: give a whole number from {least} to {MOST:,}")
+
+
+def _check_per(per: object, task: str) -> None:
+    if per not in ("all", "worker"):
+        raise Misconfigured(f"task {task}: per is {per!r}: give 'all' or 'worker'")

@@ -1,0 +1,311 @@
+"""Gates: asks Redis who may pass, and takes out of the waiting rooms whom there is room for (C94, C101, I8).
+
+Floor: services. Reads: what Redis says of gates: on a channel, at each beat, in its answers. Writes: what `admit.lua`
+and `pull.lua` say; the Internal Tasks Queues, by the Turnstile.
+
+What may not run now waits in Redis, so this worker asks for it only when it could run: when a slot has become free, or
+room in the worker, or when the next one may begin by its rate. Who frees a slot is handed the next job in the same trip
+(`settle_gated.lua`); this service is for all other cases.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from celery5.broker import gating
+from celery5.broker.call import Call
+from celery5.broker.calls import Pulse
+from celery5.broker.gating import Admitted, Asked, Handed
+from celery5.broker.keys import QueueKeys
+from celery5.broker.link_events import LinkStatistics
+from celery5.errors import BrokerReplied, BrokerUnavailable
+from celery5.log import Log
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.limits import Rule, line_of, unquoted
+from celery5.protocol.verdict import Lapsed, Release, Withdrawn
+from celery5.services.judgement import Judgement
+from celery5.services.lease import Lease
+from celery5.services.ledger import Ledger
+from celery5.services.passing import passes
+from celery5.services.recent import Recent
+from celery5.services.task_execution import TaskExecution
+from celery5.services.turnstile import Turnstile, expired
+from celery5.task import Task
+
+BATCH = 256
+"""Jobs in one trip to the gates."""
+AGAIN = 0.1
+"""Seconds between attempts while Redis is away."""
+JUST_AFTER = 0.002
+"""Seconds after its time that the next one of a rate is asked for."""
+
+T = TypeVar("T")
+Place = tuple[str, str]
+"""A queue and a task that has jobs in its waiting room."""
+
+
+class Redis(Protocol):
+    """The worker's own connection."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+    def statistics(self) -> LinkStatistics: ...
+
+
+class Gates:
+    """The gates of the tasks of one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Task[..., Any]],
+        turnstile: Turnstile,
+        task_execution: TaskExecution,
+        ledger: Ledger,
+        recent: Recent,
+        judgement: Judgement,
+        lease: Lease,
+        log: Log,
+        worker: str,
+    ) -> None:
+        self._redis = redis
+        self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
+        self._channels = {keys.free.encode(): keys.queue for keys in consumed}
+        self._tasks = tasks
+        self._turnstile = turnstile
+        self._execution = task_execution
+        self._ledger = ledger
+        self._recent = recent
+        self._judgement = judgement
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._connects = 1
+        self._wanted: set[Place] = set()
+        self._due: dict[Place, float] = {}
+        turnstile.follow(self._changed)
+        turnstile.handed = self.handed
+        ledger.watch(self._look)
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to."""
+        return [keys.free for keys in self._consumed.values()]
+
+    def hear(self, channel: bytes, payload: bytes) -> None:
+        """Somebody may go on who waits at the gate of that task."""
+        self._want(self._channels[channel], payload.decode(errors="replace"))
+
+    def beat(self, keys: QueueKeys, pulse: Pulse) -> None:
+        """At each beat of the heart: jobs of these tasks wait, of which we may not have heard. And it is time to work
+        out the limits that are computed."""
+        for task in pulse.gated:
+            self._want(keys.queue, task)
+        if keys.queue == next(iter(self._consumed)):
+            self._turnstile.compute()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask and take until cancelled. Raises LeaseLost when this worker counts as dead. What is on the way to a gate
+        then goes back to its queue."""
+        task_status.started()
+        try:
+            while True:
+                with trio.move_on_at(self._next()):
+                    await self._turnstile.news.wait()
+                self._turnstile.news = trio.Event()
+                try:
+                    await self.ask()
+                    await self.take()
+                except (BrokerUnavailable, BrokerReplied) as error:
+                    if isinstance(error, BrokerReplied) and not passes(error):
+                        raise
+                    self._log.event("gates:waiting", "warning", why=str(error))
+                    await trio.sleep(AGAIN)
+                    self._turnstile.news.set()
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Release what is on the way to a gate."""
+        while self._turnstile.coming:
+            delivery = self._turnstile.coming.popleft()
+            if delivery.rule is None:
+                self._turnstile.settle(delivery, Release())
+
+    async def ask(self) -> None:
+        """Ask for all who have come to a gate whether they may pass."""
+        while self._turnstile.coming:
+            queue = self._turnstile.coming[0].queue
+            jobs = [each for each in self._turnstile.coming if each.queue == queue][:BATCH]
+            await self._ask(self._consumed[queue], jobs)
+
+    async def take(self) -> None:
+        """Take out of the waiting rooms what there is room for."""
+        now = trio.current_time()
+        for place, when in list(self._due.items()):
+            if when <= now:
+                del self._due[place]
+                self._wanted.add(place)
+        if self._turnstile.after > now:
+            return
+        for queue in {queue for queue, _ in self._wanted}:
+            await self._pull(self._consumed[queue])
+
+    def handed(self, queue: str, rules: Iterable[Rule], handed: Handed, asked: float) -> None:
+        """Redis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
+        self._note_waits(queue, rules, handed.waits)
+        if handed.entries:
+            self._turnstile.asked = asked
+            self._turnstile.take(handed.entries)
+            self._turnstile.asked = 0.0
+        self._look_for_lost()
+
+    async def _ask(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
+        gone = [each for each in jobs if each.rule is None and expired(each)]
+        jobs = [each for each in jobs if each not in gone]
+        rules = {task: self._turnstile.rule(task) for task in {_task(each) for each in jobs}}
+        for each in jobs:
+            # Before the trip, not after: it may come again by another connection.
+            self._recent.forget(each)
+        asked, fates = time.time(), list[int]()
+        if jobs:
+            words = self._words(keys.queue, jobs, rules)
+            call = gating.admit(keys, self._worker, words, [(rule, 0) for rule in rules.values()])
+            admitted = await self._redis.perform(call)
+            fates = self._read(keys.queue, rules.values(), admitted)
+        done = {*jobs, *gone}
+        kept = [each for each in self._turnstile.coming if each not in done]
+        self._turnstile.coming.clear()
+        self._turnstile.coming.extend(kept)
+        for each in gone:
+            self._end(each, LAPSED)
+        self._sort(jobs, fates, rules, asked)
+        self._look_for_lost()
+
+    def _words(self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, Rule]) -> list[Asked]:
+        """What is asked for each: to run, as long as there is room for that, else to wait."""
+        room: dict[str, int] = {}
+        words: list[Asked] = []
+        for each in jobs:
+            rule, kind = rules[_task(each)], self._tasks[_task(each)].kind
+            if kind not in room:
+                room[kind] = 0 if self._turnstile.closed(queue) else self._turnstile.room(kind)
+            left = room[kind]
+            how = "count" if each.rule is not None else "run" if left and not rule.suspended else "wait"
+            room[kind] -= how == "run"
+            if how == "wait" and not rule.suspended:
+                self._wanted.add((queue, rule.task))
+            words.append(_asked(each, rule, how))
+        return words
+
+    def _read(self, queue: str, rules: Iterable[Rule], admitted: Admitted) -> list[int]:
+        if admitted.fates is None:
+            raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
+        self._note_waits(queue, rules, admitted.waits)
+        return admitted.fates
+
+    def _sort(
+        self, jobs: Sequence[Delivery], fates: Sequence[int], rules: Mapping[str, Rule], asked: float
+    ) -> None:
+        """Each goes where Redis said."""
+        through: list[Delivery] = []
+        for each, fate in zip(jobs, fates, strict=True):
+            if each.rule is not None:  # it has begun, and is counted from now on
+                continue
+            if fate == gating.RUNS:
+                through.append(each)
+                self._let_in(each, rules[_task(each)], asked)
+            elif fate == gating.REVOKED:
+                self._end(each, WITHDRAWN)
+            else:
+                self._ledger.settled([each])
+        self._turnstile.let_in(through)
+
+    def _let_in(self, delivery: Delivery, rule: Rule, asked: float) -> None:
+        self._ledger.becomes(delivery, self._tasks[rule.task].kind)
+        if delivery.envelope is not None:
+            self._recent.has(delivery, delivery.envelope)
+        delivery.rule = rule
+        if rule.rate is not None:
+            delivery.until = asked + rule.rate.slack
+
+    def _end(self, delivery: Delivery, outcome: Lapsed | Withdrawn) -> None:
+        delivery.finished = time.time()
+        self._judgement.hand_on(delivery, outcome)
+
+    async def _pull(self, keys: QueueKeys) -> None:
+        """Take jobs out of the waiting rooms of one queue, as long as there are some and room for them."""
+        while True:
+            tasks = [task for queue, task in self._wanted if queue == keys.queue]
+            rules = [(rule, want) for rule, want in self._turnstile.wants(keys.queue, tasks) if want]
+            self._wanted -= {(keys.queue, task) for task in tasks if self._turnstile.rule(task).suspended}
+            rules = [each for each in rules if not each[0].suspended]
+            if not rules:
+                return
+            asked = time.time()
+            with self._turnstile.promising(rules):
+                handed = await self._redis.perform(gating.pull(keys, self._worker, rules))
+            if handed.owned == gating.LOST:
+                raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
+            for (rule, want), count in zip(rules, handed.counts, strict=True):
+                if count < want:
+                    self._wanted.discard((keys.queue, rule.task))
+            self.handed(keys.queue, [rule for rule, _ in rules], handed, asked)
+
+    def _note_waits(self, queue: str, rules: Iterable[Rule], waits: Sequence[float]) -> None:
+        for rule, wait in zip(rules, waits, strict=True):
+            if wait:
+                self._due[queue, rule.task] = trio.current_time() + wait + JUST_AFTER
+                self._turnstile.news.set()
+
+    def _want(self, queue: str, task: str) -> None:
+        name = unquoted(task)
+        if name in self._tasks:
+            self._wanted.add((queue, name))
+            self._turnstile.news.set()
+
+    def _changed(self, tasks: set[str]) -> None:
+        """The rules of these tasks have changed: who waits may perhaps go on."""
+        self._wanted |= {(queue, task) for queue in self._consumed for task in tasks}
+        self._turnstile.rethink(tasks, self._execution.active)
+
+    def _look(self) -> None:
+        """Something was settled: there may be room."""
+        if self._wanted:
+            self._turnstile.news.set()
+
+    def _look_for_lost(self) -> None:
+        """The connection was made anew: an answer may have been lost, and with it what was handed to this worker."""
+        connects = self._redis.statistics().connects
+        if connects != self._connects:
+            self._connects = connects
+            self._turnstile.look_again()
+
+    def _next(self) -> float:
+        after = self._turnstile.after
+        first = min(self._due.values(), default=math.inf)
+        return min(first, after) if self._wanted and after > trio.current_time() else first
+
+
+def _task(delivery: Delivery) -> str:
+    assert delivery.envelope is not None
+    return delivery.envelope.task
+
+
+def _asked(delivery: Delivery, rule: Rule, how: str) -> Asked:
+    envelope = delivery.envelope
+    assert envelope is not None
+    expires = "" if envelope.expires is None else min(int(envelope.expires * 1000), LATEST)
+    line = line_of(rule, envelope.concurrency_key, envelope.fair_key)
+    return Asked(delivery.entry, envelope.id, line, delivery.deliveries, expires, how)
+
+
+LAPSED = Lapsed()
+WITHDRAWN = Withdrawn()
+LATEST = 10**15
+"""Milliseconds since 1970: what expires later does not."""

@@ -1,0 +1,158 @@
+"""Impositions: keeps this worker at what was imposed on its tasks from outside, and has a task suspended for all
+workers when its circuit breaker opens (C97, C98).
+
+Floor: services. Reads: what is imposed, and the channel that tells of changes. Writes: suspensions, for a breaker.
+
+What is imposed lies in Redis and outlives workers: one that begins, or whose connection was away, asks for it; so does
+every worker at each beat of its heart.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from celery5.broker import imposing
+from celery5.broker.call import Call
+from celery5.broker.calls import Pulse
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.log import Log
+from celery5.protocol.limits import Imposed, Suspension
+from celery5.services.circuits import Circuits
+from celery5.services.turnstile import Turnstile
+from celery5.task import Task
+
+AGAIN = 1.0
+"""Seconds until Redis is asked again, when it did not serve."""
+BREAKER = "breaker"
+"""Who suspends a task whose circuit breaker has opened."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+
+class Impositions:
+    """What was imposed on the tasks of one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: Redis,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Task[..., Any]],
+        turnstile: Turnstile,
+        circuits: Circuits,
+        log: Log,
+        worker: str,
+        breaker_suspends: bool,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._first = consumed[0].queue if consumed else ""
+        self._tasks = tasks
+        self._turnstile = turnstile
+        self._log = log
+        self._worker = worker
+        self._limits: Mapping[str, Imposed] = {}
+        self._suspended: Mapping[str, Suspension] = {}
+        self._tripped: dict[str, Suspension] = {}
+        self._news = trio.Event()
+        if breaker_suspends:
+            circuits.tripped = self.tripped
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels to listen to."""
+        return [self._keys.limits]
+
+    def hear(self, _channel: bytes, _payload: bytes) -> None:
+        """Something was imposed, or taken back."""
+        self._news.set()
+
+    def look_again(self) -> None:
+        """The connection was away: something may have been missed."""
+        self._news.set()
+
+    def beat(self, keys: QueueKeys, _pulse: Pulse) -> None:
+        """At each beat of the heart, once for all queues: what was missed is made good."""
+        if keys.queue == self._first:
+            self._news.set()
+
+    def tripped(self, task: str, why: str, seconds: float) -> None:
+        """The circuit breaker of a task has opened: no worker is to run it for so long."""
+        now = time.time()
+        by = f"{BREAKER} of {self._worker}"
+        self._tripped[task] = Suspension(why=why, by=by, since=round(now, 3), until=round(now + seconds, 3))
+        self._news.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Know what is imposed, until cancelled."""
+        await self._look()
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._next()):
+                await self._news.wait()
+            self._news = trio.Event()
+            try:
+                await self._suspend()
+                await self._look()
+                await self._resume()
+            except BrokerUnavailable:
+                await trio.sleep(AGAIN)
+                self._news.set()
+            except BrokerError as error:
+                self._log.event("limits:unknown", "warning", why=str(error))
+
+    async def _suspend(self) -> None:
+        for task, what in list(self._tripped.items()):
+            before = self._suspended.get(task)
+            if before is None or before.until:  # what an operator has suspended stays so
+                await self._redis.perform(imposing.suspend(self._keys, task, what))
+            self._tripped.pop(task, None)
+
+    async def _look(self) -> None:
+        found = await self._redis.perform(imposing.imposed(self._keys))
+        if found.limits == self._limits and found.suspended == self._suspended:
+            return
+        for task in self._tasks:
+            self._tell(task, found.limits.get(task), found.suspended.get(task))
+        self._limits, self._suspended = found.limits, found.suspended
+        self._turnstile.impose(self._limits, self._suspended)
+
+    async def _resume(self) -> None:
+        """Suspensions that were for a while are taken back, by whoever comes first."""
+        found = [(task, what) for task, what in self._suspended.items() if _is_over(what)]
+        for task, what in found:
+            await self._redis.perform(imposing.resume(self._keys, task, what))
+        if found:
+            await self._look()
+
+    def _tell(self, task: str, limit: Imposed | None, suspended: Suspension | None) -> None:
+        if limit != self._limits.get(task):
+            told = (
+                {"limit": limit.limit, "rate": limit.rate, "by": limit.by} if limit else {"limit": "its own"}
+            )
+            self._log.event("task:limited", "warning", task=task, **told)
+        before = self._suspended.get(task)
+        if suspended is not None and before is None:
+            self._log.event("task:suspended", "warning", task=task, why=suspended.why, by=suspended.by)
+        elif suspended is None and before is not None:
+            self._log.event("task:resumed", "warning", task=task)
+
+    def _next(self) -> float:
+        """Seconds until the first suspension that is for a while is over."""
+        ends = [what.until - time.time() for what in self._suspended.values() if what.until]
+        return max(0.0, min(ends, default=math.inf))
+
+
+def _is_over(what: Suspension) -> bool:
+    return bool(what.until) and what.until <= time.time()

@@ -1,0 +1,359 @@
+"""Gates, script by script: who may run, who waits, whose turn it is, and what is left in Redis, each against the real
+server.
+
+Floor: tests. Reads and writes: the keys of one queue of one application that only the test has.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery5.broker import calls, gating, looking, revocation
+from celery5.broker.blocking import BlockingRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from celery5.protocol.limits import Rate, Rule
+from tests.redis.gated import TASK, Gated
+from tests.redis.one_queue import buried, done, failed, released
+
+
+@pytest.fixture
+def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated]:
+    """A queue with a gate that one job may pass at a time, and two workers."""
+    driver = BlockingRedis(Endpoint.from_url(url))
+    one = Gated(driver, Keys(app_name).of("mail"), redis_client)
+    one.join("w")
+    one.join("other")
+    yield one
+    driver.close()
+
+
+# Slots
+
+
+def test_as_many_run_as_may_and_the_others_wait_in_redis(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=2)
+    gate.send(*"abcd")
+    entries = gate.read("w")
+    assert gate.ask("w", entries) == [1, 1, 0, 0]
+    assert [gate.where(each) for each in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
+    assert gate.size() == calls.Size(stream=2, held=2, due=0, dead=0, gated=2)
+    assert gate.ids(gate.mine("w")) == "ab"
+    assert gate.taken() == {"shop.t ": "2", "shop.t  w": "2"}
+
+
+def test_asking_twice_is_asking_once(gate: Gated) -> None:
+    gate.send(*"abc")
+    entries = gate.read("w")
+    assert gate.ask("w", entries) == [1, 0, 0]
+    before = gate.contents()
+    assert gate.ask("w", entries) == [1, 0, 0]
+    assert gate.contents() == before
+
+
+def test_whoever_settles_is_handed_the_next_one_in_order(gate: Gated) -> None:
+    (a,) = gate.come("w", *"abc")
+    (b,) = gate.done("w", a)
+    assert (gate.ids([b]), b.lane) == ("b", "g")
+    assert gate.where("b") == "EXECUTING"
+    assert gate.ids(gate(calls.mine(gate.keys.on("g"), "w", after=b"0", count=9))) == "b"
+    (c,) = gate.done("w", b)
+    assert gate.done("w", c) == []
+    assert [gate.where(each) for each in "abc"] == ["ENDED"] * 3
+    assert gate.is_empty()
+
+
+def test_jobs_that_are_admitted_out_of_order_wait_in_order(gate: Gated) -> None:
+    gate.send(*"abcdef")
+    entries = gate.read("w")
+    gate.ask("w", entries[3:])
+    gate.ask("w", entries[:3])
+    running = [entry for entry in entries if entry.id.decode() in gate.slots()]
+    handed = ""
+    while running:
+        handed += gate.ids(running)
+        running = gate.done("w", *running)
+    assert handed == "dabcef"
+
+
+def test_who_comes_while_others_wait_does_not_overtake_them(gate: Gated) -> None:
+    (a,) = gate.come("w", *"ab")
+    assert gate.done("w", a, want=0) == []
+    assert gate.come("w", "c") == []
+    assert gate.ids(gate.pull("w")) == "b"
+
+
+def test_a_worker_that_has_no_room_tells_the_others(gate: Gated) -> None:
+    (a,) = gate.come("w", *"ab")
+    with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(gate.keys.free)
+        heard.get_message(timeout=5)
+        gate.done("w", a, want=0)
+        said = heard.get_message(timeout=5)
+    assert said is not None
+    assert said["data"] == b"shop.t"
+    assert gate.ids(gate.pull("other")) == "b"
+
+
+def test_nobody_is_told_when_nobody_could_go_on(gate: Gated) -> None:
+    (a,) = gate.come("w", *"abc")
+    with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(gate.keys.free)
+        heard.get_message(timeout=5)
+        gate.done("w", a, want=1)
+        assert heard.get_message(timeout=0.1) is None
+
+
+def test_a_limit_per_worker_is_counted_for_each_by_itself(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=1, per="worker")
+    assert gate.ids(gate.come("w", *"abc")) == "a"
+    (b,) = gate.pull("other")
+    assert gate.pull("other") == gate.pull("w") == []
+    assert gate.ids(gate.done("other", b)) == "c"
+
+
+def test_a_limit_per_key_is_counted_for_each_key_by_itself(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=1, keyed=True)
+    (a,) = gate.come("w", *"abc", token="ann x")
+    (d,) = gate.come("w", *"de", token="bob")
+    assert gate.pull("w") == []
+    assert gate.ids(gate.done("w", d)) == "e"
+    assert gate.ids(gate.done("w", a)) == "b"
+    assert set(gate.taken()) >= {"shop.t ann%20x", "shop.t bob"}
+
+
+def test_keys_whose_gates_are_full_are_passed_over(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=1, keyed=True)
+    for n in range(1100):
+        gate.client.zadd(f"{gate.keys.room_prefix}tokens shop.t ", {f"full{n}": n})
+        gate.client.hset(gate.keys.counts, f"shop.t full{n}", 1)
+    gate.client.zadd(f"{gate.keys.room_prefix}turns shop.t", {"": 0})
+    gate.send("a", token="ann")
+    gate.ask("w", gate.read("w"), how="wait")
+    assert gate.pull("w") == []  # so many are looked at in one trip
+    assert gate.ids(gate.pull("w")) == "a"
+    gate.client.delete(f"{gate.keys.room_prefix}tokens shop.t ", f"{gate.keys.room_prefix}turns shop.t")
+    gate.client.hdel(gate.keys.counts, *(f"shop.t full{n}" for n in range(1100)))
+
+
+def test_urgent_jobs_go_first_in_their_line(gate: Gated) -> None:
+    gate.send(*"ab")
+    entries = gate.read("w")
+    gate.ask("w", entries)
+    high = gate.keys.on("h")
+    low = gate.keys.on("l")
+    for keys, job in ((low, "l"), (high, "h")):
+        gate.client.xadd(keys.stream, {"job": entries[0].message.replace(b'"a"', f'"{job}"'.encode())})
+        gate.client.xgroup_create(keys.stream, "workers", "0")
+        gate.ask("w", gate(calls.read([keys], "w", count=9, block=0.001)))
+    gate.send("c")
+    gate.ask("w", gate.read("w"))
+    running, order = entries[:1], ""
+    while running:
+        running = gate.done("w", *running)
+        order += gate.ids(running)
+    assert order == "hbcl"
+
+
+# Turns
+
+
+def test_fair_keys_take_turns_however_many_jobs_each_has(gate: Gated) -> None:
+    gate.rule = Rule(TASK, fair=True)
+    gate.send(*"abcdefgh", fair="large")
+    gate.ask("w", gate.read("w"), how="wait")
+    gate.send(*"xy", fair="small")
+    gate.ask("w", gate.read("w"), how="wait")
+    assert gate.ids(gate.pull("w", 6)) == "axbycd"
+
+
+def test_fair_keys_take_turns_though_one_of_them_has_many_concurrency_keys(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=1, keyed=True, fair=True)
+    for n, job in enumerate("abcdef"):
+        gate.send(job, token=str(n), fair="large")
+    gate.send("x", token="x", fair="small")
+    gate.send("y", token="y", fair="small")
+    gate.ask("w", gate.read("w"), how="wait")
+    assert gate.ids(gate.pull("w", 5)) == "axbyc"
+
+
+# Rates
+
+
+def test_no_more_begin_in_a_span_than_the_rate_allows(gate: Gated) -> None:
+    gate.rule = Rule(TASK, rate=Rate("2/60s"))
+    assert gate.ids(gate.come("w", *"abcd")) == "ab"
+    assert 60 < gate.waits[0] <= 61
+    assert gate.pull("w") == []
+    assert 60 < gate.waits[0] <= 61
+
+
+def test_a_rate_lets_the_next_one_through_when_its_span_is_over(gate: Gated) -> None:
+    gate.rule = Rule(TASK, rate=Rate("2/1s"))
+    begun = time.monotonic()
+    assert gate.ids(gate.come("w", *"abcde")) == "ab"
+    time.sleep(gate.waits[0])
+    assert gate.ids(gate.pull("w")) == "cd"
+    assert time.monotonic() - begun > 1.0
+    assert 1 < gate.waits[0] <= 1.05
+
+
+def test_a_rate_does_not_mind_how_many_run_at_once(gate: Gated) -> None:
+    gate.rule = Rule(TASK, rate=Rate("5/h"))
+    assert gate.ids(gate.come("w", *"abcdefg")) == "abcde"
+
+
+def test_a_rate_per_worker_is_counted_for_each_by_itself(gate: Gated) -> None:
+    gate.rule = Rule(TASK, rate=Rate("1/h", per="worker"))
+    assert gate.ids(gate.come("w", *"abc")) == "a"
+    assert gate.ids(gate.pull("other")) == "b"
+    assert gate.pull("w") == gate.pull("other") == []
+
+
+def test_the_starts_of_a_rate_are_forgotten_in_time(gate: Gated) -> None:
+    gate.rule = Rule(TASK, rate=Rate("2/m"))
+    gate.come("w", "a")
+    (key,) = gate.client.keys(gate.keys.room_prefix.replace("{", "[{]") + "starts*")
+    assert 59_000 < gate.client.pttl(key) <= 61_000
+
+
+# Deaths
+
+
+def test_a_death_frees_the_slots_and_tells(gate: Gated) -> None:
+    gate.rule = Rule(TASK, most=2)
+    a, _b = gate.come("w", *"abcd")
+    (c,) = gate.done("w", a, want=1)  # one has its slot on each lane
+    with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(gate.keys.free)
+        heard.get_message(timeout=5)
+        assert gate.recover("w").back == 2
+        said = heard.get_message(timeout=5)
+    assert said is not None
+    assert (gate.slots(), gate.taken()) == ({}, {})
+    assert gate.ids(gate.pull("other")) == "d"
+    assert gate.settled("w", [c], [done(c, "c")]).owned == gating.LOST
+    again = gate.read("other")
+    assert sorted(gate.ids(again)) == ["b", "c"]
+    assert [each.deliveries for each in again] == [1, 1]
+
+
+def test_a_job_keeps_its_deaths_while_it_waits(gate: Gated) -> None:
+    (a,) = gate.come("w", *"a")
+    gate.send("b")
+    gate.join("dead")
+    gate.read("dead")
+    gate.recover("dead")
+    (again,) = gate.read("w")
+    assert again.deliveries == 1
+    assert gate.ask("w", [again]) == [0]
+    (handed,) = gate.done("w", a)
+    assert (gate.ids([handed]), handed.deliveries) == ("b", 1)
+
+
+def test_who_has_lost_his_lease_gets_nothing(gate: Gated) -> None:
+    gate.come("w", *"ab")
+    gate.client.zadd(gate.keys.leases, {"w": -1})
+    before = gate.contents()
+    assert gate(gating.pull(gate.keys, "w", [(gate.rule, 9)])).owned == gating.LOST
+    assert gate(gating.admit(gate.keys, "w", [], [(gate.rule, 0)])).fates is None
+    assert gate.contents() == before
+
+
+# What else becomes of a job
+
+
+@pytest.mark.parametrize("verb", [done, failed, buried, released])
+def test_however_a_job_is_settled_its_slot_is_free(gate: Gated, verb: object) -> None:
+    assert callable(verb)
+    (a,) = gate.come("w", "a", "b")
+    (b,) = gate.settled("w", [a], [verb(a, "a")], want=1).entries
+    before = gate.contents()
+    gate.settled("w", [b], [verb(b, "b")], want=1)
+    assert gate.is_empty()
+    assert before != gate.contents()
+
+
+def test_what_was_handed_over_and_is_given_back_comes_again(gate: Gated) -> None:
+    (a,) = gate.come("w", *"ab")
+    (b,) = gate.done("w", a)
+    gate.settled("w", [b], [released(b, "b")])
+    assert gate.client.xlen(gate.keys.handed) == 0
+    assert gate(calls.promote(gate.keys, limit=9))[0] == 1
+    (again,) = gate.read("other")
+    assert gate.ids([again]) == "b"
+    assert gate.ask("other", [again]) == [1]
+
+
+def test_what_waits_is_revoked_at_once(gate: Gated) -> None:
+    gate.come("w", *"abc")
+    assert gate(revocation.revoke(gate.keys, ["b"], ttl=60)) == ["REVOKED"]
+    assert gate.where("b") == "ENDED"
+    assert gate.held() == {"shop.t": "1"}
+    assert gate(revocation.revoke(gate.keys, ["c", "a"], ttl=60)) == ["REVOKED", "EXECUTING"]
+    assert gate.room() == []
+
+
+def test_what_was_revoked_before_it_came_to_the_gate_is_not_held(gate: Gated) -> None:
+    gate.come("w", "a")
+    gate.send("b")
+    entries = gate.read("w")
+    assert gate(revocation.revoke(gate.keys, ["b"], ttl=60)) == ["EXECUTING"]
+    assert gate.ask("w", entries) == [gating.REVOKED]
+
+
+def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
+    gate.come("w", "a")
+    gate.send("b")
+    gate.ask("w", gate.read("w"), expires=int(time.time() * 1000) + 20)
+    assert gate.size().gated == 1
+    assert gate.size().due == 0
+    time.sleep(0.05)
+    assert gate(calls.promote(gate.keys, limit=9)) == (1, None)
+    assert gate.ids(gate.read("w")) == "b"
+    assert gate.held() == {}
+    assert gate.room() == []
+
+
+def test_one_that_is_handed_over_in_time_does_not_expire_any_more(gate: Gated) -> None:
+    (a,) = gate.come("w", "a")
+    gate.send("b")
+    gate.ask("w", gate.read("w"), expires=int(time.time() * 1000) + 60_000)
+    gate.done("w", a)
+    assert gate(calls.promote(gate.keys, limit=9)) == (0, None)
+    assert gate.held() == {}
+
+
+def test_a_copy_of_a_job_that_waits_goes(gate: Gated) -> None:
+    (a,) = gate.come("w", *"ab")
+    gate.client.xadd(gate.keys.stream, {"job": a.message.replace(b'"a"', b'"b"')})
+    (copy,) = gate.read("w")
+    assert gate.ask("w", [copy]) == [gating.GONE]
+    assert gate.ids(gate.done("w", a)) == "b"
+
+
+def test_jobs_of_a_suspended_task_wait_whatever_room_there_is(gate: Gated) -> None:
+    gate.rule = Rule(TASK, suspended=True)
+    gate.send(*"ab")
+    assert gate.ask("w", gate.read("w"), how="wait") == [0, 0]
+    assert gate.pull("w") == []
+    gate.rule = Rule(TASK)
+    assert gate.ids(gate.pull("w")) == "ab"
+
+
+def test_what_runs_when_a_limit_is_imposed_is_counted(gate: Gated) -> None:
+    gate.send(*"ab")
+    a, b = gate.read("w")
+    assert gate.ask("w", [a], how="count") == [1]
+    assert gate.ask("w", [b]) == [0]
+    assert gate.ids(gate.done("w", a)) == "b"
+
+
+def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
+    gate.come("w", *"abc")
+    sighting = gate(looking.inspect(gate.keys, "c"))
+    assert (sighting.place, sighting.before) == ("G shop.t  ", 1)
+    assert gate(calls.beat(gate.keys, "w", lease=30)).gated == ("shop.t",)
+    assert gate(looking.overview(gate.keys)).gated == 2

@@ -1,0 +1,266 @@
+"""Limits: jobs of a limited task wait in Redis and run as soon as a slot is free, in order, on live workers.
+
+Floor: tests. Reads and writes: the keys of the test's application; a server of the test's own where commands are
+counted.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, JobState, Limit, Range, Rate, RetryPolicy, agather
+from celery5.broker.embedded import EmbeddedServer
+from tests.redis.workers import entries, held, start, until, until_async, working
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application whose workers have room for many."""
+    policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
+    one = App(app_name, broker=url, lease=1.0, concurrency=20, cpu_slots=4, retry_policy=policy)
+    yield one
+    one.close()
+
+
+class Crowd:
+    """Who runs now, how many did at most, and in which order they began."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.order: list[int] = []
+        self.times: list[float] = []
+
+    async def pass_by(self, n: int, seconds: float = 0.01) -> int:
+        self.order.append(n)
+        self.times.append(time.time())
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self.now -= 1
+        return n
+
+
+async def test_no_more_run_at_once_than_may_in_the_order_they_were_sent(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    crowd = Crowd()
+
+    @app.task(limit=1)
+    async def one(n: int) -> int:
+        return await crowd.pass_by(n)
+
+    async with working(app):
+        sent = await app.asend_many([one.s(n) for n in range(50)])
+        assert await agather(sent) == list(range(50))
+    assert (crowd.most, crowd.order) == (1, list(range(50)))
+
+
+async def test_a_limit_holds_for_all_workers_together(app: App) -> None:
+    crowd = Crowd()
+
+    @app.task(limit=3)
+    async def some(n: int) -> int:
+        return await crowd.pass_by(n)
+
+    async with trio.open_nursery() as nursery:
+        three = [await start(nursery, app) for _ in range(3)]
+        sent = await app.asend_many([some.s(n) for n in range(90)])
+        await agather(sent)
+        for each in three:
+            await each.stop()
+    assert crowd.most == 3
+
+
+async def test_a_limit_per_worker_holds_for_each(app: App) -> None:
+    crowd = Crowd()
+
+    @app.task(limit=Limit(2, per="worker"))
+    async def some(n: int) -> int:
+        return await crowd.pass_by(n, 0.02)
+
+    async with trio.open_nursery() as nursery:
+        three = [await start(nursery, app) for _ in range(3)]
+        await agather(await app.asend_many([some.s(n) for n in range(60)]))
+        for each in three:
+            await each.stop()
+    assert 4 <= crowd.most <= 6
+
+
+async def test_a_limit_per_key_holds_for_each_key(app: App) -> None:
+    crowds = {name: Crowd() for name in ("ann", "bob c", "100%")}
+
+    @app.task(limit=1, concurrency_key="customer")
+    async def charge(customer: str, n: int) -> int:
+        return await crowds[customer].pass_by(n)
+
+    async with trio.open_nursery() as nursery:
+        two = [await start(nursery, app) for _ in range(2)]
+        jobs = [charge.s(name, n) for n in range(20) for name in crowds]
+        await agather(await app.asend_many(jobs))
+        for each in two:
+            await each.stop()
+    for crowd in crowds.values():
+        assert (crowd.most, crowd.order) == (1, list(range(20)))
+    times = [time for crowd in crowds.values() for time in crowd.times]
+    assert min(b - a for a, b in itertools.pairwise(sorted(times))) < 0.01  # those of different keys overlap
+
+
+async def test_who_waits_is_held_in_redis_and_not_by_the_worker(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    go = trio.Event()
+
+    @app.task(limit=1)
+    async def one() -> None:
+        await go.wait()
+
+    async with working(app):
+        sent = await app.asend_many([one.s() for _ in range(30)])
+        await until_async(lambda: _is(sent[-1], JobState.HELD))
+        assert sum(held(redis_client, app).values()) == 1
+        assert [await each.astatus() for each in sent].count(JobState.HELD) == 29
+        go.set()
+        await agather(sent)
+
+
+async def _is(result: object, state: JobState) -> bool:
+    return await result.astatus() is state  # type: ignore[attr-defined]
+
+
+async def test_the_next_one_begins_at_once_though_thousands_stand_on_the_stream(app: App) -> None:
+    crowd = Crowd()
+
+    @app.task(limit=1)
+    async def one(n: int) -> int:
+        return await crowd.pass_by(n, 0.05)
+
+    @app.task
+    async def other() -> None:
+        await trio.sleep(0.02)
+
+    async with working(app):
+        first = await app.asend_many([one.s(n) for n in range(10)])
+        await until(lambda: len(crowd.order) == 1)
+        others = await app.asend_many([other.s() for _ in range(4000)])
+        await agather(first)
+        gaps = [after - before - 0.05 for before, after in zip(crowd.times, crowd.times[1:], strict=False)]
+        await agather(others)
+    # On a machine that has little else to do. Behind the others each would wait for seconds.
+    assert min(gaps) < 0.05
+    assert sorted(gaps)[len(gaps) // 2] < 0.5
+    assert crowd.order == list(range(10))
+
+
+async def test_a_rate_is_never_exceeded_in_any_span(app: App) -> None:
+    crowd = Crowd()
+
+    @app.task(limit=1, rate_limit="10/1s")
+    async def mail(n: int) -> int:
+        return await crowd.pass_by(n, 0.3)
+
+    async with trio.open_nursery() as nursery:
+        two = [await start(nursery, app) for _ in range(2)]
+        await agather(await app.asend_many([mail.s(n) for n in range(35)]))
+        for each in two:
+            await each.stop()
+    times = sorted(crowd.times)
+    assert all(later - earlier >= 1.0 for earlier, later in zip(times, times[10:], strict=False))
+    assert times[-1] - times[0] < 4.5
+    assert crowd.most > 1  # a limit does not count where there is a rate
+
+
+async def test_a_rate_per_worker_is_each_ones_own(app: App) -> None:
+    crowd = Crowd()
+
+    @app.task(rate_limit=Rate("5/10s", per="worker"))
+    async def mail(n: int) -> int:
+        return await crowd.pass_by(n)
+
+    async with trio.open_nursery() as nursery:
+        two = [await start(nursery, app) for _ in range(2)]
+        sent = await app.asend_many([mail.s(n) for n in range(20)])
+        await until(lambda: len(crowd.times) == 10)
+        await trio.sleep(0.3)
+        assert len(crowd.times) == 10
+        for job in sent:
+            await job.arevoke()
+        for each in two:
+            await each.stop()
+
+
+async def test_the_limit_0_rejects(app: App, redis_client: "redis.Redis") -> None:
+    @app.task(limit=0)
+    async def never() -> None:
+        raise AssertionError
+
+    async with working(app):
+        sent = await never.adelay()
+        await until_async(lambda: _is(sent, JobState.DEAD))
+    (dead,) = entries(redis_client, app.queue("default").dead)
+    assert b'"reason":"rejected-by-limit"' in dead[b"document"]
+    assert b"the limit of" in dead[b"document"]
+
+
+async def test_a_computed_limit_follows_its_function(app: App) -> None:
+    crowd, most = Crowd(), 1
+
+    @app.task(limit=Range(1, 4, compute=lambda: most))
+    async def some(n: int) -> int:
+        return await crowd.pass_by(n, 0.05)
+
+    async with working(app):
+        sent = await app.asend_many([some.s(n) for n in range(60)])
+        await until(lambda: len(crowd.order) > 3)
+        assert crowd.most == 1
+        most = 100
+        await agather(sent)
+    assert crowd.most == 4
+
+
+async def test_a_small_tenant_is_not_delayed_by_a_large_one(app: App) -> None:
+    done: list[str] = []
+
+    @app.task(fair_key="tenant")
+    async def work(tenant: str) -> None:
+        await trio.sleep(0.02)
+        done.append(tenant)
+
+    async with working(app):
+        large = await app.asend_many([work.s("large") for _ in range(3000)])
+        await until(lambda: len(done) > 20)
+        before = done.count("large")
+        await agather(await app.asend_many([work.s("small") for _ in range(10)]))
+        meanwhile = done.count("large") - before
+        await agather(large)
+    assert meanwhile < 1000
+
+
+async def test_an_idle_gate_costs_no_commands(own_server: EmbeddedServer, app_name: str) -> None:
+    app = App(app_name, broker=own_server.url, lease=10.0, concurrency=5)
+    go = trio.Event()
+
+    @app.task(limit=1)
+    async def one() -> None:
+        await go.wait()
+
+    with redis.Redis.from_url(own_server.url) as client:
+        async with working(app):
+            sent = await app.asend_many([one.s() for _ in range(100)])
+            await until_async(lambda: _is(sent[-1], JobState.HELD))
+            await trio.sleep(0.2)
+            before = client.info("stats")["total_commands_processed"]
+            begun = time.monotonic()
+            await trio.sleep(3)
+            after = client.info("stats")["total_commands_processed"]
+            took = time.monotonic() - begun
+            go.set()
+            await agather(sent)
+    app.close()
+    # INFO is one of them; a beat or two, with what they bring, and what their scripts do is counted, too.
+    assert (after - before - 1) / took <= 8.0
