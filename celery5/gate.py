@@ -91,7 +91,8 @@ def gated(
     concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
     for name, key in (("concurrency_key", concurrency_key), ("fair_key", fair_key)):
         given: object = key
-        if given is not None and not callable(given) and not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_text = isinstance(given, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if given is not None and not callable(given) and not is_text:
             raise Misconfigured(f"task {task}: {name} is {key!r}: give a parameter's name, or a function")
     limit, rate = said.get("limit"), said.get("rate_limit")
     gate = gate_of(task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None)
