@@ -9,6 +9,7 @@ back when it is removed here, as soon as a Scheduler begins.
 import builtins
 from typing import TYPE_CHECKING, Any
 
+from celery5.broker import presence
 from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
@@ -159,6 +160,15 @@ class Schedules:
         from celery5 import scheduled
 
         return await scheduled.triggered(self._app, await self._app.connections.awaiting(), name)
+
+    def schedulers(self) -> tuple[str, ...]:
+        """The Schedulers that live, by name. For plain Python."""
+        asked = presence.living(self._app.keys, "scheduler")
+        return self._app.perform(asked, instead="app.schedule.aschedulers")
+
+    async def aschedulers(self) -> tuple[str, ...]:
+        """`schedulers`, from Trio or asyncio."""
+        return await self._app.aperform(presence.living(self._app.keys, "scheduler"))
 
     def _plain(self, instead: str) -> AwaitingRedis:
         return Plain(self._app.connections.blocking(instead=f"app.schedule.{instead}"))

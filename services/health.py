@@ -10,7 +10,7 @@ comes, the timer only watches over it.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import trio
 
@@ -93,13 +93,25 @@ class Health:
     # ---- what it is told
 
     async def expired(self, parameters: Mapping[str, Any]) -> object:
-        """The command `check-expired` (C28): the period of a check has lapsed. Gives its new reading."""
-        check = self._check(str(parameters.get("check", "")))
+        """The command `check-expired` (C28): the period of a `check`, or of several `checks`, has lapsed. Gives its new
+        reading; of several, those that are known here, each with its state."""
+        several = parameters.get("checks")
+        if several is None:
+            return await self._expired(self._check(str(parameters.get("check", ""))))
+        if not isinstance(several, list):
+            raise CommandRefused(f"checks is {several!r}: give a list of names")
+        known = [check for name, check in self._checks.items() if name in cast("list[object]", several)]
+        async with trio.open_nursery() as nursery:
+            for check in known:
+                nursery.start_soon(self._expired, check)
+        return {check.name: self.reading(check.name).state for check in known}
+
+    async def _expired(self, check: HealthCheck) -> CheckReading:
         seen = self._seen.get(check.name, -math.inf)
         if trio.current_time() - seen >= BUSY * check.period:
             await self.look(check)
-            # Whoever tells us goes on to do so: the timer is for when nobody does.
-            self._expect(check, trio.current_time() + 1.5 * check.period)
+        # Whoever tells us goes on to do so: the timer is for when nobody does.
+        self._expect(check, trio.current_time() + 1.5 * check.period)
         return self.reading(check.name)
 
     async def answer(self, _parameters: Mapping[str, Any]) -> object:

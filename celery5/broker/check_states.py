@@ -26,6 +26,12 @@ def take_turn(keys: Keys, check: str, period: float) -> Call[bool]:
     return Call(("SET", keys.check_turn(check), "1", "NX", "PX", ms), bool, repeatable=True)
 
 
+def take_telling(keys: Keys, check: str, period: float) -> Call[bool]:
+    """Ask to tell all workers that the period of a check has lapsed; gives whether it is the asker's turn."""
+    ms = max(1, int(TURN * period * 1000))
+    return Call(("SET", keys.check_telling(check), "1", "NX", "PX", ms), bool, repeatable=True)
+
+
 def read(keys: Keys, check: str) -> Call[CheckReading | None]:
     """The state of a check; None when nobody has seen it lately."""
     return Call(("GET", keys.check(check)), _reading, repeatable=True)

@@ -131,6 +131,10 @@ class Keys:
         """STRING  a worker looks at that check for all, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
+    def check_telling(self, name: str) -> str:
+        """STRING  a Scheduler has told the workers of that check, until this is gone."""
+        return f"celery5:{{{self.app}}}:check-telling:{name}"
+
     @property
     def schedule_queues(self) -> str:
         """SET     the queues that have, or have had, schedules."""

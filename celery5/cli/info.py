@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
-    """Show the queues, what is in them, and who works on them."""
+    """Show the queues, what is in them, who works on them, and the Schedulers that live."""
     app = target.load()
-    state = app.info(queue)
+    state, schedulers = app.info(queue), app.schedule.schedulers()
     if wants_json:
         click.echo(
             as_json(
@@ -31,12 +31,15 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
                     "broker": app.connections.masked,
                     "queues": state.queues,
                     "scaling": state.scaling,
+                    "schedulers": schedulers,
                 }
             )
         )
         return
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
+    if schedulers:
+        click.echo(f"\nschedulers  {', '.join(schedulers)}")
     if state.queues:
         click.echo("\n" + table(_workers(state), nothing="no workers"))
     if state.scaling is not None:

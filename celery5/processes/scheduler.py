@@ -14,6 +14,7 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, Step
+from celery5.checks import all_checks
 from celery5.errors import CeleryError, Misconfigured
 from celery5.fire_times import checked
 from celery5.log import Log
@@ -25,6 +26,7 @@ from celery5.processes.worker import WorkerOptions
 from celery5.services.autoscaler import Autoscaler
 from celery5.services.commands import Handler
 from celery5.services.declarations import Declarations
+from celery5.services.expirations import Expirations
 from celery5.services.inbox import Inbox
 from celery5.services.reloader import Next
 from celery5.services.timetable import Timetable
@@ -55,11 +57,12 @@ def make_more(timetable: Timetable, autoscaler: Autoscaler) -> tuple[Source, ...
     return (timetable, autoscaler)
 
 
-def make_time(declarations: Declarations, timetable: Timetable) -> tuple[Step, ...]:
+def make_time(declarations: Declarations, timetable: Timetable, expirations: Expirations) -> tuple[Step, ...]:
     """The part of the boot graph that watches the clock: periodic tasks and health checks."""
     return (
         Step("declarations", declarations, ("presence",)),
         Step("timetable", timetable, ("declarations", "listen")),
+        Step("expirations", expirations, ("presence",)),
     )
 
 
@@ -88,6 +91,8 @@ SchedulerParts = Injector(
     time_steps=value(make_time),
     declarations=Declarations,
     timetable=Timetable,
+    checks=value(all_checks),
+    expirations=Expirations,
     last=value(make_last),
     steps=value(make_steps),
 )

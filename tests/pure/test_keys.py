@@ -32,6 +32,7 @@ def made() -> dict[str, str]:
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
         "paused": SHOP.paused,
+        "check_telling": SHOP.check_telling("<name>"),
         "schedule_queues": SHOP.schedule_queues,
         "schedules": SHOP.schedules("<queue>"),
         "schedule_times": SHOP.schedule_times("<queue>"),

@@ -5,6 +5,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -14,7 +15,7 @@ from celery5 import App
 from celery5.broker import presence
 from celery5.processes import scheduler
 from tests.redis.staff import _TARGET, Employee, Staff, wait_until
-from tests.redis.workers import Lines, start, until_async
+from tests.redis.workers import Lines, start, until, until_async, working
 
 
 def employed(staff: Staff, *flags: str, **settings: Any) -> Employee:
@@ -85,3 +86,59 @@ async def test_it_lives_through_a_redis_that_forgets_it(app: App, redis_client: 
 
         await until_async(back)
         await one.stop()
+
+
+async def test_schedulers_tell_workers_when_a_check_expires_and_without_them_the_timer_looks(
+    url: str, app_name: str, tmp_path: Path
+) -> None:
+    app = App(app_name, broker=url, keys=str(tmp_path / "keys"), own_checks=False)
+    looks: list[float] = []
+
+    @app.health_check(period=0.4)
+    async def bank() -> bool:
+        looks.append(trio.current_time())
+        return True
+
+    app.task(name="nothing")(_nothing)
+    app.control.keyring.signer()
+
+    async def told() -> int:
+        (stats,) = await app.control.asend("stats", to="w")
+        return int(stats.answer["commands"].get("done", 0))
+
+    async with working(app, name="w"), trio.open_nursery() as nursery:
+        schedulers = [await start(nursery, app, page=scheduler.SCHEDULER, name=f"s{n}") for n in range(3)]
+        before, asked = await told(), trio.current_time()
+        await trio.sleep(4)
+        # One command in each period, whoever of the three sends it; besides, there is our own.
+        orders, periods = await told() - before - 1, (trio.current_time() - asked) / 0.4
+        assert periods / 2 <= orders <= periods + 1
+        assert sum(asked < each for each in looks) <= orders + 2  # the timer does not look as well
+        for each in schedulers:
+            await each.stop()
+        count = len(looks)
+        await until(lambda: len(looks) >= count + 3)
+    app.close()
+
+
+async def test_without_an_inbox_nobody_is_told_and_the_timer_looks(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    app.configure(inbox=False)
+    looks: list[float] = []
+
+    @app.health_check(period=0.1)
+    async def bank() -> bool:
+        looks.append(trio.current_time())
+        return True
+
+    app.task(name="nothing")(_nothing)
+    async with working(app, name="w"), trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER)
+        await until(lambda: len(looks) >= 4)
+        assert not redis_client.exists(app.keys.check_telling("bank"), app.keys.inbox("w"))
+        await one.stop()
+
+
+async def _nothing() -> None:
+    pass

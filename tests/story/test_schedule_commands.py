@@ -1,0 +1,73 @@
+"""Schedule commands: what people type about periodic tasks, and what they are told.
+
+Floor: tests. Reads: what the commands print. Writes: schedules of the application `shop`.
+"""
+
+import json
+
+import pytest
+
+from tests.story.commands import Serving, celery5, until
+from tests.story.conftest import Desk
+
+
+def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Desk) -> None:
+    assert "no schedules" in desk("schedule", "list")
+    added = json.loads(
+        desk("schedule", "add", "sums", "shop.add", "--every", "0.2", "--args", "[1, 2]", "--json")
+    )
+    assert (added["state"], added["task"], added["when"]) == ("active", "shop.add", "every 0.2 s")
+    with (
+        Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready(),
+        Serving("-A", "shop", "scheduler", "start", cwd=desk.folder) as scheduler,
+    ):
+        until(lambda: bool(scheduler.logged("schedule:fired")))
+        name = scheduler.logged("scheduler:starting")[0]["name"]
+        assert f"schedulers  {name}" in desk("info")
+        assert json.loads(desk("info", "--json"))["schedulers"] == [name]
+        job = scheduler.logged("schedule:fired")[0]["jobs"][0]
+        assert desk.app.result(job).get(timeout=10) == 3
+        assert "state        paused" in desk("schedule", "pause", "sums")
+        assert "state        active" in desk("schedule", "resume", "sums")
+        sent = desk("schedule", "trigger", "sums").strip()
+        assert desk.app.result(sent).get(timeout=10) == 3
+        assert "triggered    1" in desk("schedule", "show", "sums")
+    (listed,) = json.loads(desk("schedule", "list", "--json"))
+    assert listed["fired"] >= 1
+    assert desk("schedule", "remove", "sums") == "removed sums.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show", "nightly"), "no schedule 'nightly'; there are: none"),
+        (("add", "n", "shop.add"), "say when: --cron, --every or --at, one of them"),
+        (("add", "n", "shop.nothing", "--every", "1"), "shop.nothing"),
+        (("add", "n", "shop.add", "--cron", "often", "--args", "[1, 2]"), "is no line of a crontab"),
+        (("add", "n", "shop.add", "--cron", "99 * * * *", "--args", "[1, 2]"), "99"),
+        (("add", "n", "shop.add", "--at", "tomorrow", "--args", "[1, 2]"), "is no time"),
+        (("add", "n", "shop.add", "--every", "1", "--args", "1, 2"), "is no JSON of the right kind"),
+        (("add", "n", "shop.add", "--every", "1", "--args", '["a"]'), "shop.add"),
+        (("add", "n", "shop.add", "--every", "1", "--timezone", "Europe/Berlin"), "--timezone is for --cron"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(desk: Desk, words: tuple[str, ...], said: str) -> None:
+    ended = celery5("-A", "shop", "schedule", *words, cwd=desk.folder)
+    assert ended.code != 0
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_schedules_that_make_no_sense_are_told_of_before_a_scheduler_is_up(desk: Desk) -> None:
+    (desk.folder / "bad.py").write_text(
+        "from celery5 import App\n"
+        f"app = App({desk.app.name!r}, broker={desk.app.settings.broker!r})\n"
+        "@app.task(schedule='99 * * * *')\n"
+        "async def one() -> None: ...\n"
+        "app.schedule(one.s(1), 5, name='two')\n"
+    )
+    ended = celery5("-A", "bad", "scheduler", "start", cwd=desk.folder)
+    assert ended.code != 0
+    assert "schedule 'bad.one'" in ended.err
+    assert "schedule 'two'" in ended.err
+    assert "Traceback" not in ended.err
