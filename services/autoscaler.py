@@ -8,7 +8,7 @@ Any number of Schedulers have one, and one at a time has the turn. Where the sca
 goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -34,8 +34,6 @@ A_SECOND = 3
 """Commands to Redis in a second, at most, in the mean of a look with many queues and its pause."""
 QUEUES = 64
 """Queues that are looked at, at most."""
-SOON = 10.0
-"""Seconds in which jobs of schedules count as if they were there."""
 LEAVE_LIMIT = 1.0
 """Seconds that giving up the turn may take at the end; else it ends by itself."""
 
@@ -61,7 +59,7 @@ class Autoscaler:
         autoscale: Autoscale | None,
         prioritise: Strategy | None,
         terms: Terms,
-        upcoming: Callable[[float], Mapping[str, int]],
+        known_queues: Collection[str],
         telling: Telling,
         worker: str,
         log: Log,
@@ -71,7 +69,7 @@ class Autoscaler:
         self._policy = autoscale
         self._strategy = prioritise
         self._terms = terms
-        self._upcoming = upcoming
+        self._known = known_queues
         self._telling = telling
         self._name = worker
         self._log = log
@@ -141,15 +139,16 @@ class Autoscaler:
     async def _see(self) -> Situation:
         names = await self._redis.perform(calls.queues(self._keys))
         paused = await self._redis.perform(pausing.paused(self._keys))
-        ours = set(self._terms.queues.values())
-        looked_at = sorted(names, key=lambda name: name not in ours)[:QUEUES]
+        looked_at = sorted(names, key=lambda name: name not in self._known)[:QUEUES]
         if len(names) > QUEUES:
             self._told_once("queues", f"{len(names)} queues: only {QUEUES} of them are looked at")
         self._pause = max(LOOK, (len(looked_at) + 6) / A_SECOND)
-        censuses = await self._redis.perform_all([scaling.census(self._queue(name)) for name in looked_at])
+        censuses = await self._redis.perform_all(
+            [scaling.census(self._keys, self._queue(name)) for name in looked_at]
+        )
         workers = sorted({name for each in censuses for name in each.workers})
         reports = await self._redis.perform(scaling.reports(self._keys, workers)) if workers else {}
-        terms = msgspec.structs.replace(self._terms, paused=paused, upcoming=self._upcoming(SOON))
+        terms = msgspec.structs.replace(self._terms, paused=paused)
         return picture(censuses, reports, terms)
 
     def _queue(self, name: str) -> QueueKeys:

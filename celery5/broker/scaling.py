@@ -26,6 +26,8 @@ KEPT = 86400.0
 """Seconds for which it is known where the scaling was."""
 SAMPLE = 16
 """Jobs that are looked at, at each end of a stream."""
+SOON = 10.0
+"""Seconds in which jobs of schedules count as if they were there."""
 SAMPLE_BYTES = 65536
 """Bytes of them, about, after which no more are looked at."""
 
@@ -82,17 +84,18 @@ def scaling(keys: Keys) -> Call[Scaling | None]:
     return Call(("GET", keys.scaling), lambda raw: _decoded(raw, Scaling), repeatable=True)
 
 
-def census(keys: QueueKeys) -> Call[Census]:
-    """What waits on a queue, and the workers that live."""
+def census(app: Keys, keys: QueueKeys) -> Call[Census]:
+    """What waits on a queue or will be sent to it soon, and the workers that live."""
 
     def counted(raw: Any) -> Census:
-        waiting, held, seen, workers = raw
-        sample = Counter(each.decode(errors="replace") for each in seen)
-        names = tuple(each.decode(errors="replace") for each in workers)
-        return Census(keys.queue, waiting, held, sample, names)
+        waiting, held, seen, workers, soon = raw
+        return Census(
+            keys.queue, waiting, held, Counter(_texts(seen)), tuple(_texts(workers)), Counter(_texts(soon))
+        )
 
-    named = (keys.leases, *keys.streams)
-    return scripted(CENSUS, named, (GROUP, SAMPLE, SAMPLE_BYTES), counted, repeatable=True)
+    schedules, times = app.schedules(keys.queue), app.schedule_times(keys.queue)
+    named = (keys.leases, schedules, times, *keys.streams)
+    return scripted(CENSUS, named, (GROUP, SAMPLE, SAMPLE_BYTES, int(SOON * 1000)), counted, repeatable=True)
 
 
 def report(keys: Keys, worker: str, said: Report) -> Call[bool]:
@@ -109,6 +112,10 @@ def reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, Report]]:
         return {name: each for name, each in found.items() if each is not None}
 
     return Call(("MGET", *(keys.report(each) for each in workers)), read, repeatable=True)
+
+
+def _texts(raw: Any) -> list[str]:
+    return [each.decode(errors="replace") for each in raw]
 
 
 def _turn(raw: Any) -> Turn:

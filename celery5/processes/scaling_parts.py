@@ -3,7 +3,7 @@
 Floor: processes. Reads: the user's strategies, when they are named. Writes: nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dependencies import value
@@ -33,13 +33,12 @@ def make_terms(app: App) -> Terms:
     """What is said of its tasks."""
     return Terms(
         kinds={name: task.kind for name, task in app.tasks.items()},
-        queues={name: task.options_.queue or app.settings.default_queue for name, task in app.tasks.items()},
     )
 
 
-def make_upcoming() -> Callable[[float], Mapping[str, int]]:
-    """How many jobs of each task schedules will send in so many seconds."""
-    return lambda _seconds: {}
+def make_known_queues(app: App) -> frozenset[str]:
+    """The queues that its tasks name, which are looked at before others."""
+    return frozenset(task.options_.queue or app.settings.default_queue for task in app.tasks.values())
 
 
 def make_scaling(autoscaler: Autoscaler) -> tuple[Step, ...]:
@@ -51,7 +50,7 @@ SCALING: Mapping[str, Any] = {
     "autoscale": value(make_autoscale),
     "prioritise": value(make_prioritise),
     "terms": value(make_terms),
-    "upcoming": value(make_upcoming),
+    "known_queues": value(make_known_queues),
     "orders": Orders,
     "telling": Telling,
     "autoscaler": Autoscaler,

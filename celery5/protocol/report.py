@@ -26,25 +26,24 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 class Census(msgspec.Struct, frozen=True):
     """What one queue has: jobs that nobody has yet (`waiting`), and jobs that workers have (`held`); of which tasks
-    some of those that wait are (`sample`, by name), and the workers that live."""
+    some of those that wait are (`sample`, by name), the workers that live, and the tasks of which schedules will send a
+    job here soon (`upcoming`, by name)."""
 
     queue: str
     waiting: int
     held: int = 0
     sample: Mapping[str, int] = {}
     workers: tuple[str, ...] = ()
+    upcoming: Mapping[str, int] = {}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of an application's tasks: the kind and the queue of each; which are `suspended`; the `limits` on
-    how many run at once; how many jobs of each will be sent by schedules soon (`upcoming`). And the queues that are
-    `paused`."""
+    """What is said of an application's tasks: the kind of each; which are `suspended`; the `limits` on how many run at
+    once. And the queues that are `paused`."""
 
     kinds: Mapping[str, str]
-    queues: Mapping[str, str] = {}
     suspended: Collection[str] = ()
     limits: Mapping[str, int] = {}
-    upcoming: Mapping[str, int] = {}
     paused: Collection[str] = ()
 
 
@@ -52,17 +51,15 @@ def picture(censuses: Sequence[Census], reports: Mapping[str, Report], terms: Te
     """The situation, from the reports of the workers that live, by name. A task that nobody declares is left out."""
     waiting: dict[tuple[str, str], int] = {}
     running: dict[tuple[str, str], int] = {}
+    upcoming: dict[tuple[str, str], int] = {}
     for each in censuses:
         if each.queue not in terms.paused:
             for task, count in _shared_out(each.waiting, each.sample).items():
                 waiting[each.queue, task] = count
+            for task, count in each.upcoming.items():
+                upcoming[each.queue, task] = count
         for task, count in _shared_out(each.held, _held(each.queue, reports) or each.sample).items():
             running[each.queue, task] = count
-    upcoming = {
-        (terms.queues[task], task): count
-        for task, count in terms.upcoming.items()
-        if count and terms.queues.get(task) is not None and terms.queues[task] not in terms.paused
-    }
     means = _means(reports.values())
     lines = [
         Line(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from celery5.protocol.report import Census, Report, Terms, picture
 from celery5.protocol.situation import Line
 
-TERMS = Terms(kinds={"a": "trio", "b": "thread", "nightly": "boxed"}, queues={"nightly": "night"})
+TERMS = Terms(kinds={"a": "trio", "b": "thread", "nightly": "boxed"})
 
 
 def test_a_sample_says_how_many_of_each_task_wait() -> None:
@@ -32,15 +32,15 @@ def test_what_workers_hold_and_how_long_it_takes_is_added_up() -> None:
 
 
 def test_jobs_that_schedules_will_send_soon_are_there_before_they_are_sent() -> None:
-    terms = Terms(kinds=TERMS.kinds, queues=TERMS.queues, upcoming={"nightly": 7, "gone": 3})
-    (line,) = picture([], {}, terms).lines
+    soon = Census("night", 0, 0, upcoming={"nightly": 7, "gone": 3})
+    (line,) = picture([soon], {}, TERMS).lines
     assert (line.queue, line.upcoming, line.demand) == ("night", 7, 7)
 
 
 def test_what_waits_on_a_paused_queue_needs_nobody() -> None:
     terms = Terms(kinds=TERMS.kinds, paused={"q"})
     held = {"w": Report(held={"q": {"a": 1}})}
-    assert picture([Census("q", 9, 1, {"a": 9})], held, terms).demand() == {"trio": 1}
+    assert picture([Census("q", 9, 1, {"a": 9}, upcoming={"b": 3})], held, terms).demand() == {"trio": 1}
 
 
 def test_suspended_and_limited_tasks_are_marked() -> None:

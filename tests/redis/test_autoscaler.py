@@ -23,6 +23,7 @@ from celery5.protocol.report import Report
 from celery5.protocol.signing import audience_of, unseal
 from celery5.services import autoscaler, reporter, telling
 from celery5.services.vitals import Vitals
+from celery5.triggers import every
 from tests.redis.workers import Lines, start, until, until_async, working
 
 SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "patience": 0.3}
@@ -320,11 +321,11 @@ async def test_the_census_counts_what_nobody_has_and_samples_it(app: App) -> Non
         pass
 
     await app.asend_many([*[a.s('"task":"c"') for _ in range(50)], *[b.s("x" * 3000) for _ in range(50)]])
-    found = await app.aperform(scaling.census(app.queue("default")))
+    found = await app.aperform(scaling.census(app.keys, app.queue("default")))
     assert (found.queue, found.waiting, found.held, found.workers) == ("default", 100, 0, ())
     # Sixteen of the oldest and sixteen of the newest, as long as they are not too large.
     assert found.sample == {"a": scaling.SAMPLE, "b": scaling.SAMPLE}
-    nothing = await app.aperform(scaling.census(app.queue("empty")))
+    nothing = await app.aperform(scaling.census(app.keys, app.queue("empty")))
     assert (nothing.waiting, nothing.sample) == (0, {})
 
 
@@ -359,29 +360,15 @@ def numbers(vitals: Vitals) -> dict[str, float]:
     return {each.name: each.samples[0].value for each in vitals.families() if len(each.samples) == 1}
 
 
-async def test_workers_are_told_which_tasks_go_first(app_name: str, url: str) -> None:
-    app, go = scaled(app_name, url, autoscale="", prioritise="rarest")
-
-    @app.task(name="other", queue="apart")
-    async def other() -> None:
-        await go.wait()
-
-    async with working(app, name="w"), trio.open_nursery() as nursery:
-        one = await start(nursery, app, page=scheduler.SCHEDULER)
-        jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(44)])
-        jobs += await app.asend_many([app.tasks["other"].s() for _ in range(9)])
-        await until_async(lambda: prefers(app, "wait", "default"))
-        go.set()
-        for each in jobs:
-            await each.aget(5)
-        await one.stop()
-    assert (await where(app)).course is None
-
-
-async def prefers(app: App, last: str, queue: str) -> bool:
-    """Whether the worker w has that task, and its queue, come after others."""
-    (stats,) = await app.control.asend("stats", to="w")
-    said = stats.answer["preferred"]
-    return (
-        list(said["tasks"]) == [last] and 0.05 < said["tasks"][last] < 0.9 and list(said["queues"]) == [queue]
-    )
+async def test_a_schedule_that_fires_soon_counts_and_one_that_fires_late_does_not(
+    app_name: str, url: str
+) -> None:
+    app, _go = scaled(app_name, url, autoscale="")
+    call = app.tasks["wait"].s()
+    for name, how in (("soon", every(4)), ("soon too", every(seconds=5)), ("late", every(hours=999))):
+        await app.schedule.aadd(call, how, name=name)
+    await app.schedule.aadd(call, every(3), name="paused")
+    await app.schedule.apause("paused")
+    found = await app.aperform(scaling.census(app.keys, app.queue("default")))
+    assert found.upcoming == {"wait": 2}
+    assert (found.waiting, found.held) == (0, 0)

@@ -1,11 +1,14 @@
 -- Count the jobs of a queue that nobody has yet, and tell of some of them which task they are of.
 -- KEYS  1 leases of its workers
---       2.. the streams of the queue
+--       2 schedules whose jobs go to the queue
+--       3 when to look at each of them
+--       4.. the streams of the queue
 -- ARGV  1 consumer group
 --       2 jobs to look at on each stream, at both of its ends
 --       3 bytes after which no more of them are looked at
--- Gives how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), and the workers
--- that live. Of a message only what stands right after "task" is read.
+--       4 ms in which the jobs of schedules count
+-- Gives how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
+-- live, and the tasks of schedules that fire soon. Of a message only what stands right after "task" is read.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
@@ -19,7 +22,7 @@ local function look(entries)
     end
   end
 end
-for n = 2, #KEYS do
+for n = 4, #KEYS do
   local length, pending, last = redis.call('XLEN', KEYS[n]), 0, '0-0'
   local groups = redis.pcall('XINFO', 'GROUPS', KEYS[n])
   for _, group in ipairs(groups.err and {} or groups) do
@@ -45,4 +48,11 @@ for n = 2, #KEYS do
     newest, to = newest - #entries, '(' .. entries[#entries][1]
   end
 end
-return {waiting, held, seen, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')}
+local soon = {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now + ARGV[4], 'LIMIT', 0, 1000)) do
+  local state = redis.call('HGET', KEYS[2], name)
+  local read, schedule = pcall(cjson.decode, state or '')
+  local of = read and type(schedule) == 'table' and schedule.of
+  if type(of) == 'table' and type(of.task) == 'string' then soon[#soon + 1] = of.task end
+end
+return {waiting, held, seen, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf'), soon}
