@@ -87,7 +87,8 @@ class GateOptions(TypedDict, total=False):
 def gated(
     task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[GateOptions]
 ) -> Gated | None:
-    """The gate of a task that was declared so, for that queue; None when it was declared without any. Raises Misconfigured."""
+    """The gate of a task that was declared so, for that queue; None when it was declared without any. Raises
+    Misconfigured."""
     concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
     for name, key in (("concurrency_key", concurrency_key), ("fair_key", fair_key)):
         given: object = key
