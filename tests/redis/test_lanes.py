@@ -4,6 +4,8 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import signal
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, JobState, agather
+from celery5 import App, JobState, agather, gather
 from celery5.broker import calls
 from celery5.broker.call import Call
+from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.looking import overview
 from celery5.protocol.job import Job
 from tests.redis.one_queue import Queue, done, envelope
@@ -95,6 +98,49 @@ async def test_a_lane_whose_stream_was_lost_is_read_again(app: App, redis_client
             redis_client.delete(app.queue("default").high)
 
 
+async def test_all_lanes_are_read_again_after_redis_has_lost_everything(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, lease=1.0)
+
+    @app.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with working(app):
+        with redis.Redis.from_url(own_server.url) as client:
+            for number in range(3):
+                for lane in ("h", "", "l"):
+                    job = double.job(number)
+                    await app.aperform(on_lane(app, lane, job))
+                    assert await app.result(job.id, task=double).aget(timeout=8) == 2 * number
+                client.flushall()
+
+
+def test_workers_are_killed_again_and_again_and_every_job_of_every_priority_ends(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    nap = staff.app.tasks["nap"]
+    sent = [
+        handle
+        for level in ("low", "high", "normal")
+        for handle in staff.app.send_many([nap.options(priority=level).s(0.02) for _ in range(60)])
+    ]
+    for _ in range(3):
+        victim = staff.start(lease=1.0, concurrency=3)
+        enough = len(staff.notes("end")) + 10
+        wait_until(partial(_ended, staff, enough))
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+    staff.start(lease=1.0, concurrency=10)
+    gather(sent, timeout=20)
+    keys = staff.app.queue("default")
+    wait_until(lambda: not redis_client.exists(keys.jobs))
+    assert [redis_client.xlen(stream) for stream in keys.streams] == [0, 0, 0, 0]
+    twice = Counter(note.job for note in staff.notes("end"))
+    assert set(twice) == {each.id for each in sent}
+
+
 async def test_a_queue_whose_jobs_never_had_a_priority_has_one_stream(
     app: App, redis_client: "redis.Redis"
 ) -> None:
@@ -133,6 +179,10 @@ def test_what_a_dead_worker_held_comes_back_on_its_lane_and_what_had_begun_is_co
     staff.start(lease=60, concurrency=1)
     wait_until(lambda: len(staff.notes("end")) == 3)
     assert [each.job for each in staff.notes("end")] == [jobs[lane].id for lane in ("h", "", "l")]
+
+
+def _ended(staff: Staff, least: int) -> bool:
+    return len(staff.notes("end")) >= least
 
 
 def _deliveries(client: "redis.Redis", stream: str) -> list[int]:
