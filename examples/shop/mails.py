@@ -1,0 +1,14 @@
+"""Mails: no more in a second than the provider takes, whoever wants to send them.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: a line for each mail.
+"""
+
+import time
+
+from celery5.examples.shop.store import app, note
+
+
+@app.task(rate_limit="5/s", queue="mails")
+async def mail(to: str, text: str) -> None:
+    """Send a mail."""
+    note("mails.jsonl", to=to, text=text, at=time.time())

@@ -1,0 +1,23 @@
+"""Night: what the day has brought, each night at two o'clock in the shop's time zone.
+
+Floor: on top of everything, as an application is. Reads: the ledger. Writes: the report.
+"""
+
+import sqlite3
+from contextlib import closing
+
+from celery5.examples.shop.store import FOLDER, app, note
+from celery5.periodic import Periodic
+
+
+@app.task(schedule=Periodic("0 2 * * *", name="nightly-report", overlap="skip"))
+def nightly_report() -> dict[str, int]:
+    """Add up what was paid."""
+    query = "SELECT count(*), coalesce(sum(json_extract(value, '$.cents')), 0) FROM payments"
+    with closing(sqlite3.connect(FOLDER / "ledger.db")) as db:
+        try:
+            payments, cents = db.execute(query).fetchone()
+        except sqlite3.OperationalError:  # nobody has paid yet: there is no table
+            payments, cents = 0, 0
+    note("reports.jsonl", payments=payments, cents=cents)
+    return {"payments": payments, "cents": cents}

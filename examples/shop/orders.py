@@ -1,0 +1,56 @@
+"""Orders: what is placed is charged, one payment at a time for each customer, and then a mail goes out.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: a line for each payment that begins and ends.
+"""
+
+import time
+
+import trio
+
+from celery5 import Event, Reject
+from celery5.examples.shop.mails import mail
+from celery5.examples.shop.store import app, journal, ledger, note
+
+
+@app.event
+class OrderPlaced(Event):
+    """Somebody has ordered something."""
+
+    order: int
+    customer: str
+    item: str
+    cents: int
+
+
+@app.event
+class OrderPaid(Event):
+    """An order was paid."""
+
+    order: int
+    customer: str
+    cents: int
+
+
+def place(order: int, customer: str, item: str, cents: int) -> None:
+    """Place an order: what the shop's page does. It knows nothing of who listens."""
+    OrderPlaced.delay(order=order, customer=customer, item=item, cents=cents)
+
+
+@OrderPlaced.subscribe
+@app.task(limit=1, concurrency_key="customer", sinks=[journal, ledger], max_retries=0)
+async def charge(order: int, customer: str, cents: int) -> dict[str, object]:
+    """Charge the customer's card. Never twice at once: the bank would block the card."""
+    if cents <= 0:
+        raise Reject(f"order {order} costs nothing")
+    note("charges.jsonl", order=order, customer=customer, begins=time.time())
+    await trio.sleep(0.05)  # the bank
+    note("charges.jsonl", order=order, customer=customer, ends=time.time())
+    await OrderPaid.adelay(order=order, customer=customer, cents=cents)
+    return {"order": order, "customer": customer, "cents": cents}
+
+
+@OrderPaid.subscribe
+@app.task
+async def thank(order: int, customer: str) -> None:
+    """Tell the customer."""
+    await mail.adelay(f"{customer}@example.com", f"Your order {order} is paid. Thank you!")
