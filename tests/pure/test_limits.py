@@ -1,0 +1,130 @@
+"""Limits: what a task may declare, what may be imposed, and which of the two holds; no Redis.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from typing import Any
+
+import pytest
+
+from celery5 import App, BadArguments, Limit, Misconfigured, Range, Rate
+from celery5.protocol.envelope import read_envelope
+from celery5.protocol.limits import Gate, Imposed, Rule, line_of, quoted, rule_for, unquoted
+
+
+def rule(gate: Gate | None, **said: Any) -> Rule | None:
+    """The rule of a task `t`."""
+    return rule_for("t", gate, **{"computed": None, "imposed": None, "suspended": False, **said})
+
+
+def test_a_task_that_says_nothing_has_no_rule() -> None:
+    assert rule(None) is None
+    assert rule(None, imposed=Imposed()) is None
+
+
+def test_what_is_imposed_beats_what_a_task_says() -> None:
+    gate = Gate(limit=Limit(5, per="worker"))
+    assert rule(gate) == Rule("t", most=5, per="worker")
+    assert rule(gate, imposed=Imposed(limit=2)) == Rule("t", most=2, per="worker")
+    assert rule(None, imposed=Imposed(limit=2)) == Rule("t", most=2)
+    assert rule(Gate(rate=Rate("5/s")), imposed=Imposed(rate="1/m")) == Rule("t", rate=Rate("1/m"))
+
+
+def test_a_rate_makes_declared_limits_not_count_and_imposed_ones_count_beside_it() -> None:
+    gate = Gate(limit=Limit(5), rate=Rate("200/m"))
+    assert rule(gate) == Rule("t", rate=Rate("200/m"))
+    assert rule(gate, imposed=Imposed(limit=1)) == Rule("t", most=1, rate=Rate("200/m"))
+
+
+def test_the_limit_0_rejects_and_a_suspended_task_holds_whatever_its_limit() -> None:
+    none = rule(Gate(limit=Limit(0)))
+    held = rule(Gate(limit=Limit(0)), suspended=True)
+    assert none is not None
+    assert held is not None
+    assert (none.rejects, held.rejects) == (True, False)
+    assert held.words(9)["want"] == 0
+    assert none.words(9)["most"] == -1  # whoever rejects takes all there are
+
+
+def test_a_computed_limit_stays_within_its_bounds() -> None:
+    limit = Range(2, 8, compute=lambda: 1)
+    assert [limit.within(each) for each in (-3, 2, 5.9, 100, float("inf"))] == [2, 2, 5, 8, 8]
+    assert rule(Gate(limit=limit), computed=3) == Rule("t", most=3)
+    for wrong in (float("nan"), "3", True, None):
+        with pytest.raises(ValueError, match="no number"):
+            limit.within(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "count", "span"),
+    [("200/m", 200, 60.0), ("5/s", 5, 1.0), ("1/h", 1, 3600.0), ("10/d", 10, 86400.0), ("3/10s", 3, 10.0)],
+)
+def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> None:
+    rate = Rate(words).checked("t")
+    assert (rate.count, rate.span) == (count, span)
+    assert 0.05 <= rate.slack <= 1.0
+
+
+@pytest.mark.parametrize("words", ["", "200", "0/m", "-1/s", "5/x", "1.5/s", "5/0s", "5 / s", "99999999/s"])
+def test_a_rate_that_makes_no_sense_is_refused(words: str) -> None:
+    with pytest.raises(Misconfigured, match="task t: rate"):
+        Rate(words).checked("t")
+
+
+@pytest.mark.parametrize("word", ["", "a b", "100%", "%20", " ", "é%"])
+def test_words_are_quoted_and_unquoted(word: str) -> None:
+    assert " " not in quoted(word)
+    assert unquoted(quoted(word)) == word
+
+
+def test_a_line_is_of_a_task_and_of_the_keys_that_count() -> None:
+    assert line_of(Rule("a b"), "k", "f") == "a%20b  "
+    assert line_of(Rule("t", most=1, keyed=True), "k", "f") == "t  k"
+    assert line_of(Rule("t", most=1, keyed=True, fair=True), "k", "f g") == "t f%20g k"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"limit": -1}, "from 0 to"),
+    ({"limit": True}, "limit is True"),
+    ({"limit": "5"}, "limit is '5'"),
+    ({"limit": Limit(1, per="queue")}, "per is 'queue'"),  # type: ignore[arg-type]
+    ({"limit": Range(5, 2, compute=lambda: 1)}, "the first bound is the lower one"),
+    ({"rate_limit": 5}, "rate_limit is 5"),
+    ({"rate_limit": "fast"}, "rate 'fast'"),
+    ({"concurrency_key": "a"}, "give limit, too"),
+    ({"limit": 1, "concurrency_key": "c"}, "'c', which is no parameter of it; it has: a, b"),
+    ({"fair_key": 3}, "fair_key is 3"),
+]
+
+
+@pytest.mark.parametrize(("said", "told"), WRONG)
+def test_a_declaration_that_makes_no_sense_is_refused_at_once(said: dict[str, Any], told: str) -> None:
+    def work(a: int, b: int = 2) -> None: ...
+
+    app = App("shop")
+    with pytest.raises(Misconfigured, match=told):
+        app.task(**said)(work)
+
+
+def test_keys_are_made_of_the_arguments_and_travel_with_the_job() -> None:
+    app = App("shop")
+
+    @app.task(limit=1, concurrency_key="customer", fair_key=lambda customer, order=1: f"{customer}-{order}")
+    def charge(customer: str, order: int = 1) -> None: ...
+
+    envelope = read_envelope(charge.job("ann", order=7).message)
+    assert (envelope.concurrency_key, envelope.fair_key) == ("ann", "ann-7")
+    assert len(read_envelope(charge.job("x" * 500).message).concurrency_key) == 32
+    with pytest.raises(BadArguments):
+        charge.job()  # type: ignore[call-arg]
+
+
+def test_a_task_with_a_limit_is_sent_to_its_own_queue_only() -> None:
+    app = App("shop")
+
+    @app.task(limit=1, queue="bank")
+    def charge() -> None: ...
+
+    assert charge.options(countdown=1).options_.queue == "bank"
+    with pytest.raises(Misconfigured, match="its own queue"):
+        charge.options(queue="other")
