@@ -33,7 +33,7 @@ class Sink(Protocol):
     sink by attributes of it: `on`, the ends that it wants to hear of (`("SUCCESS",)`; there are DEAD, EXPIRED, REVOKED
     and REJECTED, too); `batch`, how many documents at most (100); `timeout`, how many seconds it may take (30);
     `retry`, a RetryPolicy for each document that fails alone (10 retries, from 1 s on, at most 5 min); after that it is
-    in the dead-letter queue.
+    in the dead-letter queue. A method `close` is called when a Router stops.
     """
 
     @property

@@ -8,6 +8,7 @@ up no other. A Router has documents for a while, which it renews while they are 
 takes them. So a sink is given each at least once.
 """
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -94,16 +95,22 @@ class SinkDelivery:
         task_status.started()
         if not self._flows:
             await trio.sleep_forever()
-        async with trio.open_nursery() as nursery:
-            for flow in self._flows:
-                nursery.start_soon(flow.run)
-            while True:
-                try:
-                    await self._find_queues()
-                except BrokerError as error:
-                    self._log.event("sinks:waiting", "warning", why=str(error))
-                self.look_again()
-                await trio.sleep(POLL)
+        try:
+            async with trio.open_nursery() as nursery:
+                for flow in self._flows:
+                    nursery.start_soon(flow.run)
+                while True:
+                    try:
+                        await self._find_queues()
+                    except BrokerError as error:
+                        self._log.event("sinks:waiting", "warning", why=str(error))
+                    self.look_again()
+                    await trio.sleep(POLL)
+        finally:
+            with trio.move_on_after(STOP_LIMIT, shield=True):
+                async with trio.open_nursery() as nursery:
+                    for flow in self._flows:
+                        nursery.start_soon(flow.close)
 
     async def _find_queues(self) -> None:
         found = await self._redis.perform(calls.queues(self._keys))
@@ -153,6 +160,19 @@ class _Outflow:
                         self._log.event("sinks:waiting", "warning", sink=self.name, why=str(error))
                         self.expect(self._keys[queue], trio.current_time() + AGAIN)
                         await trio.sleep(AGAIN)
+
+    async def close(self) -> None:
+        """Close the sink, if it is one that can be closed: it opens again when another Router needs it here."""
+        close = getattr(self._outlet.sink, "close", None)
+        if not callable(close):
+            return
+        try:
+            if inspect.iscoroutinefunction(close):
+                await close()
+            else:
+                await trio.to_thread.run_sync(close, abandon_on_cancel=True)
+        except (Exception, SystemExit) as error:  # the user's code
+            self._log.event("sink:not-closed", "warning", sink=self.name, why=_told(error))
 
     async def _take_from(self, keys: QueueKeys) -> None:
         """One batch of one queue."""

@@ -3,6 +3,8 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import redis
 import trio
 
 from celery5 import App, Reject, TaskFailed
+from celery5.broker.call import Call
 from celery5.broker.documents import count
+from celery5.broker.embedded import EmbeddedServer
 from tests.redis.sinking import Awaited, Hanging, Kept, delivering
 from tests.redis.workers import Lines, leftovers, until, until_async, working
 
@@ -289,3 +293,46 @@ async def test_a_task_that_fails_has_failed_whatever_its_sinks(app: App) -> None
         sent = await fails.adelay()
         with pytest.raises(TaskFailed, match="no"):
             await sent.aget(timeout=10)
+
+
+@pytest.mark.parametrize("how", ["frozen", "restarted"])
+async def test_an_outage_of_redis_delays_documents_and_loses_none(
+    own_server: EmbeddedServer, app_name: str, how: str
+) -> None:
+    kept, app = Kept(), App(app_name, broker=own_server.url, lease=5.0)
+
+    @app.task(sinks=[kept])
+    async def same(a: int) -> int:
+        return a
+
+    async with delivering(app):
+        async with working(app):
+            await send(app, same, *range(50))
+        if how == "frozen":
+            os.kill(own_server.pid, signal.SIGSTOP)
+            await trio.sleep(1.0)
+            os.kill(own_server.pid, signal.SIGCONT)
+        else:
+            await app.aperform(Call(("SAVE",), str))
+            await trio.to_thread.run_sync(own_server.kill)
+            await trio.sleep(0.3)
+            await trio.to_thread.run_sync(own_server.revive)
+        await until(lambda: sorted(set(kept.values)) == list(range(50)), within=20)
+        await until_async(lambda: _empty(app, "kept"), within=20)
+    app.close()
+
+
+async def test_a_sink_that_can_be_closed_is_closed_when_the_router_stops(app: App) -> None:
+    closed: list[str] = []
+
+    class Closing(Kept):
+        def close(self) -> None:
+            closed.append(self.name)
+
+    @app.task(sinks=[Closing("plain")])
+    async def same(a: int) -> int:
+        return a
+
+    async with delivering(app):
+        assert closed == []
+    assert closed == ["plain"]
