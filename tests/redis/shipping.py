@@ -17,18 +17,19 @@ app = App(os.environ.get("HISTORY_APP", "shipping"), lease=2.0, retry_policy=Ret
 
 
 class Slow(SQLSink):
-    """A database that takes its time, so that a Router is likely to be killed in the middle."""
+    """A database that takes its time, so that a Router is all but sure to be killed in the middle."""
 
     def write(self, documents: Any, /) -> None:
-        """As ever, and then wait before anybody is told."""
+        """As ever, with a wait before it, and one after it before anybody is told."""
+        time.sleep(0.05)
         super().write(documents)
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 table = Slow(
     f"sqlite:///{FOLDER}/shipping.db",
     table="shipments",
-    batch=20,
+    batch=10,
     engine={"connect_args": {"timeout": 10}},
 )
 lines = FileSink(FOLDER / "shipments.jsonl", name="lines", batch=7, on=("SUCCESS", "DEAD"))

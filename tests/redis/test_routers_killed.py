@@ -49,7 +49,9 @@ def test_routers_are_killed_and_every_sink_has_every_document(staff: Staff) -> N
     sent = []
     for _ in range(4):
         sent += app.send_many([ship.s(number) for number in range(100)])
-        time.sleep(random.uniform(0.2, 0.6))
+        before = len(shipped(staff.folder))
+        wait_until(lambda before=before: len(shipped(staff.folder)) > before, within=30)  # type: ignore[misc]
+        time.sleep(random.uniform(0.0, 0.2))
         one = routers.pop(0)
         one.signal(signal.SIGKILL)
         one.wait()
