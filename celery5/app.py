@@ -42,6 +42,7 @@ from celery5.result import ANYTHING, AsyncResult
 from celery5.schedule import Schedules
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
 from celery5.settings import Found, Settings, differing, read_settings
+from celery5.sources import DeclareSource, source
 from celery5.spellings import not_there
 from celery5.task import Signature, Task
 
@@ -99,6 +100,7 @@ class App:
         self.event: DeclareEvent = DeclareEvent(self)
         self.breaker: BreakerPolicy = breaker or WATCHING
         self.health_check: DeclareCheck = DeclareCheck(checks)
+        self.source: DeclareSource = source
         self.keys: Keys = Keys(name)
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
