@@ -135,6 +135,7 @@ class Gates:
         while self._turnstile.coming:
             delivery = self._turnstile.coming.popleft()
             if delivery.rule is None:
+                self._may_have_a_slot(delivery)
                 self._turnstile.settle(delivery, Release())
 
     async def ask(self) -> None:
@@ -236,7 +237,13 @@ class Gates:
 
     def _end(self, delivery: Delivery, outcome: Lapsed | Withdrawn) -> None:
         delivery.finished = time.time()
+        self._may_have_a_slot(delivery)
         self._judgement.hand_on(delivery, outcome)
+
+    def _may_have_a_slot(self, delivery: Delivery) -> None:
+        """It was perhaps given one by an answer that was lost: settled with its rule, it leaves none behind."""
+        delivery.rule = self._turnstile.rule(_task(delivery))
+        self._turnstile.inside[delivery.kind] += 1
 
     async def _pull(self, keys: QueueKeys) -> None:
         """Take jobs out of the waiting rooms of one queue, as long as there are some and room for them."""

@@ -107,7 +107,8 @@ class ResultPublisher:
         for (queue, lane), batch in by_lane.items():
             for part in _portions(batch):
                 settled = await self._settle(self._queues[queue].on(lane), part)
-                self._turnstile.left(delivery for delivery, _ in settled)
+                if self._turnstile.used:
+                    self._turnstile.left(delivery for delivery, _ in settled)
                 self._ledger.settled(delivery for delivery, _ in settled)
                 if self._handed is not None:
                     self._handed()

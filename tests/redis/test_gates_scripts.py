@@ -357,3 +357,12 @@ def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     assert (sighting.place, sighting.before) == ("G shop.t  ", 1)
     assert gate(calls.beat(gate.keys, "w", lease=30)).gated == ("shop.t",)
     assert gate(looking.overview(gate.keys)).gated == 2
+
+
+def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
+    gate.send("a")
+    (a,) = gate.read("w")
+    gate.ask("w", [a])  # and nobody hears the answer
+    gate.settled("w", [a], [released(a, "a")])
+    assert gate.is_empty()
+    assert gate.where("a") == "SENT"
