@@ -97,9 +97,7 @@ class Reading:
             got = await self._read(keys, count, receive) if count else 0
             found += got
             room.take(keys.queue, got)
-            if got < count:
-                self._split.had_less(keys.queue)
-            else:
+            if got == count:
                 more.append(keys)
         for keys in more:  # what the others have left
             if count := min(room.left(keys.queue), total - found):
@@ -131,14 +129,9 @@ class Reading:
         if weights is None:
             shares = [count] + [0] * (len(lanes) - 1)
             return len(await receive(calls.pick(lanes, self._worker, count=count, shares=shares)))
-        split = self._splits[keys.queue]
-        dealt = split.deal(count, {each.lane: weights[each.lane] for each in lanes})
+        dealt = self._splits[keys.queue].deal(count, {each.lane: weights[each.lane] for each in lanes})
         shares = [dealt[each.lane] for each in lanes]
-        entries = await receive(calls.pick(lanes, self._worker, count=count, shares=shares))
-        for each, share in zip(lanes, shares, strict=True):
-            if sum(entry.lane == each.lane for entry in entries) < share:
-                split.had_less(each.lane)
-        return len(entries)
+        return len(await receive(calls.pick(lanes, self._worker, count=count, shares=shares)))
 
     def _last(self, keys: QueueKeys) -> None:
         self._in_turn.remove(keys)

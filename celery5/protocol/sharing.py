@@ -52,7 +52,8 @@ class Split:
         self._credit: dict[str, float] = {}
 
     def deal(self, count: int, weights: Weights) -> dict[str, int]:
-        """How many of `count` each is to have. What is left of a share is remembered for the next time."""
+        """How many of `count` each is to have. What is left of a share, less than one, is remembered for the next time;
+        what was dealt to one who had no use for it is gone, so that nobody saves anything up."""
         total = sum(weights.values())
         credit = {name: self._credit.get(name, 0.0) + count * each / total for name, each in weights.items()}
         dealt = {name: max(0, int(each)) for name, each in credit.items()}
@@ -64,10 +65,6 @@ class Split:
             dealt[least] -= 1
         self._credit |= {name: credit[name] - dealt[name] for name in weights}
         return dealt
-
-    def had_less(self, name: str) -> None:
-        """There was less of it than its share: it saves nothing up."""
-        self._credit.pop(name, None)
 
 
 def levels_in(text: str) -> Levels:

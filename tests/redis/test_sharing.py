@@ -71,6 +71,37 @@ async def test_a_level_that_is_empty_leaves_its_share_to_the_others(url: str, ap
     assert abs(first(ran, 100)["low"] - 50) <= 25
 
 
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ({"priorities": "1:1:1"}, ({"priority": "low"}, {"priority": "high"})),
+        ({"queue_order": "a=2 b=2"}, ({"queue": "a"}, {"queue": "b"})),
+    ],
+)
+async def test_what_there_was_none_of_for_a_while_has_saved_nothing_up(
+    url: str, app_name: str, setting: dict[str, str], options: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    app, ran = app_of(url, app_name, **setting)
+    open_, note = trio.Event(), app.tasks["note"]
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        await open_.wait()
+
+    there, away = (note.options(**each) for each in options)
+    async with working(app, queues=("default", "a", "b")):
+        await away.adelay("away")
+        await app.asend_many([there.s("there") for _ in range(200)])
+        await until(lambda: len(ran) == 201, within=10)
+        ran.clear()
+        await hold.adelay()
+        await app.asend_many([there.s("there") for _ in range(80)])
+        await app.asend_many([away.s("away") for _ in range(80)])
+        open_.set()
+        await until(lambda: len(ran) == 160, within=10)
+    assert 20 <= first(ran, 80)["away"] <= 60
+
+
 async def test_queues_are_read_strictly_in_their_order(url: str, app_name: str) -> None:
     app, ran = app_of(url, app_name, queue_order="urgent > mail")
     note, queues = app.tasks["note"], ("urgent", "mail", "bulk")
