@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from celery5.events import EventState
     from celery5.file_sink import FileSink
     from celery5.health import HealthCheck
+    from celery5.periodic import Periodic
     from celery5.protocol.autoscale import Load, Scale
     from celery5.protocol.box import Box
     from celery5.protocol.breaker import BreakerPolicy
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from celery5.protocol.job import Job
     from celery5.protocol.limits import Limit, Range, Rate
     from celery5.protocol.retry import RetryPolicy
+    from celery5.protocol.schedules import Misfire
     from celery5.protocol.situation import Situation
     from celery5.protocol.states import JobState
     from celery5.protocol.story import JobStory
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from celery5.sql_sink import SQLSink
     from celery5.task import Signature, Task
     from celery5.trace import tracing
+    from celery5.triggers import at, calendar, cron, every
 
 __version__ = "0.1.0"
 
@@ -119,7 +122,9 @@ __all__ = [
     "Load",
     "MessageTooLarge",
     "Misconfigured",
+    "Misfire",
     "NotReplicated",
+    "Periodic",
     "Range",
     "Rate",
     "RedisResults",
@@ -147,10 +152,14 @@ __all__ = [
     "UnknownTask",
     "agather",
     "arevoke",
+    "at",
     "await_",
+    "calendar",
+    "cron",
     "current_job",
     "default_app",
     "event",
+    "every",
     "gather",
     "optional",
     "poisonous",
@@ -177,6 +186,7 @@ _HOMES: Mapping[str, str] = {
     "event": "Event event",
     "events": "EventState",
     "health": "HealthCheck",
+    "periodic": "Periodic",
     "protocol.autoscale": "Load Scale",
     "protocol.box": "Box",
     "protocol.breaker": "BreakerPolicy",
@@ -186,6 +196,7 @@ _HOMES: Mapping[str, str] = {
     "protocol.job": "Job",
     "protocol.limits": "Limit Range Rate",
     "protocol.retry": "RetryPolicy",
+    "protocol.schedules": "Misfire",
     "protocol.situation": "Situation",
     "protocol.states": "JobState",
     "protocol.story": "JobStory",
@@ -197,6 +208,7 @@ _HOMES: Mapping[str, str] = {
     "sql_sink": "SQLSink",
     "task": "Signature Task",
     "trace": "tracing",
+    "triggers": "at calendar cron every",
 }
 """In which module each public name is made. It is imported when the name is first asked for: who needs few of them, as
 a probe does that is run every few seconds, does not pay for all. A test sees that the three lists agree."""

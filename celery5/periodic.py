@@ -29,7 +29,7 @@ LONGEST_JITTER = 86_400.0
 class Periodic(msgspec.Struct, frozen=True):
     """A task that runs by the clock: what `@app.task(schedule=...)` takes where a time alone does not say enough.
 
-    `when` is a line of a crontab, seconds, a timedelta, a datetime, or what the functions of `celery5.triggers` give.
+    `when` is a line of a crontab, seconds, a timedelta, a datetime, or what `cron`, `every`, `calendar` and `at` give.
     `args` and `kwargs` are the task's. `name` is the schedule's, its task's without it. `misfire` says what becomes of
     fire times that nobody published in time, `overlap` what happens while the job before has not ended (`allow`,
     `skip`, or `queue`: one waits at most). Each fire is put off by up to `jitter` seconds.

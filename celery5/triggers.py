@@ -123,7 +123,7 @@ def trigger_of(when: object) -> AnyTrigger:
         return _from_table(cast("Mapping[str, Any]", when))
     raise Misconfigured(
         f"{when!r} does not say when: give a line of a crontab, seconds, a timedelta, a datetime, "
-        "or what cron, every, calendar or at of celery5.triggers give"
+        "or what cron, every, calendar or at of celery5 give"
     )
 
 

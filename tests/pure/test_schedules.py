@@ -137,6 +137,16 @@ def test_with_queue_one_waits_and_goes_when_the_job_before_has_ended() -> None:
     assert (seconds(both), both.after.waiting, both.skipped) == ([1], NOW + 4000, 0)
 
 
+def test_a_clock_that_jumps_back_fires_none_twice_and_one_that_jumps_ahead_makes_them_late() -> None:
+    schedule = done(made(misfire=Misfire("skip", after=10)), NOW + 5000).after
+    for back in range(1, 3_600_000, 50_000):
+        assert due(schedule, NOW + 5000 - back, busy=False, following=following) is None
+    assert seconds(done(schedule, NOW + 6000)) == [6]
+    ahead = done(schedule, NOW + 600_000)
+    assert seconds(ahead) == list(range(590, 601))
+    assert ahead.missed == 600 - 5 - len(ahead.fires)
+
+
 def test_jitter_puts_off_and_everybody_says_the_same() -> None:
     schedule = made(Interval(every=60_000, start=NOW), jitter=30.0)
     looks = [replace(schedule, next=NOW + 60_000 * n).look(NOW) for n in range(1, 200)]
