@@ -4,7 +4,7 @@ workers when its circuit breaker opens (C97, C98).
 Floor: services. Reads: what is imposed, and the channel that tells of changes. Writes: suspensions, for a breaker.
 
 What is imposed lies in Redis and outlives workers: one that begins, or whose connection was away, asks for it; so does
-every worker at each beat of its heart.
+every worker at each third beat of its heart: an idle one sends less than a command in a second.
 """
 
 import math
@@ -27,6 +27,7 @@ from celery5.task import Task
 
 AGAIN = 1.0
 """Seconds until Redis is asked again, when it did not serve."""
+THIRD = 3
 BREAKER = "breaker"
 """Who suspends a task whose circuit breaker has opened."""
 
@@ -66,6 +67,7 @@ class Impositions:
         self._suspended: Mapping[str, Suspension] = {}
         self._tripped: dict[str, Suspension] = {}
         self._news = trio.Event()
+        self._beats = 0
         if breaker_suspends:
             circuits.tripped = self.tripped
 
@@ -83,9 +85,11 @@ class Impositions:
         self._news.set()
 
     def beat(self, keys: QueueKeys, _pulse: Pulse) -> None:
-        """At each beat of the heart, once for all queues: what was missed is made good."""
+        """At each third beat of the heart, once for all queues: what was missed is made good."""
         if keys.queue == self._first:
-            self._news.set()
+            self._beats += 1
+            if self._beats % THIRD == 0:
+                self._news.set()
 
     def tripped(self, task: str, why: str, seconds: float) -> None:
         """The circuit breaker of a task has opened: no worker is to run it for so long."""
