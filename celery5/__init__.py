@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from celery5.sinks import RedisResults, Sink
     from celery5.sources import Emit, Source, source
     from celery5.sql_sink import SQLSink
+    from celery5.suspending import TaskResumed, TaskSuspended
     from celery5.task import Signature, Task
     from celery5.trace import tracing
     from celery5.triggers import at, calendar, cron, every
@@ -146,7 +147,9 @@ __all__ = [
     "TaskExpired",
     "TaskFailed",
     "TaskRejected",
+    "TaskResumed",
     "TaskRevoked",
+    "TaskSuspended",
     "TimeLimitExceeded",
     "UnknownQueue",
     "UnknownTask",
@@ -183,6 +186,7 @@ _HOMES: Mapping[str, str] = {
         "UnknownQueue UnknownTask"
     ),
     "file_sink": "FileSink",
+    "suspending": "TaskResumed TaskSuspended",
     "event": "Event event",
     "events": "EventState",
     "health": "HealthCheck",

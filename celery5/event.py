@@ -143,6 +143,7 @@ class Declared:
         self.version = version
         self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
         self.was_free = app is None
+        self.everywhere = False  # whether it is an event of every application
         self._of = of
         self._app = app
         self._parameters = parameters_of(kind, name)
@@ -151,6 +152,8 @@ class Declared:
     @property
     def app(self) -> "App":
         """The application that sends it, or, with `of`, listens to another one's."""
+        if self.everywhere:
+            raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
         if self._app is None:
             from celery5.app import owner_of
 
@@ -164,7 +167,7 @@ class Declared:
 
     def adopt(self, app: "App") -> None:
         """Belong to `app` from now on, unless it belongs to one already."""
-        if self._app is None:
+        if self._app is None and not self.everywhere:
             self._app = app
             app.events.add(self)
 
@@ -201,9 +204,9 @@ class Declared:
             raise of_a_field(error) from None
         return _FIELDS.decode(raw)
 
-    def job(self, event: Event) -> Job:
-        """The message of an event, on its way to the Routers."""
-        app = self.app
+    def job(self, event: Event, app: "App | None" = None) -> Job:
+        """The message of an event, on its way to the Routers of the application."""
+        app = app if self.everywhere and app is not None else self.app
         if self._of and self._of != app.name:
             raise Misconfigured(f"event {self.name} is of application {self._of!r}: it is sent there")
         message = EventMessage(
@@ -245,8 +248,9 @@ class Declared:
 class DeclareEvent:
     """What `@event` and `@app.event` are: a decorator that works bare and called."""
 
-    def __init__(self, app: "App | None") -> None:
+    def __init__(self, app: "App | None", *, of_every_application: bool = False) -> None:
         self._app = app
+        self._everywhere = of_every_application
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
@@ -279,6 +283,7 @@ class DeclareEvent:
                 raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
             made = _struct_of(kind, called)
             one = Declared(made, name=called, version=version, app=self._app, of=of or "")
+            one.everywhere = self._everywhere
             _DECLARED[made] = one
             if self._app is not None:
                 self._app.events.add(one)

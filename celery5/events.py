@@ -92,7 +92,8 @@ class Events(Mapping[str, type[Event]]):
         for each in all_declared():
             subscribed = each.subscriptions(self._app)
             if subscribed:
-                found.setdefault(each.of, []).extend(subscribed)
+                of = self._app.name if each.everywhere else each.of
+                found.setdefault(of, []).extend(subscribed)
         return found
 
     def queues(self) -> set[str]:
@@ -131,11 +132,11 @@ class Events(Mapping[str, type[Event]]):
             if not isinstance(cast("object", each), Event):
                 raise TypeError(f"events.send takes events, got {each!r}: make one with its class")
             declared = declared_of(type(each))
-            if declared.app is not self._app:
+            if not declared.everywhere and declared.app is not self._app:
                 raise Misconfigured(
                     f"event {declared.name} is of application {declared.app.name!r}: send it there"
                 )
-            jobs.append(declared.job(each))
+            jobs.append(declared.job(each, self._app))
         return jobs
 
     async def _state(self, redis: AwaitingRedis) -> list[EventState]:

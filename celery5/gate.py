@@ -66,6 +66,21 @@ class Gated:
             found[n] = _text(value)
         return found[0], found[1]
 
+    def completed(self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]) -> tuple[str, str]:
+        """The keys that a message says, and where it lacks one, as from an event or a producer that knows none, what
+        the `arguments` say, which are decoded for that. What cannot be worked out is ''."""
+        lacks = [key is not None and not said for key, said in zip(self._keys, (slot, turn), strict=True)]
+        if not any(lacks):
+            return slot, turn
+        try:
+            args, kwargs = arguments()
+            found = self.keys_of(tuple(args), dict(kwargs))
+        except (
+            Exception
+        ):  # arguments that do not fit are said when the job is to run; the function is the user's
+            return slot, turn
+        return slot or found[0], turn or found[1]
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             bound = self._signature.bind(*args, **kwargs)

@@ -29,7 +29,8 @@ class Performs(Protocol):
 
 
 class Burst:
-    """Sets `done` once nothing is left to do. Does nothing when `enabled` is false."""
+    """Sets `done` once nothing is left to do, also on queues that others consume and that are `awaited`. Does nothing
+    when `enabled` is false."""
 
     def __init__(
         self,
@@ -40,9 +41,10 @@ class Burst:
         done: trio.Event,
         log: Log,
         burst: bool,
+        awaited: Sequence[QueueKeys] = (),
     ) -> None:
         self._redis = redis
-        self._consumed = consumed
+        self._queues = (*consumed, *awaited)
         self._ledger = ledger
         self._done = done
         self._log = log
@@ -64,7 +66,7 @@ class Burst:
     async def is_done(self) -> bool:
         """Whether nothing is left on any queue. False when Redis does not answer."""
         try:
-            sizes = await self._redis.perform_all([calls.measure(keys) for keys in self._consumed])
+            sizes = await self._redis.perform_all([calls.measure(keys) for keys in self._queues])
         except BrokerUnavailable:
             return False
         return not any(size.unfinished for size in sizes)

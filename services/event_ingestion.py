@@ -34,6 +34,7 @@ from celery5.protocol.events import (
 )
 from celery5.protocol.job import Job
 from celery5.publisher import Publisher
+from celery5.services.event_acts import EventActs
 from celery5.services.lease import Lease
 from celery5.services.passing import passes
 
@@ -76,6 +77,7 @@ class EventIngestion:
         read_block: float,
         event_retention: float,
         clock: "Clock",
+        event_acts: EventActs,
     ) -> None:
         self._redis = redis
         self._reader = reader
@@ -87,6 +89,7 @@ class EventIngestion:
         self._block = read_block
         self._retention = event_retention
         self._clock = clock
+        self._acts = event_acts.acts
         self._state = b""
         self._subscribed: Mapping[str, Sequence[Subscription]] = {}
         self._publishers: dict[str, Publisher] = {}
@@ -142,15 +145,15 @@ class EventIngestion:
         """Publish the jobs of these events, then end the events."""
         await self._lease.sure()
         await self._learn()
-        endings, jobs = list[Ending](), list[Job]()
-        for entry in entries:
-            ending, made = self._decided(entry)
-            endings.append(ending)
-            jobs += made
-        await self._publish(jobs)
-        await self._finish(endings)
-        await self._forget(jobs)
-        self.routed["jobs"] += len(jobs)
+        decided = [await self._decided(entry) for entry in entries]
+        endings, made = [each for each, _ in decided], [jobs for _, jobs in decided]
+        await self._lease.sure()  # whoever was frozen since may have been taken for dead
+        await self._publish([job for jobs in made for job in jobs])
+        ended = await self._finish(endings)
+        # An event that another Router has by now may come again: its jobs must be remembered.
+        await self._forget(
+            [job for jobs, is_mine in zip(made, ended, strict=True) if is_mine for job in jobs]
+        )
 
     async def _learn(self) -> None:
         """Who is subscribed now: asked after the events were read, so whoever subscribed before they were sent is
@@ -166,15 +169,18 @@ class EventIngestion:
             self._subscribed = by_subject(each for each in read.values() if each is not None)
         self._state = known.state
 
-    def _decided(self, entry: Entry) -> tuple[Ending, list[Job]]:
-        """How an event ends, and the jobs that are to be there before."""
+    async def _decided(self, entry: Entry) -> tuple[Ending, list[Job]]:
+        """How an event ends, and the jobs that are to be there before. What the Router itself does at it is done."""
         try:
             event = read_event(entry.message)
+            act = self._acts.get(event.subject)
+            if act is not None:
+                await act(event)
         except Corrupt as error:
             self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
             return _buried(entry, str(error)), []
         subscribed = self._subscribed.get(event.subject, ())
-        if not subscribed:
+        if not subscribed and act is None:
             return Ending("keep", entry.id, event.id, event.subject, entry.message), []
         return Ending("done", entry.id, event.id, event.subject, b""), self._jobs(event, subscribed)
 
@@ -187,16 +193,20 @@ class EventIngestion:
         for app, mine in _by_app(jobs).items():
             publisher = self._publishers.setdefault(app, Publisher(keys=Keys(app)))
             publisher.published(mine, await self._redis.perform_all(publisher.publish(mine)))
+            self.routed["jobs"] += len(mine)
 
-    async def _finish(self, endings: Sequence[Ending]) -> None:
+    async def _finish(self, endings: Sequence[Ending]) -> list[bool]:
+        """End them; gives which of them have ended by that."""
         call = trips.finish(
             self._keys, self._events, self._router, endings, known=self._state, retention=self._retention
         )
-        for ending, ended in zip(endings, await self._redis.perform(call), strict=True):
-            if ended == 1:
+        ended = await self._redis.perform(call)
+        for ending, how in zip(endings, ended, strict=True):
+            if how == 1:
                 self.routed[_COUNTED[ending.verb]] += 1
-            elif ended == -1:
+            elif how == -1:
                 self._look = True  # somebody has subscribed meanwhile: it is still ours, and routed once more
+        return [how == 1 for how in ended]
 
     async def _forget(self, jobs: Sequence[Job]) -> None:
         """The events have ended: their jobs need not be remembered for long. If this is missed, they are for longer."""

@@ -201,7 +201,7 @@ class Gates:
             room[kind] -= how == "run"
             if how == "wait" and not rule.suspended:
                 self._wanted.add((queue, rule.task))
-            words.append(_asked(each, rule, how))
+            words.append(_asked(each, rule, how, self._tasks[rule.task]))
         return words
 
     def _read(self, queue: str, rules: Iterable[Rule], admitted: Admitted) -> list[int]:
@@ -304,11 +304,18 @@ def _task(delivery: Delivery) -> str:
     return delivery.envelope.task
 
 
-def _asked(delivery: Delivery, rule: Rule, how: str) -> Asked:
+def _asked(delivery: Delivery, rule: Rule, how: str, task: Task[..., Any]) -> Asked:
     envelope = delivery.envelope
     assert envelope is not None
     expires = "" if envelope.expires is None else min(int(envelope.expires * 1000), LATEST)
-    line = line_of(rule, envelope.concurrency_key, envelope.fair_key)
+    slot, turn = envelope.concurrency_key, envelope.fair_key
+    if task.gated is not None:
+
+        def arguments() -> tuple[Any, Any]:
+            return task.parameters.decode(envelope.args, envelope.kwargs)
+
+        slot, turn = task.gated.completed(slot, turn, arguments)
+    line = line_of(rule, slot, turn)
     return Asked(delivery.entry, envelope.id, line, delivery.deliveries, expires, how)
 
 

@@ -231,3 +231,22 @@ class LogKept:
             yield counter("celery5_log_written_total", "Log messages that were written.", counts.written)
             yield counter("celery5_log_again_total", "Log messages that were brought again.", counts.again)
             yield counter("celery5_log_lost_total", "Log messages that were shed or lost.", counts.lost)
+
+
+class Routed:
+    """The events of a Router."""
+
+    def __init__(self, routed: Mapping[str, int]) -> None:
+        self._routed = routed
+
+    def conditions(self) -> Mapping[str, str]:
+        """However many there are, it is ready for more."""
+        return {}
+
+    def families(self) -> Iterable[Family]:
+        """What became of them."""
+        yield counter(
+            "celery5_events_total",
+            "Events by what became of them, and the jobs that were made of them.",
+            *[(float(count), {"outcome": outcome}) for outcome, count in self._routed.items()],
+        )

@@ -45,7 +45,12 @@ def serve(app: App, options: ServeOptions) -> int:
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
         told = WorkerOptions(
-            options.queues, options.burst, options.name, understudy=understudy, journal=journal
+            options.queues,
+            options.burst,
+            options.name,
+            understudy=understudy,
+            journal=journal,
+            routed=router.needed(app),
         )
         trio.run(partial(serve_here, beside=beside(app)), app, told, interruption)
     return 0
@@ -91,7 +96,9 @@ async def running(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event,
 
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
     """
-    told = WorkerOptions(options.queues, options.burst, options.name, new_name(options.name))
+    told = WorkerOptions(
+        options.queues, options.burst, options.name, new_name(options.name), routed=router.needed(app)
+    )
     log = Log(worker=told.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:

@@ -31,6 +31,7 @@ from celery5.processes.lives import Page, live
 from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Handler, PostsToItself
+from celery5.services.event_acts import EventActs
 from celery5.services.event_ingestion import EventIngestion
 from celery5.services.heartbeat import Heartbeat
 from celery5.services.inbox import Inbox
@@ -40,7 +41,7 @@ from celery5.services.recoverer import Recoverer
 from celery5.services.reloader import Next
 from celery5.services.sink_delivery import SinkDelivery
 from celery5.services.source_ingestion import SourceIngestion
-from celery5.services.vital_sources import Connections, Documents, LeaseHeld
+from celery5.services.vital_sources import Connections, Documents, LeaseHeld, Routed
 from celery5.services.vitals import Source, Vitals
 from celery5.wiring import build
 
@@ -85,11 +86,15 @@ def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
 
 
 def make_more(
-    reader: ParkedRedis, lease: Lease, sink_delivery: SinkDelivery, source_ingestion: SourceIngestion
+    reader: ParkedRedis,
+    lease: Lease,
+    sink_delivery: SinkDelivery,
+    source_ingestion: SourceIngestion,
+    event_ingestion: EventIngestion,
 ) -> tuple[Source, ...]:
     """Who else knows how this process does."""
     documents = Documents(given=sink_delivery.told, taken=source_ingestion.told)
-    return (Connections(reader=reader), LeaseHeld(lease), documents)
+    return (Connections(reader=reader), LeaseHeld(lease), Routed(event_ingestion.routed), documents)
 
 
 def make_event_steps(
@@ -160,6 +165,7 @@ _PARTS: Mapping[str, Any] = {
     "wake": value(make_wake),
     "mover": Mover,
     "recoverer": Recoverer,
+    "event_acts": EventActs,
     "event_ingestion": EventIngestion,
     "circuits": Circuits,
     "handlers": value(make_handlers),

@@ -17,6 +17,7 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import Boot
+from celery5.broker.keys import EVENTS
 from celery5.broker.on_trio import Timing
 from celery5.checks import all_checks
 from celery5.log import Journal, Log, Silence
@@ -44,7 +45,8 @@ class WorkerOptions:
     the first incarnation gives it as `incarnation`. Which queues are `paused`, and what it was `commanded`, holds for
     all of them. Who steps in for it is its `understudy`, if it has one. When a step does not end, `stuck` is called:
     this process will not be whole again. With `reload` a change of the configuration takes effect without a restart of
-    the process. What runs `beside` another in its process leaves systemd to that one."""
+    the process. What runs `beside` another in its process leaves systemd to that one; with `routed` a Router runs
+    beside it, whose events a burst waits for."""
 
     queues: tuple[str, ...] = ()
     burst: bool = False
@@ -58,6 +60,7 @@ class WorkerOptions:
     processes: int = 1
     reload: bool = True
     beside: bool = False
+    routed: bool = False
     stuck: Callable[[], None] = lambda: None
 
 
@@ -132,6 +135,7 @@ def _given(
         "takers": all_takers(app.tasks.values()),
         "subscribed": app.events.subscriptions(),
         "burst": options.burst,
+        "awaited": (app.queue(EVENTS),) if options.routed else (),
         "paused": options.paused,
         "commanded": options.commanded,
         "configuration": app.configuration,

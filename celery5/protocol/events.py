@@ -83,9 +83,11 @@ def read_event(raw: bytes) -> EventMessage:
 def read_subscription(raw: bytes) -> Subscription | None:
     """One entry of the registry; None for one that cannot be read: of a later version, say."""
     try:
-        return _SUBSCRIPTION.decode(raw)
+        found = _SUBSCRIPTION.decode(raw)
+        _FIELDS.decode(found.job.message)
     except (ValueError, RecursionError):
         return None
+    return found
 
 
 def by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:

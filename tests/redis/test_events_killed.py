@@ -55,6 +55,11 @@ def left(client: Any, app: App) -> int:
     return count
 
 
+def forget(client: Any, app: App) -> None:
+    """Killed Routers leave their leases, which live ones would have seen to."""
+    client.delete(app.queue(EVENTS).leases, app.queue(EVENTS).stream)
+
+
 def declared(app_name: str, url: str) -> tuple[App, Any, Counter[tuple[str, int]]]:
     """An application with an event that has three subscribers on two queues, and what they had."""
     app, had = App(app_name, broker=url, lease=LEASE), Counter[tuple[str, int]]()
@@ -148,6 +153,23 @@ async def test_an_event_comes_back_after_its_jobs_and_their_results_are_long_gon
     forget(redis_client, app)
 
 
-def forget(client: Any, app: App) -> None:
-    """Killed Routers leave their leases, which live ones would have seen to."""
-    client.delete(app.queue(EVENTS).leases, app.queue(EVENTS).stream)
+async def test_a_router_that_is_frozen_beyond_its_lease_wakes_and_doubles_nothing(
+    url: str, app_name: str, redis_client: Any
+) -> None:
+    app, placed, had = declared(app_name, url)
+    async with trio.open_nursery() as nursery:
+        working = await start(nursery, app)
+        routers = [begun(app, url)]
+        with ended(routers):
+            await app.events.asend([placed(order=n) for n in range(2000)])
+            await until(lambda: len(had) > 300, within=20)
+            routers[0].send_signal(signal.SIGSTOP)
+            routers.append(begun(app, url))
+            await until(lambda: left(redis_client, app) == 0, within=20)
+            routers[0].send_signal(signal.SIGCONT)
+            await app.events.asend([placed(order=n) for n in range(2000, 2100)])
+            await until(lambda: left(redis_client, app) == 0, within=20)
+            await until(lambda: len(had) == 6300, within=30)
+        await working.stop()
+    assert set(had.values()) == {1}
+    forget(redis_client, app)

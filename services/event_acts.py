@@ -1,0 +1,77 @@
+"""Event Acts: what a Router itself does at an event, besides making jobs of it: it suspends and resumes tasks (C98).
+
+Floor: services. Reads: nothing. Writes: what is imposed on the application's tasks.
+
+Each act may be done again, when its Router dies before the event has ended.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from celery5.broker import imposing
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import Corrupt
+from celery5.log import Log
+from celery5.protocol.events import EventMessage, subject_of
+from celery5.protocol.limits import Suspension
+
+Act = Callable[[EventMessage], Awaitable[None]]
+"""Takes the event. Raises Corrupt for fields that make no sense, BrokerError when Redis does not serve."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+
+class _Suspended(msgspec.Struct):
+    task: str
+    why: str = ""
+
+
+class _Resumed(msgspec.Struct):
+    task: str
+
+
+class EventActs:
+    """The acts of one Router, by what they are done at."""
+
+    def __init__(self, *, redis: Redis, keys: Keys, log: Log) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._log = log
+
+    @property
+    def acts(self) -> Mapping[str, Act]:
+        """Each act by the event and its version."""
+        return {
+            subject_of("celery5.TaskSuspended", 1): self._suspend,
+            subject_of("celery5.TaskResumed", 1): self._resume,
+        }
+
+    async def _suspend(self, event: EventMessage) -> None:
+        said = _fields(event, _Suspended)
+        what = Suspension(why=said.why, by=f"event {event.id}", since=event.sent)
+        await self._redis.perform(imposing.suspend(self._keys, said.task, what))
+        self._log.event("events:suspended", "warning", task=said.task, why=said.why)
+
+    async def _resume(self, event: EventMessage) -> None:
+        said = _fields(event, _Resumed)
+        await self._redis.perform(imposing.resume(self._keys, said.task))
+        self._log.event("events:resumed", task=said.task)
+
+
+S = TypeVar("S", _Suspended, _Resumed)
+
+
+def _fields(event: EventMessage, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(event.fields), type=kind)
+    except ValueError as error:
+        raise Corrupt(f"event {event.event}: {error}") from None
