@@ -14,16 +14,17 @@ from typing import Protocol, TypeVar
 import msgspec
 import trio
 
-from celery5.broker import calls, pausing, presence, scaling
+from celery5.broker import calls, imposing, pausing, presence, scaling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.broker.scaling import Scaling, Turn
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.autoscale import Autoscale, Course, Load, advance, begin, cool_until, steps
+from celery5.protocol.limits import Gate
 from celery5.protocol.metrics import Family, gauge
 from celery5.protocol.prioritisation import Preference, Strategy, prefer
-from celery5.protocol.report import Terms, picture
+from celery5.protocol.report import picture, terms_of
 from celery5.protocol.situation import Situation
 from celery5.services.passing import passes
 from celery5.services.telling import Telling
@@ -58,7 +59,8 @@ class Autoscaler:
         keys: Keys,
         autoscale: Autoscale | None,
         prioritise: Strategy | None,
-        terms: Terms,
+        kinds: Mapping[str, str],
+        gates: Mapping[str, Gate],
         known_queues: Collection[str],
         telling: Telling,
         worker: str,
@@ -68,7 +70,8 @@ class Autoscaler:
         self._keys = keys
         self._policy = autoscale
         self._strategy = prioritise
-        self._terms = terms
+        self._kinds = kinds
+        self._gates = gates
         self._known = known_queues
         self._telling = telling
         self._name = worker
@@ -139,6 +142,7 @@ class Autoscaler:
     async def _see(self) -> Situation:
         names = await self._redis.perform(calls.queues(self._keys))
         paused = await self._redis.perform(pausing.paused(self._keys))
+        imposed = await self._redis.perform(imposing.imposed(self._keys))
         looked_at = sorted(names, key=lambda name: name not in self._known)[:QUEUES]
         if len(names) > QUEUES:
             self._told_once("queues", f"{len(names)} queues: only {QUEUES} of them are looked at")
@@ -148,7 +152,9 @@ class Autoscaler:
         )
         workers = sorted({name for each in censuses for name in each.workers})
         reports = await self._redis.perform(scaling.reports(self._keys, workers)) if workers else {}
-        terms = msgspec.structs.replace(self._terms, paused=paused)
+        terms = terms_of(
+            self._kinds, self._gates, limits=imposed.limits, suspended=imposed.suspended, paused=paused
+        )
         return picture(censuses, reports, terms)
 
     def _queue(self, name: str) -> QueueKeys:

@@ -12,6 +12,7 @@ import msgspec
 from celery5.broker.call import Call, Script, scripted
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.autoscale import Course
+from celery5.protocol.limits import unquoted
 from celery5.protocol.report import Census, Report
 
 CENSUS = Script.load("census")
@@ -88,13 +89,19 @@ def census(app: Keys, keys: QueueKeys) -> Call[Census]:
     """What waits on a queue or will be sent to it soon, and the workers that live."""
 
     def counted(raw: Any) -> Census:
-        waiting, held, seen, workers, soon = raw
+        waiting, held, seen, workers, soon, gated = raw
         return Census(
-            keys.queue, waiting, held, Counter(_texts(seen)), tuple(_texts(workers)), Counter(_texts(soon))
+            keys.queue,
+            waiting,
+            held,
+            Counter(_texts(seen)),
+            tuple(_texts(workers)),
+            upcoming=Counter(_texts(soon)),
+            gated=_counts(gated),
         )
 
     schedules, times = app.schedules(keys.queue), app.schedule_times(keys.queue)
-    named = (keys.leases, schedules, times, *keys.streams)
+    named = (keys.leases, schedules, times, keys.held, *keys.streams)
     return scripted(CENSUS, named, (GROUP, SAMPLE, SAMPLE_BYTES, int(SOON * 1000)), counted, repeatable=True)
 
 
@@ -116,6 +123,12 @@ def reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, Report]]:
 
 def _texts(raw: Any) -> list[str]:
     return [each.decode(errors="replace") for each in raw]
+
+
+def _counts(raw: Any) -> dict[str, int]:
+    words = _texts([each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw)
+    found = zip(words[::2], words[1::2], strict=True)
+    return {unquoted(task): int(count) for task, count in found if not task.startswith(" ")}
 
 
 def _turn(raw: Any) -> Turn:

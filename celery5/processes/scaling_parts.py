@@ -11,8 +11,8 @@ from dependencies import value
 from celery5.app import App
 from celery5.bootsteps.boot import Step
 from celery5.protocol.autoscale import Autoscale
+from celery5.protocol.limits import Gate
 from celery5.protocol.prioritisation import Strategy
-from celery5.protocol.report import Terms
 from celery5.services.autoscaler import Autoscaler
 from celery5.services.orders import Orders
 from celery5.services.telling import Telling
@@ -29,11 +29,14 @@ def make_prioritise(app: App) -> Strategy | None:
     return prioritise_of(app.settings)
 
 
-def make_terms(app: App) -> Terms:
-    """What is said of its tasks."""
-    return Terms(
-        kinds={name: task.kind for name, task in app.tasks.items()},
-    )
+def make_kinds(app: App) -> dict[str, str]:
+    """The kind of each of its tasks."""
+    return {name: task.kind for name, task in app.tasks.items()}
+
+
+def make_gates(app: App) -> dict[str, Gate]:
+    """The gates of those that have one."""
+    return {name: task.gated.gate for name, task in app.tasks.items() if task.gated is not None}
 
 
 def make_known_queues(app: App) -> frozenset[str]:
@@ -49,7 +52,8 @@ def make_scaling(autoscaler: Autoscaler) -> tuple[Step, ...]:
 SCALING: Mapping[str, Any] = {
     "autoscale": value(make_autoscale),
     "prioritise": value(make_prioritise),
-    "terms": value(make_terms),
+    "kinds": value(make_kinds),
+    "gates": value(make_gates),
     "known_queues": value(make_known_queues),
     "orders": Orders,
     "telling": Telling,

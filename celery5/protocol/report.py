@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from celery5.protocol.limits import Gate, Imposed, rule_for
 from celery5.protocol.situation import Line, Member, Situation
 
 
@@ -26,8 +27,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 class Census(msgspec.Struct, frozen=True):
     """What one queue has: jobs that nobody has yet (`waiting`), and jobs that workers have (`held`); of which tasks
-    some of those that wait are (`sample`, by name), the workers that live, and the tasks of which schedules will send a
-    job here soon (`upcoming`, by name)."""
+    some of those that wait are (`sample`, by name), the workers that live, the tasks of which schedules will send a
+    job here soon (`upcoming`), and those of which jobs wait at gates (`gated`), by name."""
 
     queue: str
     waiting: int
@@ -35,16 +36,41 @@ class Census(msgspec.Struct, frozen=True):
     sample: Mapping[str, int] = {}
     workers: tuple[str, ...] = ()
     upcoming: Mapping[str, int] = {}
+    gated: Mapping[str, int] = {}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of an application's tasks: the kind of each; which are `suspended`; the `limits` on how many run at
-    once. And the queues that are `paused`."""
+    once; which are `slowed`, so that their jobs wait at a gate for something else than a slot. And the queues that are
+    `paused`."""
 
     kinds: Mapping[str, str]
     suspended: Collection[str] = ()
     limits: Mapping[str, int] = {}
+    slowed: Collection[str] = ()
     paused: Collection[str] = ()
+
+
+def terms_of(
+    kinds: Mapping[str, str],
+    gates: Mapping[str, Gate],
+    *,
+    limits: Mapping[str, Imposed],
+    suspended: Collection[str],
+    paused: Collection[str],
+) -> Terms:
+    """What is said of the tasks now: by their own gates, and by `limits` and suspensions from outside. A limit for each
+    worker, or for each key, says nothing of how many run in all."""
+    rules = {
+        task: rule_for(
+            task, gates.get(task), computed=None, imposed=limits.get(task), suspended=task in suspended
+        )
+        for task in {*gates, *limits}
+    }
+    found = {task: rule for task, rule in rules.items() if rule is not None}
+    slowed = {task for task, rule in found.items() if rule.rate or rule.keyed or rule.per == "worker"}
+    most = {task: rule.most for task, rule in found.items() if rule.most is not None and task not in slowed}
+    return Terms(kinds=kinds, suspended=suspended, limits=most, slowed=slowed, paused=paused)
 
 
 def picture(censuses: Sequence[Census], reports: Mapping[str, Report], terms: Terms) -> Situation:
@@ -56,6 +82,9 @@ def picture(censuses: Sequence[Census], reports: Mapping[str, Report], terms: Te
         if each.queue not in terms.paused:
             for task, count in _shared_out(each.waiting, each.sample).items():
                 waiting[each.queue, task] = count
+            for task, count in each.gated.items():
+                if task not in terms.slowed:
+                    waiting[each.queue, task] = waiting.get((each.queue, task), 0) + count
             for task, count in each.upcoming.items():
                 upcoming[each.queue, task] = count
         for task, count in _shared_out(each.held, _held(each.queue, reports) or each.sample).items():

@@ -6,7 +6,8 @@ Floor: tests. Reads: nothing. Writes: nothing.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.report import Census, Report, Terms, picture
+from celery5.protocol.limits import Gate, Imposed, Limit, Range, Rate
+from celery5.protocol.report import Census, Report, Terms, picture, terms_of
 from celery5.protocol.situation import Line
 
 TERMS = Terms(kinds={"a": "trio", "b": "thread", "nightly": "boxed"})
@@ -47,6 +48,29 @@ def test_suspended_and_limited_tasks_are_marked() -> None:
     terms = Terms(kinds=TERMS.kinds, suspended={"a"}, limits={"b": 2})
     a, b = picture([Census("q", 10, 0, {"a": 5, "b": 5})], {}, terms).lines
     assert (a.suspended, a.demand, b.limit, b.demand) == (True, 0, 2, 2)
+
+
+def test_what_a_task_says_and_what_was_imposed_on_it_is_the_limit_of_all_its_jobs() -> None:
+    gates = {
+        "few": Gate(Limit(3)),
+        "imposed": Gate(Limit(3)),
+        "computed": Gate(Range(1, 8, compute=lambda: 2)),
+        "each": Gate(Limit(3, per="worker")),
+        "customer": Gate(Limit(1), keyed=True),
+        "rated": Gate(Limit(3), rate=Rate("200/m")),
+        "free": Gate(fair=True),
+    }
+    limits = {"imposed": Imposed(limit=5), "from outside": Imposed(limit=7), "slowed": Imposed(rate="5/s")}
+    found = terms_of({}, gates, limits=limits, suspended={"few"}, paused={"q"})
+    assert found.limits == {"few": 3, "imposed": 5, "computed": 8, "from outside": 7}
+    assert found.slowed == {"each", "customer", "rated", "slowed"}
+    assert (found.suspended, found.paused) == ({"few"}, {"q"})
+
+
+def test_what_waits_at_a_gate_for_a_slot_counts_and_what_waits_for_time_to_pass_does_not() -> None:
+    terms = Terms(kinds=TERMS.kinds, limits={"b": 3}, slowed={"nightly"})
+    seen = Census("q", 2, 0, {"a": 2}, gated={"a": 50, "b": 50, "nightly": 50})
+    assert picture([seen], {}, terms).demand() == {"trio": 52, "thread": 3}
 
 
 def test_a_task_that_nobody_declares_needs_nobody() -> None:

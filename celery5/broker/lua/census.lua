@@ -2,13 +2,14 @@
 -- KEYS  1 leases of its workers
 --       2 schedules whose jobs go to the queue
 --       3 when to look at each of them
---       4.. the streams of the queue
+--       4 how many jobs wait at gates, by task
+--       5.. the streams of the queue
 -- ARGV  1 consumer group
 --       2 jobs to look at on each stream, at both of its ends
 --       3 bytes after which no more of them are looked at
 --       4 ms in which the jobs of schedules count
 -- Gives how many jobs wait, how many workers have, the tasks of those that were looked at (one of them as often as it was seen), the workers that
--- live, and the tasks of schedules that fire soon. Of a message only what stands right after "task" is read.
+-- live, the tasks of schedules that fire soon, and how many jobs wait at gates, by task. Of a message only what stands right after "task" is read.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
@@ -22,7 +23,7 @@ local function look(entries)
     end
   end
 end
-for n = 4, #KEYS do
+for n = 5, #KEYS do
   local length, pending, last = redis.call('XLEN', KEYS[n]), 0, '0-0'
   local groups = redis.pcall('XINFO', 'GROUPS', KEYS[n])
   for _, group in ipairs(groups.err and {} or groups) do
@@ -55,4 +56,4 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now + ARGV[4]
   local of = read and type(schedule) == 'table' and schedule.of
   if type(of) == 'table' and type(of.task) == 'string' then soon[#soon + 1] = of.task end
 end
-return {waiting, held, seen, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf'), soon}
+return {waiting, held, seen, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf'), soon, redis.call('HGETALL', KEYS[4])}
