@@ -38,6 +38,8 @@ ROOM = 4 * 1024 * 1024
 """Bytes of documents taken at once, unless one alone has more."""
 AGAIN = 0.5
 """Seconds between attempts while Redis is away."""
+SAY_AGAIN = 86400.0
+"""Seconds until Redis is told again which sinks take what, which it remembers for longer."""
 STOP_LIMIT = 5.0
 """Seconds that a write may go on, and that is told of, when this stops."""
 
@@ -69,6 +71,7 @@ class SinkDelivery:
         self._takers = takers
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
+        self._said = -math.inf
         self._channels = {keys.of(name).documents: keys.of(name) for name in queue_names} if outlets else {}
         self._flows = [_Outflow(redis, each, log) for each in outlets]
 
@@ -114,6 +117,9 @@ class SinkDelivery:
 
     async def _find_queues(self) -> None:
         found = await self._redis.perform(calls.queues(self._keys))
+        if trio.current_time() > self._said + SAY_AGAIN:
+            self._queues.clear()
+            self._said = trio.current_time()
         new = [self._keys.of(name) for name in found if name not in self._queues]
         if self._takers and new:
             await self._redis.perform_all([documents.say_takers(keys, self._takers) for keys in new])
@@ -244,6 +250,7 @@ class _Outflow:
                     # One thread for each sink: one that hangs for ever takes no more than that.
                     self._thread = self._thread or trio.CapacityLimiter(1)
                     write: Callable[[], Any] = partial(outlet.sink.write, given)
+                    # Trio refuses a write that nobody awaits.
                     await trio.to_thread.run_sync(write, abandon_on_cancel=True, limiter=self._thread)
         except trio.TooSlowError:
             return TimeoutError(f"it did not end within {outlet.timeout:g} s")

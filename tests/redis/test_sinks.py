@@ -336,3 +336,19 @@ async def test_a_sink_that_can_be_closed_is_closed_when_the_router_stops(app: Ap
     async with delivering(app):
         assert closed == []
     assert closed == ["plain"]
+
+
+async def test_a_write_that_nobody_awaits_has_not_written(app: App) -> None:
+    awaited = Awaited()
+    sink = Kept("wrapped", write=lambda documents: awaited.write(documents))
+
+    @app.task(sinks=[sink])
+    async def same(a: int) -> int:
+        return a
+
+    async with working(app), delivering(app) as sinks:
+        await send(app, same, 1)
+        await until(lambda: sinks.told()["wrapped"] == (0, 1))
+    (dead,) = [job async for job in app.dlq.aread(sink="wrapped")]
+    assert dead.type == "TypeError"
+    assert "expected a sync function" in dead.message
