@@ -21,6 +21,8 @@ from celery5 import (
     agather,
 )
 from celery5.broker.call import Call
+from celery5.event import Event
+from celery5.processes.router import ROUTER
 from celery5.protocol.limits import Suspension
 from tests.redis.workers import Lines, entries, start, until, until_async, working
 
@@ -258,6 +260,50 @@ async def test_a_breaker_suspends_its_task_for_all_workers_if_so_set(url: str, a
     assert failing
     assert await app.limits.atold() == {}
     app.close()
+
+
+async def test_a_task_is_suspended_and_resumed_by_events(app: App) -> None:
+    ran = trio.Event()
+
+    @app.event
+    class BankIsDown(Event):
+        why: str
+
+    @app.event
+    class BankIsUp(Event):
+        pass
+
+    @app.task
+    async def charge() -> None:
+        ran.set()
+
+    @BankIsDown.subscribe
+    @app.task
+    async def stop_charging(why: str) -> None:
+        await app.limits.asuspend(charge, why=why, by="the bank")
+
+    @BankIsUp.subscribe
+    @app.task
+    async def go_on_charging() -> None:
+        await app.limits.aresume(charge)
+
+    async with trio.open_nursery() as nursery:
+        both = [await start(nursery, app), await start(nursery, app, page=ROUTER)]
+        await BankIsDown.adelay(why="no answer")
+        await until_async(lambda: is_suspended(app, charge.name), within=15)
+        sent = await charge.adelay()
+        await until_async(lambda: are([sent], JobState.HELD), within=15)
+        assert not ran.is_set()
+        await BankIsUp.adelay()
+        await sent.aget(timeout=15)
+        for each in both:
+            await each.stop()
+
+
+async def is_suspended(app: App, task: str) -> bool:
+    """Whether a task is suspended."""
+    told = (await app.limits.atold()).get(task)
+    return told is not None and told.suspended and told.why == "no answer"
 
 
 async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(app: App) -> None:
