@@ -18,13 +18,15 @@ from celery5.broker import scheduling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.broker.scheduling import Upcoming
-from celery5.errors import BrokerReplied, BrokerUnavailable, Misconfigured
+from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt, Misconfigured
 from celery5.fire_times import following
 from celery5.log import Log
 from celery5.protocol import schedules
+from celery5.protocol.envelope import read_envelope
 from celery5.protocol.metrics import Family, counter
 from celery5.protocol.schedules import Due, Schedule
 from celery5.scheduled import job_of
+from celery5.services.passing import passes
 
 PORTION = 100
 """Schedules of one queue that are looked at in one trip."""
@@ -102,8 +104,11 @@ class Timetable:
         wait = LOOK_AGAIN
         queues = await self._redis.perform(scheduling.queues(self._keys))
         asked = [scheduling.upcoming(self._keys, self._app.queue(each), limit=PORTION) for each in queues]
-        found: list[Upcoming] = await self._redis.perform_all(asked) if asked else []
+        found: list[Upcoming | str] = await self._performed(asked)
         for queue, each in zip(queues, found, strict=True):
+            if isinstance(each, str):
+                self._tell_stuck(queue, "all", each)
+                continue
             if each.due_in is not None:
                 wait = min(wait, each.due_in)
             wait = min(wait, await self._fire(queue, each))
@@ -119,9 +124,27 @@ class Timetable:
         self._missed = False
         return wait
 
+    async def _performed(self, trips: Sequence[Call[Any]]) -> list[Any]:
+        """All trips at once; when the server refuses any of them, one by one, so that one schedule or queue that is
+        refused holds up no other. For one that was refused, a text says why."""
+        try:
+            return await self._redis.perform_all(trips) if trips else []
+        except BrokerReplied as error:
+            if passes(error):
+                raise
+        return [await self._performed_alone(trip) for trip in trips]
+
+    async def _performed_alone(self, trip: Call[Any]) -> Any:
+        try:
+            return await self._redis.perform(trip)
+        except BrokerReplied as error:
+            if passes(error):
+                raise
+            return str(error)
+
     async def _fire(self, queue: str, found: Upcoming) -> float:
         """Do what is to be done about the schedules of a queue that are due. Gives when the next of them is."""
-        wait, steps, trips = LOOK_AGAIN, list[tuple[Schedule, Due | None]](), list[Call[bool]]()
+        wait, steps, trips = LOOK_AGAIN, list[tuple[Schedule, Due | None, int | None]](), list[Call[bool]]()
         for record, busy in found.due:
             schedule = schedules.decode(record)
             step = self._step(schedule, found.now, busy=busy)
@@ -131,12 +154,16 @@ class Timetable:
                 continue
             after = schedule if step is None else step.after
             look = after.look(found.now)
+            steps.append((schedule, step, look))
+            trips.append(self._trip(queue, schedule, record, step, look, found.now))
+        done = await self._performed(trips)
+        for (schedule, step, look), ours in zip(steps, done, strict=True):
+            if isinstance(ours, str):
+                wait = min(wait, STUCK)
+                self._tell_stuck(queue, schedule.name, ours)
+                continue
             if look is not None:
                 wait = min(wait, max(0.0, (look - found.now) / 1000))
-            steps.append((schedule, step))
-            trips.append(self._trip(queue, schedule, record, step, look, found.now))
-        done = await self._redis.perform_all(trips) if trips else []
-        for (schedule, step), ours in zip(steps, done, strict=True):
             if step is not None and ours:
                 self._tell(schedule, step, found.now)
         return wait
@@ -146,11 +173,14 @@ class Timetable:
         if schedule is None:
             return "it was written by a newer version"
         try:
-            return schedules.due(
+            step = schedules.due(
                 schedule, now, busy=busy, following=following, app=self._app.name, by=self._name
             )
-        except Misconfigured as error:
+            if step is not None and step.fires:
+                read_envelope(schedule.of.message.encode())  # or there is nothing to send
+        except (Misconfigured, Corrupt, ValueError, OverflowError) as error:
             return str(error)
+        return step
 
     def _trip(
         self, queue: str, schedule: Schedule, record: bytes, step: Due | None, look: int | None, now: int
