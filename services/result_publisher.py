@@ -149,8 +149,9 @@ class ResultPublisher:
         """One trip. Where there are jobs in the batch that have slots at gates, others may be handed over for them."""
         settle = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
         used = self._turnstile.used or keys.lane == HANDED
-        leaving = [delivery for delivery, _ in batch if delivery.rule is not None] if used else []
-        if not leaving and keys.lane != HANDED:
+        every = keys.lane == HANDED  # these have slots, also those that could not be taken in
+        leaving = [delivery for delivery, _ in batch if every or delivery.rule is not None] if used else []
+        if not leaving:
             return await self._redis.perform(settle)
         tasks = {each.envelope.task for each in leaving if each.envelope}
         rules, asked = self._turnstile.wants(keys.queue, tasks, left=leaving), time.time()

@@ -1,0 +1,154 @@
+"""Gates whose answer is not heard: a slot that was taken for a job is free when the job goes, whoever heard of it (I8).
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+import trio
+
+from celery5 import App
+from celery5.broker import calls, gating, revocation
+from celery5.broker.on_trio import TrioRedis
+from celery5.log import Log
+from celery5.processes import worker
+from celery5.processes.worker import WorkerOptions
+from celery5.processes.worker_parts import WorkerParts
+from celery5.services.consumer import Consumer
+from celery5.services.gates import Gates
+from celery5.services.reloader import Next
+from celery5.services.result_publisher import ResultPublisher
+from celery5.services.turnstile import Turnstile
+from celery5.wiring import build
+from tests.redis.workers import until
+
+
+def entries_of(client: "redis.Redis", stream: str) -> list[bytes]:
+    """The entries on a stream."""
+    found: Any = client.xrange(stream)
+    return [entry for entry, _ in found]
+
+
+class Deaf:
+    """A connection on which the answers of the gates are not heard, while it is `deaf`."""
+
+    def __init__(self, inner: TrioRedis) -> None:
+        self._inner = inner
+        self.deaf = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def perform(self, call: Any) -> Any:
+        reply = await self._inner.perform(call)
+        if self.deaf and gating.ADMIT.sha in call.words:
+            await trio.sleep_forever()
+        return reply
+
+
+class Desk:
+    """What of a worker has to do with gates."""
+
+    def __init__(
+        self, *, consumer: Consumer, gates: Gates, turnstile: Turnstile, result_publisher: ResultPublisher
+    ) -> None:
+        self.consumer = consumer
+        self.gates = gates
+        self.turnstile = turnstile
+        self.publisher = result_publisher
+
+
+@asynccontextmanager
+async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
+    """A worker without executors, that has read one job and has sent it to its gate."""
+    log, keys = Log(worker="w", app=app.name), app.queue("default")
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
+    async with trio.open_nursery() as nursery:
+        link = TrioRedis(endpoint=app.connections.endpoint)
+        await nursery.start(link.run)
+        deaf = Deaf(link)
+        one = build(Desk, WorkerParts, **{**given, "redis": deaf})
+        given["lease"].renewed(1e12)
+        await nursery.start(one.publisher.run)
+        await app.tasks["one"].adelay()
+        await link.perform(calls.join(keys, "w", lease=30))
+        one.consumer.take(await link.perform(calls.read([keys], "w", count=9, block=0)))
+        yield one, deaf
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> App:
+    """An application with a limited task."""
+    made = App(app_name, broker=url)
+
+    @made.task(name="one", limit=1)
+    async def one() -> None: ...
+
+    return made
+
+
+async def asked_in_vain(one: Desk, deaf: Deaf, app: App, client: "redis.Redis") -> None:
+    """It asks, the job has its slot, and nobody hears of it."""
+    deaf.deaf = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.gates.ask)
+        await until(lambda: client.hlen(app.queue("default").slots) == 1)
+        nursery.cancel_scope.cancel()
+    deaf.deaf = False
+
+
+async def test_a_worker_that_stops_while_it_asks(app: App, redis_client: "redis.Redis") -> None:
+    keys = app.queue("default")
+    async with desk(app) as (one, deaf):
+        (before,) = entries_of(redis_client, keys.stream)
+        await asked_in_vain(one, deaf, app, redis_client)
+        one.gates.give_back()
+        await until(lambda: entries_of(redis_client, keys.stream) not in ([], [before]))
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+
+
+async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    keys = app.queue("default")
+    async with desk(app) as (one, deaf):
+        await asked_in_vain(one, deaf, app, redis_client)
+        (job,) = one.turnstile.coming
+        assert job.envelope is not None
+        await app.aperform(revocation.revoke(keys, [job.envelope.id], ttl=60))
+        await one.gates.ask()
+        await until(lambda: redis_client.xlen(keys.stream) == 0)
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+
+
+async def test_a_job_that_expires_before_it_is_asked_for_again(app: App, redis_client: "redis.Redis") -> None:
+    keys = app.queue("default")
+    async with desk(app) as (one, deaf):
+        await asked_in_vain(one, deaf, app, redis_client)
+        (job,) = one.turnstile.coming
+        assert job.envelope is not None
+        job.envelope = msgspec.structs.replace(job.envelope, expires=1.0)
+        await one.gates.ask()
+        await until(lambda: redis_client.xlen(keys.stream) == 0)
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+
+
+async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_client: "redis.Redis") -> None:
+    keys, handed = app.queue("default"), app.queue("default").on("g")
+    async with desk(app) as (one, _):
+        (job,) = one.turnstile.coming
+        assert job.envelope is not None
+        words = gating.Asked(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+        await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.rule("one"), 0)]))
+        one.turnstile.coming.clear()
+        pulled = await app.aperform(gating.pull(keys, "w", [(one.turnstile.rule("one"), 1)]))
+        assert redis_client.hlen(keys.slots) == 1
+        one.consumer.take(pulled.entries)  # the worker remembers that it had this very message
+        await until(lambda: redis_client.xlen(handed.stream) == 0)
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
