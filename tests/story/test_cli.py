@@ -210,7 +210,7 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
             "paused": False,
         },
     ]
-    assert desk("queue", "list").splitlines()[1].split() == ["default", "1", "0", "1", "0"]
+    assert desk("queue", "list").splitlines()[1].split() == ["default", "1", "0", "0", "1", "0"]
 
 
 def test_one_job_and_the_dead_letter_queue(desk: Desk) -> None:
