@@ -21,7 +21,7 @@ from celery5 import App
 from celery5.broker.keys import EVENTS
 from celery5.event import Event
 from tests.redis.router_process import POINTS
-from tests.redis.workers import LEASE, start, until
+from tests.redis.workers import start, until
 
 Process = subprocess.Popen[bytes]
 
@@ -61,8 +61,9 @@ def forget(client: Any, app: App) -> None:
 
 
 def declared(app_name: str, url: str) -> tuple[App, Any, Counter[tuple[str, int]]]:
-    """An application with an event that has three subscribers on two queues, and what they had."""
-    app, had = App(app_name, broker=url, lease=LEASE), Counter[tuple[str, int]]()
+    """An application with an event that has three subscribers on two queues, and what they had. Its worker has a long
+    lease: only Routers are to be taken for dead."""
+    app, had = App(app_name, broker=url), Counter[tuple[str, int]]()
 
     @app.event(name="Placed")
     class Placed(Event):
@@ -96,11 +97,11 @@ async def test_a_router_that_is_killed_at_any_point_loses_and_doubles_nothing(
         routers = [begun(app, url, point, 2)]
         with ended(routers):
             await app.events.asend([placed(order=n) for n in range(300)])
-            await until(lambda: routers[0].poll() is not None, within=20)
+            await until(lambda: routers[0].poll() is not None, within=60)
             assert routers[0].returncode == -signal.SIGKILL
             routers.append(begun(app, url))
-            await until(lambda: left(redis_client, app) == 0, within=20)
-            await until(lambda: len(had) == 900, within=20)
+            await until(lambda: left(redis_client, app) == 0, within=60)
+            await until(lambda: len(had) == 900, within=60)
         await working.stop()
     assert set(had.values()) == {1}
     forget(redis_client, app)
@@ -121,8 +122,8 @@ async def test_three_routers_of_which_one_after_another_is_killed_lose_and_doubl
                 victim = routers[-1 - chance.randrange(3)]
                 victim.send_signal(signal.SIGKILL)
                 routers.append(begun(app, url))
-            await until(lambda: left(redis_client, app) == 0, within=30)
-            await until(lambda: len(had) == 9000, within=30)
+            await until(lambda: left(redis_client, app) == 0, within=60)
+            await until(lambda: len(had) == 9000, within=60)
         await working.stop()
     assert set(had.values()) == {1}
     forget(redis_client, app)
@@ -137,13 +138,13 @@ async def test_an_event_comes_back_after_its_jobs_and_their_results_are_long_gon
         routers = [begun(app, url, "published", 1)]
         with ended(routers):
             await placed.adelay(order=1)
-            await until(lambda: len(had) == 3 and routers[0].poll() is not None, within=20)
+            await until(lambda: len(had) == 3 and routers[0].poll() is not None, within=60)
             results = [
                 key for name in ("default", "other") for key in redis_client.keys(app.queue(name).result("*"))
             ]
             redis_client.delete(*results)  # as if their time were over
             routers.append(begun(app, url))
-            await until(lambda: left(redis_client, app) == 0, within=20)
+            await until(lambda: left(redis_client, app) == 0, within=60)
         await trio.sleep(0.1)
         await working.stop()
     assert set(had.values()) == {1}
@@ -162,14 +163,14 @@ async def test_a_router_that_is_frozen_beyond_its_lease_wakes_and_doubles_nothin
         routers = [begun(app, url)]
         with ended(routers):
             await app.events.asend([placed(order=n) for n in range(2000)])
-            await until(lambda: len(had) > 300, within=20)
+            await until(lambda: len(had) > 300, within=60)
             routers[0].send_signal(signal.SIGSTOP)
             routers.append(begun(app, url))
-            await until(lambda: left(redis_client, app) == 0, within=20)
+            await until(lambda: left(redis_client, app) == 0, within=60)
             routers[0].send_signal(signal.SIGCONT)
             await app.events.asend([placed(order=n) for n in range(2000, 2100)])
-            await until(lambda: left(redis_client, app) == 0, within=20)
-            await until(lambda: len(had) == 6300, within=30)
+            await until(lambda: left(redis_client, app) == 0, within=60)
+            await until(lambda: len(had) == 6300, within=60)
         await working.stop()
     assert set(had.values()) == {1}
     forget(redis_client, app)
