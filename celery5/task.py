@@ -193,8 +193,9 @@ class Task(Generic[P, R_co]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
-        keys = ("", "") if self.gated is None else self.gated.keys_of(args, kwargs)
-        return self._job_of(*self.parameters.encode(args, kwargs), *keys)
+        if self.gated is None:
+            return self._job_of(*self.parameters.encode(args, kwargs))
+        return self._job_of(*self.parameters.encode(args, kwargs), *self.gated.keys_of(args, kwargs))
 
     def pattern(self) -> Job:
         """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
@@ -205,35 +206,24 @@ class Task(Generic[P, R_co]):
         terms = self._terms
         if terms is None or self._settings is not app.settings:
             terms = self._worked_out(app.settings)
-        key = terms.key
-        if terms.unique_for is not None and not key and raw_kwargs is not NOTHING:
-            key = digest(self.parameters.canonical(raw_args, raw_kwargs))
-        envelope = Envelope(
-            v=VERSION,
-            id=options.id or new_id(),
-            task=self.name,
-            args=raw_args,
-            kwargs=raw_kwargs,
-            sent=now,
-            expires=options.expiry(now),
-            retry=terms.retry,
-            ignore_result=terms.ignore_result,
-            key=key,
-            time_limit=terms.time_limit,
-            soft_time_limit=terms.soft_time_limit,
-            results_ttl=terms.results_ttl,
-            trace=current_trace(),
-            priority=terms.priority,
-            concurrency_key=slot,
-            fair_key=turn,
-        )
+        said = terms.said.copy()
+        if terms.unique_for is not None and "key" not in said and raw_kwargs is not NOTHING:
+            said["key"] = digest(self.parameters.canonical(raw_args, raw_kwargs))
+        if options.expires is not None:
+            said["expires"] = options.expiry(now)
+        if slot or turn:
+            said["concurrency_key"], said["fair_key"] = slot, turn
+        if trace := current_trace():
+            said["trace"] = trace
+        job_id = options.id or new_id()
+        envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **said)
         return Job(
-            envelope.id,
+            job_id,
             self.name,
             terms.queue,
             app.fitting(encode(envelope), self.name),
-            options.at(),
-            terms.ignore_result,
+            options.at() if terms.dated else "",
+            envelope.ignore_result,
             envelope.lock,
             terms.unique_for,
             app.name,

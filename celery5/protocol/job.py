@@ -129,16 +129,20 @@ class Options(msgspec.Struct, frozen=True):
             # Whoever is given the handle of the job that is in the way is to find its result.
             kept = unique_for
         has_policy = any(getattr(self, name) is not None for name in ("retry_policy", *_POLICY))
+        said = {
+            "retry": policy if has_policy else None,
+            "ignore_result": ignore_result if self.ignore_result is None else self.ignore_result,
+            "key": self.key,
+            "time_limit": seconds(self.time_limit),
+            "soft_time_limit": seconds(self.soft_time_limit),
+            "results_ttl": kept,
+            "priority": None if self.priority == "normal" else self.priority,
+        }
         return Terms(
             queue=self.queue or queue,
-            ignore_result=ignore_result if self.ignore_result is None else self.ignore_result,
-            retry=policy if has_policy else None,
-            key=self.key or "",
+            said={name: value for name, value in said.items() if value},
             unique_for=unique_for,
-            time_limit=seconds(self.time_limit),
-            soft_time_limit=seconds(self.soft_time_limit),
-            results_ttl=kept,
-            priority="" if self.priority is None or self.priority == "normal" else self.priority,
+            dated=self.countdown is not None or self.eta is not None,
             lane=lane_of(self.priority),
         )
 
@@ -160,17 +164,16 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
-    """What all jobs have in common that are sent with the same options under the same settings: worked out once."""
+    """What all jobs have in common that are sent with the same options under the same settings: worked out once.
+
+    `said` are the fields of their messages that are not left to their defaults: what is not named costs nothing.
+    `dated`: they have a time to wait for.
+    """
 
     queue: str
-    ignore_result: bool
-    retry: RetryPolicy | None
-    key: str
+    said: dict[str, Any]
     unique_for: float | None
-    time_limit: float | None
-    soft_time_limit: float | None
-    results_ttl: float | None
-    priority: str
+    dated: bool
     lane: str
 
 
