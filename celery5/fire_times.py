@@ -75,7 +75,10 @@ def _agreed(trigger: AllOf, after: int) -> int | None:
 def _by_clock(trigger: Cron | Calendar, after: int) -> int | None:
     zone, step = _zone(trigger.zone), _steps(trigger)
     start = trigger.start if isinstance(trigger, Cron) and trigger.start is not None else after + 1
-    found = _moment(step, zone, _datetime(max(after, start - 1)), every_hour=_twice(trigger))
+    try:
+        found = _moment(step, zone, _datetime(max(after, start - 1)), every_hour=_twice(trigger))
+    except OverflowError:  # beyond the year 9999
+        return None
     at = None if found is None else round(found.timestamp() * 1000)
     end = trigger.end if isinstance(trigger, Cron) else None
     return None if at is None or (end is not None and at > end) else at
@@ -178,7 +181,7 @@ def _steps(trigger: Cron | Calendar) -> Wall:
             return None
         aware = (after + timedelta(microseconds=1)).replace(tzinfo=UTC)
         try:
-            found = ours.get_next_fire_time(None, aware)
+            found = ours.get_next_fire_time(_just_before(trigger, after), aware)
             while calendar and found is not None and found < aware:
                 found = ours.get_next_fire_time(found, found)
         except (OverflowError, ValueError):  # beyond the year 9999
@@ -186,6 +189,19 @@ def _steps(trigger: Cron | Calendar) -> Wall:
         return None if found is None else found.replace(tzinfo=None)
 
     return step
+
+
+def _just_before(trigger: Cron | Calendar, after: datetime) -> datetime | None:
+    """The last fire time of a calendar of weeks and days that is a day before `after` at least: APScheduler counts one
+    by one from the first, which would take longer each year. None where it begins, and for other triggers."""
+    if isinstance(trigger, Cron) or trigger.years or trigger.months:
+        return None
+    first, every = date.fromisoformat(trigger.first), 7 * trigger.weeks + trigger.days
+    times = (after.date() - DAY - first).days // every
+    if times < 1:
+        return None
+    at = time_of_day.fromisoformat(trigger.time)
+    return datetime.combine(first + times * every * DAY, at, UTC)
 
 
 def _cron(trigger: Cron) -> Any:

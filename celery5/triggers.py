@@ -68,8 +68,11 @@ def every(
 ) -> AnyTrigger:
     """Every so much time, counted from `start`; without it from 1970 in UTC, so that five minutes are those of the
     clock on every machine. Raises Misconfigured for less than a thousandth of a second."""
-    span = seconds if isinstance(seconds, timedelta) else timedelta(seconds=_number("seconds", seconds))
-    span += timedelta(minutes=minutes, hours=hours, days=days)
+    try:
+        span = seconds if isinstance(seconds, timedelta) else timedelta(seconds=_number("seconds", seconds))
+        span += timedelta(minutes=minutes, hours=hours, days=days)
+    except (ValueError, OverflowError):  # not a number, or more than there are
+        raise Misconfigured("an interval is a number of seconds, a million years at most") from None
     ms = round(span / timedelta(milliseconds=1))
     if ms < 1:
         raise Misconfigured("an interval is at least a thousandth of a second")

@@ -127,6 +127,23 @@ def test_once_is_once_and_bounds_hold() -> None:
     ]
 
 
+@given(
+    after=st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
+    weeks=st.integers(0, 3),
+    days=st.integers(1, 9),
+    zone=st.sampled_from(["UTC", BERLIN]),
+)
+def test_a_calendar_of_days_counts_from_its_first_day_however_long_ago(
+    after: datetime, weeks: int, days: int, zone: str
+) -> None:
+    span, first = 7 * weeks + days, date(1000, 1, 1)
+    found = following(calendar(weeks=weeks, days=days, first=first, time="12:00", timezone=zone), ms(after))
+    assert found is not None
+    local = datetime.fromtimestamp(found / 1000, ZoneInfo(zone))
+    assert (local.hour, (local.date() - first).days % span) == (12, 0)
+    assert timedelta() < local - after <= timedelta(days=span, hours=1)
+
+
 def test_a_calendar_leaves_out_what_a_month_does_not_have() -> None:
     trigger, now, found = placed(calendar(months=1, first="2026-01-31", time="06:00"), "UTC"), 0, []
     for _ in range(4):
@@ -177,6 +194,16 @@ def test_what_does_not_say_when_is_refused_in_a_line(when: object, said: str) ->
     with pytest.raises(Misconfigured, match=said) as error:
         checked(trigger_of(when))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300])
+def test_an_interval_that_is_no_span_of_time_is_refused(seconds: float) -> None:
+    with pytest.raises(Misconfigured, match="an interval is a number of seconds"):
+        every(seconds)
+
+
+def test_what_begins_at_the_end_of_time_never_fires() -> None:
+    assert following(cron("* * * * *", start=datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), 0) is None
 
 
 def test_a_zone_that_nobody_knows_is_told() -> None:
