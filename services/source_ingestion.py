@@ -19,7 +19,7 @@ import trio
 from celery5.broker import documents
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
-from celery5.errors import BadArguments, BrokerError, Misconfigured
+from celery5.errors import BadArguments, BrokerError, MessageTooLarge, Misconfigured
 from celery5.log import Log
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.backoff import full_jitter
@@ -199,13 +199,21 @@ class _Kept:
             bodies = cast("AsyncIterator[object]", run())
             try:
                 async for each in bodies:
-                    await self.emit(each)
+                    await self._emit_or_tell(each)
             finally:
                 with trio.move_on_after(STOP_LIMIT, shield=True):
                     await cast("Any", bodies).aclose()
         else:
             for each in await trio.to_thread.run_sync(partial(_listed, run), abandon_on_cancel=True):
-                await self.emit(each)
+                await self._emit_or_tell(each)
+
+    async def _emit_or_tell(self, body: object) -> None:
+        """A body that can never be published is told of, and holds up none that come after it: begun again, the source
+        would only bring it again."""
+        try:
+            await self.emit(body)
+        except (BadArguments, MessageTooLarge) as error:
+            self._log.event("source:refused", "error", source=self.source.name, why=_told(error))
 
     # ---- one Router at a time
 

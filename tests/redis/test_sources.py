@@ -330,3 +330,27 @@ def test_a_task_may_subscribe_later() -> None:
     async def take(document: SourceDocument) -> None: ...
 
     assert subscriptions(app.tasks.values()) == {feed: [take]}
+
+
+@pytest.mark.parametrize("bad", ["x" * 2_000_000, {1, object()}], ids=["too-large", "no-json"])
+async def test_a_body_that_can_never_be_published_holds_up_none_behind_it(app: App, bad: object) -> None:
+    @source(every=60)
+    def polled() -> list[object]:
+        return [bad, "good"]
+
+    @source(every=60)
+    async def yielded() -> AsyncIterator[object]:
+        yield bad
+        yield "good"
+
+    given: list[str] = []
+
+    @app.task(source=[polled, yielded])
+    async def take(document: SourceDocument) -> None:
+        given.append(f"{document.source} {document.text()}")
+
+    with Lines() as lines:
+        async with working(app), sourcing(app):
+            await until(lambda: sorted(given) == ["polled good", "yielded good"])
+    assert sorted(line["source"] for line in lines.of("source:refused")) == ["polled", "yielded"]
+    assert lines.of("source:failed") == []
