@@ -23,9 +23,9 @@ async def test_large_results_are_settled_in_several_trips(
     trips: list[tuple[int, int]] = []
     settle = calls.settle
 
-    def noted(keys: QueueKeys, worker: str, outcomes: list[Words]) -> Call[int]:
+    def noted(keys: QueueKeys, worker: str, outcomes: list[Words], documents: list[Any]) -> Call[int]:
         trips.append((len(outcomes), sum(len(words[3]) for words in outcomes)))
-        return settle(keys, worker, outcomes)
+        return settle(keys, worker, outcomes, documents)
 
     monkeypatch.setattr(calls, "settle", noted)
     monkeypatch.setattr(result_publisher, "BATCH_BYTES", 100_000)
