@@ -1,6 +1,6 @@
 """Scheduled: what `app.schedule` does with the schedules that are in Redis.
 
-Floor: domain. Reads: schedules. Writes: schedules; `triggered` sends a job.
+Floor: domain. Reads: schedules. Writes: schedules; `triggered` sends a job, to a queue that it makes known.
 """
 
 import time
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from celery5.broker import scheduling
+from celery5.broker import calls, scheduling
 from celery5.broker.scheduling import Sent
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
@@ -204,7 +204,8 @@ async def triggered(app: "App", redis: AwaitingRedis, name: str) -> "AsyncResult
             look=after.look(await time_of(app, redis, before.of.queue)),
             jobs=[job_of(before.of, job, time.time())],
         )
-        if await redis.perform(put):
+        _, done = await redis.perform_all([calls.announce(app.keys, before.of.queue), put])
+        if done:
             return app.result(job, queue=before.of.queue)
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
 

@@ -1,7 +1,7 @@
 """Timetable: fires the schedules when their time has come (C93, C102).
 
 Floor: services. Reads: the schedules; a channel on which changes are told. Writes: what `fire.lua` says: jobs on
-queues, and the schedules' next fire times.
+queues, and the schedules' next fire times; the set of queues.
 
 Any number of Schedulers may do the same at the same time. Each looks what is due, works out what is to be done, and
 asks Redis to do that if the schedule is still as it was: one of them succeeds (I6). What time it is Redis says.
@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from celery5.app import App
-from celery5.broker import scheduling
+from celery5.broker import calls, scheduling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.broker.scheduling import Upcoming
@@ -58,6 +58,7 @@ class Timetable:
         self._news = trio.Event()
         self._missed = False
         self._told: set[tuple[str, str]] = set()
+        self._announced: set[str] = set()
         self._counts = {"fired": 0, "missed": 0, "skipped": 0}
 
     # ---- what it hears, and what is asked
@@ -156,7 +157,7 @@ class Timetable:
             look = after.look(found.now)
             steps.append((schedule, step, look))
             trips.append(self._trip(queue, schedule, record, step, look, found.now))
-        done = await self._performed(trips)
+        done = await self._published(queue, trips)
         for (schedule, step, look), ours in zip(steps, done, strict=True):
             if isinstance(ours, str):
                 wait = min(wait, STUCK)
@@ -167,6 +168,15 @@ class Timetable:
             if step is not None and ours:
                 self._tell(schedule, step, found.now)
         return wait
+
+    async def _published(self, queue: str, trips: Sequence[Call[bool]]) -> list[Any]:
+        """The trips that fire, the first of them with word that there is this queue: nobody else may publish to it."""
+        if not trips or queue in self._announced:
+            return await self._performed(trips)
+        announced, *done = await self._performed([calls.announce(self._keys, queue), *trips])
+        if not isinstance(announced, str):
+            self._announced.add(queue)
+        return done
 
     def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> Due | str | None:
         """What is to be done; a text says why that cannot be known."""

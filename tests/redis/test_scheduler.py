@@ -75,6 +75,28 @@ def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_forgotten(
     wait_until(lambda: not redis_client.exists(key))
 
 
+async def test_a_queue_that_only_schedules_publish_to_is_known(app: App) -> None:
+    task = app.task(name="nothing")(_nothing)
+    async with trio.open_nursery() as nursery:
+        one = await start(nursery, app, page=scheduler.SCHEDULER)
+        await app.schedule.aadd(task.options(queue="nights").s(), 0.05, name="often")
+
+        async def known() -> bool:
+            state = (await app.ainfo()).queues.get("nights")
+            return state is not None and state.waiting > 0
+
+        await until_async(known)
+        await one.stop()
+
+
+async def test_a_queue_that_a_schedule_was_triggered_for_is_known(app: App) -> None:
+    task = app.task(name="nothing")(_nothing)
+    await app.schedule.aadd(task.options(queue="nights").s(), 3600, name="often")
+    assert "nights" not in (await app.ainfo()).queues
+    await app.schedule.atrigger("often")
+    assert (await app.ainfo()).queues["nights"].waiting == 1
+
+
 async def test_it_lives_through_a_redis_that_forgets_it(app: App, redis_client: "redis.Redis") -> None:
     app.configure(lease=0.3)
     async with trio.open_nursery() as nursery:
