@@ -34,7 +34,7 @@ class AppState(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> int:
         """Jobs that have not ended."""
-        return sum(each.waiting + each.held + each.scheduled + each.gated for each in self.queues.values())
+        return sum(each.waiting + each.running + each.held + each.scheduled for each in self.queues.values())
 
     @property
     def dead(self) -> int:

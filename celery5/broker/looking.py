@@ -36,7 +36,7 @@ class WorkerState(msgspec.Struct, frozen=True):
 
     name: str
     lease: float
-    held: int
+    running: int
 
     @property
     def alive(self) -> bool:
@@ -47,15 +47,15 @@ class WorkerState(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True):
     """What is in a queue, in jobs, and who works on it.
 
-    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `held` are in
-    workers' hands, `scheduled` wait for their time, retries included. `next_due` and `oldest_dead` are seconds from now
+    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `running` are in
+    workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are seconds from now
     and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody is to read it,
     until it is resumed.
     """
 
     queue: str
     waiting: int
-    held: int
+    running: int
     scheduled: int
     next_due: float | None
     dead: int
@@ -65,7 +65,7 @@ class QueueState(msgspec.Struct, frozen=True):
     paused: bool = False
     high: int = 0
     low: int = 0
-    gated: int = 0
+    held: int = 0
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
@@ -109,16 +109,16 @@ def _sighting(raw: Any) -> Sighting:
 
 
 def _state(queue: str, raw: Any) -> QueueState:
-    (normal, high, low, handed), held, scheduled, next_due, dead, oldest_dead, keys, workers, gated = raw
+    (normal, high, low, handed), running, scheduled, next_due, dead, oldest_dead, keys, workers, gated = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
         queue=queue,
         waiting=max(0, normal + high + low + handed),
         high=max(0, high),
         low=max(0, low),
-        held=held,
+        running=running,
         scheduled=scheduled,
-        gated=sum(count for _, count in gated),
+        held=sum(count for _, count in gated),
         next_due=_seconds(next_due),
         dead=dead,
         oldest_dead=_seconds(oldest_dead),

@@ -51,8 +51,8 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
         {
             "queue": each.queue,
             "waiting": each.waiting,
-            "running": each.held,
-            "held": each.gated,
+            "running": each.running,
+            "held": each.held,
             "scheduled": each.scheduled,
             "next due": "" if each.next_due is None else f"in {span(each.next_due)}",
             "dead": each.dead,
@@ -70,7 +70,7 @@ def _workers(state: "AppState") -> list[dict[str, object]]:
         {
             "worker": one.name,
             "queue": each.queue,
-            "running": one.held,
+            "running": one.running,
             "lease": f"{span(one.lease)} to go"
             if one.alive
             else "lapsed: its jobs are about to be recovered",

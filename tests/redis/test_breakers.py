@@ -307,7 +307,7 @@ async def test_held_jobs_are_counted_among_those_that_have_not_ended(app: App) -
             await until_async(partial(has_state, each, "HELD"))
         state = await app.ainfo()
         queue = state.queues["default"]
-        assert (state.unfinished, queue.scheduled, queue.waiting, queue.held) == (3, 3, 0, 0)
+        assert (state.unfinished, queue.scheduled, queue.waiting, queue.running) == (3, 3, 0, 0)
         assert queue.next_due is not None
         assert 20 < queue.next_due <= 30
         story = await app.afind(sent[0].id)

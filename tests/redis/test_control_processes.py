@@ -26,7 +26,7 @@ def test_a_worker_process_ends_as_it_was_told(staff: Staff, tmp_path: Path, how:
     assert worker.wait(10) == 0
     assert len(staff.notes("end")) == (how == "warm")
     sizes = staff.app.info().queues["default"]
-    assert (sizes.waiting, sizes.held) == ((0, 0) if how == "warm" else (1, 0))
+    assert (sizes.waiting, sizes.running) == ((0, 0) if how == "warm" else (1, 0))
 
 
 def test_a_warm_stop_that_takes_too_long_is_made_a_cold_one(staff: Staff, tmp_path: Path) -> None:

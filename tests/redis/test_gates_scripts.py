@@ -356,7 +356,7 @@ def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     sighting = gate(looking.inspect(gate.keys, "c"))
     assert (sighting.place, sighting.before) == ("G shop.t  ", 1)
     assert gate(calls.beat(gate.keys, "w", lease=30)).gated == ("shop.t",)
-    assert gate(looking.overview(gate.keys)).gated == 2
+    assert gate(looking.overview(gate.keys)).held == 2
 
 
 def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:

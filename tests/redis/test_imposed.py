@@ -94,7 +94,7 @@ async def test_what_a_worker_had_read_and_not_begun_is_held_too(app: App) -> Non
 
 
 async def _held(app: App, count: int) -> bool:
-    return (await app.ainfo()).queues["default"].gated >= count
+    return (await app.ainfo()).queues["default"].held >= count
 
 
 async def test_a_suspension_outlives_workers(app: App) -> None:

@@ -218,11 +218,11 @@ def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     queue.join("w")
     assert queue(calls.beat(queue.keys, "w", lease=5)).lanes == "hl"
     state = queue(overview(queue.keys))
-    assert (state.waiting, state.high, state.low, state.held) == (6, 2, 3, 0)
+    assert (state.waiting, state.high, state.low, state.running) == (6, 2, 3, 0)
     (first,) = queue(calls.read([queue.keys.on("h")], "w", count=1, block=0))
     state = queue(overview(queue.keys))
-    assert (state.waiting, state.high, state.low, state.held) == (5, 1, 3, 1)
-    assert [(each.name, each.held) for each in state.workers] == [("w", 1)]
+    assert (state.waiting, state.high, state.low, state.running) == (5, 1, 3, 1)
+    assert [(each.name, each.running) for each in state.workers] == [("w", 1)]
     assert queue.size() == calls.Size(6, 1, 0, 0)
     assert queue(calls.leave(queue.keys, "w")) == 1  # still there, for others to recover
     queue.join("w")

@@ -140,7 +140,7 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
     await trio.to_thread.run_sync(lambda: bury(app, redis_client, "d", queue="other"))
     before = (await app.ainfo()).queues
     slow, other = before["slow"], before["other"]
-    assert (slow.waiting, slow.held, slow.scheduled, slow.dead, slow.workers) == (2, 0, 1, 0, ())
+    assert (slow.waiting, slow.running, slow.scheduled, slow.dead, slow.workers) == (2, 0, 1, 0, ())
     assert slow.next_due is not None
     assert 80 < slow.next_due <= 90
     assert (other.dead, other.waiting, other.next_due) == (1, 0, None)
@@ -154,10 +154,10 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
         (worker,) = after.queues["slow"].workers
         assert (after.workers, after.dead, after.unfinished) == ((worker.name,), 1, 1)
         assert worker.alive
-        assert (worker.held, 0 < worker.lease <= 1.1) == (0, True)
+        assert (worker.running, 0 < worker.lease <= 1.1) == (0, True)
     redis_client.zadd(app.queue("slow").leases, {"gone": 1})
     (gone,) = (await app.ainfo("slow")).queues["slow"].workers
-    assert (gone.name, gone.alive, gone.held) == ("gone", False, 0)
+    assert (gone.name, gone.alive, gone.running) == ("gone", False, 0)
     with pytest.raises(UnknownQueue):
         await app.ainfo("nowhere")
     with pytest.raises(BlockingInEventLoop, match="await ainfo"):
@@ -173,7 +173,7 @@ def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
     app.perform(calls.join(keys, "w", lease=60), instead="")
     app.perform(calls.read([keys], "w", count=1, block=0.01), instead="")
     (worker,) = app.info().queues["default"].workers
-    assert (worker.name, worker.held, worker.alive) == ("w", 1, True)
+    assert (worker.name, worker.running, worker.alive) == ("w", 1, True)
     redis_client.zrem(keys.leases, "w")
     (nobody,) = app.info().queues["default"].workers
-    assert (nobody.name, nobody.held, nobody.alive) == ("w", 1, False)
+    assert (nobody.name, nobody.running, nobody.alive) == ("w", 1, False)
