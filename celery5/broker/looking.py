@@ -48,9 +48,9 @@ class QueueState(msgspec.Struct, frozen=True):
     """What is in a queue, in jobs, and who works on it.
 
     `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `running` are in
-    workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are seconds from now
-    and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody is to read it,
-    until it is resumed.
+    workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are
+    seconds from now and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody
+    is to read it, until it is resumed.
     """
 
     queue: str
