@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 import trio
 
-from celery5 import BrokerError, CeleryError, Emit
+from celery5 import BrokerError, CeleryError, Emit, Misconfigured
 from celery5.examples.webhooks.signature import Unsigned, key_of, verified
 from celery5.protocol.http import BadRequest, Request, Response, read_request
 from celery5.services.http_reading import read_body, read_head, read_on
@@ -24,6 +24,11 @@ CONNECTIONS = 64
 """Connections at once; others are told to come again."""
 LIMIT = 10.0
 """Seconds that one connection may take, from the first byte to the last."""
+NO_SECRET = (
+    "there is no secret, so the port stays closed: "
+    "export WEBHOOK_SECRETS=whsec_$(head -c 24 /dev/urandom | base64) and start again"
+)
+"""What is told when no message could ever be believed."""
 
 
 class Receiver:
@@ -52,7 +57,10 @@ class Receiver:
         self.port: int | None = None
 
     async def run(self, emit: Emit) -> None:
-        """Receive until cancelled. Raises OSError when the port is taken: then it is tried again."""
+        """Receive until cancelled. Raises OSError when the port is taken: then it is tried again; and Misconfigured,
+        which the log tells, when there is no secret: nobody could be believed."""
+        if not self._keys:
+            raise Misconfigured(NO_SECRET)
         listener, *others = await trio.open_tcp_listeners(self._port, host=self._host, backlog=CONNECTIONS)
         for each in others:
             await each.aclose()

@@ -9,10 +9,12 @@ import os
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import celery5
 from celery5 import errors
+from celery5.cli.main import cli
 from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.verdict import Reason
@@ -78,6 +80,36 @@ def options_table(page: str) -> list[str]:
 def test_the_guide_has_every_option_of_a_declaration_and_of_a_call() -> None:
     assert sorted(options_table("tasks")) == sorted([*TaskOptions.__annotations__, "bind"])
     assert sorted(options_table("sending")) == sorted(Options.__struct_fields__)
+
+
+def commands() -> list[str]:
+    """Every command of `celery5`, with its group."""
+    found = []
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        inner = sorted(command.commands) if isinstance(command, click.Group) else [""]
+        found += [f"{name} {each}".strip() for each in inner]
+    return found
+
+
+def commands_of_the_table() -> list[str]:
+    """The commands in the first table of the guide to the command line; a group is named at its first command."""
+    text = (DOCS / "guide" / "cli.md").read_text()
+    lines = re.search(r"(?m)^\| command \| does \|\n(?:^\|.*\n)+", text)
+    assert lines
+    found = []
+    for cell in re.findall(r"(?m)^\| (`.*?`) \|", lines[0]):
+        first, *others = [
+            " ".join(word for word in each.split() if word.islower() and word[0] not in "-[")
+            for each in re.findall(r"`(.*?)`", cell)
+        ]
+        found += [first, *(f"{first.split()[0]} {each}" for each in others)]
+    return found
+
+
+def test_the_guide_has_every_command_and_nothing_else() -> None:
+    assert sorted(commands_of_the_table()) == sorted(commands())
 
 
 def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:

@@ -19,7 +19,7 @@ import trio
 import trustme
 from trio.testing import open_stream_to_socket_listener
 
-from celery5 import BrokerUnavailable
+from celery5 import BrokerUnavailable, Misconfigured
 from celery5.examples.folder_watch.watcher import FolderWatcher, Seen
 from celery5.examples.webhooks.receiver import Receiver
 from celery5.examples.webhooks.signature import TOLERANCE, Unsigned, key_of, signed, verified
@@ -177,6 +177,12 @@ async def test_what_is_not_in_order_is_refused_and_nothing_is_published() -> Non
         ):
             assert (await answer(one.port, sent))[0] == status
     assert emit.documents == []
+
+
+async def test_without_a_secret_the_port_stays_closed_and_it_is_said_what_to_do() -> None:
+    with trio.fail_after(5), pytest.raises(Misconfigured, match="export WEBHOOK_SECRETS=") as told:
+        await Receiver([], port=0).run(Emitted())
+    assert len(str(told.value).splitlines()) == 1
 
 
 async def test_who_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
