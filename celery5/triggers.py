@@ -25,6 +25,9 @@ from celery5.protocol.triggers import (
     crontab,
 )
 
+LONGEST = timedelta(days=36_525)
+"""The longest interval: a hundred years. What is longer is a mistake, or will not be fired by this version."""
+
 When = str | float | timedelta | datetime | AnyTrigger | Mapping[str, Any]
 """What says when: a line of a crontab, seconds, a span, a moment, or what the functions here give."""
 
@@ -46,6 +49,8 @@ def cron(
     if line is not None:
         if fields:
             raise Misconfigured("cron takes a line of a crontab or fields by name, not both")
+        if not isinstance(cast("object", line), str):
+            raise Misconfigured(f"cron: {line!r} is no line of a crontab: give a text, like '0 3 * * *'")
         made = crontab(line, timezone)
         bound = {"start": _ms(start), "end": _ms(end)}
         return _bounded(made, bound) if start or end else made
@@ -53,7 +58,7 @@ def cron(
     if strange or not fields:
         what = f"{strange[0]!r} is no field" if strange else "one field at least is needed"
         raise Misconfigured(f"cron: {what}; fields: {', '.join(FIELDS)}")
-    said: dict[str, Any] = {name: str(value) for name, value in fields.items()}
+    said: dict[str, Any] = {name: _field(name, value) for name, value in fields.items()}
     return Cron(**said, zone=timezone, start=_ms(start), end=_ms(end))
 
 
@@ -67,12 +72,16 @@ def every(
     end: datetime | None = None,
 ) -> AnyTrigger:
     """Every so much time, counted from `start`; without it from 1970 in UTC, so that five minutes are those of the
-    clock on every machine. Raises Misconfigured for less than a thousandth of a second."""
+    clock on every machine. Raises Misconfigured for less than a thousandth of a second and more than 100 years."""
     try:
         span = seconds if isinstance(seconds, timedelta) else timedelta(seconds=_number("seconds", seconds))
-        span += timedelta(minutes=minutes, hours=hours, days=days)
+        span += timedelta(
+            minutes=_number("minutes", minutes), hours=_number("hours", hours), days=_number("days", days)
+        )
     except (ValueError, OverflowError):  # not a number, or more than there are
-        raise Misconfigured("an interval is a number of seconds, a million years at most") from None
+        raise Misconfigured(_TOO_LONG) from None
+    if span > LONGEST:
+        raise Misconfigured(_TOO_LONG)
     ms = round(span / timedelta(milliseconds=1))
     if ms < 1:
         raise Misconfigured("an interval is at least a thousandth of a second")
@@ -92,6 +101,14 @@ def calendar(
 ) -> AnyTrigger:
     """At a `time` of day, every so many years, months, weeks and days from the date `first` on, which by default is a
     Monday and the first of a month and a year. A date that a month does not have is left out. Raises Misconfigured."""
+    spans: dict[str, object] = {"years": years, "months": months, "weeks": weeks, "days": days}
+    for name, value in spans.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise Misconfigured(f"calendar: {name} is {value!r}: give a whole number, 0 or more")
+    if not any(spans.values()):
+        raise Misconfigured(
+            "calendar: every how many years, months, weeks or days? One of them is 1 at least"
+        )
     return Calendar(
         years=years,
         months=months,
@@ -170,7 +187,10 @@ def _ms(moment: datetime | None) -> int | None:
         return None
     if not isinstance(cast("object", moment), datetime) or moment.utcoffset() is None:
         raise Misconfigured(f"{moment!r} has no time zone: use datetime.now(UTC) or another aware time")
-    return round(moment.timestamp() * 1000)
+    ms = round(moment.timestamp() * 1000)
+    if ms > _LAST:
+        raise Misconfigured(f"{moment} is after the year 9999")
+    return ms
 
 
 def _time(said: "str | time") -> str:
@@ -188,7 +208,18 @@ def _date(said: date | str) -> str:
         raise Misconfigured(f"{said!r} is no date: give one like 2026-01-31") from None
 
 
+def _field(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Misconfigured(f"cron: {name} is {value!r}: give a text or a whole number, or leave it out")
+    return str(value)
+
+
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Misconfigured(f"{name} is {value!r}: give a number")
     return value
+
+
+_LAST = 253_402_300_799_999
+"""The last ms of the year 9999, after which no calendar goes on."""
+_TOO_LONG = "an interval is a number of seconds, or a timedelta, of 100 years at most"

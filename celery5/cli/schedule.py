@@ -4,7 +4,7 @@ Floor: cli. Reads: schedules. Writes: schedules; stdout.
 """
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -66,9 +66,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @click.option("--cron", metavar="LINE", help="A line of a crontab: '0 3 * * *'.")
 @click.option("--every", type=float, metavar="SECONDS", help="An interval.")
 @click.option("--at", "moment", metavar="TIME", help="Once: 2026-12-24T18:00:00+01:00.")
-@click.option(
-    "--timezone", default="", metavar="ZONE", help="Of --cron: Europe/Berlin; default: the setting."
-)
+@click.option("--timezone", metavar="ZONE", help="Of --cron: Europe/Berlin; default: the setting.")
 @click.option("--args", "arguments", default="[]", metavar="JSON", help="The task's arguments, as a list.")
 @click.option("--kwargs", default="{}", metavar="JSON", help="Those by name, as an object.")
 @click.option("--queue", help="The queue of its jobs.")
@@ -139,21 +137,27 @@ def trigger(target: Target, name: str, *, wants_json: bool) -> None:
     click.echo(as_json({"id": sent.id}) if wants_json else sent.id)
 
 
-def _when(line: str | None, seconds: float | None, moment: str | None, zone: str) -> "AnyTrigger":
+def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
     from celery5.triggers import at, cron, every
 
     if sum(each is not None for each in (line, seconds, moment)) != 1:
         raise Misconfigured("say when: --cron, --every or --at, one of them")
-    if zone and line is None:
+    if zone is not None and line is None:
         raise Misconfigured("--timezone is for --cron")
+    if zone == "":
+        raise Misconfigured("--timezone '' is no time zone: give a name like Europe/Berlin, or leave it out")
     if line is not None:
-        return cron(line, timezone=zone)
+        return cron(line, timezone=zone or "")
     if seconds is not None:
         return every(seconds)
     try:
-        return at(datetime.fromisoformat(cast("str", moment)))
+        time = datetime.fromisoformat(cast("str", moment))
     except ValueError:
         raise Misconfigured(f"--at {moment!r} is no time: give one like 2026-12-24T18:00:00+01:00") from None
+    if time.utcoffset() is None:
+        offset = time.replace(tzinfo=UTC).isoformat()
+        raise Misconfigured(f"--at {moment!r} does not say where: give an offset from UTC, such as {offset}")
+    return at(time)
 
 
 def _json(flag: str, text: str, kind: type) -> Any:

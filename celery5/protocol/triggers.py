@@ -23,9 +23,11 @@ class Trigger(
     """When a schedule fires. `a | b` fires when either does, `a & b` when both do at the same moment."""
 
     def __or__(self, other: "Trigger") -> "AnyOf":
+        _joined("|", other)
         return AnyOf(of=(*_parts(self, AnyOf), *_parts(other, AnyOf)))
 
     def __and__(self, other: "Trigger") -> "AllOf":
+        _joined("&", other)
         return AllOf(of=(*_parts(self, AllOf), *_parts(other, AllOf)))
 
 
@@ -191,6 +193,13 @@ def _weekday_range(part: str) -> str:
     if not (0 <= begin <= 7 and begin <= end <= 7 and (not step or (step.isdigit() and int(step)))):
         raise Misconfigured(f"{part!r} is no day of the week in a crontab: 0 to 7, where 0 and 7 are Sunday")
     return ",".join(dict.fromkeys(_NAMES[each] for each in range(begin, end + 1, int(step or 1))))
+
+
+def _joined(sign: str, other: object) -> None:
+    if not isinstance(other, Trigger):
+        raise Misconfigured(
+            f"{sign} joins triggers, and {other!r} is none: give what cron, every, calendar or at give"
+        )
 
 
 def _parts(trigger: Trigger, kind: type[AnyOf] | type[AllOf]) -> tuple[AnyTrigger, ...]:

@@ -5,8 +5,10 @@ Floor: tests. Reads: the time zones of this machine. Writes: nothing.
 
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -184,8 +186,8 @@ def test_a_line_means_what_it_means_in_a_crontab(line: str, day: str, fires: boo
         (datetime(2026, 1, 1), "no time zone"),
         (True, "does not say when"),
         (0, "thousandth"),
-        ({"calendar": {"days": -1}}, "no number of years"),
-        ({"calendar": {}}, "at least 1 day"),
+        ({"calendar": {"days": -1}}, "days is -1"),
+        ({"calendar": {}}, "1 at least"),
         ({"calendar": {"days": 1, "time": "noon"}}, "no time of day"),
         ({"cron": {"fortnight": 1}}, "no field"),
     ],
@@ -196,10 +198,29 @@ def test_what_does_not_say_when_is_refused_in_a_line(when: object, said: str) ->
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 1e300, 1e11])
 def test_an_interval_that_is_no_span_of_time_is_refused(seconds: float) -> None:
     with pytest.raises(Misconfigured, match="an interval is a number of seconds"):
         every(seconds)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: cron("0 3 * * *") | cast("Any", 3), r"\| joins triggers, and 3 is none"),
+        (lambda: every(1) & cast("Any", "0 3 * * *"), "& joins triggers, and '0 3"),
+        (lambda: calendar(months=0), "every how many years, months, weeks or days"),
+        (lambda: calendar(days=-1), "days is -1: give a whole number"),
+        (lambda: calendar(weeks=cast("Any", "x")), "weeks is 'x': give a whole number"),
+        (lambda: cron(hour=cast("Any", None)), "hour is None: give a text or a whole number"),
+        (lambda: cron(cast("Any", 5)), "5 is no line of a crontab"),
+        (lambda: every(minutes=cast("Any", "x")), "minutes is 'x': give a number"),
+        (lambda: at(datetime.fromisoformat("9999-12-31T23:59:59-05:00")), "after the year 9999"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(Misconfigured, match=said):
+        make()
 
 
 def test_what_begins_at_the_end_of_time_never_fires() -> None:

@@ -46,6 +46,23 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
         (("add", "n", "shop.add", "--cron", "often", "--args", "[1, 2]"), "is no line of a crontab"),
         (("add", "n", "shop.add", "--cron", "99 * * * *", "--args", "[1, 2]"), "99"),
         (("add", "n", "shop.add", "--at", "tomorrow", "--args", "[1, 2]"), "is no time"),
+        (
+            ("add", "n", "shop.add", "--at", "2030-01-01T00:00:00", "--args", "[1, 2]"),
+            "such as 2030-01-01T00:00:00+00:00",
+        ),
+        (
+            ("add", "n", "shop.add", "--at", "9999-12-31T23:59:59-05:00", "--args", "[1, 2]"),
+            "after the year 9999",
+        ),
+        (
+            ("add", "n", "shop.add", "--every", "nan", "--args", "[1, 2]"),
+            "an interval is a number of seconds",
+        ),
+        (("add", "n", "shop.add", "--every", "1e11", "--args", "[1, 2]"), "100 years at most"),
+        (
+            ("add", "n", "shop.add", "--cron", "@daily", "--timezone", "", "--args", "[1, 2]"),
+            "--timezone '' is no",
+        ),
         (("add", "n", "shop.add", "--every", "1", "--args", "1, 2"), "is no JSON of the right kind"),
         (("add", "n", "shop.add", "--every", "1", "--args", '["a"]'), "shop.add"),
         (("add", "n", "shop.add", "--every", "1", "--timezone", "Europe/Berlin"), "--timezone is for --cron"),
