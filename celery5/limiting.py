@@ -3,7 +3,8 @@
 Floor: domain. Reads and writes: what is imposed on the application's tasks.
 
 What is imposed beats what a task declares (C97). It lies in Redis: it outlives workers, and holds for those that begin
-later. Workers hear of it at once.
+later. Workers hear of it by a channel, in moments, and at the latest with the third beat of their hearts: until then
+they begin jobs as before.
 """
 
 import getpass
@@ -39,7 +40,8 @@ class TaskLimits(msgspec.Struct, frozen=True):
 
 
 class Limits:
-    """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask."""
+    """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask. What is
+    imposed may be taken back by any name that `told` gives, though the application has no such task any more."""
 
     def __init__(self, app: "App") -> None:
         self._app = app
@@ -55,15 +57,15 @@ class Limits:
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
         """Take back what was imposed: the task's own limit holds again. Gives whether anything was imposed."""
-        return self._app.perform(self._lift(task), instead="limits.alift")
+        return self._known(task, self._app.perform(self._lift(task), instead="limits.alift"))
 
     async def alift(self, task: "str | Task[..., Any]") -> bool:
         """`lift`, from Trio or asyncio."""
-        return await self._app.aperform(self._lift(task))
+        return self._known(task, await self._app.aperform(self._lift(task)))
 
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """Begin no job of a task on any worker, until it is resumed; its jobs wait in Redis. What runs is run to its
-        end. Gives whether that changes anything."""
+        end, and workers hear of it in moments: some jobs may begin until then. Gives whether that changes anything."""
         return self._app.perform(self._suspend(task, why, by), instead="limits.asuspend")
 
     async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
@@ -73,11 +75,11 @@ class Limits:
     def resume(self, task: "str | Task[..., Any]") -> bool:
         """Let the jobs of a suspended task run again, in the order in which they came. Gives whether it was
         suspended."""
-        return self._app.perform(self._resume(task), instead="limits.aresume")
+        return self._known(task, self._app.perform(self._resume(task), instead="limits.aresume"))
 
     async def aresume(self, task: "str | Task[..., Any]") -> bool:
         """`resume`, from Trio or asyncio."""
-        return await self._app.aperform(self._resume(task))
+        return self._known(task, await self._app.aperform(self._resume(task)))
 
     def told(self) -> dict[str, TaskLimits]:
         """What is imposed on tasks now, by their names."""
@@ -98,20 +100,31 @@ class Limits:
         return imposing.impose(self._app.keys, name, what.checked(name))
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return imposing.impose(self._app.keys, self._name(task), None)
+        return imposing.impose(self._app.keys, _said(task), None)
 
     def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
         what = Suspension(why=why, by=by or _me(), since=_now())
         return imposing.suspend(self._app.keys, self._name(task), what)
 
     def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return imposing.resume(self._app.keys, self._name(task))
+        return imposing.resume(self._app.keys, _said(task))
+
+    def _known(self, task: "str | Task[..., Any]", done: bool) -> bool:
+        """Whether something was taken back. Where nothing was, an unknown name is one that was misspelt."""
+        if not done:
+            self._name(task)
+        return done
 
     def _name(self, task: "str | Task[..., Any]") -> str:
         if not isinstance(task, str):
             return task.name
         self._app.load()
         return self._app.tasks[task].name
+
+
+def _said(task: "str | Task[..., Any]") -> str:
+    """What is imposed may outlive its task: it is taken back by name."""
+    return task if isinstance(task, str) else task.name
 
 
 def _told(found: Impositions) -> dict[str, TaskLimits]:

@@ -72,6 +72,7 @@ class Turnstile:
         self._imposed: Mapping[str, Imposed] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._computed: dict[str, int] = {}
+        self._faults: dict[str, str] = {}
         self._followers: list[Callable[[set[str]], None]] = []
         self.rules: dict[str, Rule] = {}
         self.coming: deque[Delivery] = deque()
@@ -104,13 +105,17 @@ class Turnstile:
             if isinstance(limit, Range):
                 try:
                     self._computed[name] = limit.within(limit.compute())
+                    self._faults.pop(name, None)
                 except Exception as error:  # the user's code
-                    self._computed.setdefault(name, limit.least)
-                    why = f"{type(error).__name__}: {error}"
-                    self._log.event(
-                        "limit:not-computed", "error", task=name, stays=self._computed[name], why=why
-                    )
+                    self._not_computed(name, limit, error)
         self._work_out()
+
+    def _not_computed(self, name: str, limit: Range, error: Exception) -> None:
+        """Said once for each fault: until it is another kind of error, or the limit was computed in between."""
+        stays, kind = self._computed.setdefault(name, limit.least), type(error).__name__
+        if self._faults.get(name) != kind:
+            self._faults[name] = kind
+            self._log.event("limit:not-computed", "error", task=name, stays=stays, why=f"{kind}: {error}")
 
     def impose(self, limits: Mapping[str, Imposed], suspended: Mapping[str, Suspension]) -> None:
         """This is what was imposed from outside."""

@@ -3,6 +3,8 @@
 Floor: cli. Reads: what is imposed on the application's tasks. Writes: that; stdout.
 """
 
+import re
+
 import click
 
 from celery5.cli.said import as_json, clock, table
@@ -11,27 +13,28 @@ from celery5.errors import Misconfigured
 
 NONE = "none"
 """Takes back what was imposed."""
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # else -1 were an option
 @click.argument("name", metavar="TASK")
 @click.argument("limit", metavar="LIMIT")
 @click.pass_obj
 def limit(target: Target, name: str, limit: str) -> None:
-    """Impose LIMIT on TASK, for all workers, at once: a number of jobs that may run at the same time (0 rejects them),
-    a rate such as 200/m, or none, which takes back what was imposed."""
+    """Impose LIMIT on TASK, for all workers, which hear of it in moments: a number of jobs that may run at the same
+    time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
     limits = target.load().limits
     if limit == NONE:
-        limits.lift(name)
-        click.echo(f"{name}: its own limit again")
-    elif limit.isdigit():
+        done = limits.lift(name)
+        click.echo(f"{name}: its own limit again" if done else f"{name}: nothing was imposed")
+    elif _NUMBER.fullmatch(limit):
         limits.impose(name, int(limit))
         click.echo(f"{name}: limit {limit}")
     elif "/" in limit:
         limits.impose(name, limit)
         click.echo(f"{name}: rate {limit}")
     else:
-        raise Misconfigured(f"limit {limit!r}: give a number, a rate such as 200/m, or none")
+        raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
 
 
 @click.command()
@@ -39,7 +42,9 @@ def limit(target: Target, name: str, limit: str) -> None:
 @click.option("--why", default="", help="Is told to whoever asks.")
 @click.pass_obj
 def suspend(target: Target, name: str, why: str) -> None:
-    """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end."""
+    """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.
+
+    Workers hear of it in moments: until then some jobs may still begin."""
     target.load().limits.suspend(name, why=why)
     click.echo(f"{name}: suspended")
 

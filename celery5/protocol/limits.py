@@ -23,7 +23,7 @@ MOST = 1_000_000
 SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
 """What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RATE = re.compile(r"([1-9]\d{0,6})/(\d{1,4})?(s|m|h|d)")
+_RATE = re.compile(r"([1-9][0-9]{0,6})/([0-9]{1,4})?(s|m|h|d)")
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -43,7 +43,8 @@ class Range(msgspec.Struct, frozen=True):
     """A limit that is computed: what `compute()` gives, but `least` at least and `most` at most (C94).
 
     Each worker calls it at each beat of its heart, a few times in ten seconds; so it must be quick. What it computes is
-    the same on each if it goes by something that they share. Should it raise, the last value holds.
+    the same on each if it goes by something that they share. Should it raise, the last value holds, which is
+    logged once for each fault.
     """
 
     least: int

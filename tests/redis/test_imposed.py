@@ -1,4 +1,4 @@
-"""Imposed: limits from outside and suspensions hold at once, for all workers, and outlive them.
+"""Imposed: limits from outside and suspensions hold for all workers as soon as these hear of it, and outlive them.
 
 Floor: tests. Reads and writes: the keys of the test's application.
 """

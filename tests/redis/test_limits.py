@@ -14,7 +14,7 @@ import trio
 
 from celery5 import App, JobState, Limit, Range, Rate, RetryPolicy, agather
 from celery5.broker.embedded import EmbeddedServer
-from tests.redis.workers import entries, held, start, until, until_async, working
+from tests.redis.workers import Lines, entries, held, start, until, until_async, working
 
 
 @pytest.fixture
@@ -221,6 +221,30 @@ async def test_a_computed_limit_follows_its_function(app: App) -> None:
         most = 100
         await agather(sent)
     assert crowd.most == 4
+
+
+async def test_a_function_that_fails_is_told_of_once_for_each_fault(app: App) -> None:
+    asked, answers = 0, iter([OSError("a"), OSError("b"), OSError("c"), KeyError("d"), 2, OSError("e")])
+
+    def compute() -> int:
+        nonlocal asked
+        asked += 1
+        answer = next(answers, 3)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @app.task(limit=Range(1, 4, compute=compute))
+    async def some() -> None: ...
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: asked > 6)
+    assert [each["why"] for each in lines.of("limit:not-computed")] == [
+        "OSError: a",
+        "KeyError: 'd'",
+        "OSError: e",
+    ]
 
 
 async def test_a_small_tenant_is_not_delayed_by_a_large_one(app: App) -> None:

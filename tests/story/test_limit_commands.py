@@ -11,7 +11,7 @@ import pytest
 
 from celery5 import JobState
 from celery5.broker.call import Call
-from tests.story.commands import Serving, until
+from tests.story.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
 
@@ -41,3 +41,34 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     for shown in (told[1], told[3]):
         rows = [line.split()[:4] for line in shown.splitlines()]
         assert rows[rows.index(["queue", "waiting", "running", "held"]) + 1] == ["default", "0", "1", "2"]
+
+
+def test_what_is_imposed_may_be_taken_back_when_the_code_has_no_such_task_any_more(desk: Desk) -> None:
+    desk.app.limits.suspend("shop.multiply")
+    desk.app.limits.impose("shop.multiply", 3)
+    code = desk.folder / "shop.py"
+    code.write_text(code.read_text().replace("def multiply", "def times"))
+    assert "shop.multiply" in desk("task", "limits")
+    assert "no task 'shop.multiply'" in refused(desk, "suspend", "shop.multiply")
+    assert desk("task", "resume", "shop.multiply") == "shop.multiply: resumed\n"
+    assert desk("task", "limit", "shop.multiply", "none") == "shop.multiply: its own limit again\n"
+    assert desk("task", "limits") == "nothing is imposed on any task\n"
+    assert "no task 'shop.multiply'" in refused(desk, "resume", "shop.multiply")
+
+
+def refused(desk: Desk, *words: str) -> str:
+    """The one line that the command gives for words that make no sense."""
+    ended = celery5("-A", "shop", "task", *words, cwd=desk.folder)
+    assert (ended.code, ended.out) == (2, "")
+    return ended.error
+
+
+def test_a_limit_that_makes_no_sense_is_refused_in_one_clear_line(desk: Desk) -> None:
+    for words in ("-1", "\u0663", "\u00b2", "9" * 5000, "many"):
+        assert "give a number from 0, a rate such as 200/m, or none" in refused(
+            desk, "limit", "shop.add", words
+        )
+    for words in ("-1/s", "\u0663/s"):
+        assert "give a number, / and s, m, h or d" in refused(desk, "limit", "shop.add", words)
+    assert desk("task", "limit", "shop.add", "none") == "shop.add: nothing was imposed\n"
+    assert desk("task", "limits") == "nothing is imposed on any task\n"
