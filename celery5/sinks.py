@@ -5,7 +5,7 @@ Floor: domain. Reads: nothing. Writes: nothing; the Router's `SinkDelivery` serv
 
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -33,7 +33,8 @@ class Sink(Protocol):
     sink by attributes of it: `on`, the ends that it wants to hear of (`("SUCCESS",)`; there are DEAD, EXPIRED, REVOKED
     and REJECTED, too); `batch`, how many documents at most (100); `timeout`, how many seconds it may take (30);
     `retry`, a RetryPolicy for each document that fails alone (10 retries, from 1 s on, at most 5 min); after that it is
-    in the dead-letter queue. A method `close` is called when a Router stops.
+    in the dead-letter queue. A method `close` is called when a Router stops, a method `check` before one starts: it
+    raises Misconfigured when the sink could never take anything there.
     """
 
     @property
@@ -76,11 +77,17 @@ def outlet_of(sink: Any) -> Outlet:
         raise Misconfigured(
             f"{sink!r} is no sink: give an object with a name and a method write(documents), such as FileSink(...)"
         )
+    if name is None:
+        raise Misconfigured(f"{sink!r} has no name: give a sink one that stays, such as name = 'orders'")
     if not isinstance(name, str) or not 0 < len(name) <= 100 or any(c.isspace() or c in "{}:," for c in name):
         raise Misconfigured(
             f"sink name {name!r}: use 1 to 100 characters without spaces, commas, braces or colons"
         )
     what = f"sink {name!r}"
+    if not _takes_one(write):
+        raise Misconfigured(
+            f"{what}: write must take the documents, and nothing else: write(self, documents)"
+        )
     batch, timeout = getattr(sink, "batch", BATCH), getattr(sink, "timeout", TIMEOUT)
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 1000:
         raise Misconfigured(f"{what}: batch is {batch!r}; give a number of documents, 1 to 1000")
@@ -92,6 +99,25 @@ def outlet_of(sink: Any) -> Outlet:
         raise Misconfigured(f"{what}: {error}") from None
     on = ends_in(getattr(sink, "on", ("SUCCESS",)), what)
     return Outlet(sink, name, on, batch, timeout, retry, inspect.iscoroutinefunction(write))
+
+
+def _takes_one(write: Callable[..., Any]) -> bool:
+    """Whether it may be called with one argument; of what is not written in Python that is not known."""
+    try:
+        inspect.signature(write).bind(())
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def check_sinks(outlets: Collection[Outlet]) -> None:
+    """Ask each sink whether it could work here. Raises Misconfigured when one says that it never could."""
+    for each in outlets:
+        check = getattr(each.sink, "check", None)
+        if callable(check):
+            check()
 
 
 def outlets_of(sinks: Any, task: str) -> tuple[tuple[Outlet, ...], RedisResults | None]:

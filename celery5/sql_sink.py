@@ -7,6 +7,7 @@ SQLAlchemy is imported when the first document comes; it is an extra, `celery5[s
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Row = Callable[[ResultDocument], Mapping[str, Any]]
 """Makes a row, by the names of columns, of a document."""
 
+NEEDS = "an SQLSink needs SQLAlchemy: pip install 'celery5[sql]'"
+"""What is said where there is none."""
 RACES = 5
 """How often a batch is begun anew since another Router was just writing the same documents."""
 
@@ -64,11 +67,16 @@ class SQLSink:
     def __repr__(self) -> str:
         return f"SQLSink({self.name!r})"  # a URL may hold a password
 
+    def check(self) -> None:
+        """Raises Misconfigured where there is no SQLAlchemy."""
+        if find_spec("sqlalchemy") is None:
+            raise Misconfigured(f"sink {self.name!r}: {NEEDS}")
+
     def write(self, documents: Sequence[ResultDocument], /) -> None:
         """Insert those that are not there yet, in one transaction."""
+        engine, table = self._open()
         from sqlalchemy.exc import IntegrityError
 
-        engine, table = self._open()
         # A batch may hold a document twice: it was delivered, nobody heard of it, and here it is again.
         rows = {each.id: {**self._row(each)} for each in documents}
         for race in range(RACES):
@@ -102,7 +110,7 @@ class SQLSink:
                 try:
                     from sqlalchemy import create_engine
                 except ImportError:
-                    raise Misconfigured("an SQLSink needs SQLAlchemy: pip install 'celery5[sql]'") from None
+                    raise Misconfigured(NEEDS) from None
                 engine = create_engine(self._url, **self._more)
                 table = self._table if not isinstance(self._table, str) else _made(self._table, engine)
                 if self._key not in table.c:

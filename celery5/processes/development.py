@@ -34,6 +34,8 @@ def serve(app: App, options: ServeOptions) -> int:
     ServerNotFound.
     """
     worker.check(app)
+    if router.needed(app):
+        router.check(app)
     with (
         standing_by(
             app

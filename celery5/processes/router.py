@@ -43,6 +43,7 @@ from celery5.services.sink_delivery import SinkDelivery
 from celery5.services.source_ingestion import SourceIngestion
 from celery5.services.vital_sources import Connections, Documents, LeaseHeld, Routed
 from celery5.services.vitals import Source, Vitals
+from celery5.sinks import check_sinks
 from celery5.wiring import build
 
 KIND = "router"
@@ -233,7 +234,7 @@ async def run(
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application cannot be served by a Router."""
-    given_of_data(app)
+    check_sinks(given_of_data(app)["outlets"])
 
 
 ROUTER = Page(KIND, run, check)

@@ -17,6 +17,7 @@ import pytest
 from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.file_sink import FileSink
+from celery5.processes.router import ROUTER
 from celery5.protocol.documents import ResultDocument, result_document, takers
 from celery5.protocol.flow import LONGEST_REST, Flow
 from celery5.sinks import RedisResults, all_outlets, outlet_of
@@ -42,10 +43,16 @@ class Named:
     def write(self, documents: Any) -> None: ...
 
 
+class WithoutDocuments(Named):
+    def write(self) -> None: ...  # type: ignore[override]
+
+
 @pytest.mark.parametrize(
     ("sink", "said"),
     [
         (object(), "is no sink"),
+        (Named(None), "has no name: give a sink one"),
+        (WithoutDocuments(), r"sink 'own': write must take the documents, .*write\(self, documents\)"),
         (Named, "is no sink"),
         (Named("a b"), "sink name 'a b'"),
         (Named("a:b"), "sink name 'a:b'"),
@@ -301,3 +308,14 @@ def test_nothing_of_sqlalchemy_is_loaded_before_the_first_document() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
     )
     assert said.stdout.strip() == "False"
+
+
+def test_a_router_refuses_a_table_where_there_is_no_sqlalchemy(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App("shop")
+    app.task(sinks=[SQLSink("sqlite://", "charges")])(len_of)
+    ROUTER.check(app)
+    monkeypatch.setattr("celery5.sql_sink.find_spec", lambda name: None)
+    with pytest.raises(
+        Misconfigured, match=r"^sink 'charges': an SQLSink needs.* pip install 'celery5\[sql\]'$"
+    ):
+        ROUTER.check(app)
