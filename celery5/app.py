@@ -105,7 +105,8 @@ class App:
         self._publisher = Publisher(keys=self.keys)
         self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
         self.dlq: DeadLetters = DeadLetters(self)
-        self.control, self.limits = Control(self), Limits(self)
+        self.control: Control = Control(self)
+        self.limits: Limits = Limits(self)
         self.schedule: Schedules = Schedules(self)
         _APPS.add(self)
 

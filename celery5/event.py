@@ -142,7 +142,7 @@ class Declared:
         self.name = name
         self.version = version
         self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
-        self.was_free = app is None
+        self.was_free: bool = app is None
         self.everywhere = False  # whether it is an event of every application
         self._of = of
         self._app = app

@@ -42,9 +42,12 @@ class FileSink:
         said: object = rotate
         if not (said is None or said == "day" or (type(said) is int and said > 0)):
             raise Misconfigured(f"sink file {path}: rotate is {rotate!r}; give 'day' or a number of bytes")
-        self.path = Path(path)
-        self.name = name or self.path.name
-        self.on, self.batch, self.timeout, self.retry = on, batch, timeout, retry
+        self.path: Path = Path(path)
+        self.name: str = name or self.path.name
+        self.on: str | Collection[str] = on
+        self.batch: int = batch
+        self.timeout: float = timeout
+        self.retry: Any = retry
         self._rotate = rotate
         self._fsync = fsync
 

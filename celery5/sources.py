@@ -71,7 +71,7 @@ class Source:
             )
         self.run = run
         self.kind: Kind = _kind_of(run, self.name)
-        self.every = _seconds(every, "every", self.name)
+        self.every: float | None = _seconds(every, "every", self.name)
         self.single = single
         self.remember: float = _seconds(remember, "remember", self.name) or REMEMBER
         if self.kind == "polls" and self.every is None:
@@ -121,7 +121,7 @@ class DeclareSource:
         return declared if run is None else declared(run)
 
 
-source = DeclareSource()
+source: DeclareSource = DeclareSource()
 """Declare a Data Source: `@source(every=5.0)`, or `inbox = source(Watcher("inbox"), name="inbox")`."""
 
 

@@ -54,8 +54,11 @@ class SQLSink:
     ) -> None:
         if row is None and not isinstance(table, str):
             raise Misconfigured(f"sink table {table}: say with row= how a row is made of a document")
-        self.name = name or str(table)
-        self.on, self.batch, self.timeout, self.retry = on, batch, timeout, retry
+        self.name: str = name or str(table)
+        self.on: str | Collection[str] = on
+        self.batch: int = batch
+        self.timeout: float = timeout
+        self.retry: Any = retry
         self._url = url
         self._table = table
         self._row = row or _row

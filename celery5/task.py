@@ -125,7 +125,7 @@ class Task(Generic[P, R_co]):
     def connect(
         self,
         sinks: Sequence[Sink | RedisResults] = (),
-        source: Source | type | Sequence[Source | type] = (),
+        source: Source | type[Any] | Sequence[Source | type[Any]] = (),
     ) -> None:
         """Have sinks take what it returns, and sources give it what they bring. Raises Misconfigured."""
         self.sinks, kept = outlets_of(sinks, self.name)
