@@ -207,7 +207,8 @@ async def _inboxes(app: "App", redis: AwaitingRedis, to: tuple[str, ...]) -> tup
         return await _living(app, redis)
     if not any(":" in each for each in to):
         return to  # no incarnation is among them, so nothing need be asked
-    living = (await state_of_app(app, redis, None)).workers
+    state = await state_of_app(app, redis, None)
+    living = (*state.workers, *state.routers, *state.schedulers)
     return tuple(dict.fromkeys(inbox_meant(each, living) for each in to))
 
 
@@ -237,10 +238,11 @@ async def _sent(
 async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) -> list[Reply]:
     """Who was named and has not answered, with whom may have been meant instead."""
     try:
-        living = (await state_of_app(app, redis, None)).workers
+        state = await state_of_app(app, redis, None)
     except BrokerError:
         return silent  # what the others have answered is worth more than this
-    others = [who_else(each.worker, living) for each in silent]
+    beside = {"Routers": state.routers, "Schedulers": state.schedulers}
+    others = [who_else(each.worker, state.workers, beside) for each in silent]
     return [
         msgspec.structs.replace(each, why=f"{other} ({each.why})" if other else each.why)
         for each, other in zip(silent, others, strict=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from celery5.broker import events as trips
-from celery5.broker.keys import Keys
+from celery5.broker.keys import EVENTS, Keys
+from celery5.broker.looking import QueueState, overview
 from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
@@ -115,6 +116,14 @@ class Events(Mapping[str, type[Event]]):
         jobs = self._jobs(events)
         await self._app.adispatch(jobs)
         return _sent(events, jobs)
+
+    def waiting(self) -> QueueState:
+        """How many events wait for a Router, and which Routers live: its `workers`. For plain Python."""
+        return self._app.perform(overview(self._app.queue(EVENTS)), instead="app.events.awaiting")
+
+    async def awaiting(self) -> QueueState:
+        """`waiting`, from Trio or asyncio."""
+        return await self._app.aperform(overview(self._app.queue(EVENTS)))
 
     def state(self) -> list[EventState]:
         """How the application's events do, in Redis and here. For plain Python."""

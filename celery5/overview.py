@@ -5,13 +5,15 @@ Floor: domain. Reads: the queues' own keys, and which of them are paused. Writes
 Fennel counted by going through all keys of the server, and failed before the first worker came (F13, F61).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from celery5.broker import calls, looking, pausing, scaling
+from celery5.broker import calls, looking, pausing, presence, scaling
 from celery5.broker import dead_letters as graveyard
+from celery5.broker.call import Call
+from celery5.broker.keys import EVENTS
 from celery5.broker.looking import QueueState, Sighting
 from celery5.broker.scaling import Scaling
 from celery5.connections import AwaitingRedis
@@ -25,11 +27,14 @@ if TYPE_CHECKING:
 
 
 class AppState(msgspec.Struct, frozen=True):
-    """What is in an application's queues, by their names, and who works on them; and how it is scaled, if it is."""
+    """What is in an application's queues, by their names, and who works on them; how it is scaled, if it is; what waits
+    for a Router (`events`); and the `schedulers` that live."""
 
     app: str
     queues: dict[str, QueueState]
-    scaling: Scaling | None = None
+    scaling: Scaling | None
+    events: QueueState
+    schedulers: tuple[str, ...]
 
     @property
     def unfinished(self) -> int:
@@ -47,6 +52,11 @@ class AppState(msgspec.Struct, frozen=True):
         names = {one.name for each in self.queues.values() for one in each.workers if one.alive}
         return tuple(sorted(names))
 
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """The Routers that live, by name: those who read events."""
+        return tuple(sorted(one.name for one in self.events.workers if one.alive))
+
 
 async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
     """What is in the application's queues, or in one of them. Raises UnknownQueue."""
@@ -56,10 +66,12 @@ async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> A
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
-    states = await redis.perform_all([looking.overview(app.queue(name)) for name in names]) if names else []
+    asked: list[Call[Any]] = [looking.overview(app.queue(name)) for name in (*names, EVENTS)]
+    found: list[Any] = await redis.perform_all([*asked, presence.living(app.keys, "scheduler")])
+    *states, events, schedulers = found
     scaled = await redis.perform(scaling.scaling(app.keys)) if is_scaled(app.settings) else None
     queues = {each.queue: replace(each, paused=each.queue in paused) for each in states}
-    return AppState(app.name, queues, scaled)
+    return AppState(app.name, queues, scaled, events, schedulers)
 
 
 async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:

@@ -3,6 +3,7 @@
 Floor: cli. Reads: the registry of subscriptions; what is declared. Writes: stdout; an event.
 """
 
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ import msgspec
 
 from celery5.cli.said import as_json, table
 from celery5.cli.target import Target
-from celery5.errors import CeleryError, Misconfigured
+from celery5.errors import BrokerError, CeleryError, Misconfigured
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.broker.looking import QueueState
     from celery5.event import Event
     from celery5.events import EventState
 
@@ -33,7 +35,8 @@ def event() -> None:
 @click.pass_obj
 def list_events(target: Target, *, wants_json: bool) -> None:
     """Show each event: how many tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
-    found = target.load().events.state()
+    app = target.load()
+    found, there = app.events.state(), app.events.waiting()
     rows: list[dict[str, object]] = [
         {
             "event": each.event,
@@ -44,7 +47,14 @@ def list_events(target: Target, *, wants_json: bool) -> None:
         }
         for each in found
     ]
-    click.echo(as_json(found) if wants_json else table(rows, nothing="no events: none is declared or sent"))
+    if wants_json:
+        click.echo(as_json({"events": found, **counted(there), "routers": _routers(there)}))
+    else:
+        click.echo(table(rows, nothing="no events: none is declared or sent"))
+        if rows or waiting(there):
+            click.echo(f"\nfor a Router: {waiting(there) or 'none wait'}")
+    if app.events.own or there.waiting:
+        _warn(app.name, there)
 
 
 @event.command()
@@ -75,6 +85,28 @@ def send(
     said = dict(_field(each) for each in fields)
     sent = app.events.send([app.events.made(kind, said)])[0]
     click.echo(as_json(sent) if wants_json else sent.id)
+    with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
+        _warn(app.name, app.events.waiting())
+
+
+def counted(there: "QueueState") -> dict[str, int]:
+    """The events that wait for a Router, that one is at, that wait for their time, that are buried: for programs."""
+    return {"waiting": there.waiting, "held": there.held, "scheduled": there.scheduled, "dead": there.dead}
+
+
+def waiting(there: "QueueState") -> str:
+    """The same for people; '' when there are none."""
+    words = {"waiting": "wait", "held": "at Routers", "scheduled": "scheduled", "dead": "buried"}
+    return ", ".join(f"{count} {words[name]}" for name, count in counted(there).items() if count)
+
+
+def _routers(there: "QueueState") -> list[str]:
+    return [one.name for one in there.workers if one.alive]
+
+
+def _warn(app: str, there: "QueueState") -> None:
+    if not _routers(there):
+        click.echo(f"no Router of {app} lives: events wait", err=True)
 
 
 def _named(app: "App", name: str, version: int | None) -> "type[Event]":
@@ -90,8 +122,12 @@ def _named(app: "App", name: str, version: int | None) -> "type[Event]":
 
 def _unknown(name: str, known: list[str]) -> UnknownEvent:
     near = get_close_matches(name, known, n=1)
-    meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(set(known))) or 'none'}"
-    return UnknownEvent(f"no event {name!r} is known: {meant}")
+    meant = (
+        f": did you mean {near[0]!r}?"
+        if near
+        else f"; those that are: {', '.join(sorted(set(known))) or 'none'}"
+    )
+    return UnknownEvent(f"no event {name!r} is known{meant}")
 
 
 def _field(said: str) -> tuple[str, Any]:

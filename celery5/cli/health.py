@@ -134,12 +134,14 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
     app = target.load()
     state = app.info()
     workers = {one.name: one.alive for queue in state.queues.values() for one in queue.workers}
+    beside = {"routers": state.routers, "schedulers": state.schedulers}
     ok = any(workers.values())
     if wants_json:
-        click.echo(json.dumps({"ok": ok, "workers": workers}))
+        click.echo(json.dumps({"ok": ok, "workers": workers, **beside}))
     else:
         for name, alive in sorted(workers.items()):
             click.echo(f"{name} {'lives' if alive else 'is gone: its lease has lapsed'}")
         if not ok:
-            click.echo(f"no worker of {state.app} lives")
+            lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
+            click.echo(f"no worker of {state.app} lives" + (f", but others do: {lives}" if lives else ""))
     return 0 if ok else FAILED

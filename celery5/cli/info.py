@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.autoscale import shown
+from celery5.cli.event import counted, waiting
 from celery5.cli.said import as_json, lines, span, table
 from celery5.cli.target import Target
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
-    """Show the queues, what is in them, who works on them, and the Schedulers that live."""
+    """Show the queues, what is in them, who works on them, and the Routers and Schedulers that live."""
     app = target.load()
-    state, schedulers = app.info(queue), app.schedule.schedulers()
+    state = app.info(queue)
     if wants_json:
         click.echo(
             as_json(
@@ -31,19 +32,32 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
                     "broker": app.connections.masked,
                     "queues": state.queues,
                     "scaling": state.scaling,
-                    "schedulers": schedulers,
+                    "events": counted(state.events),
+                    "routers": state.routers,
+                    "schedulers": state.schedulers,
                 }
             )
         )
         return
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
-    if schedulers:
-        click.echo(f"\nschedulers  {', '.join(schedulers)}")
+    beside = _beside(state, events=app.events.own)
+    if beside:
+        click.echo("\n" + lines(beside))
     if state.queues:
         click.echo("\n" + table(_workers(state), nothing="no workers"))
     if state.scaling is not None:
         click.echo("\n" + lines(shown(state.scaling)))
+
+
+def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
+    """What there is besides queues and workers."""
+    wait = waiting(state.events)
+    return {
+        **({"events": wait or "none wait"} if wait or events else {}),
+        **({"routers": ", ".join(state.routers) or "none lives"} if state.routers or wait or events else {}),
+        **({"schedulers": ", ".join(state.schedulers)} if state.schedulers else {}),
+    }
 
 
 def _queues(state: "AppState") -> list[dict[str, object]]:

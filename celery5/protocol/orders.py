@@ -3,7 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Literal
 
@@ -39,14 +39,25 @@ def inbox_meant(name: str, living: Collection[str]) -> str:
     return inbox_of(name) if name in living and name not in inboxes else name
 
 
-def who_else(name: str, living: Collection[str]) -> str:
-    """What to tell somebody to whom nobody of that name has answered: whom of the `living` workers they may have meant;
-    '' when it lives."""
+def who_else(name: str, living: Collection[str], beside: Mapping[str, Collection[str]] | None = None) -> str:
+    """What to tell somebody to whom nobody of that name has answered: whom of the `living` workers they may have meant,
+    or of the others who live, by what they are (`beside`); '' when it lives."""
+    others = {inbox_of(each): what for what, names in (beside or {}).items() for each in names}
+    if name in others:
+        return ""
     inboxes = sorted({inbox_of(each) for each in living})
     if name in inboxes:
         return ""
     former = [each for each in inboxes if each == inbox_of(name)]
-    if near := former or get_close_matches(name, inboxes, n=1):
+    if near := former or get_close_matches(name, [*inboxes, *others], n=1):
         return f"no worker {name!r} lives: did you mean {near[0]!r}?"
     more = f" and {len(inboxes) - 10} more" if len(inboxes) > 10 else ""
-    return f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}"
+    return (
+        f"no worker {name!r} lives; those that do: {', '.join(inboxes[:10]) or 'none'}{more}{_told(beside)}"
+    )
+
+
+def _told(beside: Mapping[str, Collection[str]] | None) -> str:
+    """Who lives that is no worker."""
+    found = {what: sorted(set(map(inbox_of, names))) for what, names in (beside or {}).items() if names}
+    return "".join(f"; {what}: {', '.join(names[:10])}" for what, names in found.items())

@@ -4,11 +4,12 @@ Floor: tests. Reads: what the commands print. Writes: events.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.story.commands import celery5
+from tests.story.commands import Serving, celery5, until
 from tests.story.conftest import Desk
 
 EVENT = """
@@ -29,9 +30,10 @@ def paid(desk: Desk) -> Desk:
 
 
 def test_an_event_is_sent_and_seen(paid: Desk) -> None:
-    sent = json.loads(paid("event", "send", "shop.Paid", "order=7", "note=by hand", "--json"))
+    words = ("-A", "shop", "event", "send", "shop.Paid", "order=7", "note=by hand", "--json")
+    sent = json.loads(celery5(*words, cwd=paid.folder).out)
     assert (sent["event"], sent["version"]) == ("shop.Paid", 1)
-    (state,) = json.loads(paid("event", "list", "--json"))
+    (state,) = json.loads(celery5("-A", "shop", "event", "list", "--json", cwd=paid.folder).out)["events"]
     assert (state["event"], state["fields"], state["subscribers"]) == ("shop.Paid", ["order", "note"], [])
     assert "nobody is subscribed" in paid("event", "show", "shop.Paid")
 
@@ -40,7 +42,7 @@ def test_an_event_is_sent_and_seen(paid: Desk) -> None:
     ("words", "said"),
     [
         (("show", "shop.Payed"), "no event 'shop.Payed' is known: did you mean 'shop.Paid'?"),
-        (("send", "Nothing"), "no event 'Nothing' is known: known: shop.Paid"),
+        (("send", "Nothing"), "no event 'Nothing' is known; those that are: shop.Paid"),
         (("send", "shop.Paid", "order"), "'order' is no field: write FIELD=VALUE"),
         (("send", "shop.Paid", "order=x"), "field 'order' takes int"),
         (("send", "shop.Paid"), "order"),
@@ -51,3 +53,38 @@ def test_what_is_wrong_is_said_in_one_line(paid: Desk, words: tuple[str, ...], s
     ended = celery5("-A", "shop", "event", *words, cwd=Path(paid.folder))
     assert ended.code != 0
     assert said in ended.error
+
+
+def test_who_sends_while_no_router_lives_is_told_and_what_waits_is_counted(paid: Desk) -> None:
+    silence = f"no Router of {paid.app.name} lives: events wait"
+    for n in range(3):
+        ended = celery5("-A", "shop", "event", "send", "shop.Paid", f"order={n}", cwd=paid.folder)
+        assert (ended.code, ended.error) == (0, silence)
+    seen = celery5("-A", "shop", "event", "list", cwd=paid.folder)
+    assert (seen.code, seen.error, "for a Router: 3 wait" in seen.out) == (0, silence, True)
+    told = json.loads(celery5("-A", "shop", "event", "list", "--json", cwd=paid.folder).out)
+    assert (told["waiting"], told["held"], told["routers"]) == (3, 0, [])
+    assert re.search(r"(?m)^events +3 wait\nrouters +none lives$", paid("info"))
+    overview = json.loads(paid("info", "--json"))
+    assert (overview["events"]["waiting"], overview["routers"], overview["schedulers"]) == (3, [], [])
+
+
+def test_routers_and_schedulers_are_named_where_workers_are(paid: Desk) -> None:
+    with (
+        Serving("-A", "shop", "router", "start", "--name", "route1", cwd=paid.folder) as router,
+        Serving("-A", "shop", "scheduler", "start", "--name", "s1", cwd=paid.folder) as scheduler,
+    ):
+        until(lambda: router.logged("router:ready") and scheduler.logged("scheduler:ready"))
+        paid("event", "send", "shop.Paid", "order=1")
+        seen = paid("info")
+        assert re.search(r"(?m)^routers +route1:", seen)
+        assert re.search(r"(?m)^schedulers +s1:", seen)
+        missed = celery5("-A", "shop", "worker", "ping", "--to", "zzz", "--timeout", 0.05, cwd=paid.folder)
+        assert "those that do: none; Routers: route1; Schedulers: s1" in missed.out
+        missed = celery5("-A", "shop", "worker", "ping", "--to", "route9", "--timeout", 0.05, cwd=paid.folder)
+        assert "no worker 'route9' lives: did you mean 'route1'?" in missed.out
+        health = celery5("-A", "shop", "health", cwd=paid.folder)
+        assert health.code == 1
+        assert re.search(
+            r"no worker of \S+ lives, but others do: routers: route1:\S+; schedulers: s1:", health.out
+        )
