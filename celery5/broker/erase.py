@@ -6,21 +6,42 @@ Floor: broker. Reads: nothing. Writes: deletes all keys of an application.
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-from celery5.broker.call import Call
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.call import Call, Script, scripted
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
 
+ERASE = Script.load("erase")
 PORTION = 500
 
 
-def erase(keys: Keys, queues: Sequence[QueueKeys], job_ids: Collection[str] = ()) -> Iterator[Call[int]]:
-    """The calls that delete `queues`, the results of the jobs `job_ids` on each of them, and the set of queues.
+def erase(
+    keys: Keys, queues: Sequence[QueueKeys], job_ids: Collection[str] = (), sinks: Collection[str] = ()
+) -> Iterator[Call[int]]:
+    """The calls that delete `queues`, what waits there for Data Sinks of these names (`sinks`), the results of the jobs
+    `job_ids` on each of them, the events, and what the application has beside its queues. Settings that all workers
+    share stay, for they are whose who set them; what has a short time to live goes by itself.
 
     For applications that were made for a moment, such as a demonstration or a test. Its workers must have stopped.
     """
-    for queue in queues:
-        named = (*queue.streams, queue.jobs, queue.due, queue.waiting, queue.dead, queue.leases)
-        yield Call(("DEL", *named), int, repeatable=True)
+    for queue in (*queues, keys.of(EVENTS)):
+        yield scripted(
+            ERASE, (queue.jobs, queue.room_prefix, *_all_of(keys, queue, sinks)), (), int, repeatable=True
+        )
         ids = iter(job_ids)
         while portion := list(islice(ids, PORTION)):
             yield Call(("DEL", *[queue.result(each) for each in portion]), int, repeatable=True)
-    yield Call(("DEL", keys.queues), int, repeatable=True)
+    yield Call(("DEL", *_beside(keys)), int, repeatable=True)
+
+
+def _beside(keys: Keys) -> Iterator[str]:
+    yield from (keys.queues, keys.paused, keys.limits, keys.suspended, keys.schedule_queues)
+    yield from (keys.scaling, keys.scaling_turn, keys.living("scheduler"))
+    yield from (keys.subscriptions, keys.subscribed, keys.unclaimed)
+
+
+def _all_of(keys: Keys, queue: QueueKeys, sinks: Collection[str]) -> Iterator[str]:
+    yield from (*queue.streams, queue.due, queue.waiting, queue.dead, queue.leases, queue.unique, queue.mark)
+    yield from (queue.slots, queue.counts, queue.held, queue.documents)
+    if queue.queue != EVENTS:  # events have no schedules
+        yield from (keys.schedules(queue.queue), keys.schedule_times(queue.queue))
+    for sink in sinks:
+        yield from (queue.documents_for(sink), queue.taken(sink), queue.progress(sink))

@@ -1,0 +1,18 @@
+-- Take everything away that a queue has, also the waiting rooms of its gates, which only the places of its jobs name.
+-- KEYS  1 where its jobs are
+--       2 prefix of the waiting room
+--       3.. its other keys
+-- Gives how many keys are gone. Safe to repeat.
+local gone = 0
+for _, place in ipairs(redis.call('HVALS', KEYS[1])) do
+  local line = string.match(place, '^G%d* (.*)$')
+  local task, fair = string.match(line or '', '^([^ ]*) ([^ ]*) ')
+  if task then
+    local room = KEYS[2]
+    gone = gone + redis.call('DEL', room .. 'line ' .. line, room .. 'tokens ' .. task .. ' ' .. fair,
+      room .. 'turns ' .. task, room .. 'starts ' .. task)
+  end
+end
+gone = gone + redis.call('DEL', KEYS[1])
+for n = 3, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end
+return gone
