@@ -4,6 +4,7 @@ Floor: cli. Reads: where the scaling is. Writes: stdout.
 """
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -25,17 +26,18 @@ def autoscale() -> None:
 @click.pass_obj
 def status(target: Target, *, wants_json: bool) -> None:
     """Show what is wanted, what there is, and who decided so."""
-    found = target.load().info().scaling
+    app = target.load()
+    found = app.info().scaling
     if wants_json:
         click.echo(as_json(found))
     elif found is None:
         click.echo(_NOTHING)
     else:
-        click.echo(lines(shown(found)))
+        click.echo(lines(shown(found, app.schedule.schedulers())))
 
 
-def shown(found: "Scaling") -> dict[str, object]:
-    """What is known, for people."""
+def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
+    """What is known, for people, given the Schedulers that live."""
     course, fields = found.course, dict[str, object]()
     if course is not None:
         cools = found.cool_until - found.at
@@ -52,7 +54,8 @@ def shown(found: "Scaling") -> dict[str, object]:
     if found.preferred:
         first_last = sorted(found.preferred.items(), key=lambda each: each[1])
         fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
-    return {**fields, "decided": f"{span(max(0.0, time.time() - found.at))} ago by {found.by}"}
+    by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
+    return {**fields, "decided": f"{span(max(0.0, time.time() - found.at))} ago by {by}"}
 
 
 _NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

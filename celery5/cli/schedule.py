@@ -4,6 +4,7 @@ Floor: cli. Reads: schedules. Writes: schedules; stdout.
 """
 
 import json
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 FOR_PROGRAMS = click.option("--json", "wants_json", is_flag=True, help="For programs.")
 NAME = click.argument("name")
+OVERDUE = 5.0
+"""Seconds after which a fire time that nobody published is overdue: a living Scheduler looks this often."""
 
 
 @click.group(no_args_is_help=False)
@@ -31,17 +34,20 @@ def schedule() -> None:
 @click.pass_obj
 def list_schedules(target: Target, *, wants_json: bool) -> None:
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
-    found = target.load().schedule.list()
+    app = target.load()
+    found = app.schedule.list()
     if wants_json:
         click.echo(as_json(found))
         return
+    if any(each.state == "active" for each in found) and not app.schedule.schedulers():
+        click.echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
     rows: list[dict[str, object]] = [
         {
             "schedule": each.name,
             "when": each.when,
             "state": each.state,
             "last": clock(each.last or 0),
-            "next": clock(each.next or 0),
+            "next": _next(each),
             "fired": each.fired,
             "missed": each.missed,
             "skipped": each.skipped,
@@ -151,13 +157,21 @@ def _when(line: str | None, seconds: float | None, moment: str | None, zone: str
     if seconds is not None:
         return every(seconds)
     try:
-        time = datetime.fromisoformat(cast("str", moment))
+        said = datetime.fromisoformat(cast("str", moment))
     except ValueError:
         raise Misconfigured(f"--at {moment!r} is no time: give one like 2026-12-24T18:00:00+01:00") from None
-    if time.utcoffset() is None:
-        offset = time.replace(tzinfo=UTC).isoformat()
+    if said.utcoffset() is None:
+        offset = said.replace(tzinfo=UTC).isoformat()
         raise Misconfigured(f"--at {moment!r} does not say where: give an offset from UTC, such as {offset}")
-    return at(time)
+    return at(said)
+
+
+def _next(state: "ScheduleState") -> str:
+    """When it fires next, and whether it should have done so already."""
+    if state.next is None:
+        return ""
+    overdue = time.time() - state.next > state.jitter + OVERDUE
+    return f"{clock(state.next)}{' overdue' if overdue else ''}"
 
 
 def _json(flag: str, text: str, kind: type) -> Any:
@@ -185,7 +199,7 @@ def _say(state: "ScheduleState", *, wants_json: bool) -> None:
                 "when": state.when,
                 "state": state.state,
                 "last": clock(state.last or 0),
-                "next": clock(state.next or 0),
+                "next": _next(state),
                 "fired": state.fired,
                 "missed": state.missed,
                 "skipped": state.skipped,

@@ -37,6 +37,23 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
     assert desk("schedule", "remove", "sums") == "removed sums.\n"
 
 
+def test_schedules_that_nobody_fires_are_told_of(desk: Desk) -> None:
+    desk("schedule", "add", "often", "shop.add", "--every", "1", "--args", "[1, 2]")
+    desk("schedule", "add", "later", "shop.add", "--cron", "@yearly", "--args", "[1, 2]")
+
+    def listed() -> dict[str, str]:
+        ended = celery5("-A", "shop", "schedule", "list", cwd=desk.folder)
+        assert (ended.code, ended.err) == (
+            0,
+            f"no Scheduler of {desk.app.name} lives: nothing fires until celery5 scheduler start\n",
+        )
+        return {line.split()[0]: line for line in ended.out.splitlines()}
+
+    assert "overdue" not in listed()["later"]
+    until(lambda: "Z overdue " in listed()["often"])
+    assert "overdue" in desk("schedule", "show", "often")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
