@@ -47,7 +47,7 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     if state.queues:
         click.echo("\n" + table(_workers(state), nothing="no workers"))
     if state.scaling is not None:
-        click.echo("\n" + lines(shown(state.scaling, schedulers)))
+        click.echo("\n" + lines(shown(state.scaling, state.schedulers)))
 
 
 def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
