@@ -205,14 +205,31 @@ def _just_before(trigger: Cron | Calendar, after: datetime) -> datetime | None:
 
 
 def _cron(trigger: Cron) -> Any:
-    from apscheduler.triggers.cron import CronTrigger
-
     if not trigger.fields:
         raise Misconfigured("a cron trigger names one field at least: minute, hour, day, ...")
     try:
-        return CronTrigger(**trigger.fields, timezone=UTC)
+        return _apscheduler_cron(trigger.fields)
     except (ValueError, TypeError) as error:
-        raise Misconfigured(f"cron {trigger.fields}: {error}") from None
+        raise Misconfigured(_cron_error(trigger, str(error))) from None
+
+
+def _cron_error(trigger: Cron, why: str) -> str:
+    """What is wrong with a cron trigger: as it was written, and which of its fields it is."""
+    said = repr(trigger.line) if trigger.line else ", ".join(f"{k}={v}" for k, v in trigger.fields.items())
+    for name, value in trigger.fields.items():
+        try:
+            _ = _apscheduler_cron({name: value})
+        except (ValueError, TypeError) as error:
+            reason = str(error).removeprefix(f"Error validating expression {value!r}: ")
+            field = "weekday" if trigger.line and name == "day_of_week" else name
+            return f"cron {said}: the {field} {value!r} is wrong: {reason}"
+    return f"cron {said}: {why}"
+
+
+def _apscheduler_cron(fields: dict[str, str]) -> Any:
+    from apscheduler.triggers.cron import CronTrigger
+
+    return CronTrigger(**fields, timezone=UTC)
 
 
 def _calendar(trigger: Calendar) -> Any:

@@ -25,6 +25,7 @@ from celery5.log import Log
 from celery5.periodic import definition
 from celery5.protocol import schedules
 from celery5.protocol.schedules import KEPT, Schedule
+from celery5.protocol.triggers import shown
 from celery5.scheduled import all_of, time_of
 
 LEASES = 3
@@ -110,6 +111,8 @@ class Declarations:
         for name, each in declared.items():
             of = definition(self._app, each.call, each.how)
             new = schedules.begun(name, of, now, following, origin=each.origin, stamp=self._stamp)
+            if new.next is None and following(of.trigger, 0) is None:
+                self._log.event("schedule:never", "error", schedule=name, when=shown(of.trigger), hint=_NEVER)
             await self._settle(new, now)
 
     async def renew(self) -> None:
@@ -215,5 +218,6 @@ class Declarations:
             self._log.event("declarations:not-left", "debug", why=str(error))
 
 
+_NEVER = "there is no such time: it will never fire"
 _RETIRED = "the code of no live Scheduler declares it; it comes back as it was when some does"
 _SHADOWED = "a schedule of this name was added by hand: remove it, and the one in code counts"

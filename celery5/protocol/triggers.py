@@ -33,7 +33,7 @@ class Trigger(
 
 class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
     """At the times of day, in a time `zone` ('': the application's), that fit all fields; `start` and `end` bound
-    it."""
+    it. `line` is the line of a crontab that it was written as, if it was."""
 
     year: str | None = None
     month: str | None = None
@@ -46,6 +46,7 @@ class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
     zone: str = ""
     start: int | None = None
     end: int | None = None
+    line: str = ""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -160,7 +161,16 @@ def crontab(line: str, zone: str = "") -> AnyTrigger:
         )
     second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
     weekday = _weekdays(weekday)
-    cron = Cron(second=second, minute=minute, hour=hour, day=day, month=month, day_of_week=weekday, zone=zone)
+    cron = Cron(
+        second=second,
+        minute=minute,
+        hour=hour,
+        day=day,
+        month=month,
+        day_of_week=weekday,
+        zone=zone,
+        line=" ".join(line.split()),
+    )
     if day.startswith("*") or weekday.startswith("*"):
         return cron
     either = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")

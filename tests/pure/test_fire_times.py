@@ -223,6 +223,26 @@ def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], 
         make()
 
 
+@pytest.mark.parametrize(
+    ("trigger", "said"),
+    [
+        (
+            cron("61  8 * * 1"),
+            "cron '61 8 * * 1': the minute '61' is wrong: "
+            "the last value (61) is higher than the maximum value (59)",
+        ),
+        (cron("0 0 1 foo *"), "cron '0 0 1 foo *': the month 'foo' is wrong: "),
+        (cron("0 0 x 1 1"), "cron '0 0 x 1 1': the day 'x' is wrong: "),
+        (cron("0 0 * * foo"), "cron '0 0 * * foo': the weekday 'foo' is wrong: "),
+        (cron(hour=25, minute=1), "cron hour=25, minute=1: the hour '25' is wrong: "),
+    ],
+)
+def test_a_field_of_cron_that_is_wrong_is_named_as_it_was_written(trigger: AnyTrigger, said: str) -> None:
+    with pytest.raises(Misconfigured) as error:
+        checked(trigger)
+    assert str(error.value).startswith(said)
+
+
 def test_what_begins_at_the_end_of_time_never_fires() -> None:
     assert following(cron("* * * * *", start=datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), 0) is None
 

@@ -4,6 +4,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import redis
@@ -28,6 +29,23 @@ async def test_a_queue_that_redis_refuses_holds_up_no_other(app: App, redis_clie
             await one.stop()
     redis_client.delete(key)
     assert {line["schedule"] for line in lines.of("schedule:stuck")} == {"refused"}
+
+
+async def test_a_schedule_in_code_that_would_never_fire_is_told_of_and_holds_up_no_other(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    task = nothing(app)
+    app.schedule(task.s(), "0 0 31 2 *", name="never")
+    app.schedule(task.s(), datetime(2020, 1, 1, tzinfo=UTC), name="once")
+    app.schedule(task.s(), 0.05, name="good")
+    with Lines() as lines:
+        async with trio.open_nursery() as nursery:
+            one = await start(nursery, app, page=SCHEDULER)
+            await until(lambda: len(sent(redis_client, app)) >= 3)
+            await one.stop()
+    (never,) = lines.of("schedule:never")
+    assert never["schedule"] == "never"
+    assert "never fire" in never["hint"]
 
 
 async def test_a_schedule_whose_message_cannot_be_read_holds_up_no_other(
