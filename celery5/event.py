@@ -26,7 +26,7 @@ import msgspec
 
 from celery5.broker.keys import EVENTS
 from celery5.errors import BadArguments, Misconfigured
-from celery5.event_fields import of_a_field, parameters_of, taken_by
+from celery5.event_fields import check_names, defaults_of, of_a_field, parameters_of, taken_by
 from celery5.protocol.events import VERSION, EventMessage, Subscription, encode, pattern
 from celery5.protocol.job import Job, new_id
 from celery5.protocol.names import module_of
@@ -190,6 +190,7 @@ class Declared:
 
     def read(self, said: Mapping[str, object]) -> Event:
         """An event whose fields are said as in JSON. Raises BadArguments."""
+        check_names(self.name, self.fields, said)
         try:
             _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
         except BadArguments as error:
@@ -241,7 +242,9 @@ class Declared:
         for task, versions, takes in self._subscribed.values():
             if task.app is app:
                 job, expires_in = pattern(task.pattern())
-                found.append(Subscription(self.name, versions, job, takes, expires_in))
+                # What the fields of another version are, when they are missing, this class does not know.
+                defaults = defaults_of(self.kind, takes) if versions == (self.version,) else {}
+                found.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
         return found
 
 

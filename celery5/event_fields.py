@@ -4,13 +4,15 @@ Floor: domain. Reads: nothing. Writes: nothing.
 """
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
 from celery5.errors import BadArguments, Misconfigured
-from celery5.protocol.arguments import Parameters
+from celery5.protocol.arguments import Parameters, encode_value
 from celery5.task import Task
 
 
@@ -26,7 +28,10 @@ def parameters_of(kind: Any, name: str) -> Parameters:
     vars(call)["__signature__"] = inspect.Signature(
         [
             inspect.Parameter(
-                each.name, only, annotation=hints[each.name], default=empty if each.required else None
+                each.name,
+                only,
+                annotation=hints[each.name],
+                default=empty if each.required else _default(each),
             )
             for each in msgspec.structs.fields(kind)
         ]
@@ -36,6 +41,35 @@ def parameters_of(kind: Any, name: str) -> Parameters:
     except Misconfigured as error:
         text = str(error).replace("task ", "event ", 1).replace("parameter ", "field ", 1)
         raise Misconfigured(text) from None
+
+
+def defaults_of(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw]:
+    """The defaults of those fields that a task takes, as JSON: those that are the same each time."""
+    found: dict[str, msgspec.Raw] = {}
+    for each in msgspec.structs.fields(kind):
+        is_fixed = each.default is not msgspec.NODEFAULT or each.default_factory in _EMPTY
+        if not each.required and is_fixed and (takes is None or each.name in takes):
+            with suppress(TypeError):  # one that has no JSON form is refused when the event is made
+                found[each.name] = msgspec.Raw(encode_value(_default(each)))
+    return found
+
+
+def check_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
+    """Raises BadArguments for a field that the event does not have."""
+    wrong = next((each for each in said if each not in fields), None)
+    if wrong is not None:
+        near = get_close_matches(wrong, fields, n=1)
+        meant = f": did you mean {near[0]!r}?" if near else ";"
+        raise BadArguments(
+            f"event {event} has no field {wrong!r}{meant} its fields: {', '.join(fields) or 'none'}"
+        )
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """What a field is when it is not given; None where that is made anew each time."""
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return cast("Any", field.default_factory)() if field.default_factory in _EMPTY else None
 
 
 def of_a_field(error: BadArguments) -> BadArguments:
@@ -62,3 +96,7 @@ def taken_by(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[s
             f"its fields: {', '.join(fields) or 'none'}"
         )
     return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(each.name for each in by_name)
+
+
+_EMPTY = (list, dict, set)
+"""Factories of defaults that make the same each time."""

@@ -218,13 +218,16 @@ class Journal:
 class Log:
     """What one process writes: all inside one action, so that every line says which process it is from.
 
+    `kind` says what it is: a worker, a Router, a Scheduler.
     `journal` is what takes it, for those who change its level or bring messages again; None where nobody takes it.
     """
 
-    def __init__(self, *, worker: str, app: str, journal: Journal | None = None) -> None:
+    def __init__(
+        self, *, worker: str, app: str, journal: Journal | None = None, kind: str = "worker"
+    ) -> None:
         self.journal = journal
         self._worker = worker
-        self._action = eliot.start_action(action_type="celery5:worker", worker=worker, app=app)
+        self._action = eliot.start_action(action_type=f"celery5:{kind}", worker=worker, app=app)
         self._write = self._action.log
         # Jobs are written on a branch of the action that is reserved for them: counting along it costs a third of
         # the action's own bookkeeping.

@@ -98,7 +98,7 @@ async def serve_here(
     is `beside` it lives as long, and is there before it."""
     vitals = Vitals(app=app.name)
     options = replace(options, incarnation=new_name(options.name), vitals=vitals, stuck=interruption.must_end)
-    log = Log(worker=options.incarnation, app=app.name, journal=options.journal)
+    log = Log(worker=options.incarnation, app=app.name, journal=options.journal, kind=page.word)
     done = trio.Event()
     if options.understudy is not None:
         log.event("worker:understudy", "debug", pid=options.understudy.pid)
@@ -145,7 +145,7 @@ async def run_beside(
     """Be what `page` says until cancelled, in the process of another."""
     name = new_name(f"{socket.gethostname()}:{os.getpid()}:{page.word}")
     told = WorkerOptions(incarnation=name, journal=journal, stuck=stuck, beside=True)
-    log = Log(worker=name, app=app.name, journal=journal)
+    log = Log(worker=name, app=app.name, journal=journal, kind=page.word)
     try:
         await page.run(app, told, log=log, done=trio.Event(), task_status=task_status)
     finally:

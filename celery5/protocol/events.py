@@ -40,7 +40,8 @@ class Subscription(msgspec.Struct, frozen=True):
     """One task's subscription to some `versions` of an `event`, as the registry in Redis keeps it.
 
     `job` is the pattern of its jobs, without id and arguments; it `takes` these fields, or, with null, whatever there
-    is; it expires so many seconds after the event is routed. So nobody needs the subscriber's code.
+    is; it expires so many seconds after the event is routed. Fields that the event does not have are as in `defaults`:
+    its producer may be older than they are. So nobody needs the subscriber's code.
     """
 
     event: str
@@ -48,6 +49,7 @@ class Subscription(msgspec.Struct, frozen=True):
     job: Job
     takes: tuple[str, ...] | None = None
     expires_in: float | None = None
+    defaults: dict[str, Raw] = {}
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -115,11 +117,8 @@ def job_of(event: EventMessage, subscription: Subscription, *, now: float) -> Jo
     the event's and the subscriber (I7)."""
     job, takes = subscription.job, subscription.takes
     job_id = derived_id(event.id, job.app, job.task)
-    given = (
-        event.fields
-        if takes is None
-        else {name: event.fields[name] for name in takes if name in event.fields}
-    )
+    known = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
+    given = known if takes is None else {name: known[name] for name in takes if name in known}
     fields: dict[str, Any] = _FIELDS.decode(job.message)
     fields.update(id=job_id, kwargs=given, sent=now, key=job_id)
     if event.trace:

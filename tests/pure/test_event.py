@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, ClassVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from celery5 import App, BadArguments, Misconfigured, event
 from celery5.errors import Corrupt
 from celery5.event import Event, declared_of
 from celery5.protocol.derived import derived_id
-from celery5.protocol.events import job_of, read_event, read_subscription
+from celery5.protocol.events import EventMessage, job_of, read_event, read_subscription
 
 SCHEMA = Draft202012Validator(json.loads(files("celery5.protocol").joinpath("event.schema.json").read_text()))
 
@@ -197,6 +197,43 @@ def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> N
         "trace": "t-1",
     }
     assert json.loads(one.message)["retry"]["max_retries"] == 7
+
+
+def test_a_subscriber_gets_the_default_of_a_field_that_an_older_producer_does_not_know() -> None:
+    app = App("shop")
+
+    @app.event(name="Paid")
+    class Paid(Event):
+        order: int
+        plan: str = "free"
+        tags: list[str] = msgspec.field(default_factory=list)
+        id: UUID = msgspec.field(default_factory=uuid4)
+
+    @Paid.subscribe
+    @app.task(name="count")
+    async def count(plan: str, tags: list[str]) -> None: ...
+
+    @Paid.subscribe(versions=(1, 2))
+    @app.task(name="note")
+    async def note(plan: str) -> None: ...
+
+    @Paid.subscribe
+    @app.task(name="all_of_it")
+    async def all_of_it(**fields: object) -> None: ...
+
+    kept = {each.job.task: msgspec.json.encode(each) for each in app.events.subscriptions()["shop"]}
+    old = read_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7}}')
+    new = read_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7,"plan":"gold"}}')
+
+    def given(task: str, event: EventMessage) -> object:
+        subscription = read_subscription(kept[task])
+        assert subscription is not None
+        return json.loads(job_of(event, subscription, now=1.0).message).get("kwargs", {})
+
+    assert given("count", old) == {"plan": "free", "tags": []}
+    assert given("count", new) == {"plan": "gold", "tags": []}
+    assert given("all_of_it", old) == {"order": 7, "plan": "free", "tags": []}
+    assert given("note", old) == {}, "it may be of the other version, of which this class knows nothing"
 
 
 def test_ids_that_follow_from_other_things_follow_from_their_places_too() -> None:

@@ -45,7 +45,12 @@ def test_an_event_is_sent_and_seen(paid: Desk) -> None:
         (("send", "Nothing"), "no event 'Nothing' is known; those that are: shop.Paid"),
         (("send", "shop.Paid", "order"), "'order' is no field: write FIELD=VALUE"),
         (("send", "shop.Paid", "order=x"), "field 'order' takes int"),
-        (("send", "shop.Paid"), "order"),
+        (("send", "shop.Paid"), "order: int, note: str = ''"),
+        (
+            ("send", "shop.Paid", "order=1", "noet=x"),
+            "no field 'noet': did you mean 'note'? its fields: order, note",
+        ),
+        (("send", "shop.Paid", "order=1", "colour=x"), "no field 'colour'; its fields: order, note"),
         (("send", "shop.Paid", "order=1", "--version", "2"), "has no version 2 here; there is 1"),
     ],
 )

@@ -40,6 +40,9 @@ def test_a_router_starts_takes_commands_and_stops_in_order(desk: Desk, url: str)
         serving.signal(signal.SIGTERM)
         assert serving.ended().code == 0
         assert serving.logged("router:stopped")
+        assert {each["action_type"] for each in serving.messages if "action_type" in each} == {
+            "celery5:router"
+        }
         assert not members(desk, url)
 
 
