@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class TaskLimits(msgspec.Struct, frozen=True):
-    """What is imposed on one task, if anything: a `limit` or a `rate`, and whether it is `suspended`."""
+    """What is imposed on one task, if anything: a `limit` or a `rate`, and whether it is `suspended`. `suspended_since`
+    and `until` are seconds since 1970; 0 where nothing is known."""
 
     task: str
     limit: int | None = None
@@ -37,6 +38,7 @@ class TaskLimits(msgspec.Struct, frozen=True):
     why: str = ""
     suspended_by: str = ""
     until: float = 0.0
+    suspended_since: float = 0.0
 
 
 class Limits:
@@ -134,7 +136,12 @@ def _told(found: Impositions) -> dict[str, TaskLimits]:
         so_far = TaskLimits(task, limit.limit, limit.rate, limit.by)
         if suspended is not None and not 0 < suspended.until <= time.time():
             so_far = msgspec.structs.replace(
-                so_far, suspended=True, why=suspended.why, suspended_by=suspended.by, until=suspended.until
+                so_far,
+                suspended=True,
+                why=suspended.why,
+                suspended_by=suspended.by,
+                until=suspended.until,
+                suspended_since=suspended.since,
             )
         told[task] = so_far
     return told

@@ -1,31 +1,37 @@
 """Burst: ends the worker when all of its queues are done.
 
-Floor: services. Reads: the sizes of its queues. Writes: nothing.
+Floor: services. Reads: the sizes of its queues, and which tasks are suspended. Writes: nothing.
 
 Done means: nothing on a stream, nothing with any worker, nothing scheduled, no retry to come (F37).
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
-from celery5.broker import calls
+from celery5.broker import calls, imposing
 from celery5.broker.call import Call
-from celery5.broker.calls import Size
-from celery5.broker.keys import QueueKeys
+from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerUnavailable
 from celery5.log import Log
+from celery5.protocol.limits import unquoted
 from celery5.services.ledger import Ledger
 
 PAUSE = 0.05
 """Seconds between two looks."""
+SECOND = 1.0
+"""Seconds between two looks for tasks that keep it waiting."""
+
+T = TypeVar("T")
 
 
 class Performs(Protocol):
-    """Makes several trips in one write."""
+    """Makes trips, also several in one write."""
 
-    async def perform_all(self, calls: Sequence[Call[Size]], /) -> list[Size]: ...
+    async def perform(self, call: Call[T], /) -> T: ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
 
 
 class Burst:
@@ -36,6 +42,7 @@ class Burst:
         self,
         *,
         redis: Performs,
+        keys: Keys,
         consumed: Sequence[QueueKeys],
         ledger: Ledger,
         done: trio.Event,
@@ -44,6 +51,9 @@ class Burst:
         awaited: Sequence[QueueKeys] = (),
     ) -> None:
         self._redis = redis
+        self._keys = keys
+        self._told: set[str] = set()
+        self._next = 0.0
         self._queues = (*consumed, *awaited)
         self._ledger = ledger
         self._done = done
@@ -67,6 +77,23 @@ class Burst:
         """Whether nothing is left on any queue. False when Redis does not answer."""
         try:
             sizes = await self._redis.perform_all([calls.measure(keys) for keys in self._queues])
+            if any(size.gated for size in sizes) and trio.current_time() >= self._next:
+                await self._warn()
         except BrokerUnavailable:
             return False
         return not any(size.unfinished for size in sizes)
+
+    async def _warn(self) -> None:
+        """Say once of each suspended task that its jobs keep this burst from its end."""
+        self._next = trio.current_time() + SECOND
+        suspended = (await self._redis.perform(imposing.imposed(self._keys))).suspended
+        if not suspended:
+            return
+        counts = await self._redis.perform_all([calls.fields(keys.held) for keys in self._queues])
+        held = {unquoted(task) for each in counts for task in each}
+        for task in sorted((held & suspended.keys()) - self._told):
+            self._log.event("burst:waits", "warning", task=task, suspended=suspended[task].why, why=_WAITS)
+            self._told.add(task)
+
+
+_WAITS = "its task is suspended and has jobs: this burst ends when they have run, after celery5 task resume"

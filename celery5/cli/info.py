@@ -9,6 +9,7 @@ import click
 
 from celery5.cli.autoscale import shown
 from celery5.cli.event import counted, waiting
+from celery5.cli.limiting import suspensions
 from celery5.cli.said import as_json, lines, span, table
 from celery5.cli.target import Target
 
@@ -42,6 +43,8 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
     beside = _beside(state, events=app.events.own)
+    if named := suspensions(app):
+        beside["suspended"] = named
     if beside:
         click.echo("\n" + lines(beside))
     if state.queues:

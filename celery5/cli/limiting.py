@@ -4,12 +4,17 @@ Floor: cli. Reads: what is imposed on the application's tasks. Writes: that; std
 """
 
 import re
+from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.said import as_json, clock, table
+from celery5.cli.said import as_json, cell, clock, span, table
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.limiting import TaskLimits
 
 NONE = "none"
 """Takes back what was imposed."""
@@ -79,6 +84,25 @@ def show_limits(target: Target, *, wants_json: bool) -> None:
         for each in told.values()
     ]
     click.echo(table(rows, nothing="nothing is imposed on any task"))
+
+
+def suspensions(target: "App") -> str:
+    """Which tasks are suspended, and why; '' when none is."""
+    found = [each for each in target.limits.told().values() if each.suspended]
+    words = [f"{each.task} ({each.why})" if each.why else each.task for each in found]
+    return cell(", ".join(words))
+
+
+def suspended(what: "TaskLimits | None", now: float) -> str:
+    """Since when a task is suspended, by whom and why; '' when it is not."""
+    if what is None or not what.suspended:
+        return ""
+    since = f"since {clock(what.suspended_since)} ({span(max(0.0, now - what.suspended_since))} ago)"
+    known = (since if clock(what.suspended_since) else "", what.suspended_by and f"by {what.suspended_by}")
+    why = f": {what.why}" if what.why else ""
+    return (
+        f"{' '.join(filter(None, ('its task is', *known)))}{why}; to go on: celery5 task resume {what.task}"
+    )
 
 
 COMMANDS = (limit, suspend, resume, show_limits)

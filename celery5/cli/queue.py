@@ -5,6 +5,7 @@ Floor: cli. Reads: the sizes of the application's queues, and which are paused. 
 
 import click
 
+from celery5.cli.limiting import suspensions
 from celery5.cli.said import as_json, table
 from celery5.cli.target import Target
 
@@ -21,7 +22,8 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
     """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all.
 
     Of the waiting ones, `high` and `low` have such a priority."""
-    states = list(target.load().info().queues.values())
+    app = target.load()
+    states = list(app.info().queues.values())
     by_level = wants_json or any(each.high or each.low for each in states)
     rows: list[dict[str, object]] = [
         {
@@ -37,3 +39,5 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
         for each in states
     ]
     click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
+    if not wants_json and (named := suspensions(app)):
+        click.echo(f"\nsuspended  {named}")

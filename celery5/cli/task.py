@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.limiting import COMMANDS as LIMITING
+from celery5.cli.limiting import suspended
 from celery5.cli.said import as_json, cell, clock, lines, paragraph, span, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError
@@ -44,13 +45,19 @@ for _each in LIMITING:
 @click.pass_obj
 def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) -> None:
     """Show all that is known of the job ID. Exits with 1 when nothing is known of it."""
-    story = target.load().find(job_id, queue=queue)
+    app = target.load()
+    story = app.find(job_id, queue=queue)
     if story is None:
         where = f"on queue {queue!r}" if queue else "on any queue"
         raise UnknownJob(
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
-    click.echo(as_json(story) if wants_json else "\n".join(told(story, time.time())))
+    if wants_json:
+        click.echo(as_json(story))
+        return
+    waits = not story.ended and not story.worker
+    imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
+    click.echo("\n".join(told(story, time.time(), imposed)))
 
 
 @task.command()
@@ -80,9 +87,10 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
         raise NotRevoked(f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it")
 
 
-def told(story: "JobStory", now: float) -> Iterator[str]:
-    """The story for people, part by part. `now` is seconds since 1970."""
-    yield lines({name: value for name, value in _fields(story, now) if value not in ("", None)})
+def told(story: "JobStory", now: float, imposed: str = "") -> Iterator[str]:
+    """The story for people, part by part. `now` is seconds since 1970, `imposed` says that its task is suspended."""
+    fields = [*_fields(story, now), ("suspended", imposed)]
+    yield lines({name: value for name, value in fields if value not in ("", None)})
     if story.failure is not None and story.failure.traceback:
         yield f"\n{paragraph(story.failure.traceback)}"
     earlier = [each for each in story.failures if each != story.failure]

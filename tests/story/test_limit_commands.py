@@ -4,7 +4,9 @@ Floor: tests. Reads: what the commands print. Writes: jobs of the application `s
 """
 
 import json
+import re
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +32,7 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
         running, *held = shop.stuck.delay(), shop.add.delay(1, 2), shop.add.delay(3, 4)
         until(lambda: running.status() is JobState.EXECUTING)
         until(lambda: all(each.status() is JobState.HELD for each in held))
+        shown = desk("task", "show", held[0].id)
         told = desk("info", "--json"), desk("info"), desk("queue", "list", "--json"), desk("queue", "list")
         assert running.revoke()
     queue = json.loads(told[0])["queues"]["default"]
@@ -38,7 +41,11 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
     assert "gated" not in told[0]
     row, *_ = json.loads(told[2])
     assert (row["running"], row["held"], row["waiting"]) == (1, 2, 0)
+    why = r"since [-\d]+ [:\d]+Z \(.* ago\) by ann: the bank is down; to go on: celery5 task resume shop.add"
+    assert re.search(rf"(?m)^suspended +its task is {why}$", shown)
+    assert re.search(r"(?m)^waits at +the gate of shop.add; 0 stand before it", shown)
     for shown in (told[1], told[3]):
+        assert re.search(r"(?m)^suspended +shop.add \(the bank is down\)$", shown)
         rows = [line.split()[:4] for line in shown.splitlines()]
         assert rows[rows.index(["queue", "waiting", "running", "held"]) + 1] == ["default", "0", "1", "2"]
 
@@ -72,3 +79,20 @@ def test_a_limit_that_makes_no_sense_is_refused_in_one_clear_line(desk: Desk) ->
         assert "give a number, / and s, m, h or d" in refused(desk, "limit", "shop.add", words)
     assert desk("task", "limit", "shop.add", "none") == "shop.add: nothing was imposed\n"
     assert desk("task", "limits") == "nothing is imposed on any task\n"
+
+
+def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    desk.app.limits.suspend(shop.add, why="the bank is down")
+    desk.app.limits.suspend(shop.whose)
+    sent = shop.add.delay(1, 2)
+    with Serving("-A", "shop", "worker", "start", "--burst", cwd=desk.folder).ready() as worker:
+        until(lambda: worker.logged("burst:waits"))
+        time.sleep(1.2)  # it looks again each second
+        assert desk.app.limits.resume(shop.add)
+        assert worker.ended().code == 0
+    (warning,) = worker.logged("burst:waits")
+    assert (warning["level"], warning["task"]) == ("warning", "shop.add")
+    assert warning["suspended"] == "the bank is down"
+    assert "celery5 task resume" in warning["why"]
+    assert sent.get(timeout=5) == 3
