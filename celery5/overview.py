@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from celery5.broker import calls, looking, pausing, presence, scaling
+from celery5.broker import calls, documents, looking, pausing, presence, scaling
 from celery5.broker import dead_letters as graveyard
 from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS
@@ -20,6 +20,7 @@ from celery5.connections import AwaitingRedis
 from celery5.errors import UnknownQueue
 from celery5.protocol.states import JobState
 from celery5.protocol.story import JobStory, told
+from celery5.sinks import sinks_of
 from celery5.strategies import is_scaled
 
 if TYPE_CHECKING:
@@ -70,8 +71,22 @@ async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> A
     found: list[Any] = await redis.perform_all([*asked, presence.living(app.keys, "scheduler")])
     *states, events, schedulers = found
     scaled = await redis.perform(scaling.scaling(app.keys)) if is_scaled(app.settings) else None
-    queues = {each.queue: replace(each, paused=each.queue in paused) for each in states}
+    waiting = await _documents(app, redis, names)
+    queues = {
+        each.queue: replace(each, paused=each.queue in paused, documents=waiting.get(each.queue, {}))
+        for each in states
+    }
     return AppState(app.name, queues, scaled, events, schedulers)
+
+
+async def _documents(app: "App", redis: AwaitingRedis, queues: list[str]) -> dict[str, dict[str, int]]:
+    """How many documents wait for each sink that a task has, by queue. Asks nothing when there is none."""
+    asked = [(queue, sink) for queue in queues for sink in sinks_of(app.tasks.values())]
+    counts = [documents.count(app.queue(queue), sink) for queue, sink in asked]
+    found: dict[str, dict[str, int]] = {}
+    for (queue, sink), number in zip(asked, await redis.perform_all(counts) if counts else [], strict=True):
+        found.setdefault(queue, {})[sink] = number
+    return found
 
 
 async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:

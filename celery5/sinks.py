@@ -5,7 +5,7 @@ Floor: domain. Reads: nothing. Writes: nothing; the Router's `SinkDelivery` serv
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -144,6 +144,11 @@ def all_outlets(tasks: Collection["Task[..., Any]"]) -> tuple[Outlet, ...]:
                     f"two sinks are named {each.name!r}: give one another name, or use one object"
                 )
     return tuple(found.values())
+
+
+def sinks_of(tasks: Iterable["Task[..., Any]"]) -> list[str]:
+    """The names of all their sinks, in order."""
+    return sorted({each.name for task in tasks for each in task.sinks})
 
 
 def all_takers(tasks: Collection["Task[..., Any]"]) -> Mapping[str, str]:

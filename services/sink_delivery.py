@@ -72,6 +72,7 @@ class SinkDelivery:
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
         self._said = -math.inf
+        self._waiting: dict[str, int] = {}
         self._channels = {keys.of(name).documents: keys.of(name) for name in queue_names} if outlets else {}
         self._flows = [_Outflow(redis, each, log) for each in outlets]
 
@@ -93,6 +94,11 @@ class SinkDelivery:
         """How many documents this process has given to each sink, and how many it has buried."""
         return {flow.name: (flow.written, flow.buried) for flow in self._flows}
 
+    def waiting(self) -> dict[str, int]:
+        """How many documents each sink had not got yet when all queues were looked at last, whichever Router has them;
+        for as long as there was no look, none is told of."""
+        return self._waiting
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver until cancelled; then what is being written is finished, for a moment."""
         task_status.started()
@@ -105,6 +111,7 @@ class SinkDelivery:
                 while True:
                     try:
                         await self._find_queues()
+                        await self._count()
                     except BrokerError as error:
                         self._log.event("sinks:waiting", "warning", why=str(error))
                     self.look_again()
@@ -124,6 +131,16 @@ class SinkDelivery:
         if self._takers and new:
             await self._redis.perform_all([documents.say_takers(keys, self._takers) for keys in new])
         self._queues |= {keys.queue: keys for keys in new}
+
+    async def _count(self) -> None:
+        asked = [(flow.name, keys) for flow in self._flows for keys in self._queues.values()]
+        found = dict.fromkeys([flow.name for flow in self._flows], 0)
+        counts = [documents.count(keys, name) for name, keys in asked]
+        for (name, _), number in zip(
+            asked, await self._redis.perform_all(counts) if counts else [], strict=True
+        ):
+            found[name] += number
+        self._waiting = found
 
     def _look(self, keys: QueueKeys) -> None:
         for flow in self._flows:

@@ -180,7 +180,7 @@ class _Kept:
 
     async def _run_again(self) -> None:
         """Run it, and again after a while when it ends; for ever asleep when it is not to be run again."""
-        self._log.event("source:started", "debug", source=self.source.name)
+        self._log.event("source:begun", source=self.source.name, single=self.source.single)
         while True:
             await self._run_once()
             self._failures = 0
@@ -221,7 +221,6 @@ class _Kept:
         """Wait until it is ours to run, and run it for as long as it is."""
         while wait := await self._hold():  # noqa: ASYNC110  it is Redis that changes
             await trio.sleep(min(wait + 0.05, LEASE / 2))
-        self._log.event("source:held", "debug", source=self.source.name)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_holding, nursery.cancel_scope)

@@ -60,15 +60,18 @@ def _fault(connection: Connection) -> str:
 
 
 class Documents:
-    """What a Router has `given` to Data Sinks, written and buried, and `taken` from Data Sources, each by name."""
+    """What a Router has `given` to Data Sinks, written and buried, what is `waiting` for them, and what is
+    `taken` from Data Sources, each by name."""
 
     def __init__(
         self,
         *,
         given: Callable[[], Mapping[str, tuple[int, int]]],
+        waiting: Callable[[], Mapping[str, int]],
         taken: Callable[[], Mapping[str, int]],
     ) -> None:
         self._given = given
+        self._waiting = waiting
         self._taken = taken
 
     def conditions(self) -> Mapping[str, str]:
@@ -87,6 +90,11 @@ class Documents:
             "celery5_sink_buried_total",
             "Documents that Data Sinks would not take.",
             *[(float(buried), {"sink": name}) for name, (_, buried) in given.items()],
+        )
+        yield gauge(
+            "celery5_sink_documents_waiting",
+            "Documents that Data Sinks have not got yet, whichever Router has them.",
+            *[(float(count), {"sink": name}) for name, count in self._waiting().items()],
         )
         yield counter(
             "celery5_source_documents_total",

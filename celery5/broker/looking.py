@@ -50,7 +50,7 @@ class QueueState(msgspec.Struct, frozen=True):
     `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `running` are in
     workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are
     seconds from now and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody
-    is to read it, until it is resumed.
+    is to read it, until it is resumed. `documents`: how many each Data Sink has not got yet, by its name.
     """
 
     queue: str
@@ -66,6 +66,7 @@ class QueueState(msgspec.Struct, frozen=True):
     high: int = 0
     low: int = 0
     held: int = 0
+    documents: dict[str, int] = {}
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:

@@ -16,6 +16,7 @@ from celery5.cli.choosing import rate as rate_of
 from celery5.cli.said import as_json, cell, clock, lines, paragraph, table
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
+from celery5.sinks import sinks_of
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -60,6 +61,8 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
         listed = list(jobs)
         shown = len(listed)
         click.echo(table([_row(job) for job in listed[:limit]], nothing="no dead jobs"))
+    if not shown:
+        _warn_of_unknown_sinks(app, choice)
     if shown > limit:
         click.echo(
             f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True
@@ -84,6 +87,8 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
     counts = app.dlq.count(by, **choice)
     rows = [{by: name, "jobs": number} for name, number in counts.items()]
     click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+    if not counts:
+        _warn_of_unknown_sinks(app, choice)
     _refuse(_unknown_ids(app, choice))
 
 
@@ -160,6 +165,7 @@ class _Going:
         self._unknown = _unknown_ids(self._app, self._choice)
         if not self._before:
             click.echo(as_json(self._told()) if self._json else "no dead jobs")
+            _warn_of_unknown_sinks(self._app, self._choice)
             _refuse(self._unknown)
             return False
         if not self._json:
@@ -229,6 +235,16 @@ def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
     jobs = app.dlq.read(ids=asked, queue=choice.get("queue"))
     known = {each for job in jobs for each in (job.id, job.entry)}
     return [each for each in dict.fromkeys(asked) if each not in known]
+
+
+def _warn_of_unknown_sinks(app: "App", choice: "Choice") -> None:
+    """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
+    away, too: so this is no failure."""
+    known = sinks_of(app.tasks.values())
+    strange = [each for each in choice.get("sink") or () if each not in known]
+    if strange:
+        are = f"the sinks are {', '.join(map(cell, known))}" if known else "no task has a sink"
+        click.echo(f"Warning: no sink is named {', '.join(map(cell, strange))}; {are}", err=True)
 
 
 def _refuse(unknown: list[str]) -> None:

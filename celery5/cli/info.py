@@ -42,6 +42,8 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
         return
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
+    if undelivered := _documents(state):
+        click.echo("\n" + table(undelivered, nothing=""))
     beside = _beside(state, events=app.events.own)
     if named := suspensions(app):
         beside["suspended"] = named
@@ -79,6 +81,15 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
             "paused": "yes" if each.paused else "",
         }
         for each in state.queues.values()
+    ]
+
+
+def _documents(state: "AppState") -> list[dict[str, object]]:
+    return [
+        {"sink": sink, "queue": each.queue, "documents": number}
+        for each in state.queues.values()
+        for sink, number in each.documents.items()
+        if number
     ]
 
 

@@ -35,6 +35,7 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
             "scheduled": each.scheduled,
             "dead": each.dead,
             "paused": each.paused if wants_json else "yes" if each.paused else "",
+            **({"documents": each.documents} if wants_json and each.documents else {}),
         }
         for each in states
     ]

@@ -94,7 +94,9 @@ def make_more(
     event_ingestion: EventIngestion,
 ) -> tuple[Source, ...]:
     """Who else knows how this process does."""
-    documents = Documents(given=sink_delivery.told, taken=source_ingestion.told)
+    documents = Documents(
+        given=sink_delivery.told, waiting=sink_delivery.waiting, taken=source_ingestion.told
+    )
     return (Connections(reader=reader), LeaseHeld(lease), Routed(event_ingestion.routed), documents)
 
 

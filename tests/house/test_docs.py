@@ -112,6 +112,15 @@ def test_the_guide_has_every_command_and_nothing_else() -> None:
     assert sorted(commands_of_the_table()) == sorted(commands())
 
 
+def test_the_guide_has_every_metric_of_every_process() -> None:
+    sources = "\n".join(path.read_text() for path in files("celery5", "services"))
+    named = set(re.findall(r'(?:gauge|counter|histogram|Family)\(\s*f?"(celery5_\w+)', sources))
+    named -= {"celery5_schedules_"}  # made of what became of them
+    assert len(named) > 20
+    text = (DOCS / "guide" / "probes.md").read_text()
+    assert sorted(each for each in named if f"`{each}" not in text) == []
+
+
 def test_every_public_name_is_in_the_reference_and_nothing_else() -> None:
     assert sorted(first_cells(DOCS / "reference" / "api.md")) == sorted(celery5.__all__)
 

@@ -15,6 +15,7 @@ from celery5 import App, Reject, TaskFailed
 from celery5.broker.call import Call
 from celery5.broker.documents import count
 from celery5.broker.embedded import EmbeddedServer
+from celery5.services.vital_sources import Documents
 from tests.redis.sinking import Awaited, Hanging, Kept, delivering
 from tests.redis.workers import Lines, leftovers, until, until_async, working
 
@@ -66,6 +67,32 @@ async def test_nothing_is_left_when_all_have_been_delivered(app: App, redis_clie
             )
         )
     assert sorted(kept.values) == list(range(250))
+
+
+async def test_how_many_documents_wait_for_a_sink_is_seen(app: App) -> None:
+    hanging = Hanging()
+
+    @app.task(sinks=[hanging])
+    async def same(a: int) -> int:
+        return a
+
+    async with working(app):
+        await send(app, same, *range(7))
+    assert (await app.ainfo()).queues["default"].documents == {hanging.name: 7}
+    async with delivering(app) as sinks:
+        await until(lambda: sinks.waiting() == {hanging.name: 7})
+        (waiting,) = [
+            each
+            for each in Documents(given=sinks.told, waiting=sinks.waiting, taken=dict).families()
+            if each.name == "celery5_sink_documents_waiting"
+        ]
+        assert waiting.kind == "gauge"
+        hanging.go.set()
+        await until_async(lambda: _none_wait(app, hanging.name))
+
+
+async def _none_wait(app: App, sink: str) -> bool:
+    return (await app.ainfo()).queues["default"].documents == {sink: 0}
 
 
 async def test_a_task_without_sinks_costs_nothing(app: App, redis_client: "redis.Redis") -> None:

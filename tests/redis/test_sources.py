@@ -208,6 +208,25 @@ async def test_what_cannot_be_published_is_told_to_the_source(app: App) -> None:
     assert [type(each) for each in told] == [MessageTooLarge, BadArguments, BadArguments]
 
 
+async def test_the_log_says_which_router_has_a_single_source(app: App) -> None:
+    @source(single=True)
+    async def only(emit: Any) -> None:
+        await trio.sleep_forever()
+
+    @source
+    async def each(emit: Any) -> None:
+        await trio.sleep_forever()
+
+    @app.task(source=[only, each])
+    async def take(document: SourceDocument) -> None: ...
+
+    with Lines() as lines:
+        async with sourcing(app, "one"), sourcing(app, "two"):
+            await until(lambda: len(lines.of("source:begun")) == 3)
+        found = sorted((line["source"], line["single"], line["level"]) for line in lines.of("source:begun"))
+    assert found == [("each", False, "info"), ("each", False, "info"), ("only", True, "info")]
+
+
 async def test_a_single_source_runs_in_one_router_and_another_takes_over(
     app: App, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
