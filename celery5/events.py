@@ -34,7 +34,8 @@ class Subscriber(msgspec.Struct, frozen=True):
 
 class EventState(msgspec.Struct, frozen=True):
     """How one version of an event does: its subscribers, how many are `kept` since nobody wanted them, and how many
-    nobody has wanted in the last week (`unclaimed`). `fields` are those that are declared here, None if none is."""
+    nobody has wanted in the last week (`unclaimed`). `fields` are those that are declared here, None if none is; `of`
+    names the application whose event it is."""
 
     event: str
     version: int
@@ -42,6 +43,7 @@ class EventState(msgspec.Struct, frozen=True):
     kept: int
     unclaimed: int
     fields: tuple[str, ...] | None
+    of: str
 
 
 class Events(Mapping[str, type[Event]]):
@@ -149,16 +151,22 @@ class Events(Mapping[str, type[Event]]):
         return jobs
 
     async def _state(self, redis: AwaitingRedis) -> list[EventState]:
-        keys = Keys(self._app.name)
+        others = sorted({each.of for each in self._all.values()} - {self._app.name})
+        return [each for of in (self._app.name, *others) for each in await self._state_of(redis, of)]
+
+    async def _state_of(self, redis: AwaitingRedis, of: str) -> list[EventState]:
+        """Of one application: of this one all that Redis knows; of another what is declared here."""
+        keys = Keys(of)
         registry = await redis.perform(trips.subscribers(keys, b""))
         counts = await redis.perform(trips.unclaimed(keys))
         read = [read_subscription(value) for value in (registry.entries or {}).values()]
         subscribed = by_subject(each for each in read if each is not None)
-        own = {key: each for key, each in self._all.items() if each.of == self._app.name}
-        subjects = sorted({*subscribed, *counts, *(subject_of(*key) for key in own)})
+        own = {key: each for key, each in self._all.items() if each.of == of}
+        declared = {subject_of(*key) for key in own}
+        subjects = sorted(declared if of != self._app.name else {*subscribed, *counts, *declared})
         kept = await redis.perform_all([trips.kept(keys, each) for each in subjects]) if subjects else []
         return [
-            _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own)
+            _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own, of)
             for subject, many in zip(subjects, kept, strict=True)
         ]
 
@@ -169,6 +177,7 @@ def _state_of(
     kept: int,
     unclaimed: int,
     own: Mapping[tuple[str, int], Declared],
+    of: str,
 ) -> EventState:
     name, _, number = subject.rpartition(" ")
     version = int(number) if number.isdigit() else 0
@@ -176,7 +185,7 @@ def _state_of(
     subscribers = [Subscriber(each.job.app, each.job.task, each.job.queue, each.takes) for each in subscribed]
     ordered = sorted(subscribers, key=lambda each: (each.app, each.task))
     fields = None if declared is None else declared.fields
-    return EventState(name, version, tuple(ordered), kept, unclaimed, fields)
+    return EventState(name, version, tuple(ordered), kept, unclaimed, fields, of)
 
 
 def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from celery5.broker import calls
 from celery5.broker import events as trips
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
@@ -57,6 +58,7 @@ class Subscriptions:
         if not self._subscribed:
             task_status.started()
             await trio.sleep_forever()
+        await self._look()
         await self.declare()
         task_status.started()
         while True:
@@ -78,6 +80,16 @@ class Subscriptions:
                 if changed or sent:
                     self._log.event("events:subscribed", of=app, changed=changed, caught_up=sent)
 
+    async def _look(self) -> None:
+        """Warn of applications that nobody has seen yet: their names may be misspelt."""
+        for app, subscriptions in self._subscribed.items():
+            if app in {each.job.app for each in subscriptions}:
+                continue
+            known = await self._redis.perform(trips.is_known(Keys(app)))
+            if not known and not await self._redis.perform(calls.queues(Keys(app))):
+                events = sorted({each.event for each in subscriptions})
+                self._log.event("events:unknown-application", "warning", of=app, events=events, hint=_UNKNOWN)
+
     async def _declared(self) -> bool:
         try:
             await self.declare()
@@ -85,3 +97,6 @@ class Subscriptions:
             self._log.event("events:not-declared", "warning", why=str(error))
             return False
         return True
+
+
+_UNKNOWN = "no application of this name has queues or events in Redis: it is new, or of=... is misspelt"

@@ -89,6 +89,11 @@ def unclaimed(keys: Keys) -> Call[dict[str, int]]:
     return Call(("HGETALL", keys.unclaimed), _counts, repeatable=True)
 
 
+def is_known(keys: Keys) -> Call[bool]:
+    """Whether there is such an application: one whose events have been sent, or that has a Router."""
+    return Call(("EXISTS", keys.of(EVENTS).stream), bool, repeatable=True)
+
+
 def kept(keys: Keys, subject: str) -> Call[int]:
     """How many events of a subject are kept."""
     return Call(("XLEN", keys.kept(subject)), int, repeatable=True)

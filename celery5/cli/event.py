@@ -37,9 +37,11 @@ def list_events(target: Target, *, wants_json: bool) -> None:
     """Show each event: how many tasks are subscribed, how many are kept, and how many nobody wanted in a week."""
     app = target.load()
     found, there = app.events.state(), app.events.waiting()
+    foreign = any(each.of != app.name for each in found)
     rows: list[dict[str, object]] = [
         {
             "event": each.event,
+            **({"of": each.of} if foreign else {}),
             "version": each.version,
             "subscribers": len(each.subscribers),
             "kept": each.kept,

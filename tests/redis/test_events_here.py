@@ -3,6 +3,7 @@
 Floor: tests. Reads: what the tasks note. Writes: events of an application of its own.
 """
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import trio
 from celery5 import App, Misconfigured, TaskResumed, TaskSuspended
 from celery5.broker.keys import EVENTS
 from celery5.event import Event
+from celery5.log import Journal
 from celery5.processes.development import running
 from celery5.processes.foreground import ServeOptions
 from celery5.processes.router import ROUTER
@@ -97,3 +99,34 @@ async def test_in_development_a_burst_waits_for_the_events(
             await done.wait()
     assert sorted(had) == list(range(50))
     assert redis_client.xlen(app.queue(EVENTS).stream) == 0
+
+
+async def test_a_misspelt_application_is_told_of_once_and_a_known_one_is_not(
+    url: str, app_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop, mail = App(app_name, broker=url, lease=LEASE), App(f"{app_name}-mail", broker=url, lease=LEASE)
+    for name, of in (("Paid", app_name), ("Lost", f"{app_name}p")):
+
+        @mail.event(name=name, of=of)
+        class Heard(Event):
+            order: int
+
+        @Heard.subscribe
+        @mail.task(name=f"note-{name}")
+        async def note(order: int) -> None: ...
+
+    @shop.event(name="Paid")
+    class Paid(Event):
+        order: int
+
+    await Paid.adelay(order=1)
+    with Journal() as journal:
+        async with trio.open_nursery() as nursery:
+            one = await start(nursery, mail)
+            await one.stop()
+        del journal
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    warned = [each for each in told if each.get("message_type") == "celery5:events:unknown-application"]
+    assert [(each["of"], each["events"], each["level"]) for each in warned] == [
+        (f"{app_name}p", ["Lost"], "warning")
+    ]

@@ -93,3 +93,12 @@ def test_routers_and_schedulers_are_named_where_workers_are(paid: Desk) -> None:
         assert re.search(
             r"no worker of \S+ lives, but others do: routers: route1:\S+; schedulers: s1:", health.out
         )
+
+
+def test_events_of_another_application_are_listed_and_shown_where_they_are_declared(desk: Desk) -> None:
+    page = desk.folder / "shop.py"
+    page.write_text(page.read_text() + EVENT.replace('"shop.Paid"', '"other.Paid", of="other"'))
+    assert re.search(r"(?m)^other.Paid +other +1 +0 +0 +0$", desk("event", "list"))
+    (state,) = json.loads(desk("event", "list", "--json"))["events"]
+    assert (state["event"], state["of"], state["fields"]) == ("other.Paid", "other", ["order", "note"])
+    assert "fields: order, note" in desk("event", "show", "other.Paid")
