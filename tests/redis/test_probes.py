@@ -181,7 +181,7 @@ def test_health_without_a_port_asks_redis_who_lives(staff: Staff, tmp_path: Path
         f"from celery5 import App\napp = App({staff.app.name!r}, broker={staff.app.settings.broker!r})\n"
     )
     code, said = health_of(tmp_path)
-    assert (code, said) == (1, {"ok": False, "workers": {}})
+    assert (code, said) == (1, {"ok": False, "workers": {}, "routers": [], "schedulers": []})
     staff.start("--name", "one")
     code, said = health_of(tmp_path)
     assert (code, said["ok"]) == (0, True)
