@@ -220,6 +220,8 @@ class Boot:
             if not one.begun:
                 one.done.set()
             raise
+        # Who is cancelled already stays so: a shield would take that back in the middle of a step's own checkpoint.
+        await trio.lowlevel.checkpoint_if_cancelled()
         one.scope.shield = True  # from here on only stop() takes it down, in its turn
         if not supervised:
             self._board.entered(step.name, optional=False).state = StepState.UP

@@ -93,17 +93,27 @@ class JoinQueues:
         """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""
         holding = True
         try:
-            if not self._lease.lost:  # else others have taken care of everything
-                held = await self._redis.perform_all(
-                    [calls.leave(keys, self._worker) for keys in self._consumed]
-                )
-                holding = any(held)
-                self._log.event("queues:left", left_behind=sum(held))
-        except BrokerError as error:
-            self._log.event("queues:not-left", "warning", why=str(error), hint=_UNTOLD)
+            holding = await leave(
+                self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
+            )
         finally:
             if self._understudy is not None:
                 self._understudy.left(holding=holding)
+
+
+async def leave(
+    redis: Performs, consumed: Sequence[QueueKeys], *, lease: Lease, worker: str, log: Log
+) -> bool:
+    """Be a consumer of these queues no more. Gives whether something may be left behind."""
+    if lease.lost:  # others have taken care of everything
+        return True
+    try:
+        held = await redis.perform_all([calls.leave(keys, worker) for keys in consumed])
+    except BrokerError as error:
+        log.event("queues:not-left", "warning", why=str(error), hint=_UNTOLD)
+        return True
+    log.event("queues:left", left_behind=sum(held))
+    return any(held)
 
 
 _UNTOLD = "what it still holds, if anything, goes to others when its lease lapses"

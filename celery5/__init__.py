@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         MessageTooLarge,
         Misconfigured,
         NotReplicated,
+        PublisherUnavailable,
         Reject,
         ResultsDisabled,
         ResultTimeout,
@@ -126,6 +127,7 @@ __all__ = [
     "Misfire",
     "NotReplicated",
     "Periodic",
+    "PublisherUnavailable",
     "Range",
     "Rate",
     "RedisResults",
@@ -181,7 +183,7 @@ _HOMES: Mapping[str, str] = {
     "errors": (
         "BacklogFull BadArguments BadBrokerURL BadResult BlockingInEventLoop BootStepFailed BoxCrashed "
         "BrokerDenied BrokerError BrokerTooOld BrokerUnavailable CeleryError CircuitOpen DuplicateTask "
-        "MessageTooLarge Misconfigured NotReplicated Reject ResultsDisabled ResultTimeout Retry "
+        "MessageTooLarge Misconfigured NotReplicated PublisherUnavailable Reject ResultsDisabled ResultTimeout Retry "
         "SoftTimeLimitExceeded TaskExpired TaskFailed TaskRejected TaskRevoked TimeLimitExceeded "
         "UnknownQueue UnknownTask"
     ),

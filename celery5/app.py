@@ -15,20 +15,21 @@ from weakref import WeakSet
 from celery5.backlog import Backlog
 from celery5.boot_step import BootStep, declared
 from celery5.broker.call import Call
-from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.brokers import Brokers
 from celery5.colourless import Plain, finished
 from celery5.connections import Connections
 from celery5.control import Control
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry, checked_name
-from celery5.errors import BrokerUnavailable, MessageTooLarge
+from celery5.errors import MessageTooLarge, Misconfigured
 from celery5.event import DeclareEvent
 from celery5.events import Events
 from celery5.health import DeclareCheck, HealthCheck
 from celery5.include import checked, covers, import_all, modules_of
 from celery5.limiting import Limits
 from celery5.overview import AppState, state_of_app, story_of
+from celery5.own_commands import DeclareCommand
 from celery5.owning import adopt_all
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
@@ -37,11 +38,11 @@ from celery5.protocol.budget import Budget, checked_budgets
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.story import JobStory
-from celery5.publisher import Publisher
 from celery5.result import ANYTHING, AsyncResult
 from celery5.schedule import Schedules
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
-from celery5.settings import Found, Settings, differing, read_settings
+from celery5.sending import Sender
+from celery5.settings import Found, Said, Settings, differing, read_settings
 from celery5.sources import DeclareSource, source
 from celery5.spellings import not_there
 from celery5.task import Signature, Task
@@ -86,7 +87,7 @@ class App:
         self.name: str = checked_name(name)
         self.include: tuple[str, ...] = checked(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        self._said: dict[str, Any] = {"broker": broker, **settings}
+        self.said: Said = Said(broker=broker, **settings)
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         _ = self._settled() if self.config else self.settings  # what is wrong is told here and now
         self.retry_policy: RetryPolicy = RetryPolicy.of({} if retry_policy is None else retry_policy)
@@ -100,10 +101,15 @@ class App:
         self.event: DeclareEvent = DeclareEvent(self)
         self.breaker: BreakerPolicy = breaker or WATCHING
         self.health_check: DeclareCheck = DeclareCheck(checks)
+        self.publisher_check: DeclareCheck = DeclareCheck()
         self.source: DeclareSource = source
+        self.command: DeclareCommand = DeclareCommand()
         self.keys: Keys = Keys(name)
-        self._publisher = Publisher(keys=self.keys)
-        self.backlog: Backlog = Backlog(publish=self._publish, owner=f"application {name!r}")
+        self.brokers: Brokers = Brokers(self)
+        self._sender = Sender(self)
+        self.backlog: Backlog = Backlog(
+            publish=self._sender.publish, apublish=self._sender.apublish, app=name, home=self.brokers.home
+        )
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
         self.limits: Limits = Limits(self)
@@ -121,14 +127,12 @@ class App:
     @cached_property
     def settings(self) -> Settings:
         """The settings. A configuration is read when this is asked for. Raises Misconfigured."""
-        return (
-            self._settled() if self.configuration is None else self._settled(self._found(self.configuration))
-        )
+        return self._settled(self.found())
 
     @cached_property
     def connections(self) -> Connections:
-        """The way to the broker, which is opened when it is used."""
-        return Connections(self.settings.broker)
+        """The way to the broker, or to all of them, which is opened when it is used."""
+        return self.brokers.connect(self.settings.broker)
 
     @cached_property
     def configuration(self) -> "Configuration | None":
@@ -141,7 +145,7 @@ class App:
 
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
-        self._said.update({name: value for name, value in settings.items() if value is not None})
+        self.said.say(settings)
         self.__dict__.pop("settings", None)
         self.use_broker(self.settings.broker)
 
@@ -155,8 +159,11 @@ class App:
         """Read the configuration and check it, which may block. Gives what changes, and how. Raises Misconfigured."""
         from celery5.configuration import usable
 
-        found = None if self.configuration is None else self._found(self.configuration)
-        settings, before = usable(self._settled(found), self.name, self.settings.broker), self.settings
+        settings, before = usable(self._settled(self.found()), self.name, self.settings.broker), self.settings
+        if (settings.brokers, settings.routes) != (before.brokers, before.routes):
+            raise Misconfigured(
+                "brokers and routes take effect with a restart of all processes, not with a reload"
+            )
 
         def apply() -> None:
             self.settings = settings
@@ -165,22 +172,25 @@ class App:
 
         return differing(before, settings), apply
 
-    def _found(self, configuration: "Configuration") -> Found:
-        return Found(configuration.where, configuration.load())
+    def found(self) -> Found | None:
+        """What the configuration says by now, None without one. Raises Misconfigured."""
+        return (
+            None if self.configuration is None else Found(self.configuration.where, self.configuration.load())
+        )
 
     def _settled(self, found: Found | None = None) -> Settings:
-        return read_settings(self._said, os.environ, found)
+        return read_settings(self.said, os.environ, found)
 
     def use_broker(self, url: str) -> None:
         """Use another broker from now on; what was open to the old one is closed."""
         if "connections" in self.__dict__:
             self.connections.close()
-        self.connections = Connections(url)
-        self._publisher = Publisher(keys=self.keys)
+        self.connections = self.brokers.connect(url)
+        self._sender.begin()
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of one of the application's queues."""
-        return self._publisher.queue(name)
+        return self._sender.queue(name)
 
     def load(self) -> None:
         """Import what `include` means, and adopt the free tasks of those modules and of the application's own.
@@ -222,15 +232,13 @@ class App:
         this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
         """
         jobs = may_send(self, jobs_in(jobs))
-        holders = self._publish(jobs, "asend_jobs")
-        self._assure(jobs)
+        holders = self._sender.send(jobs, "asend_jobs")
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """`send_jobs`, from Trio or asyncio."""
         jobs = may_send(self, jobs_in(jobs))
-        holders = await self._apublish(jobs)
-        await self._aassure(jobs)
+        holders = await self._sender.asend(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     def result(
@@ -243,7 +251,7 @@ class App:
         job_id = id_in(job_id)
         if task is not None and not isinstance(cast("object", task), Task):
             raise TypeError(f"task is {task!r}: give the task itself, not its name")
-        likely = queue or (task.options_.queue if task is not None else None) or self.settings.default_queue
+        likely = queue or (self.settings.default_queue if task is None else task.queue)
         return AsyncResult(
             self,
             job_id,
@@ -298,58 +306,16 @@ class App:
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
+        self._sender.close()
         self.connections.close()
 
     def dispatch(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
-        self.connections.blocking(instead=instead)  # or raise before anything is kept
-        if self.backlog.holds_up(jobs):
-            self.backlog.keep(jobs, None, limit=self.settings.backlog)
-            return {}
-        try:
-            holders = self._publish(jobs, instead)
-        except BrokerUnavailable as error:
-            if not self.settings.backlog:
-                raise
-            self.backlog.keep(jobs, error, limit=self.settings.backlog)
-            return {}
-        self._assure(jobs)
-        return holders
+        return self._sender.dispatch(jobs, instead)
 
     async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """`dispatch`, from Trio or asyncio."""
-        if self.backlog.holds_up(jobs):
-            self.backlog.keep(jobs, None, limit=self.settings.backlog)
-            return {}
-        try:
-            holders = await self._apublish(jobs)
-        except BrokerUnavailable as error:
-            if not self.settings.backlog:
-                raise
-            self.backlog.keep(jobs, error, limit=self.settings.backlog)
-            return {}
-        await self._aassure(jobs)
-        return holders
-
-    def _publish(self, jobs: Sequence[Job], instead: str = "asend_many") -> Mapping[str, str]:
-        answers = self.connections.blocking(instead=instead).perform_all(self._publisher.publish(jobs))
-        return self._publisher.published(jobs, answers)
-
-    async def _apublish(self, jobs: Sequence[Job]) -> Mapping[str, str]:
-        redis = await self.connections.awaiting()
-        return self._publisher.published(jobs, await redis.perform_all(self._publisher.publish(jobs)))
-
-    def _assure(self, jobs: Sequence[Job]) -> None:
-        """Return when as many replicas as the setting asks for have the jobs."""
-        if self.settings.replicas and jobs:
-            from celery5.replicas import assure
-
-            redis = self.connections.blocking(instead="asend_many")
-            assure(redis, self.queue(jobs[0].queue), jobs, wanted=self.settings.replicas)
-
-    async def _aassure(self, jobs: Sequence[Job]) -> None:
-        if self.settings.replicas and jobs:
-            await in_thread(lambda: self._assure(jobs))
+        return await self._sender.adispatch(jobs)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
         holder = holders.get(job.id)

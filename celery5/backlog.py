@@ -3,7 +3,8 @@
 Floor: domain. Reads: nothing. Writes: the jobs, by its application's hand; a line on stderr about those that are lost.
 
 A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It works from
-plain Python, from threads and from any event loop alike, since it has no part in theirs.
+plain Python, from threads and from any event loop alike, since it has no part in theirs. A Trio program may have a
+coroutine do it instead (C76).
 """
 
 import atexit
@@ -14,8 +15,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,11 +28,16 @@ from celery5.errors import BacklogFull, BlockingInEventLoop, BrokerUnavailable
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import Job
 
+if TYPE_CHECKING:
+    import trio
+
 PORTION = 200
 """Jobs of a queue in one attempt."""
 BACKOFF_START = 0.05
 BACKOFF_CAP = 1.0
 """Seconds between attempts: a random part of a time that doubles, up to this."""
+LOOK = 0.05
+"""Seconds between looks of the coroutine at whether the thread has left what waits to it."""
 FAREWELL = 5.0
 """Seconds that a process which ends gives what is left."""
 
@@ -54,10 +62,20 @@ class Backlog:
     It is memory and no more: what is in it when the process dies is lost (DESIGN part 2: Messages Backlog).
     """
 
-    def __init__(self, *, publish: Callable[[Sequence[Job]], object], owner: str) -> None:
+    def __init__(
+        self,
+        *,
+        publish: Callable[[Sequence[Job]], object],
+        app: str,
+        apublish: Callable[[Sequence[Job]], Awaitable[object]] | None = None,
+        home: Callable[[str], str] = lambda _queue: "",
+    ) -> None:
         self._publish = publish
-        self._owner = owner
+        self._apublish = apublish
+        self._home = home
+        self._owner = f"application {app!r}"
         self._thread: threading.Thread | None
+        self._wake: Callable[[], None] | None
         self._why: str
         self.start_over()
         _ALL.add(self)
@@ -100,13 +118,46 @@ class Backlog:
                 ) from error
             if error is not None:
                 self._why = str(error)
-            if self._thread is None:
-                thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
-                thread.start()  # when the system has no thread to give, this raises, and the next job tries again
-                self._thread = thread
+            if self._thread is None and self._wake is None:
+                self._start_thread()
             for job in jobs:
                 self._waiting.setdefault(job.queue, deque()).append(_Kept(job, _due(job, now)))
             self._size += len(jobs)
+            if self._wake is not None:
+                self._wake()
+
+    async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
+        """Publish what waits in this Trio run, in place of the thread, until cancelled (C76). What waits then is left
+        to a thread. For a long-running task: `await nursery.start(app.backlog.run)`."""
+        import trio  # a producer need not have it loaded
+
+        publish = self._apublish
+        if publish is None or self._wake is not None:
+            raise RuntimeError("this backlog has a coroutine already, or nothing to publish with in one")
+        came, token, failures = trio.Event(), trio.lowlevel.current_trio_token(), 0
+
+        def wake() -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(came.set)
+
+        self._wake = wake
+        try:
+            if task_status is not None:
+                task_status.started()
+            while True:
+                came = trio.Event()
+                portions = {} if self._thread is not None else self._first()  # the thread has its last round
+                if portions:
+                    failures = 0 if await self._apublished(publish, portions) else failures + 1
+                    await trio.sleep(_pause(failures) if failures else 0)
+                else:
+                    with trio.move_on_after(LOOK if self._thread is not None else float("inf")):
+                        await came.wait()
+        finally:
+            with self._changed:
+                self._wake = None
+                if self._size and self._thread is None:
+                    self._start_thread()
 
     def flush(self, timeout: float | None = 10.0) -> bool:
         """Try at once, and wait until nothing is left, for `timeout` seconds at most (None: for ever). Gives whether
@@ -129,6 +180,7 @@ class Backlog:
         self._size = 0
         self._why = ""
         self._thread = None
+        self._wake = None
 
     def lost(self) -> str:
         """What to say of jobs that wait when the process ends; '' when there are none."""
@@ -137,16 +189,24 @@ class Backlog:
         jobs, are = ("1 job", "is") if self._size == 1 else (f"{self._size} jobs", "are")
         return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
 
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
+        thread.start()  # when the system has no thread to give, this raises, and the next job tries again
+        self._thread = thread
+
+    def _first(self) -> dict[str, list[_Kept]]:
+        """Of each queue what one attempt takes."""
+        return {queue: list(islice(kept, PORTION)) for queue, kept in list(self._waiting.items())}
+
     def _drain(self) -> None:
         """In the thread: publish until nothing waits."""
         failures = 0
         while True:
             with self._changed:
                 if failures:
-                    pause = full_jitter(failures, start=BACKOFF_START, cap=BACKOFF_CAP, random=random.random)
-                    self._changed.wait(pause)
-                portions = {queue: list(islice(kept, PORTION)) for queue, kept in self._waiting.items()}
-                if not portions:
+                    self._changed.wait(_pause(failures))
+                portions = self._first()
+                if not portions or self._wake is not None:
                     self._thread = None
                     return
             failures = 0 if self._published(portions) else failures + 1
@@ -154,15 +214,40 @@ class Backlog:
     def _published(self, portions: dict[str, list[_Kept]]) -> bool:
         """One attempt at each queue's first jobs; whether all of them went through."""
         whole = True
+        away: set[str] = set()
         for queue, kept in portions.items():
+            if self._home(queue) in away:
+                continue
             try:
                 self._publish([each.now() for each in kept])
-            except BrokerUnavailable as error:
+            except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
                 self._why = str(error)
-                return False
+                away.add(self._home(queue))
+                whole = False
             except Exception as error:  # refused: this queue's jobs stay, and hold up no other queue's
                 self._why = f"queue {queue!r}: {error}"
                 whole = False
+            else:
+                self._gone(queue, len(kept))
+        if whole:
+            self._why = ""
+        return whole
+
+    async def _apublished(
+        self, publish: Callable[[Sequence[Job]], Awaitable[object]], portions: dict[str, list[_Kept]]
+    ) -> bool:
+        """`_published`, in the coroutine."""
+        whole, away = True, set[str]()
+        for queue, kept in portions.items():
+            if self._home(queue) in away:
+                continue
+            try:
+                await publish([each.now() for each in kept])
+            except BrokerUnavailable as error:
+                self._why, whole = str(error), False
+                away.add(self._home(queue))
+            except Exception as error:
+                self._why, whole = f"queue {queue!r}: {error}", False
             else:
                 self._gone(queue, len(kept))
         if whole:
@@ -179,6 +264,10 @@ class Backlog:
             self._size -= count
             if not self._size:
                 self._changed.notify_all()
+
+
+def _pause(failures: int) -> float:
+    return full_jitter(failures, start=BACKOFF_START, cap=BACKOFF_CAP, random=random.random)
 
 
 def _due(job: Job, now: float) -> float | None:

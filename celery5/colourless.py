@@ -13,7 +13,7 @@ from celery5.broker.call import Call
 from celery5.broker.colour import current_colour
 
 if TYPE_CHECKING:
-    from celery5.broker.blocking import BlockingRedis
+    from celery5.connections import PlainRedis
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Plain:
     """The blocking driver, dressed as one that is awaited."""
 
-    def __init__(self, redis: "BlockingRedis") -> None:
+    def __init__(self, redis: "PlainRedis") -> None:
         self._redis = redis
 
     async def perform(self, call: Call[T], /) -> T:

@@ -29,7 +29,11 @@ EVERY = 1.0
 EVERY_OF_REDIS = 10.0
 """Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
 
-NOT_IN_REDIS = ("broker", "inbox", "inbox_signatures", "keys", "status_host", "status_port")
+NOT_IN_REDIS = (
+    *("broker", "brokers", "routes", "inbox", "inbox_signatures", "keys", "status_host", "status_port"),
+    *("publisher", "publisher_socket", "publisher_tcp", "publisher_certificate", "publisher_key"),
+    *("publisher_client_ca", "publisher_plain", "publisher_backlog"),
+)
 """Settings that no hash in Redis can say: where that is; and what keeps whoever can write there from commanding."""
 
 

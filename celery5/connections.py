@@ -41,6 +41,18 @@ class BlockingResults(Protocol):
         ...
 
 
+class PlainRedis(Protocol):
+    """Performs calls in plain Python."""
+
+    def perform(self, call: "Call[T]", /) -> T:
+        """Make one trip."""
+        ...
+
+    def perform_all(self, calls: "Sequence[Call[T]]", /) -> list[T]:
+        """Make several trips in one write."""
+        ...
+
+
 class AwaitingRedis(Protocol):
     """Performs calls in an event loop."""
 
@@ -94,8 +106,11 @@ class Connections:
             self._endpoint = Endpoint.from_url(self._url)
         return self._endpoint
 
-    def blocking(self, *, instead: str) -> "BlockingRedis":
+    def blocking(self, *, instead: str) -> PlainRedis:
         """The driver of plain Python. Raises BlockingInEventLoop inside a loop, naming what to await `instead`."""
+        return self._driver(instead)
+
+    def _driver(self, instead: str) -> "BlockingRedis":
         colour = current_colour()
         if colour is not None:
             raise BlockingInEventLoop(
@@ -111,7 +126,7 @@ class Connections:
 
     def results(self, *, instead: str) -> BlockingResults:
         """What waits for results in plain Python."""
-        redis = self.blocking(instead=instead)
+        redis = self._driver(instead)
         if self._results is None:
             from celery5.broker.waiting_blocking import BlockingResults as Waiter
 
@@ -132,11 +147,12 @@ class Connections:
         return await ambient.results(self.endpoint)
 
     @contextmanager
-    def lent(self, redis: "TrioRedis") -> Generator[None, None, None]:
-        """Within this block, `awaiting` in this Trio run gives `redis`: a worker lends its jobs its own connection."""
+    def lent(self, redis: "TrioRedis", endpoint: "Endpoint") -> Generator[None, None, None]:
+        """Within this block, `awaiting` in this Trio run gives `redis` for the broker at `endpoint`: a worker lends
+        its jobs its own connection."""
         from celery5.broker import ambient
 
-        with ambient.lent(self.endpoint, redis):
+        with ambient.lent(endpoint, redis):
             yield
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from celery5.broker import inbox as trips
 from celery5.broker.in_thread import in_thread
 from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingRedis
-from celery5.errors import BrokerError, CommandRefused, Misconfigured
+from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured
 from celery5.keyring import Keyring, folder_of
 from celery5.overview import state_of_app
 from celery5.protocol.job import new_id
@@ -172,7 +172,7 @@ class Control:
         now, sealed = time.time(), dict[str, tuple[str, bytes]]()
         for inbox in inboxes:
             order = Order(
-                id=new_id(),
+                id=new_id() + self._end_of(inbox),
                 audience=audience_of(self._app.name, inbox),
                 issued=now,
                 expires=now + told.expires,
@@ -182,6 +182,12 @@ class Control:
             )
             sealed[inbox] = (order.id, seal(order, signer))
         return sealed
+
+    def _end_of(self, inbox: str) -> str:
+        """What a command's id ends with, when its inbox is on another broker than the default one: what is about it is
+        there, too."""
+        _, at, broker = inbox.rpartition("@")
+        return f"@{broker}" if at and broker in self._app.brokers.names else ""
 
     def _plain(self, instead: str) -> AwaitingRedis:
         return Plain(self._app.connections.blocking(instead=f"app.control.{instead}"))
@@ -207,7 +213,10 @@ async def _inboxes(app: "App", redis: AwaitingRedis, to: tuple[str, ...]) -> tup
         return await _living(app, redis)
     if not any(":" in each for each in to):
         return to  # no incarnation is among them, so nothing need be asked
-    state = await state_of_app(app, redis, None)
+    try:
+        state = await state_of_app(app, redis, None)
+    except BrokerUnavailable:  # one of several: whoever is named as its inbox is found without it
+        return to
     living = (*state.workers, *state.routers, *state.schedulers)
     return tuple(dict.fromkeys(inbox_meant(each, living) for each in to))
 
@@ -241,7 +250,12 @@ async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) ->
         state = await state_of_app(app, redis, None)
     except BrokerError:
         return silent  # what the others have answered is worth more than this
-    beside = {"Routers": state.routers, "Schedulers": state.schedulers}
+    beside = {
+        "Routers": state.routers,
+        "Schedulers": state.schedulers,
+        "Controllers": state.controllers,
+        "Publishers": state.publishers,
+    }
     others = [who_else(each.worker, state.workers, beside) for each in silent]
     return [
         msgspec.structs.replace(each, why=f"{other} ({each.why})" if other else each.why)

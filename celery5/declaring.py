@@ -77,6 +77,7 @@ class TaskOptions(TypedDict, total=False):
 
     name: str | None
     queue: str | None
+    broker: str | None
     loop: Literal["trio", "asyncio"]
     expires: float | timedelta | None
     ignore_result: bool | None

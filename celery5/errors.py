@@ -21,6 +21,14 @@ class Misconfigured(CeleryError):
     """A setting, an option or a declaration makes no sense. The message names it and its origin."""
 
 
+OCCUPIED = 73
+"""The exit code of a process whose place another one still has: it is tried again, and is no death."""
+
+
+class Occupied(Misconfigured):
+    """Another process has what is for one only: a socket, a backlog. It may be about to end."""
+
+
 class DuplicateTask(Misconfigured):
     """Two functions were declared under one task name in one application."""
 
@@ -240,8 +248,14 @@ class BrokerReadOnly(BrokerUnavailable):
     """Redis is a read-only replica: the command did not run."""
 
 
+class PublisherUnavailable(BrokerUnavailable):
+    """The Publisher daemon that the setting `publisher` names cannot be reached, or can store nothing. With
+    `maybe_done` nobody knows whether it has the jobs."""
+
+
 class BacklogFull(BrokerUnavailable):
-    """Redis cannot be reached, and the backlog (setting `backlog`) has no room for these jobs. None of them is kept."""
+    """Redis cannot be reached, and the backlog (setting `backlog`, or the Publisher daemon's) has no room for these
+    jobs. None of them is kept."""
 
 
 class NotReplicated(BrokerError):
@@ -285,6 +299,14 @@ class CommandRefused(CeleryError):
 class BootStepFailed(CeleryError):
     """A mandatory boot step or service of the application did not come up, or crashed too often: its worker stops. The
     text names it and why."""
+
+
+class PlatformError(CeleryError):
+    """A platform cannot start, end or reach a process of a cluster now: the text says which, and why."""
+
+
+class Superseded(CeleryError):
+    """The Controller that started this process leads no more, so the process does not begin."""
 
 
 class LeaseLost(CeleryError):

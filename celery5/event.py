@@ -96,6 +96,13 @@ class Event(_Fields):
         return subscribed if task is None else subscribed(task)
 
     @classmethod
+    def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
+        """Take a task's subscription back, at once and for good, whatever workers still declare: see
+        `app.events.unsubscribe`. For plain Python."""
+        declared = declared_of(cls)
+        return task.app.events.unsubscribe(declared.name, task.name)
+
+    @classmethod
     def job(cls, /, **fields: Any) -> Job:
         """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
         Raises BadArguments, which is a TypeError, and MessageTooLarge."""
@@ -128,6 +135,7 @@ class EventClass(Generic[T]):
         @overload
         def subscribe(self, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
         def subscribe(self, task: Any = None, /, **options: Any) -> Any: ...
+        def unsubscribe(self, task: Task[Any, Any], /) -> bool: ...
         def job(self, /, **fields: Any) -> Job: ...
         def delay(self, /, **fields: Any) -> SentEvent: ...
         async def adelay(self, /, **fields: Any) -> SentEvent: ...
@@ -371,6 +379,6 @@ def _is_whole(version: object) -> bool:
 
 
 _DECLARED: WeakKeyDictionary[type[Any], Declared] = WeakKeyDictionary()
-_RESERVED = ("subscribe", "delay", "adelay", "job")
+_RESERVED = ("subscribe", "unsubscribe", "delay", "adelay", "job")
 _MADE = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from celery5.broker import events as trips
+from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.looking import QueueState, overview
 from celery5.colourless import Plain, finished
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
 from celery5.event import Declared, Event, SentEvent, all_declared, declared_of
-from celery5.protocol.events import Subscription, by_subject, read_subscription, subject_of
+from celery5.protocol.events import Subscription, by_subject, read_subscription, subject_of, subscription_name
 from celery5.protocol.job import Job
 
 if TYPE_CHECKING:
@@ -32,10 +33,17 @@ class Subscriber(msgspec.Struct, frozen=True):
     takes: tuple[str, ...] | None
 
 
+class TakenBack(msgspec.Struct, frozen=True):
+    """A subscription that was taken back, and is not in force though workers may declare it."""
+
+    app: str
+    task: str
+
+
 class EventState(msgspec.Struct, frozen=True):
     """How one version of an event does: its subscribers, how many are `kept` since nobody wanted them, and how many
     nobody has wanted in the last week (`unclaimed`). `fields` are those that are declared here, None if none is; `of`
-    names the application whose event it is."""
+    names the application whose event it is. Subscriptions that were `taken_back` are to all of its versions."""
 
     event: str
     version: int
@@ -44,6 +52,7 @@ class EventState(msgspec.Struct, frozen=True):
     unclaimed: int
     fields: tuple[str, ...] | None
     of: str
+    taken_back: tuple[TakenBack, ...] = ()
 
 
 class Events(Mapping[str, type[Event]]):
@@ -135,6 +144,31 @@ class Events(Mapping[str, type[Event]]):
         """`state`, from Trio or asyncio."""
         return await self._state(await self._app.connections.awaiting())
 
+    def unsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """Take the subscription of a task back, at once and for good: whoever still declares it gets nothing. `app` is
+        the task's application, this one unless it is said. Gives whether there was one in force. For plain Python."""
+        call = self._taking_back(event, task, app, back=True)
+        return self._app.perform(call, instead="app.events.aunsubscribe")
+
+    async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """`unsubscribe`, from Trio or asyncio."""
+        return await self._app.aperform(self._taking_back(event, task, app, back=True))
+
+    def resubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """Allow a subscription again that was taken back: its workers declare it within a minute. Gives whether it was
+        taken back. For plain Python."""
+        call = self._taking_back(event, task, app, back=False)
+        return self._app.perform(call, instead="app.events.aresubscribe")
+
+    async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
+        """`resubscribe`, from Trio or asyncio."""
+        return await self._app.aperform(self._taking_back(event, task, app, back=False))
+
+    def _taking_back(self, event: str, task: str, app: str, *, back: bool) -> Call[bool]:
+        of = next((each.of for (name, _), each in self._all.items() if name == event), self._app.name)
+        name = subscription_name(event, app or self._app.name, task)
+        return trips.unsubscribe(Keys(of), name, lasts=self._app.settings.subscription_ttl, back=back)
+
     def _jobs(self, events: Sequence[Event]) -> list[Job]:
         if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
             raise TypeError(f"events.send takes a list of events, got {events!r}")
@@ -159,16 +193,18 @@ class Events(Mapping[str, type[Event]]):
         keys = Keys(of)
         registry = await redis.perform(trips.subscribers(keys, b""))
         counts = await redis.perform(trips.unclaimed(keys))
+        back = [each.split("\n") for each in registry.back]
         read = [read_subscription(value) for value in (registry.entries or {}).values()]
         subscribed = by_subject(each for each in read if each is not None)
         own = {key: each for key, each in self._all.items() if each.of == of}
         declared = {subject_of(*key) for key in own}
         subjects = sorted(declared if of != self._app.name else {*subscribed, *counts, *declared})
         kept = await redis.perform_all([trips.kept(keys, each) for each in subjects]) if subjects else []
-        return [
+        states = [
             _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own, of)
             for subject, many in zip(subjects, kept, strict=True)
         ]
+        return [msgspec.structs.replace(each, taken_back=_taken_back(each.event, back)) for each in states]
 
 
 def _state_of(
@@ -186,6 +222,11 @@ def _state_of(
     ordered = sorted(subscribers, key=lambda each: (each.app, each.task))
     fields = None if declared is None else declared.fields
     return EventState(name, version, tuple(ordered), kept, unclaimed, fields, of)
+
+
+def _taken_back(event: str, names: Iterable[list[str]]) -> tuple[TakenBack, ...]:
+    """Those to one event, of all names in the registry whose subscription was taken back."""
+    return tuple(TakenBack(*each[1:]) for each in sorted(names) if len(each) == 3 and each[0] == event)
 
 
 def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:

@@ -8,6 +8,7 @@ later as the clock was set forward, one that comes twice fires the first time on
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from datetime import time as time_of_day
 from functools import lru_cache
@@ -21,6 +22,8 @@ DAY = timedelta(days=1)
 TRIES = 10_000
 """Steps in which triggers that must agree do so, or never."""
 _LAST = datetime(9000, 1, 1)
+_YEARS = "1970-2199"
+"""Where a cron trigger that names no years is looked for: one that never fits is so known in no time."""
 
 Wall = Callable[[datetime], datetime | None]
 """Gives the first time of day after another, neither of them in any zone."""
@@ -28,7 +31,30 @@ Wall = Callable[[datetime], datetime | None]
 
 def following(trigger: AnyTrigger, after: int) -> int | None:
     """The first moment after another at which `trigger` fires, in ms since 1970; None when there is none. Raises
-    Misconfigured for a trigger that makes no sense, or whose time zone this machine does not know."""
+    Misconfigured for a trigger that makes no sense, or whose time zone this machine does not know.
+
+    What was found last holds for all moments before it: triggers of which none is due are not asked again.
+    """
+    last = _last(trigger)
+    if last.after is None or after < last.after or (last.at is not None and last.at <= after):
+        last.at, last.after = _following(trigger, after), after
+    return last.at
+
+
+@dataclass(slots=True)
+class _Last:
+    """What was found last for a trigger: nothing lies between the two."""
+
+    after: int | None = None
+    at: int | None = None
+
+
+@lru_cache(maxsize=1024)
+def _last(_trigger: AnyTrigger) -> _Last:
+    return _Last()
+
+
+def _following(trigger: AnyTrigger, after: int) -> int | None:
     match trigger:
         case Interval():
             return _interval(trigger, after)
@@ -229,7 +255,7 @@ def _cron_error(trigger: Cron, why: str) -> str:
 def _apscheduler_cron(fields: dict[str, str]) -> Any:
     from apscheduler.triggers.cron import CronTrigger
 
-    return CronTrigger(**fields, timezone=UTC)
+    return CronTrigger(**{"year": _YEARS, **fields}, timezone=UTC)
 
 
 def _calendar(trigger: Calendar) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from celery5.errors import BadArguments, Misconfigured
 from celery5.protocol.job import digest
-from celery5.protocol.limits import Gate, Limit, Range, Rate, gate_of
+from celery5.protocol.limits import Gate, Limit, Range, Rate, Rule, gate_of, line_of, rule_for
 
 Key = str | Callable[..., object]
 """What a job is counted by, or stands in line for: a parameter's name, or a function of the arguments."""
@@ -36,6 +36,7 @@ class Gated:
         self._signature = inspect.signature(function)
         self._keys = keys
         self._queue = queue
+        self._turns = _turns_of(task, gate)
         for name, key in zip(("concurrency_key", "fair_key"), keys, strict=True):
             if key is not None and not callable(key) and key not in self._signature.parameters:
                 known = ", ".join(self._signature.parameters) or "none"
@@ -65,6 +66,10 @@ class Gated:
                 value = given[key]
             found[n] = _text(value)
         return found[0], found[1]
+
+    def line(self, slot: str, turn: str) -> str:
+        """The line in which a job with these keys waits; '' where jobs do not take turns."""
+        return line_of(self._turns, slot, turn) if self._turns else ""
 
     def completed(self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]) -> tuple[str, str]:
         """The keys that a message says, and where it lacks one, as from an event or a producer that knows none, what
@@ -113,6 +118,12 @@ def gated(
     limit, rate = said.get("limit"), said.get("rate_limit")
     gate = gate_of(task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None)
     return None if gate is None else Gated(task, function, gate, (concurrency_key, fair_key), queue)
+
+
+def _turns_of(task: str, gate: Gate) -> Rule | None:
+    """By what the lines of a task are made whose jobs take turns. What is imposed on it makes no others."""
+    rule = rule_for(task, gate, computed=None, imposed=None, suspended=False)
+    return rule if gate.fair else None
 
 
 def _text(value: object) -> str:

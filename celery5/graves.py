@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from celery5.broker import calls
 from celery5.broker import dead_letters as graveyard
+from celery5.broker.absent import leaving_out
 from celery5.broker.dead_letters import Grave
 from celery5.broker.keys import QueueKeys
 from celery5.connections import AwaitingRedis
@@ -66,11 +67,14 @@ class Reading:
         return [_Span(keys, first, last) for keys in queues]
 
     async def _names(self) -> Sequence[str]:
-        known = await self._redis.perform(calls.queues(self._app.keys))
+        if not self._meant.queues:
+            return await self._redis.perform(calls.queues(self._app.keys))
+        with leaving_out():  # but for those that are meant
+            known = await self._redis.perform(calls.queues(self._app.keys))
         for name in self._meant.queues:
             if name not in known and not await self._redis.perform(graveyard.exists(self._app.queue(name))):
                 raise UnknownQueue(name, known)
-        return self._meant.queues or known
+        return self._meant.queues
 
     async def _ages(self) -> tuple[int, float]:
         """The first and the last ms in which the jobs that are meant died."""

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from celery5.log_lines import Message, as_json, kind_of, unshowable
 
@@ -31,7 +31,7 @@ LONGEST_NAME = 64
 
 _PRIORITY: Mapping[str, str] = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
 _RENAMED = {"message_type": "EVENT", "seconds": "DURATION"}
-_NO_FIELDS = {"timestamp", "task_level", "level"}
+_NO_FIELDS = {"timestamp", "level"}
 _NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
 _TOO_LARGE = (errno.EMSGSIZE, errno.ENOBUFS)
 _SEALED = (
@@ -148,6 +148,10 @@ def _name(name: str) -> str:
 
 
 def _value(name: str, value: Any) -> str:
+    if name == "task_level" and isinstance(
+        value, list
+    ):  # the place in the action, as eliot writes it on one line
+        return "".join(f"/{each}" for each in cast("list[object]", value))
     if isinstance(value, str):
         return value.removeprefix("celery5:") if name == "message_type" else value
     return as_json(value)
@@ -177,4 +181,13 @@ def _below(message: Message) -> str:
     return "\n" + str(message["traceback"]).rstrip() if message.get("traceback") else ""
 
 
-_ASIDE = {*_NO_FIELDS, "message_type", "action_type", "action_status", "task_uuid", "worker", "traceback"}
+_ASIDE = {
+    *_NO_FIELDS,
+    "task_level",
+    "message_type",
+    "action_type",
+    "action_status",
+    "task_uuid",
+    "worker",
+    "traceback",
+}

@@ -90,6 +90,16 @@ class Keyring:
                     self._make_first()
         return self._read(file)
 
+    def begin(self) -> bool:
+        """Make the first key and its authority, unless somebody has put keys here; gives whether they are new. Raises
+        Misconfigured."""
+        self._entered()
+        with self._locked():
+            if self._is_touched():
+                return False
+            self._make_first()
+        return True
+
     def trust(self) -> Trust:
         """Who is trusted here, as of now. Raises Misconfigured when the folder can be entered by others."""
         if not self.folder.exists():
@@ -166,24 +176,29 @@ class Keyring:
             self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
         return prints
 
-    def remedy(self) -> str:
-        """What makes a sender of this folder accepted again whose key, or its authority's, is on the denylist here; ''
-        when neither is. Raises Misconfigured for keys that cannot sign."""
+    def refusal(self) -> Refusal | None:
+        """Why a command that is signed here would not be accepted here; None when it would, or when nothing was signed
+        yet. Raises Misconfigured for keys that cannot sign."""
         mine, now = self.folder / "mine.pem", time.time()
         if not mine.exists():
-            return ""
+            return None
         order = Order(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
         try:
             unseal(seal(order, self._read(mine)), audience="", trust=self.trust(), now=now)
         except NotAccepted as error:
-            if error.reason is not Refusal.REVOKED:
-                return ""
-            file, revoked = self.folder / "ca.pem", self._revoked()
-            if not file.exists():
-                return f"have your authority sign a new key, and put both into {mine}"
-            denied = any(fingerprint(each) in revoked for each in certificates_in(_content(file)))
-            return "celery5 keys new --authority" if denied else "celery5 keys new"
-        return ""
+            return error.reason
+        return None
+
+    def remedy(self) -> str:
+        """What makes a sender of this folder accepted again whose key, or its authority's, is on the denylist here; ''
+        when neither is. Raises Misconfigured for keys that cannot sign."""
+        if self.refusal() is not Refusal.REVOKED:
+            return ""
+        file, revoked = self.folder / "ca.pem", self._revoked()
+        if not file.exists():
+            return f"have your authority sign a new key, and put both into {self.folder / 'mine.pem'}"
+        denied = any(fingerprint(each) in revoked for each in certificates_in(_content(file)))
+        return "celery5 keys new --authority" if denied else "celery5 keys new"
 
     def certificates(self) -> list[Certificate]:
         """All certificates in the folder. Raises Misconfigured when others may enter it, which no worker allows."""

@@ -5,19 +5,22 @@ Floor: domain. Reads: the queues' own keys, and which of them are paused. Writes
 Fennel counted by going through all keys of the server, and failed before the first worker came (F13, F61).
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from celery5.broker import calls, documents, looking, pausing, presence, scaling
+from celery5.broker import calls, documents, leading, looking, pausing, presence, scaling
 from celery5.broker import dead_letters as graveyard
+from celery5.broker.absent import AWAY, absent, leaving_out, may_be_there, without_those_away
 from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS
 from celery5.broker.looking import QueueState, Sighting
 from celery5.broker.scaling import Scaling
 from celery5.connections import AwaitingRedis
 from celery5.errors import UnknownQueue
+from celery5.protocol.leadership import Record
 from celery5.protocol.states import JobState
 from celery5.protocol.story import JobStory, told
 from celery5.sinks import sinks_of
@@ -27,15 +30,23 @@ if TYPE_CHECKING:
     from celery5.app import App
 
 
+BESIDE = ("scheduler", "controller", "publisher")
+"""The kinds of processes that run no jobs, and tell that they live by a lease of their own."""
+
+
 class AppState(msgspec.Struct, frozen=True):
     """What is in an application's queues, by their names, and who works on them; how it is scaled, if it is; what waits
-    for a Router (`events`); and the `schedulers` that live."""
+    for a Router (`events`); and the `schedulers`, `controllers` and `publishers` that live, and
+    which Controller is the `leader`, '' for none."""
 
     app: str
     queues: dict[str, QueueState]
     scaling: Scaling | None
     events: QueueState
     schedulers: tuple[str, ...]
+    controllers: tuple[str, ...] = ()
+    publishers: tuple[str, ...] = ()
+    leader: str = ""
 
     @property
     def unfinished(self) -> int:
@@ -61,22 +72,46 @@ class AppState(msgspec.Struct, frozen=True):
 
 async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
     """What is in the application's queues, or in one of them. Raises UnknownQueue."""
+    return await without_those_away(lambda: _state_of_app(app, redis, queue))
+
+
+async def _state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
     used = await redis.perform(calls.queues(app.keys))
     paused = await redis.perform(pausing.paused(app.keys))
     known = sorted({*used, *paused})  # one may be paused before anything was sent to it
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
-    asked: list[Call[Any]] = [looking.overview(app.queue(name)) for name in (*names, EVENTS)]
-    found: list[Any] = await redis.perform_all([*asked, presence.living(app.keys, "scheduler")])
-    *states, events, schedulers = found
-    scaled = await redis.perform(scaling.scaling(app.keys)) if is_scaled(app.settings) else None
+    asked: list[Call[Any]] = [looking.overview(app.queue(name)) for name in names]
+    states: list[QueueState] = await redis.perform_all(asked) if asked else []
+    events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
+    leader = record.leader if record.leader in controllers else ""  # it is remembered for long who led
     waiting = await _documents(app, redis, names)
     queues = {
         each.queue: replace(each, paused=each.queue in paused, documents=waiting.get(each.queue, {}))
         for each in states
     }
-    return AppState(app.name, queues, scaled, events, schedulers)
+    return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader)
+
+
+async def _beside(app: "App", redis: AwaitingRedis) -> Sequence[Any]:
+    """What is on the default broker: the events, who lives besides workers, who leads, how it is scaled. As good as
+    nothing of it, when that is left out."""
+    living: list[Call[Any]] = [presence.living(app.keys, kind) for kind in BESIDE]
+    asked: list[Call[Any]] = [looking.overview(app.queue(EVENTS)), *living, leading.leader(app.keys)]
+    if is_scaled(app.settings):
+        asked.append(scaling.scaling(app.keys))
+    try:
+        found: list[Any] = await redis.perform_all(asked)
+    except AWAY:
+        if not absent():
+            raise
+        return (_no_events(), (), (), (), Record(), None)
+    return found if is_scaled(app.settings) else [*found, None]
+
+
+def _no_events() -> QueueState:
+    return QueueState(EVENTS, 0, 0, 0, None, 0, None, 0, ())
 
 
 async def _documents(app: "App", redis: AwaitingRedis, queues: list[str]) -> dict[str, dict[str, int]]:
@@ -90,7 +125,16 @@ async def _documents(app: "App", redis: AwaitingRedis, queues: list[str]) -> dic
 
 
 async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:
-    """What is known of a job, on one queue or wherever it is; None when nothing is. Raises UnknownQueue."""
+    """What is known of a job, on one queue or wherever it is; None when nothing is. Raises UnknownQueue, and the error
+    of a broker that is away when the job is on none of the others: it may be there."""
+    with leaving_out() as away:
+        found = await without_those_away(lambda: _story_of(app, redis, job_id, queue))
+    if found is None and away and (queue is None or app.brokers.home(queue) in away):
+        raise may_be_there(f"job {job_id!r}", away)
+    return found
+
+
+async def _story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:
     known = await redis.perform(calls.queues(app.keys))
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)

@@ -6,7 +6,7 @@ Floor: domain. Reads: nothing. Writes: what the calls it makes say (streams, sch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from celery5.broker import calls
+from celery5.broker import calls, gating
 from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
 from celery5.protocol.job import Job
@@ -38,7 +38,7 @@ class Publisher:
         """The calls that publish `jobs`, in their order for each queue. What they give is for `published`.
 
         Where one job has a key, all jobs of its queue go the same way, so that they keep their order. Those of another
-        priority than normal go that way, too, to their own lane.
+        priority than normal go that way, too, to their own lane. Those that take turns go straight to their lines.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
             return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on(jobs[0].lane), jobs)]
@@ -67,7 +67,14 @@ class Publisher:
 
 def _way(job: Job) -> str:
     """How a job goes when it goes alone."""
+    if _lines_up(job):
+        return "line_up"
     return "claim" if job.lock or job.lane else "schedule" if job.at else "publish"
+
+
+def _lines_up(job: Job) -> bool:
+    """Whether it goes straight to its line."""
+    return bool(job.line) and not job.lock and not job.at
 
 
 def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str, str], list[Job]]:
@@ -75,7 +82,9 @@ def _grouped(jobs: Sequence[Job]) -> dict[tuple[str, str, str], list[Job]]:
     claimed = {job.queue for job in jobs if job.lock}
     groups: dict[tuple[str, str, str], list[Job]] = {}
     for job in jobs:
-        way = "claim" if job.lane or job.queue in claimed else "schedule" if job.at else "publish"
+        way = _way(job)
+        if job.queue in claimed and way != "line_up":
+            way = "claim"
         groups.setdefault((job.queue, way, job.lane), []).append(job)
     return groups
 
@@ -92,7 +101,11 @@ def _claim(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
     return calls.claim(keys, [(job.id, job.message, job.at, job.lock, job.unique_for) for job in jobs])
 
 
-_WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim}
+def _line_up(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
+    return gating.line_up(keys, [(job.id, job.message, job.line, job.expires) for job in jobs])
+
+
+_WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim, "line_up": _line_up}
 
 
 def portions(jobs: Iterable[T], size_of: Callable[[T], int], most: int = PORTION) -> Iterator[list[T]]:

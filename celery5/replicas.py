@@ -8,8 +8,8 @@ WAIT is best effort, by Redis' own words: it makes the loss of a job at a failov
 from collections.abc import Sequence
 
 from celery5.broker import calls
-from celery5.broker.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
+from celery5.connections import PlainRedis
 from celery5.errors import BrokerError, NotReplicated
 from celery5.protocol.job import Job
 
@@ -17,7 +17,7 @@ WITHIN = 1.0
 """Seconds that replicas get."""
 
 
-def assure(redis: BlockingRedis, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
+def assure(redis: PlainRedis, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
     """Return once `wanted` replicas have `jobs`, which are published. Raises NotReplicated when they have not in time,
     or when Redis cannot be asked any more.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from celery5.broker import calls, scheduling
+from celery5.broker.absent import leaving_out, may_be_there, without_those_away
 from celery5.broker.scheduling import Sent
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
@@ -122,6 +123,10 @@ def told(schedule: Schedule) -> ScheduleState:
 
 async def all_of(app: "App", redis: AwaitingRedis) -> "list[tuple[Schedule, bytes]]":
     """All schedules in Redis that this version understands, each with its record."""
+    return await without_those_away(lambda: _all_of(app, redis))
+
+
+async def _all_of(app: "App", redis: AwaitingRedis) -> "list[tuple[Schedule, bytes]]":
     queues = await redis.perform(scheduling.queues(app.keys))
     found = await redis.perform_all([scheduling.records(app.keys, each) for each in queues]) if queues else []
     read = [(schedules.decode(record), record) for each in found for record in each.values()]
@@ -140,15 +145,26 @@ async def listed(app: "App", redis: AwaitingRedis) -> "list[ScheduleState]":
 
 
 async def found_one(app: "App", redis: AwaitingRedis, name: str) -> tuple[Schedule, bytes]:
-    """One schedule and its record. Raises Misconfigured."""
+    """One schedule and its record. Raises Misconfigured, and the error of a broker that is away when none of the others
+    has it."""
+    with leaving_out() as away:
+        found = await without_those_away(lambda: _looked_up(app, redis, name))
+        if found is not None:
+            return found
+        if away:
+            raise may_be_there(f"schedule {name!r}", away)
+        known = [each.name for each in await listed(app, redis)]
+    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(known[:20]) or 'none'}")
+
+
+async def _looked_up(app: "App", redis: AwaitingRedis, name: str) -> tuple[Schedule, bytes] | None:
     queues = await redis.perform(scheduling.queues(app.keys))
     asked = [scheduling.record(app.keys, each, name) for each in queues]
     for record in await redis.perform_all(asked) if asked else []:
         schedule = schedules.decode(record) if record else None
         if schedule is not None and not schedule.moved:
             return schedule, record
-    known = [each.name for each in await listed(app, redis)]
-    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(known[:20]) or 'none'}")
+    return None
 
 
 async def shown_one(app: "App", redis: AwaitingRedis, name: str) -> ScheduleState:

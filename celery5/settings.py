@@ -7,7 +7,8 @@ Services never see this page: wiring hands them values.
 """
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -17,8 +18,11 @@ from msgspec import Meta
 from celery5.errors import Misconfigured
 from celery5.protocol.autoscale_words import autoscale_in
 from celery5.protocol.budget_words import budgets_in
+from celery5.protocol.daemon_address import address_in, connections_in, door_in
 from celery5.protocol.prioritisation import strategy_in
+from celery5.protocol.recycling import bytes_in
 from celery5.protocol.retry import LONGEST
+from celery5.protocol.routes import wrong_in
 from celery5.protocol.sharing import levels_in, order_in
 from celery5.spellings import hint
 
@@ -35,6 +39,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
         "redis://127.0.0.1:6379/0"
     )
+    brokers: Annotated[
+        dict[str, str], Meta(description="further brokers, by name; broker is the one named default")
+    ] = msgspec.field(default_factory=dict[str, str])
+    routes: Annotated[
+        dict[str, str],
+        Meta(description="which broker a queue or a task goes to: names or globs, the first that fits"),
+    ] = msgspec.field(default_factory=dict[str, str])
     default_queue: Annotated[
         str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{},]{1,200}\Z")
     ] = "default"
@@ -65,6 +76,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     box_idle: Annotated[float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)] = (
         60.0
     )
+    max_jobs: Annotated[
+        int, Meta(description="jobs after which a worker process is recycled; 0: never", ge=0)
+    ] = 0
+    max_memory: Annotated[
+        str, Meta(description="memory with which a worker process is recycled: 500 MiB; none: never")
+    ] = ""
     grace_period: Annotated[
         float, Meta(description="how long running jobs may go on after a stop", ge=0, le=LONGEST)
     ] = 30.0
@@ -92,6 +109,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replicas: Annotated[
         int, Meta(description="replicas that must have a job before sending it returns", ge=0)
     ] = 0
+    publisher: Annotated[
+        str, Meta(description="Publisher daemon that gets the jobs: unix://PATH, unix:// or tls://HOST:PORT")
+    ] = ""
+    publisher_socket: Annotated[
+        str, Meta(description="unix socket that a Publisher opens; default: in the user's folder for these")
+    ] = ""
+    publisher_tcp: Annotated[str, Meta(description="HOST:PORT that a Publisher listens on, besides")] = ""
+    publisher_certificate: Annotated[
+        str, Meta(description="file of its certificate, and maybe its key: then TCP speaks TLS")
+    ] = ""
+    publisher_key: Annotated[str, Meta(description="file of that key")] = ""
+    publisher_client_ca: Annotated[
+        str, Meta(description="file of the authority that must have signed its TCP clients' certificates")
+    ] = ""
+    publisher_plain: Annotated[bool, Meta(description="whether TCP beyond this host may go without TLS")] = (
+        False
+    )
+    publisher_backlog: Annotated[
+        str, Meta(description="what a Publisher keeps in: sqlite, memory, a folder, or module:name")
+    ] = "sqlite"
+    publisher_backlog_messages: Annotated[
+        int, Meta(description="messages that it keeps for a broker, at most", ge=1)
+    ] = 100_000
+    publisher_backlog_bytes: Annotated[
+        int, Meta(description="bytes of messages that it keeps for a broker, at most", ge=1024)
+    ] = 1024 * 1024 * 1024
+    publisher_connections: Annotated[
+        str | int | list[int],
+        Meta(description="connections of a Publisher to a broker: 1, or 1..4 to have more under pressure"),
+    ] = "1"
     when_unpublishable: Annotated[
         Literal["backlog", "local", "abandon"],
         Meta(description="a retry while Redis is away: keep it, run it in the same worker, or give up"),
@@ -151,13 +198,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)
+_NO_SETTING = "is no setting: did you mean {}?"
+_TABLES = ("schedules", "brokers", "routes")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": budgets_in,
     "autoscale": autoscale_in,
+    "max_memory": bytes_in,
     "prioritise": strategy_in,
     "priorities": levels_in,
     "queue_order": order_in,
+    "publisher": address_in,
+    "publisher_tcp": door_in,
+    "publisher_connections": connections_in,
 }
+
+
+class WrongSettings(Misconfigured):
+    """Settings that cannot be used, each with where it was said; `in_code` when that of one is a program."""
+
+    def __init__(self, errors: Sequence[str], *, in_code: bool) -> None:
+        self.in_code = in_code
+        super().__init__("; ".join(errors))
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -167,12 +228,47 @@ class Found(msgspec.Struct, frozen=True):
     values: Mapping[str, Any]
 
 
+class Said(dict[str, Any]):
+    """What is said of settings in code; `flags` are the names of those that a command's flags have said since."""
+
+    flags: frozenset[str] = frozenset()
+
+    def say(self, flags: Mapping[str, Any]) -> None:
+        """Take what flags say, over what was said before. None says nothing."""
+        new = {name: value for name, value in flags.items() if value is not None}
+        self.update(new)
+        self.flags = self.flags | new.keys()
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where one setting is said: a `kind` (`said`, `environment` or `configuration`), what errors call the place, and
+    what is said there."""
+
+    kind: str
+    where: str
+    raw: Any
+
+
+def source_of(
+    name: str, said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None
+) -> Source | None:
+    """Where a setting is said, by the order of the house; None where only its default holds."""
+    variable = PREFIX + name.upper()
+    if said.get(name) is not None:
+        return Source("said", f"setting {name}", said[name])
+    if environ.get(variable):
+        return Source("environment", variable, environ[variable])
+    if found is not None and found.values.get(name) is not None:
+        return Source("configuration", f"{name} in {found.where}", found.values[name])
+    return None
+
+
 def read_settings(
     said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None = None
 ) -> Settings:
     """The settings, from what was said in code, the environment and what a configuration says.
 
-    Raises Misconfigured with every error at once, each with its origin.
+    Raises WrongSettings with every error at once, each with its origin.
     """
     values: dict[str, Any] = {}
     configured: Mapping[str, Any] = {} if found is None else found.values
@@ -183,25 +279,51 @@ def read_settings(
         for name in each
         if name not in _TYPES
     ]
-    errors += [f"{name} is no setting: did you mean {near}?" for name, near in _misspelt(environ)]
-    for name, kind in _TYPES.items():
-        if said.get(name) is not None:
-            origin, raw = f"setting {name}", said[name]
-        elif environ.get(PREFIX + name.upper()):
-            origin, raw = PREFIX + name.upper(), environ[PREFIX + name.upper()]
-        elif found is not None and configured.get(name) is not None:
-            origin, raw = f"{name} in {found.where}", configured[name]
-        else:
+    in_code = any(name not in _TYPES for name in said)
+    errors += [f"{name} {_NO_SETTING.format(near)}" for name in sorted(environ) if (near := meant(name))]
+    for name in _TYPES:
+        source = source_of(name, said, environ, found)
+        if source is None:
             continue
         try:
-            values[name] = msgspec.convert(_table(raw) if name == "schedules" else raw, kind, strict=False)
-            if name in _CHECKS:
-                _CHECKS[name](values[name])
-        except (msgspec.ValidationError, Misconfigured) as error:
-            errors.append(f"{origin}={raw!r}: {error}")
+            values[name] = value_of(name, source.raw)
+        except Misconfigured as error:
+            errors.append(f"{source.where}={shown(source.raw)}: {error}")
+            in_code |= source.kind == "said"
+    errors += wrong_in(values.get("brokers", {}), values.get("routes", {}))
     if errors:
-        raise Misconfigured("; ".join(errors))
+        raise WrongSettings(errors, in_code=in_code)
     return Settings(**values)
+
+
+def value_of(name: str, raw: object) -> Any:
+    """What `raw` means as the setting `name`. Raises Misconfigured."""
+    try:
+        value: Any = msgspec.convert(_table(raw) if name in _TABLES else raw, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise Misconfigured(str(error)) from None
+    if name in _CHECKS:
+        _CHECKS[name](value)
+    return value
+
+
+def shown(raw: object) -> str:
+    """What was said, without the passwords of URLs in it."""
+    return re.sub(r"(password=)[^&\s'\"]*", r"\1***", re.sub(r"//.*@", "//***@", repr(raw)))
+
+
+def fault_of_variable(name: str, value: str) -> str:
+    """What is wrong with a variable of the environment; '' when nothing is, or when it is none of ours."""
+    setting = name.removeprefix(PREFIX).lower()
+    if not name.startswith(PREFIX) or setting not in _TYPES or name != PREFIX + setting.upper():
+        near = meant(name)
+        return _NO_SETTING.format(near) if near else ""
+    try:
+        if value:
+            value_of(setting, value)
+    except Misconfigured as error:
+        return f"is {shown(value)}: {error}"
+    return ""
 
 
 def _table(raw: object) -> object:
@@ -219,12 +341,12 @@ def differing(one: Settings, other: Settings) -> tuple[str, ...]:
     return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
 
 
-def _misspelt(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables that look like ours and are not, with what was probably meant."""
-    known = [PREFIX + name.upper() for name in _TYPES]
-    ours = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in known]
-    near = [(name, get_close_matches(name, known, n=1, cutoff=0.9)) for name in ours]
-    return [(name, found[0]) for name, found in near if found]
+def meant(name: str) -> str:
+    """What was probably meant by a variable that looks like ours and is not; '' when it is, or nobody knows."""
+    known = [PREFIX + each.upper() for each in (*_TYPES, "app", "config")]
+    if not name.startswith(PREFIX) or name in known:
+        return ""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.9)), "")
 
 
 def descriptions() -> dict[str, str]:

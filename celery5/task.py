@@ -33,6 +33,7 @@ from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.documents import takers
 from celery5.protocol.envelope import VERSION, Envelope, encode
 from celery5.protocol.job import Job, Options, Terms, digest, new_id
+from celery5.protocol.limits import leaves_at
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
 from celery5.schedule import when_said
@@ -163,6 +164,11 @@ class Task(Generic[P, R_co]):
         return self._app is None
 
     @property
+    def queue(self) -> str:
+        """The queue that its jobs go to. Raises Misconfigured when that is on another broker than its `broker`."""
+        return self.app.brokers.queue(self.name, self.options_)
+
+    @property
     def policy(self) -> RetryPolicy:
         """How a failed job of this task is tried again."""
         if self._policy is None:
@@ -211,8 +217,10 @@ class Task(Generic[P, R_co]):
             said["key"] = digest(self.parameters.canonical(raw_args, raw_kwargs))
         if options.expires is not None:
             said["expires"] = options.expiry(now)
+        line = ""
         if slot or turn:
             said["concurrency_key"], said["fair_key"] = slot, turn
+            line = self.gated.line(slot, turn) if self.gated else ""
         if trace := current_trace():
             said["trace"] = trace
         job_id = options.id or new_id()
@@ -228,13 +236,15 @@ class Task(Generic[P, R_co]):
             terms.unique_for,
             app.name,
             terms.lane,
+            line,
+            leaves_at(envelope.expires) if line else "",
         )
 
     def _worked_out(self, settings: Settings) -> Terms:
         self._settings = settings
         self._terms = terms = self.options_.terms(
             self.policy,
-            queue=settings.default_queue,
+            queue=self.queue,
             ignore_result=settings.ignore_result,
             results_ttl=settings.results_ttl,
         )

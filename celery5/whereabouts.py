@@ -8,10 +8,11 @@ known of the job there, it is looked for on all queues, as `App.find` does, and 
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery5.broker import calls
+from celery5.broker.absent import leaving_out, without_those_away
 from celery5.broker.calls import Place
 from celery5.broker.outage import PATIENCE
 from celery5.colourless import Plain, finished, rest
@@ -28,26 +29,47 @@ PORTION = 500
 PAUSE = 0.1
 """Seconds before a wait looks again for jobs after it could not."""
 
+_NOWHERE = Place(JobState.UNKNOWN, "", b"")
+
 Enough = Callable[[Mapping[str, bytes]], bool]
 Documents = dict[str, bytes]
 
 
 async def places(redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]") -> list[Place]:
-    """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on."""
-    seen = await _looked(redis, [(each, each.queue) for each in handles])
+    """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on. Raises
+    the error of a broker that is away when one may be there."""
+    with leaving_out() as away:
+        seen = await without_those_away(lambda: _seen(redis, handles, away))
+    for each, place in zip(handles, seen, strict=True):
+        each.placed = each.placed or _is_known(place)
+    if away and not all(each.placed for each in handles):
+        raise next(iter(away.values()))
+    return seen
+
+
+async def _seen(
+    redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]", away: Container[str]
+) -> list[Place]:
+    seen = [_NOWHERE] * len(handles)
+    asked = [n for n, each in enumerate(handles) if each.placed or _home(each) not in away]
+    first = await _looked(redis, [(handles[n], handles[n].queue) for n in asked])
+    for n, place in zip(asked, first, strict=True):
+        seen[n] = place
     lost = [n for n, each in enumerate(handles) if not each.placed and not _is_known(seen[n])]
     if lost:
         app = handles[0].app
         names = await redis.perform(calls.queues(app.keys))
-        asked = [(n, name) for n in lost for name in names if name != handles[n].queue]
-        found = await _looked(redis, [(handles[n], name) for n, name in asked])
-        for (n, name), place in zip(asked, found, strict=True):
+        pairs = [(n, name) for n in lost for name in names if name != handles[n].queue]
+        found = await _looked(redis, [(handles[n], name) for n, name in pairs])
+        for (n, name), place in zip(pairs, found, strict=True):
             # Of several, one that has not ended.
             if _is_known(place) and (not _is_known(seen[n]) or (_has_ended(seen[n]) > _has_ended(place))):
                 seen[n], handles[n].queue = place, name
-    for each, place in zip(handles, seen, strict=True):
-        each.placed = each.placed or _is_known(place)
     return seen
+
+
+def _home(handle: "AsyncResult[Any]") -> str:
+    return handle.app.brokers.home(handle.queue)
 
 
 def find(handles: "Sequence[AsyncResult[Any]]", *, instead: str) -> None:

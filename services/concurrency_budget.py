@@ -111,6 +111,10 @@ class ConcurrencyBudget:
         if now - meter.course.grown > meter.budget.cooldown:
             meter.shy_until = now + SHY
 
+    def learnt(self) -> None:
+        """The pace of a kind is known for the first time: there is room for what may be read ahead."""
+        self._ledger.nudge()
+
     def look(self) -> None:
         """Move what is to be moved."""
         if self._moves:

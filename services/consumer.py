@@ -64,6 +64,7 @@ class Consumer:
     _connects = 1
     _audit_at = math.inf
     _stopping = False
+    _resting = False
     _waiting_since: float | None = None
 
     def __init__(
@@ -103,7 +104,11 @@ class Consumer:
         self._recent = recent
         self._suspects = suspects
         self._turnstile = turnstile
-        turnstile.take, turnstile.settle, turnstile.look_again = self.take, self._settle, self._look_for_lost
+        turnstile.take, turnstile.settle, turnstile.look_again = (
+            self.take_new,
+            self._settle,
+            self._look_for_lost,
+        )
         turnstile.closed = lambda queue: self._stopping or queue in self._paused
         self._lease = lease
         self._log = log
@@ -163,8 +168,17 @@ class Consumer:
         self._paused.add(queue)
         self._reading.cancel()
 
+    def rest(self) -> None:
+        """Read no more at all, until the end: give back what has not started, and let what runs go on."""
+        self._resting = True
+        self._paused.update(keys.queue for keys in self._order.queues)
+        self._reading.cancel()
+        self.give_back()
+
     def resume(self, queue: str) -> None:
         """Read this queue again."""
+        if self._resting:
+            return
         self._paused.discard(queue)
         self._reading.cancel()
         self._ledger.settled(())
@@ -268,9 +282,7 @@ class Consumer:
                 if missing:
                     # Some may have been settled while the answer was on its way. Who is still there was lost.
                     again = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
-                    found = [each for each in again if each.id in missing]
-                    self.take(found)
-                    lost += len(found)
+                    lost += self.take_new([each for each in again if each.id in missing])
                 if len(entries) < PAGE:
                     break
                 after = entries[-1].id
@@ -278,6 +290,13 @@ class Consumer:
             self._log.event(
                 "consumer:found", "warning", count=lost, why="their delivery was lost with a connection"
             )
+
+    def take_new(self, entries: Sequence[Entry]) -> int:
+        """Take what this worker does not hold yet; gives how many that are. What is handed to a worker may be found
+        as lost while the answer that carries it is on its way: whichever comes second is no copy of the job."""
+        new = [each for each in entries if (each.queue, each.id) not in self._ledger]
+        self.take(new)
+        return len(new)
 
     def take(self, entries: Sequence[Entry]) -> None:
         """These were read for this worker, here or by somebody else."""

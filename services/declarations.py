@@ -1,15 +1,14 @@
 """Declarations: brings the schedules in Redis in line with what the code of this Scheduler declares.
 
 Floor: services. Reads: the application's schedules, in code and in Redis; what other Schedulers' code declares. Writes:
-schedules, and which ones its own code declares.
+schedules, and which ones its own code declares. `others` are the ways to further brokers, where schedules may be.
 
 During a deployment old code and new code run beside each other. The newer one is believed: the higher
 `schedules_version`, and of equal ones the Scheduler that began later. A schedule is retired when the code of no live
 Scheduler declares it and has not for a while, by somebody who is newer than whoever declared it last.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,11 +21,13 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.fire_times import following
 from celery5.log import Log
-from celery5.periodic import definition
+from celery5.periodic import Declared, definition
 from celery5.protocol import schedules
-from celery5.protocol.schedules import KEPT, Schedule
+from celery5.protocol.routes import DEFAULT
+from celery5.protocol.schedules import KEPT, Definition, Schedule
 from celery5.protocol.triggers import shown
 from celery5.scheduled import all_of, time_of
+from celery5.services.moving import Held, Moving, Theirs
 
 LEASES = 3
 """Leases for which it is kept what a Scheduler declares."""
@@ -36,18 +37,6 @@ PAUSE = 30.0
 """Seconds between two looks at what nobody declares, while the same Schedulers live."""
 LEAVE_LIMIT = 2.0
 """Seconds that leaving may take."""
-TRIES = 20
-"""Times that a change is tried which others are quicker with."""
-
-Kept = tuple[Schedule, bytes]
-
-
-@dataclass(slots=True)
-class _Found:
-    """A schedule and its record, on the queue that is wanted, and on another one."""
-
-    here: Kept | None = None
-    elsewhere: Kept | None = None
 
 
 class Redis(Protocol):
@@ -62,12 +51,22 @@ class Declarations:
     """The schedules that the code of one Scheduler declares."""
 
     def __init__(
-        self, *, redis: Redis, app: App, keys: Keys, worker: str, lease_seconds: float, log: Log
+        self,
+        *,
+        redis: Redis,
+        app: App,
+        keys: Keys,
+        worker: str,
+        lease_seconds: float,
+        log: Log,
+        others: Mapping[str, Redis],
+        broker: str = DEFAULT,
     ) -> None:
         self._redis = redis
         self._app = app
         self._keys = keys
         self._name = worker
+        self._broker = broker
         self._lease = lease_seconds
         self._log = log
         self._names: tuple[str, ...] = ()
@@ -76,6 +75,8 @@ class Declarations:
         self._beaten = trio.Event()
         self._due = 0.0
         self._orphans: dict[str, float] = {}
+        self._moving = Moving(redis=redis, others=others, app=app, keys=keys)
+        self._held: dict[str, Schedule] = {}
 
     def follow(self, living: tuple[str, ...]) -> None:
         """These Schedulers live."""
@@ -93,6 +94,7 @@ class Declarations:
                 self._beaten = trio.Event()
                 try:
                     await self.renew()
+                    await self._settle_held()
                     if trio.current_time() >= self._due or self._orphans:
                         await self.retire()
                 except (BrokerUnavailable, BrokerReplied) as error:
@@ -102,14 +104,17 @@ class Declarations:
                 await self._leave()
 
     async def declare(self) -> None:
-        """Put all that the code declares into Redis."""
-        declared = self._app.schedule.declared()
+        """Put all that the code declares for queues on this broker into Redis."""
+        declared, home = dict[str, tuple[Declared, Definition]](), self._app.brokers.home
+        for name, each in self._app.schedule.declared().items():
+            of = definition(self._app, each.call, each.how)
+            if home(of.queue) == self._broker:
+                declared[name] = (each, of)
         self._names = tuple(sorted(declared))
         await self.renew()
         now = await time_of(self._app, self._redis, self._app.settings.default_queue)
         self._stamp = (self._app.settings.schedules_version, now)
-        for name, each in declared.items():
-            of = definition(self._app, each.call, each.how)
+        for name, (each, of) in declared.items():
             new = schedules.begun(name, of, now, following, origin=each.origin, stamp=self._stamp)
             if new.next is None and following(of.trigger, 0) is None:
                 self._log.event("schedule:never", "error", schedule=name, when=shown(of.trigger), hint=_NEVER)
@@ -149,31 +154,25 @@ class Declarations:
 
     async def _settle(self, new: Schedule, now: int) -> None:
         """Make one schedule what the code says, whatever others do meanwhile."""
-        await self._redis.perform(scheduling.remember(self._keys, new.of.queue))
-        for _ in range(TRIES):
-            found = await self._look(new)
-            if found.here is None and found.elsewhere is not None:
-                if self._is_theirs(*found.elsewhere, new, now):
-                    return
-                await self._move(*found.elsewhere, new, now)
-                continue
-            if found.elsewhere is not None and found.elsewhere[0].moved:
-                await self._put(*found.elsewhere, None, now)
-            old, record = found.here or (None, b"")
-            after = schedules.declared(old, new, now, following)
-            if after is None:
-                self._tell_shadowed(old)
-                return
-            if await self._put(new if old is None else old, record, after, now):
-                self._tell(old, new)
-                return
+        try:
+            old = await self._moving.settle(new, now)
+        except Theirs as error:
+            self._tell_shadowed(error.schedule)
+        except Held as error:
+            if new.name not in self._held:
+                self._log.event("schedule:held", "warning", schedule=new.name, why=str(error), hint=_HELD)
+            self._held[new.name] = new
+            return
+        else:
+            self._tell(old, new)
+        self._held.pop(new.name, None)
 
-    def _is_theirs(self, old: Schedule, _record: bytes, new: Schedule, now: int) -> bool:
-        """Whether a schedule on another queue is to stay there: somebody added it, or newer code declares it so."""
-        theirs = not old.moved and schedules.declared(old, new, now, following) is None
-        if theirs:
-            self._tell_shadowed(old)
-        return theirs
+    async def _settle_held(self) -> None:
+        """Those that could not be settled, since a broker was away."""
+        if self._held:
+            now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+            for new in list(self._held.values()):
+                await self._settle(new, now)
 
     def _tell(self, old: Schedule | None, new: Schedule) -> None:
         what = "added" if old is None else "changed" if old.of != new.of else "declared"
@@ -182,27 +181,6 @@ class Declarations:
     def _tell_shadowed(self, old: Schedule | None) -> None:
         if old is not None and old.origin == "runtime":
             self._log.event("schedule:shadowed", "warning", schedule=old.name, hint=_SHADOWED)
-
-    async def _look(self, new: Schedule) -> "_Found":
-        """The schedule of this name on its queue, and on another one."""
-        found = _Found()
-        for schedule, record in await all_of(self._app, self._redis):
-            if schedule.name == new.name and schedule.of.queue == new.of.queue:
-                found.here = schedule, record
-            elif schedule.name == new.name:
-                found.elsewhere = schedule, record
-        return found
-
-    async def _move(self, old: Schedule, record: bytes, new: Schedule, now: int) -> None:
-        """To another queue, without ever firing on both: first it rests where it was, then it is there, then it goes.
-        Whoever dies in between leaves it resting, for the next one to go on with."""
-        if not old.moved:
-            resting = msgspec.structs.replace(old, rev=old.rev + 1, moved=new.of.queue)
-            await self._put(old, record, resting, now)
-            return
-        there = msgspec.structs.replace(old.of, queue=new.of.queue)
-        put = msgspec.structs.replace(old, of=there, moved="", waiting=None, job="")
-        await self._put(put, b"", put, now)
 
     async def _put(self, before: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
         raw, look = (b"", None) if after is None else (schedules.encode(after), after.look(now))
@@ -218,6 +196,7 @@ class Declarations:
             self._log.event("declarations:not-left", "debug", why=str(error))
 
 
+_HELD = "it fires when that is known, so that it does not on two brokers"
 _NEVER = "there is no such time: it will never fire"
 _RETIRED = "the code of no live Scheduler declares it; it comes back as it was when some does"
 _SHADOWED = "a schedule of this name was added by hand: remove it, and the one in code counts"

@@ -8,6 +8,7 @@ and publishes the same jobs, whose ids follow from the event's: they are known a
 until the event has ended, however long that takes.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +34,7 @@ from celery5.protocol.events import (
     read_subscription,
 )
 from celery5.protocol.job import Job
+from celery5.protocol.routes import DEFAULT
 from celery5.publisher import Publisher
 from celery5.services.event_acts import EventActs
 from celery5.services.lease import Lease
@@ -78,8 +80,14 @@ class EventIngestion:
         event_retention: float,
         clock: "Clock",
         event_acts: EventActs,
+        routed: Redis,
+        home: "Home",
     ) -> None:
         self._redis = redis
+        self._routed = routed
+        self._home = home
+        self._held: set[str] = set()
+        self._held_until = math.inf
         self._reader = reader
         self._keys = keys
         (self._events,) = consumed
@@ -111,6 +119,8 @@ class EventIngestion:
                 await trio.sleep(AGAIN)
 
     async def _read(self) -> list[Entry]:
+        if trio.current_time() >= self._held_until:
+            self._look, self._held_until = True, math.inf
         if self._look:
             found = await self._redis.perform(
                 calls.mine(self._events, self._router, after=b"0", count=AT_ONCE)
@@ -149,10 +159,13 @@ class EventIngestion:
         endings, made = [each for each, _ in decided], [jobs for _, jobs in decided]
         await self._lease.sure()  # whoever was frozen since may have been taken for dead
         await self._publish([job for jobs in made for job in jobs])
-        ended = await self._finish(endings)
+        sent = [n for n, jobs in enumerate(made) if not any(job.id in self._held for job in jobs)]
+        if self._held:  # their events stay this Router's, who tries again, and reads others meanwhile
+            self._look, self._held_until = False, trio.current_time() + AGAIN
+        ended = await self._finish([endings[n] for n in sent])
         # An event that another Router has by now may come again: its jobs must be remembered.
         await self._forget(
-            [job for jobs, is_mine in zip(made, ended, strict=True) if is_mine for job in jobs]
+            [job for n, is_mine in zip(sent, ended, strict=True) if is_mine for job in made[n]]
         )
 
     async def _learn(self) -> None:
@@ -189,11 +202,28 @@ class EventIngestion:
         return [job_of(event, each, now=now) for each in subscribed]
 
     async def _publish(self, jobs: Sequence[Job]) -> None:
-        """All of them, each queue's in one script or a few. They are there when this returns."""
-        for app, mine in _by_app(jobs).items():
+        """All of them, each queue's in one script or a few. They are there when this returns, but for those that are
+        `_held`: their broker is another one than the events', and away."""
+        self._held = set()
+        for (app, broker), mine in self._apart(jobs).items():
             publisher = self._publishers.setdefault(app, Publisher(keys=Keys(app)))
-            publisher.published(mine, await self._redis.perform_all(publisher.publish(mine)))
-            self.routed["jobs"] += len(mine)
+            redis = self._redis if broker == DEFAULT else self._routed
+            try:
+                publisher.published(mine, await redis.perform_all(publisher.publish(mine)))
+            except BrokerUnavailable as error:
+                if broker == DEFAULT:
+                    raise
+                self._log.event("events:held", "warning", broker=broker, jobs=len(mine), why=str(error))
+                self._held |= {job.id for job in mine}
+            else:
+                self.routed["jobs"] += len(mine)
+
+    def _apart(self, jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
+        """The jobs by application and broker."""
+        found: dict[tuple[str, str], list[Job]] = {}
+        for job in jobs:
+            found.setdefault((job.app, self._home(job.app, job.queue)), []).append(job)
+        return found
 
     async def _finish(self, endings: Sequence[Ending]) -> list[bool]:
         """End them; gives which of them have ended by that."""
@@ -220,7 +250,7 @@ class EventIngestion:
                 trips.shorten(keys.queue(queue), locks, to=AFTERWARDS) for queue, locks in queues.items()
             ]
         try:
-            await self._redis.perform_all(made)
+            await self._routed.perform_all(made)
         except BrokerError as error:
             self._log.event("events:remembered", "debug", why=str(error))
 
@@ -229,6 +259,12 @@ class Clock(Protocol):
     """Tells the time, in seconds since 1970."""
 
     def __call__(self) -> float: ...
+
+
+class Home(Protocol):
+    """Tells which broker a queue is on."""
+
+    def __call__(self, app: str, queue: str, /) -> str: ...
 
 
 def _by_app(jobs: Iterable[Job]) -> dict[str, list[Job]]:

@@ -24,8 +24,8 @@ from celery5.broker.link_events import LinkStatistics
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.limits import Rule, line_of, unquoted
-from celery5.protocol.verdict import Lapsed, Release, Withdrawn
+from celery5.protocol.limits import Rule, leaves_at, line_of, unquoted
+from celery5.protocol.verdict import LAPSED, WITHDRAWN, Lapsed, Release, Withdrawn
 from celery5.services.judgement import Judgement
 from celery5.services.lease import Lease
 from celery5.services.ledger import Ledger
@@ -307,7 +307,6 @@ def _task(delivery: Delivery) -> str:
 def _asked(delivery: Delivery, rule: Rule, how: str, task: Task[..., Any]) -> Asked:
     envelope = delivery.envelope
     assert envelope is not None
-    expires = "" if envelope.expires is None else min(int(envelope.expires * 1000), LATEST)
     slot, turn = envelope.concurrency_key, envelope.fair_key
     if task.gated is not None:
 
@@ -316,10 +315,4 @@ def _asked(delivery: Delivery, rule: Rule, how: str, task: Task[..., Any]) -> As
 
         slot, turn = task.gated.completed(slot, turn, arguments)
     line = line_of(rule, slot, turn)
-    return Asked(delivery.entry, envelope.id, line, delivery.deliveries, expires, how)
-
-
-LAPSED = Lapsed()
-WITHDRAWN = Withdrawn()
-LATEST = 10**15
-"""Milliseconds since 1970: what expires later does not."""
+    return Asked(delivery.entry, envelope.id, line, delivery.deliveries, leaves_at(envelope.expires), how)

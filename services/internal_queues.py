@@ -111,6 +111,9 @@ class TasksQueue(HandOver[Delivery]):
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
 
+    def left(self) -> None:
+        """All executors are gone."""
+
     def keep(self, count: int) -> int:
         """So many more are wanted; those that have not gone yet stay. Gives how many must come anew."""
         kept = min(count, self.surplus)

@@ -14,13 +14,14 @@ from celery5.protocol.delivery import Delivery
 
 
 class Ledger:
-    """What is held, by queue and stream entry. One task may wait for it to change."""
+    """What is held, by queue and stream entry; how many were settled in `total`. One task may wait for it to change."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, bytes], Delivery] = {}
         self._kinds: Counter[str] = Counter()
         self._changed = trio.Event()
         self._watching: list[Callable[[], None]] = []
+        self.total = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -56,9 +57,11 @@ class Ledger:
 
     def settled(self, deliveries: Iterable[Delivery]) -> None:
         """These are settled: there is room for others."""
+        before = len(self._held)
         for delivery in deliveries:
             if self._held.pop((delivery.queue, delivery.entry), None) is not None:
                 self._kinds[delivery.kind] -= 1
+        self.total += before - len(self._held)
         self._changed.set()
         for each in self._watching:
             each()

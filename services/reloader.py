@@ -46,6 +46,22 @@ class Next:
             apply()
 
 
+class Bell:
+    """Rings when a signal asks for the configuration to be read, for all who listen by then."""
+
+    def __init__(self) -> None:
+        self._rung = trio.Event()
+
+    def ring(self) -> None:
+        """Ring it; on the loop."""
+        self._rung.set()
+        self._rung = trio.Event()
+
+    async def rung(self) -> None:
+        """Wait for it."""
+        await self._rung.wait()
+
+
 class Watched(Protocol):
     """A configuration backend, as this service needs it."""
 
@@ -68,13 +84,21 @@ class Reloader:
     """Watches the configuration of one application. Without one, or when it may not `reload`, it does nothing."""
 
     def __init__(
-        self, *, app: Applies, configuration: Watched | None, reload: bool, next_life: Next, log: Log
+        self,
+        *,
+        app: Applies,
+        configuration: Watched | None,
+        reload: bool,
+        next_life: Next,
+        log: Log,
+        bell: Bell | None = None,
     ) -> None:
         self._app = app
         self._configuration = configuration
         self._allowed = reload
         self._next = next_life
         self._log = log
+        self._bell = bell
         self._ready = trio.Event()
         self._complaint = ""
 
@@ -84,12 +108,14 @@ class Reloader:
         async with trio.open_nursery() as nursery:
             if self._configuration is not None and self._allowed:
                 nursery.start_soon(self._watch, self._configuration)
+            if self._bell is not None:
+                nursery.start_soon(self._listen, self._bell)
             task_status.started()
             await self._ready.wait()
             nursery.cancel_scope.cancel()
         raise Reload
 
-    async def handle(self, _parameters: Mapping[str, Any]) -> object:
+    async def handle(self, _parameters: Mapping[str, Any]) -> dict[str, list[str]]:
         """The command `reload`: read the configuration now. Gives the names of the settings that change."""
         if self._configuration is None:
             raise CommandRefused(
@@ -102,6 +128,21 @@ class Reloader:
         except Misconfigured as error:
             raise CommandRefused(f"the old settings stay: {error}") from None
         return {"changed": changed}
+
+    async def _listen(self, bell: Bell) -> None:
+        while True:
+            await bell.rung()
+            try:
+                told = await self.handle({})
+            except CommandRefused as error:
+                self._log.event("configuration:not-read", "error", why=str(error))
+            except Exception as error:  # a backend of the user's own may raise anything
+                if self._configuration is not None:
+                    self._complaint = ""
+                    self._complain(self._configuration, error)
+            else:
+                if not told["changed"]:
+                    self._log.event("configuration:same")
 
     async def _watch(self, configuration: Watched) -> None:
         while not self._ready.is_set():

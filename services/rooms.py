@@ -40,7 +40,7 @@ class Rooms:
         self._kinds: dict[str, set[str]] = {keys.queue: set() for keys in consumed}
         for task in tasks.values():
             kind = GATE if task.name in turnstile.rules else task.kind
-            self._kinds.get(task.options_.queue or default_queue, set()).add(kind)
+            self._kinds.get(task.queue, set()).add(kind)
         self._detours = Detours(paces=paces, budget=budget, ledger=ledger, kinds=self._kinds)
 
     def kinds(self, queue: str) -> AbstractSet[str]:

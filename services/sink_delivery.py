@@ -12,6 +12,7 @@ import inspect
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -114,6 +115,7 @@ class SinkDelivery:
                         await self._count()
                     except BrokerError as error:
                         self._log.event("sinks:waiting", "warning", why=str(error))
+                        await self._find_some()
                     self.look_again()
                     await trio.sleep(POLL)
         finally:
@@ -131,6 +133,14 @@ class SinkDelivery:
         if self._takers and new:
             await self._redis.perform_all([documents.say_takers(keys, self._takers) for keys in new])
         self._queues |= {keys.queue: keys for keys in new}
+
+    async def _find_some(self) -> None:
+        """One broker is away: at least the queues that tasks name are found where the others are."""
+        for keys in self._channels.values():
+            if keys.queue not in self._queues:
+                with suppress(BrokerError):
+                    await self._redis.perform(documents.say_takers(keys, self._takers))
+                    self._queues[keys.queue] = keys
 
     async def _count(self) -> None:
         asked = [(flow.name, keys) for flow in self._flows for keys in self._queues.values()]

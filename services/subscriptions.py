@@ -52,6 +52,7 @@ class Subscriptions:
         self._lasts = subscription_ttl
         self._room = PORTION if event_catch_up else 0
         self._log = log
+        self._back: dict[str, tuple[str, ...]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare them, and again before their time is over, until cancelled."""
@@ -70,15 +71,26 @@ class Subscriptions:
         """Declare all of them once; those that are new get the events that were kept."""
         for app, subscriptions in self._subscribed.items():
             named = [(each.name, encode(each)) for each in subscriptions]
-            subjects = sorted({subject for each in subscriptions for subject in each.subjects})
-            more = True
+            more, back = True, self._back.get(app, ())
             while more:
-                changed, sent = await self._redis.perform(
+                wanted = [each for each in subscriptions if each.name not in back]
+                subjects = sorted({subject for each in wanted for subject in each.subjects})
+                told = await self._redis.perform(
                     trips.declare(Keys(app), named, subjects, lasts=self._lasts, catch_up=self._room)
                 )
-                more = self._room > 0 and sent == self._room
-                if changed or sent:
-                    self._log.event("events:subscribed", of=app, changed=changed, caught_up=sent)
+                self._learn(app, told.back)
+                # What is only wanted by those that were taken back would be kept again, and sent again.
+                more = self._room > 0 and told.sent == self._room
+                back = told.back
+                if told.changed or told.sent:
+                    self._log.event("events:subscribed", of=app, changed=told.changed, caught_up=told.sent)
+
+    def _learn(self, app: str, back: tuple[str, ...]) -> None:
+        """Remember what was taken back, and tell once of each."""
+        new = [name.replace("\n", " ") for name in back if name not in self._back.get(app, ())]
+        self._back[app] = back
+        if new:
+            self._log.event("events:taken-back", "warning", of=app, subscriptions=new, hint=_BACK)
 
     async def _look(self) -> None:
         """Warn of applications that nobody has seen yet: their names may be misspelt."""
@@ -100,3 +112,4 @@ class Subscriptions:
 
 
 _UNKNOWN = "no application of this name has queues or events in Redis: it is new, or of=... is misspelt"
+_BACK = "celery5 event unsubscribe took these back: they get no events, until celery5 event resubscribe"

@@ -24,16 +24,9 @@ from celery5.log import Log
 from celery5.protocol.delivery import Delivery, too_late
 from celery5.protocol.envelope import Failure
 from celery5.protocol.prefetch import Pace
-from celery5.protocol.verdict import (
-    Outcome,
-    Raised,
-    Reason,
-    Refused,
-    Stranded,
-    Withdrawn,
-)
+from celery5.protocol.verdict import INTERRUPTED, WITHDRAWN, Outcome, Raised, Reason, Refused, Stranded
 from celery5.runners.context import CURRENT, TELL, CurrentJob
-from celery5.runners.ending import INTERRUPTED, failure_of, raised
+from celery5.runners.ending import failure_of, raised
 from celery5.runners.hand import Hand
 from celery5.services.black_box import BlackBox, numbered
 from celery5.services.circuits import Circuits
@@ -201,6 +194,8 @@ class TaskExecution:
                         self.resize(kind, self._budget.slots(kind))
         finally:
             self._nursery = None
+            for queue in self._queues.values():
+                queue.left()
             self._crews.clear()
             self._unused.clear()
             self._pens = 0
@@ -267,6 +262,8 @@ class TaskExecution:
                 outcome = outcome.raised or Raised(outcome.failure)
             if hand.why is not None:
                 outcome = hand.verdict_on(outcome)
+            if pace.mean is None:  # reading on need not wait until these are settled
+                self._budget.learnt()
             pace.ran(ended - began)
             self._ended(hand, delivery, delivery.started + ended - began, outcome)
             if self._latest is not hand:
@@ -388,4 +385,3 @@ _Pen = Callable[[Delivery], None] | None
 _WAITED_FOR = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"
 )
-WITHDRAWN = Withdrawn()

@@ -20,7 +20,7 @@ from celery5.protocol.situation import Member, Situation
 HOLDS = 300.0
 """Seconds for which a worker does what it was told."""
 RENEW = 120.0
-"""Seconds after which it is told again."""
+"""Seconds after which it is told again, and a Controller, too."""
 AGAIN = 10.0
 """Seconds between two commands of one kind to one process, at least."""
 TASKS = 200
@@ -41,7 +41,7 @@ class Telling:
         self._log = log
         self._reach: dict[str, tuple[float, float]] = {}
         self._preferred: dict[str, tuple[Preference, float]] = {}
-        self._workers: dict[str, int] = {}
+        self._workers: dict[str, tuple[int, float]] = {}
         self._alone = False
 
     def forget(self) -> None:
@@ -97,10 +97,16 @@ class Telling:
             del self._workers[gone]
         for place, name in enumerate(controllers):
             share = workers // len(controllers) + (place < workers % len(controllers))
-            if self._workers.get(name) != share and await self._orders.post(
-                inbox_of(name), "scale", {"workers": share, "of": workers}
-            ):
-                self._workers[name] = share
+            await self._tell_controller(name, share, workers)
+
+    async def _tell_controller(self, name: str, share: int, workers: int) -> None:
+        """Again from time to time, too: it may have been frozen, or without keys, when it was told."""
+        told, at = self._workers.get(name, (-1, 0.0))
+        if told == share and trio.current_time() - at < RENEW:
+            return
+        if await self._orders.post(inbox_of(name), "scale", {"workers": share, "of": workers}):
+            self._workers[name] = (share, trio.current_time())
+            if told != share:
                 self._log.event("autoscale:told", "info", controller=name, workers=share, of=workers)
 
 

@@ -81,7 +81,7 @@ class Turnstile:
         self.news = trio.Event()
         self.closed: Callable[[str], bool] = lambda _queue: False
         """Whether this worker takes no jobs of a queue now."""
-        self.take: Callable[[Sequence[Entry]], None] = lambda _entries: None
+        self.take: Callable[[Sequence[Entry]], object] = lambda _entries: None
         """Takes jobs that were handed to this worker."""
         self.handed: Callable[[str, Sequence[Rule], Handed, float], None] = (
             lambda _queue, _rules, _handed, _asked: None
@@ -96,7 +96,7 @@ class Turnstile:
 
     def home(self, task: str) -> str:
         """The queue on which a task's limit is counted."""
-        return self._tasks[task].options_.queue or self._default_queue
+        return self._tasks[task].queue
 
     def compute(self) -> None:
         """Work out the limits that are computed, and the rules."""

@@ -53,6 +53,14 @@ class Vitals:
         self.lag = 0.0
         self._sources: Sequence[Source] = ()
         self._born = time.time()
+        self._beside: dict[str, Vitals] = {}
+
+    def one_beside(self, name: str) -> "Vitals":
+        """How a further life of this process does, on the broker of that name: its jobs are counted with the others,
+        and what must hold for it must for the process."""
+        own = self._beside[name] = Vitals(app=self.app)
+        own.jobs = self.jobs
+        return own
 
     def starting(self, worker: str) -> None:
         """Another incarnation begins."""
@@ -84,6 +92,8 @@ class Vitals:
         if self.phase == "up":
             for each in self._sources:
                 found.update(each.conditions())
+        for name, beside in self._beside.items():
+            found |= {f"{name}:{what}": why for what, why in beside.ready().conditions.items()}
         return Report(not any(found.values()), self.worker, self.phase, found)
 
     def families(self) -> list[Family]:

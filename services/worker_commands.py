@@ -24,6 +24,7 @@ from celery5.services.ledger import Ledger
 from celery5.services.pauses import Pauses
 from celery5.services.preferences import Preferences
 from celery5.services.process_commands import ProcessCommands, takes_only
+from celery5.services.recycling import Recycling
 from celery5.services.task_execution import TaskExecution
 
 SHOWN = 1000
@@ -60,6 +61,7 @@ class WorkerCommands:
         default_queue: str,
         done: trio.Event,
         process_commands: ProcessCommands,
+        recycling: Recycling,
     ) -> None:
         self._redis = redis
         self._consumer = consumer
@@ -75,6 +77,7 @@ class WorkerCommands:
         self._default_queue = default_queue
         self._done = done
         self._process = process_commands
+        self._recycling = recycling
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -99,6 +102,7 @@ class WorkerCommands:
             "slots": self._budget.told(),
             "queues": self._pauses.told(),
             "preferred": self._preferences.told(),
+            **self._recycling.told(),
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:
@@ -168,7 +172,7 @@ class WorkerCommands:
                 self._consumer.look_again()
                 raise
         # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
-        self._consumer.take(entries[::-1] if entries else [])
+        self._consumer.take_new(entries[::-1] if entries else [])
         return entries
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:

@@ -8,6 +8,8 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import hypothesis
@@ -17,9 +19,12 @@ import redis
 from celery5.broker.embedded import EmbeddedServer, bundled_server
 from tests.watched import watched
 
-# A shell starts what runs in its background with SIGINT ignored, and children inherit that: no Ctrl-C would reach them.
+# A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP, and children inherit that: no
+# Ctrl-C would reach them, and no closed terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Speed is never tested, so an example has no deadline. CI tries the same examples each time, a developer new ones.
 hypothesis.settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
@@ -71,6 +76,13 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             if isinstance(value, EmbeddedServer):
                 stack.enter_context(watched(value, planted=planted))
         yield
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder with a short name, for sockets: theirs have 107 bytes, which a `tmp_path` alone may take."""
+    with TemporaryDirectory(prefix="c5-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

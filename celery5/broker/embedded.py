@@ -25,11 +25,15 @@ from urllib.parse import quote
 
 from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 
-START_LIMIT = 5.0
-"""Seconds within which a new server must answer PING."""
+START_LIMIT = 30.0
+"""Seconds within which a new server must answer PING. One that cannot start ends, which is noticed at once: this is for
+a machine that stands still."""
 
 STOP_LIMIT = 3.0
 """Seconds that a server has to end by itself before it is killed."""
+
+KILL_LIMIT = 60.0
+"""Seconds until one that was killed is surely gone. On a machine that stands still or swaps that is not at once."""
 
 LONGEST_PATH = 103
 """Bytes of a unix socket's path that every system takes (macOS 103, Linux 107)."""
@@ -97,7 +101,7 @@ class EmbeddedServer:
 
     @classmethod
     def start(cls, binary: str | None = None, *, save: bool = False) -> Self:
-        """Start a server and wait until it answers, 5 s at most. Blocks: from Trio, call it in a thread.
+        """Start a server and wait until it answers, 30 s at most. Blocks: from Trio, call it in a thread.
 
         `binary` is a path or a name on PATH; by default `find_server` chooses. With `save`, what was written survives
         `kill` and `revive` (an append-only file), though never `stop`, which removes the folder.
@@ -105,7 +109,7 @@ class EmbeddedServer:
         Raises `ServerNotFound` without a binary, `BrokerUnavailable` with the server's last words when it does not come
         up, and `Misconfigured` when no folder for temporary files has a name short enough for a unix socket.
         """
-        server = cls(_binary(binary), _private_folder(), save=save)
+        server = cls(binary_of(binary), _private_folder(), save=save)
         atexit.register(server.stop)
         try:
             server.revive()
@@ -226,7 +230,8 @@ class EmbeddedServer:
         self._watcher = None
 
 
-def _binary(wanted: str | None) -> Path:
+def binary_of(wanted: str | None) -> Path:
+    """The server program of that name or path; None: `find_server` chooses. Raises ServerNotFound."""
     if wanted is None:
         return find_server()
     if found := shutil.which(wanted):
@@ -272,10 +277,10 @@ def _end(process: subprocess.Popen[bytes], with_signal: signal.Signals | None) -
     if with_signal is not None:
         process.send_signal(with_signal)
     try:
-        process.wait(STOP_LIMIT)
+        process.wait(KILL_LIMIT if with_signal is signal.SIGKILL else STOP_LIMIT)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(STOP_LIMIT)
+        process.wait(KILL_LIMIT)
 
 
 def _answers(path: Path) -> bool:

@@ -34,7 +34,14 @@ def erase(
 
 def _beside(keys: Keys) -> Iterator[str]:
     yield from (keys.queues, keys.paused, keys.limits, keys.suspended, keys.schedule_queues)
-    yield from (keys.scaling, keys.scaling_turn, keys.living("scheduler"))
+    yield from (
+        keys.scaling,
+        keys.scaling_turn,
+        keys.leader,
+        keys.living("scheduler"),
+        keys.living("controller"),
+    )
+    yield keys.recycling
     yield from (keys.subscriptions, keys.subscribed, keys.unclaimed)
 
 

@@ -15,6 +15,7 @@ DECLARE = Script.load("declare")
 SUBSCRIBERS = Script.load("subscribers")
 FINISH = Script.load("finish")
 SHORTEN = Script.load("shorten")
+UNSUBSCRIBE = Script.load("unsubscribe")
 
 MOST_KEPT = 100_000
 """Events of one subject that are kept at most, if nobody wants them; the oldest go."""
@@ -22,13 +23,23 @@ COUNTED = 7 * 86400.0
 """Seconds for which it is remembered how many events nobody wanted."""
 
 
+class DeclaredNow(msgspec.Struct, frozen=True):
+    """What came of a declaration: how many subscriptions were new or have `changed`, how many kept events were `sent`
+    again, and the names of those that were taken `back`, and so are not in force."""
+
+    changed: int
+    sent: int
+    back: tuple[str, ...]
+
+
 class Registry(msgspec.Struct, frozen=True):
     """The answer to who is subscribed: which `state` the registry has, the `entries` by name, or None when they are
-    known, and the names of those that were `retired` just now."""
+    known, the names of those that were `retired` just now, and of those that were taken `back`."""
 
     state: bytes
     entries: dict[str, bytes] | None
     retired: tuple[str, ...]
+    back: tuple[str, ...] = ()
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -49,14 +60,20 @@ def declare(
     *,
     lasts: float,
     catch_up: int,
-) -> Call[tuple[int, int]]:
+) -> Call[DeclaredNow]:
     """Declare subscriptions (name, value), for so many seconds; up to `catch_up` kept events of these subjects are sent
-    again. Gives how many were new or have changed, and how many events were sent."""
+    again."""
     events = keys.of(EVENTS)
     named = (keys.subscriptions, keys.subscribed, events.stream, events.jobs, *map(keys.kept, subjects))
     words: tuple[Word, ...] = tuple(word for each in subscriptions for word in each)
     args = (_ms(lasts), catch_up, len(subscriptions), *words)
-    return scripted(DECLARE, named, args, tuple, repeatable=True)
+    return scripted(DECLARE, named, args, _declared, repeatable=True)
+
+
+def unsubscribe(keys: Keys, name: str, *, lasts: float, back: bool = True) -> Call[bool]:
+    """Take a subscription back, or, with `back` False, allow it again. Gives whether that changed something."""
+    args = (name, int(back), _ms(lasts))
+    return scripted(UNSUBSCRIBE, (keys.subscriptions, keys.subscribed), args, bool, repeatable=True)
 
 
 def subscribers(keys: Keys, known: bytes) -> Call[Registry]:
@@ -104,10 +121,18 @@ def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
+def _declared(raw: Any) -> DeclaredNow:
+    changed, sent, back = raw
+    return DeclaredNow(changed, sent, tuple(each.decode() for each in back))
+
+
 def _registry(raw: Any) -> Registry:
     state, flat, gone = raw
-    entries = {name.decode(): value for name, value in _pairs(flat) if name}
-    return Registry(state, entries if flat or state == b"0" else None, tuple(each.decode() for each in gone))
+    pairs = [(name.decode(), value) for name, value in _pairs(flat) if name]
+    entries = {name: value for name, value in pairs if value}
+    back = tuple(name for name, value in pairs if not value)
+    retired = tuple(each.decode() for each in gone)
+    return Registry(state, entries if flat or state == b"0" else None, retired, back)
 
 
 def _counts(raw: Any) -> dict[str, int]:

@@ -16,6 +16,7 @@ from celery5.protocol.delivery import Delivery
 from celery5.protocol.limits import Rule
 
 ADMIT = Script.load("admit", part="gates")
+LINE_UP = Script.load("line_up", part="gates")
 PULL = Script.load("pull", part="gates")
 SETTLE_GATED = Script.load("settle_gated", part="gates", inner="settle")
 
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
     id: str
     line: str
     deliveries: int
-    expires: int | str
+    expires: str
     how: str
 
 
@@ -64,6 +65,15 @@ def admit(
              keys.slots, keys.counts, keys.held, keys.room_prefix, *results)  # fmt: skip
     reply = partial(_admitted, len(jobs))
     return scripted(ADMIT, named, (GROUP, worker, keys.free, _json(rules), *words), reply, repeatable=True)
+
+
+def line_up(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
+    """Put jobs (id, envelope, line, when it expires) of the lane of `keys` into their lines; gives how many were new.
+    Safe to repeat: a known id is left alone."""
+    results = tuple([keys.result(each[0]) for each in jobs])
+    words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
+    named = (keys.jobs, keys.waiting, keys.due, keys.held, keys.room_prefix, *results)
+    return scripted(LINE_UP, named, (keys.free, keys.lane, *words), int, repeatable=True)
 
 
 def pull(keys: QueueKeys, worker: str, rules: Sequence[tuple[Rule, int]]) -> Call[Handed]:

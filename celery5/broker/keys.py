@@ -6,6 +6,7 @@ All keys of a queue share one hash tag, so that each script touches one slot of 
 owners and lifetimes is `docs/reference/keys.md`.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 
 from celery5.protocol.lanes import HANDED, HIGH, LOW, NORMAL
@@ -14,6 +15,24 @@ GROUP = "workers"
 """The one consumer group of every queue."""
 EVENTS = "{events}"
 """The queue of an application's events, which Routers consume. No task's queue can be named so."""
+
+
+_OF_APP = r"queues|paused|settings|schedule-queues|limits|suspended|living:.+"
+_OF_EVENTS = r"events:(?:stream|jobs|dead|leases|due|waiting)"
+_OF_QUEUE = (
+    r"stream|high|low|handed|jobs|due|waiting|dead|leases|unique|slots|counts|held|room:.+|"
+    r"documents(?:-taken|-progress)?:.+|documents|schedules|schedule-times"
+)
+_OWNED = re.compile(
+    rf"celery5:\{{(?:[^:{{}}]+\}}:(?:{_OF_APP}|{_OF_EVENTS})|[^:{{}}]+:[^{{}}]+\}}:(?:{_OF_QUEUE}))",
+    re.DOTALL,
+)
+"""The keys that stay until what they tell of is gone; all others have a time to live."""
+
+
+def is_owned(key: str) -> bool:
+    """Whether a key without a time to live has an owner."""
+    return _OWNED.fullmatch(key) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,16 @@ class Keys:
     app: str
 
     @property
+    def pattern(self) -> str:
+        """What all keys of the application fit, by the rules of SCAN, and some of others."""
+        return re.sub(r"([*?\[\]\\])", r"\\\1", f"celery5:{{{self.app}") + "*"
+
+    def has(self, key: str) -> bool:
+        """Whether a key is of the application."""
+        head = f"celery5:{{{self.app}"
+        return key.startswith(head) and key[len(head) : len(head) + 1] in (":", "}")
+
+    @property
     def queues(self) -> str:
         """SET     the names of the application's queues."""
         return f"celery5:{{{self.app}}}:queues"
@@ -160,6 +189,16 @@ class Keys:
     def living(self, kind: str) -> str:
         """ZSET    the Schedulers that live, by the end of their lease in ms."""
         return f"celery5:{{{self.app}}}:living:{kind}"
+
+    @property
+    def leader(self) -> str:
+        """HASH    the Controller that leads, with a time to live."""
+        return f"celery5:{{{self.app}}}:leader"
+
+    @property
+    def recycling(self) -> str:
+        """STRING  the worker process that is recycled, until this is gone."""
+        return f"celery5:{{{self.app}}}:recycling"
 
     def source(self, name: str) -> str:
         """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""

@@ -26,5 +26,11 @@ def living(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
     return leave(keys, kind, "")
 
 
+def recycled(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
+    """`worker` goes now, to begin anew, unless another one has done so in the last `seconds`; gives whether it may."""
+    ms = int(seconds * 1000)
+    return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
+
+
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(each.decode(errors="replace") for each in raw)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from celery5.broker.scaling import scaling
 from celery5.cli.said import as_json, clock, lines, span
 from celery5.cli.target import Target
+from celery5.strategies import is_scaled
 
 if TYPE_CHECKING:
     from celery5.broker.scaling import Scaling
@@ -27,13 +29,14 @@ def autoscale() -> None:
 def status(target: Target, *, wants_json: bool) -> None:
     """Show what is wanted, what there is, and who decided so."""
     app = target.load()
-    found = app.info().scaling
+    found = app.perform(scaling(app.keys), instead="") if is_scaled(app.settings) else None
     if wants_json:
         click.echo(as_json(found))
     elif found is None:
         click.echo(_NOTHING)
     else:
-        click.echo(lines(shown(found, app.schedule.schedulers())))
+        with app.brokers.reachable():  # they are where the scaling is
+            click.echo(lines(shown(found, app.schedule.schedulers())))
 
 
 def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:

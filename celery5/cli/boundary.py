@@ -2,8 +2,8 @@
 
 Floor: cli. Reads: nothing. Writes: stderr.
 
-0 it did what it says; 1 it failed; 2 it was asked for in a way that cannot work; 130 it was interrupted. What celery5
-raises on purpose never shows a traceback; what nobody foresaw always does.
+0 it did what it says; 1 it failed; 2 it was asked for in a way that cannot work; 73 another process has its place; 130
+it was interrupted. What celery5 raises on purpose never shows a traceback; what nobody foresaw always does.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,15 @@ from typing import Any, cast
 
 import click
 
-from celery5.errors import BadArguments, BadBrokerURL, CeleryError, Misconfigured, UnknownTask
+from celery5.errors import (
+    OCCUPIED,
+    BadArguments,
+    BadBrokerURL,
+    CeleryError,
+    Misconfigured,
+    Occupied,
+    UnknownTask,
+)
 
 FAILED = 1
 USAGE = 2
@@ -55,6 +63,8 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     """
     leaves = list(_leaves(error))
     for leaf in leaves:
+        if isinstance(leaf, Occupied):
+            return f"Error: {_one_line(str(leaf))}", OCCUPIED
         if isinstance(leaf, CeleryError):
             return f"Error: {_one_line(str(leaf))}", USAGE if isinstance(leaf, _ASKED_WRONGLY) else FAILED
     for leaf in leaves:

@@ -4,29 +4,33 @@ Floor: cli. Reads: which workers live, their answers; the keys that commands are
 which queues are paused, when no worker lives; stdout.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from celery5.broker import calls, pausing
+from celery5.cli.partial import Reached, reaching
 from celery5.cli.said import as_json, cell, paragraph
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured, UnknownQueue
 from celery5.protocol.budget import KINDS
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.control import Reply
 
 F = TypeVar("F", bound=Callable[..., Any])
+NOBODY = "no worker of this application lives; celery5 worker start begins one"
 
 
 class NotDone(CeleryError):
     """A worker did not do what it was told, or none is there to do it."""
 
 
-def control_flags(command: F) -> F:
-    """Add the flags that all commands to workers share."""
+def telling_flags(command: F) -> F:
+    """Add the flags of all commands that are sent to inboxes and answered."""
     for flag in (
         click.option("--json", "wants_json", is_flag=True, help="For programs."),
         click.option(
@@ -37,15 +41,20 @@ def control_flags(command: F) -> F:
             metavar="SECONDS",
             help="How long answers are waited for.",
         ),
-        click.option(
-            "--to",
-            multiple=True,
-            metavar="NAME",
-            help="A worker; may be given several times. Default: all that live.",
-        ),
     ):
         command = flag(command)
     return command
+
+
+def control_flags(command: F) -> F:
+    """Add the flags that all commands to workers share."""
+    to = click.option(
+        "--to",
+        multiple=True,
+        metavar="NAME",
+        help="A worker; may be given several times. Default: all that live.",
+    )
+    return to(telling_flags(command))
 
 
 @click.command()
@@ -53,7 +62,7 @@ def control_flags(command: F) -> F:
 @click.pass_obj
 def ping(target: Target, /, **said: Any) -> None:
     """Ask workers whether they are there."""
-    _tell(target, "ping", {}, **said)
+    _tell(target.load(), "ping", {}, **said)
 
 
 @click.command()
@@ -61,7 +70,7 @@ def ping(target: Target, /, **said: Any) -> None:
 @click.pass_obj
 def stats(target: Target, /, **said: Any) -> None:
     """Ask workers how they do: jobs, slots, queues, commands, memory, the lag of the loop."""
-    _tell(target, "stats", {}, **said)
+    _tell(target.load(), "stats", {}, **said)
 
 
 @click.command()
@@ -69,7 +78,7 @@ def stats(target: Target, /, **said: Any) -> None:
 @click.pass_obj
 def active(target: Target, /, **said: Any) -> None:
     """Ask workers which jobs they run."""
-    _tell(target, "active", {}, **said)
+    _tell(target.load(), "active", {}, **said)
 
 
 @click.command("pause-queue")
@@ -96,7 +105,7 @@ def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
 @click.pass_obj
 def revoke(target: Target, /, job_id: str, **said: Any) -> None:
     """Stop the job ID in the worker that has it. `celery5 task revoke` finds it wherever it is."""
-    _tell(target, "revoke", {"id": job_id}, one_is_enough=True, **said)
+    _tell(target.load(), "revoke", {"id": job_id}, one_is_enough=True, **said)
 
 
 @click.command()
@@ -105,7 +114,7 @@ def revoke(target: Target, /, job_id: str, **said: Any) -> None:
 @click.pass_obj
 def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
     """Have workers end when what runs has ended, or the grace period is over. A fleet does not replace them."""
-    _tell(target, "shutdown", {"how": "cold" if cold else "warm"}, **said)
+    _tell(target.load(), "shutdown", {"how": "cold" if cold else "warm"}, **said)
 
 
 @click.command()
@@ -113,7 +122,7 @@ def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
 @click.pass_obj
 def reload(target: Target, /, **said: Any) -> None:
     """Have workers read their configuration again."""
-    _tell(target, "reload", {}, **said)
+    _tell(target.load(), "reload", {}, **said)
 
 
 @click.command("retry-boot-step")
@@ -122,7 +131,7 @@ def reload(target: Target, /, **said: Any) -> None:
 @click.pass_obj
 def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
     """Have workers try the optional boot STEP again that failed."""
-    _tell(target, "retry-boot-step", {"step": step}, **said)
+    _tell(target.load(), "retry-boot-step", {"step": step}, **said)
 
 
 @click.command("set-log-level")
@@ -131,7 +140,7 @@ def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
 @click.pass_obj
 def set_log_level(target: Target, /, level: str, **said: Any) -> None:
     """Have workers log what is of LEVEL or above, until they end."""
-    _tell(target, "set-log-level", {"level": level}, **said)
+    _tell(target.load(), "set-log-level", {"level": level}, **said)
 
 
 @click.command()
@@ -147,7 +156,7 @@ def budget(
     if kind is None and (minimum, maximum) != (None, None):
         raise click.UsageError(f"say of which kind: {', '.join(KINDS)}")
     wanted = {"kind": kind, "minimum": minimum, "maximum": maximum}
-    _tell(target, "budget", {name: each for name, each in wanted.items() if each is not None}, **said)
+    _tell(target.load(), "budget", {name: each for name, each in wanted.items() if each is not None}, **said)
 
 
 @click.command()
@@ -178,7 +187,7 @@ def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, ti
 @click.pass_obj
 def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
     """Send any COMMAND: `health`."""
-    _tell(target, command, dict(map(_parameter, parameters)), **said)
+    _tell(target.load(), command, dict(map(_parameter, parameters)), **said)
 
 
 COMMANDS: tuple[click.Command, ...] = (
@@ -191,9 +200,25 @@ COMMANDS: tuple[click.Command, ...] = (
 def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...], **said: Any) -> None:
     """Have workers read a queue, or not. When none lives the set that they look at as they begin is written here."""
     app = target.load()
-    if to or app.control.workers():
-        _tell(target, command, {"queue": queue, "here": True} if to else {"queue": queue}, to=to, **said)
+    if to:
+        _tell(app, command, {"queue": queue, "here": True}, to=to, **said)
         return
+    with reaching(app, wants_json=said["wants_json"], queues=[queue]) as reached:
+        if app.control.workers():
+            _refuse_if_away(reached)
+            _tell(app, command, {"queue": queue}, to=to, queues=[queue], **said)
+        else:
+            _refuse_if_away(reached)
+            _have_later_ones_read(app, command, queue, **said)
+
+
+def _refuse_if_away(reached: Reached) -> None:
+    """Where the queue is, is where that is written."""
+    for error in reached.missed.values():
+        raise error
+
+
+def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> None:
     used, paused = (
         app.perform(calls.queues(app.keys), instead=""),
         app.perform(pausing.paused(app.keys), instead=""),
@@ -201,14 +226,14 @@ def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...],
     known = {
         *used,
         *paused,
-        *(each.options_.queue or app.settings.default_queue for each in app.tasks.values()),
+        *(each.queue for each in app.tasks.values()),
     }
     if queue not in known:
         raise UnknownQueue(queue, known)
     pauses = command == "pause-queue"
     app.perform((pausing.pause if pauses else pausing.resume)(app.keys, queue), instead="")
     if app.control.workers():  # one began meanwhile, and may have looked before
-        _tell(target, command, {"queue": queue}, to=to, **said)
+        _tell(app, command, {"queue": queue}, to=(), queues=[queue], **said)
         return
     if said["wants_json"]:
         click.echo(as_json([]))
@@ -218,7 +243,7 @@ def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...],
 
 
 def _tell(
-    target: Target,
+    app: "App",
     command: str,
     parameters: Mapping[str, Any],
     *,
@@ -226,21 +251,28 @@ def _tell(
     timeout: float,
     wants_json: bool,
     one_is_enough: bool = False,
+    queues: Sequence[str] = (),
 ) -> None:
-    replies = target.load().control.send(command, parameters, to=to or None, timeout=timeout)
-    click.echo(as_json(replies) if wants_json else _shown(replies))
+    with reaching(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
+        replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
+        _say(replies, wants_json=wants_json, one_is_enough=one_is_enough)
+
+
+def _say(replies: "list[Reply]", *, wants_json: bool, one_is_enough: bool) -> None:
+    """Show what each has answered. Raises NotDone."""
     left = [each for each in replies if not each.ok]
+    if len(replies) == len(left) == 1 and not wants_json:
+        raise NotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
+    if replies or wants_json:
+        click.echo(as_json(replies) if wants_json else _shown(replies))
     if not replies:
-        raise NotDone("no worker of this application lives; celery5 worker start begins one")
+        raise NotDone(NOBODY)
     if left and not (one_is_enough and len(left) < len(replies)):
-        named = ", ".join(f"{each.worker} ({each.reason})" for each in left)
-        raise NotDone(f"{len(left)} of {len(replies)} did not do it: {named}")
+        raise NotDone(f"{len(left)} of {len(replies)} did not do it")
 
 
 def _shown(replies: "list[Reply]") -> str:
     """A line for each worker: its name, whether it did it, and what it says."""
-    if not replies:
-        return "nobody answers"
     width = max(len(each.worker) for each in replies)
     lines = [
         f"{each.worker:{width}}  {'ok' if each.ok else each.reason}  "

@@ -13,7 +13,9 @@ import click
 
 from celery5.cli.choosing import choosing_flags, chosen, narrows
 from celery5.cli.choosing import rate as rate_of
+from celery5.cli.partial import Reached, reaching
 from celery5.cli.said import as_json, cell, clock, lines, paragraph, table
+from celery5.cli.serving import queue_names
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
 from celery5.sinks import sinks_of
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from celery5.protocol.dead_letters import Choice, DeadJob
 
 LIMIT = click.IntRange(min=1)
+REACHABLE = click.option(
+    "--reachable", is_flag=True, help="When a broker is away: do what is on the others; else nothing is done."
+)
+_HOW = "--reachable does what is on the others, and so does --queue with theirs"
 WHY = {
     "key-taken": "another live job has its key",
     "alive": "a job of its id is alive again",
@@ -51,6 +57,11 @@ def dlq() -> None:
 def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
     """Show dead jobs and why they are dead."""
     app, choice = target.load(), chosen({**said, "limit": limit + 1})
+    with reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+        _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
+
+
+def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_json: bool) -> None:
     unknown = _unknown_ids(app, choice)
     jobs = app.dlq.read(**choice)
     if wants_json:
@@ -84,12 +95,13 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
 def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
     """Count dead jobs by what they have in common."""
     app, choice = target.load(), chosen(said)
-    counts = app.dlq.count(by, **choice)
-    rows = [{by: name, "jobs": number} for name, number in counts.items()]
-    click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
-    if not counts:
-        _warn_of_unknown_sinks(app, choice)
-    _refuse(_unknown_ids(app, choice))
+    with reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+        counts = app.dlq.count(by, **choice)
+        rows = [{by: name, "jobs": number} for name, number in counts.items()]
+        click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+        if not counts:
+            _warn_of_unknown_sinks(app, choice)
+        _refuse(_unknown_ids(app, choice))
 
 
 @dlq.command()
@@ -97,14 +109,20 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
 @click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
 @click.option("--rate", type=rate_of, metavar="N/s", help="No more jobs than this: 50/s, 100/m.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@REACHABLE
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
-def replay(target: Target, /, *, rate: float | None, dry_run: bool, wants_json: bool, **said: Any) -> None:
+def replay(
+    target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+) -> None:
     """Put dead jobs back on their queues, with all their attempts anew."""
     app, choice = target.load(), chosen(said)
-    going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json)
-    with _interrupted_by_sigterm():
-        if going.begin():
+    with (
+        _interrupted_by_sigterm(),
+        reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+    ):
+        going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to)
+        if going.begin(reachable=reachable):
             going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
 
 
@@ -113,18 +131,24 @@ def replay(target: Target, /, *, rate: float | None, dry_run: bool, wants_json: 
 @click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@REACHABLE
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
-def purge(target: Target, /, *, yes: bool, dry_run: bool, wants_json: bool, **said: Any) -> None:
+def purge(
+    target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+) -> None:
     """Remove dead jobs for good. Asks first when nothing says which."""
     choice = chosen(said)
     asks = not (narrows(choice) or yes or dry_run)
     if asks and not sys.stdin.isatty():
         raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
-    going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json)
-    with _interrupted_by_sigterm():
-        if going.begin():
+    with (
+        _interrupted_by_sigterm(),
+        reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+    ):
+        going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
+        if going.begin(reachable=reachable):
             if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
                 raise NotAllDone("nothing was purged")
             going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
@@ -143,8 +167,18 @@ def _interrupted_by_sigterm() -> Generator[None, None, None]:
 class _Going:
     """One replay or purge: what it is about to do, how far it has come, what it did."""
 
-    def __init__(self, app: "App", choice: "Choice", done: str, *, dry_run: bool, wants_json: bool) -> None:
+    def __init__(
+        self,
+        app: "App",
+        choice: "Choice",
+        done: str,
+        *,
+        dry_run: bool,
+        wants_json: bool,
+        reached: Reached,
+    ) -> None:
         self._app = app
+        self._reached = reached
         self._choice = choice
         self._done = done
         self._dry_run = dry_run
@@ -159,9 +193,12 @@ class _Going:
         """How many jobs are meant, in words."""
         return _jobs(sum(self._before.values()))
 
-    def begin(self) -> bool:
-        """Count what is meant, and say it. Whether there is anything."""
+    def begin(self, *, reachable: bool) -> bool:
+        """Count what is meant, and say it. Whether there is anything. Raises NotAllDone when a broker that has some of
+        it is away, unless those that can be reached are enough."""
         self._before = self._app.dlq.count("cause", **self._choice)
+        if self._reached.missed and not reachable:
+            raise NotAllDone(f"nothing was {self._done}, since not all brokers can be reached: {_HOW}")
         self._unknown = _unknown_ids(self._app, self._choice)
         if not self._before:
             click.echo(as_json(self._told()) if self._json else "no dead jobs")
@@ -214,6 +251,7 @@ class _Going:
             "before": self._before,
             "causes": tally.causes if tally else {},
             "left": tally.left if tally else {},
+            "unreachable": self._reached.unreachable(),
         }
 
     def _refuse_what_is_left(self) -> None:

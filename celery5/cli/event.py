@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.broker.looking import QueueState
     from celery5.event import Event
-    from celery5.events import EventState
+    from celery5.events import EventState, Subscriber
 
 
 class UnknownEvent(CeleryError):
@@ -60,11 +60,11 @@ def list_events(target: Target, *, wants_json: bool) -> None:
 
 
 @event.command()
-@click.argument("name")
+@click.argument("name", metavar="EVENT")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def show(target: Target, name: str, *, wants_json: bool) -> None:
-    """Show the event NAME: each version, its fields, and who is subscribed. Exits with 1 when it is not known."""
+    """Show EVENT: each version, its fields, and who is subscribed. Exits with 1 when it is not known."""
     all_of_them = target.load().events.state()
     found = [each for each in all_of_them if each.event == name]
     if not found:
@@ -73,7 +73,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 
 
 @event.command()
-@click.argument("name")
+@click.argument("name", metavar="EVENT")
 @click.argument("fields", metavar="FIELD=VALUE...", nargs=-1)
 @click.option("--version", type=int, help="Which version; default: the newest.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
@@ -81,7 +81,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 def send(
     target: Target, /, *, name: str, fields: tuple[str, ...], version: int | None, wants_json: bool
 ) -> None:
-    """Send the event NAME with these fields. A VALUE is JSON, or a text if it is none."""
+    """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
     app = target.load()
     kind = _named(app, name, version)
     said = dict(_field(each) for each in fields)
@@ -89,6 +89,39 @@ def send(
     click.echo(as_json(sent) if wants_json else sent.id)
     with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
         _warn(app.name, app.events.waiting())
+
+
+@event.command()
+@click.argument("name", metavar="EVENT")
+@click.argument("task")
+@click.option("--subscriber", default="", metavar="APP", help="The task's application; default: this one.")
+@click.pass_obj
+def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> None:
+    """Take the subscription of TASK to EVENT back, at once and for good.
+
+    No Router makes jobs for it any more, also while workers still declare it. Jobs that were made stay.
+    """
+    app = target.load()
+    states = app.events.state()
+    there = [each for state in states if state.event == name for each in state.subscribers]
+    if not any((each.app, each.task) == (subscriber or app.name, task) for each in there):
+        if name not in (known := [each.event for each in states]):
+            raise _unknown(name, known)
+        raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, there)}")
+    app.events.unsubscribe(name, task, app=subscriber)
+    click.echo(f"{task} gets no more {name}")
+
+
+@event.command()
+@click.argument("name", metavar="EVENT")
+@click.argument("task")
+@click.option("--subscriber", default="", metavar="APP", help="The task's application; default: this one.")
+@click.pass_obj
+def resubscribe(target: Target, *, name: str, task: str, subscriber: str) -> None:
+    """Allow a subscription again that was taken back: workers that declare it do so within a minute."""
+    if not target.load().events.resubscribe(name, task, app=subscriber):
+        raise UnknownEvent(f"no subscription of {task} to {name} was taken back")
+    click.echo(f"{task} gets {name} as soon as a worker declares it")
 
 
 def counted(there: "QueueState") -> dict[str, int]:
@@ -132,6 +165,16 @@ def _unknown(name: str, known: list[str]) -> UnknownEvent:
     return UnknownEvent(f"no event {name!r} is known{meant}")
 
 
+def _meant(task: str, there: "list[Subscriber]") -> str:
+    """Which of the subscribers was meant by `task`, or who they are."""
+    if near := get_close_matches(task, [each.task for each in there], n=1):
+        whose = next(each.app for each in there if each.task == near[0])
+        return f": did you mean {near[0]!r} of {whose}?"
+    return (
+        f"; those that are: {', '.join(sorted({f'{each.task} of {each.app}' for each in there})) or 'none'}"
+    )
+
+
 def _field(said: str) -> tuple[str, Any]:
     name, equals, text = said.partition("=")
     if not equals or not name:
@@ -154,4 +197,6 @@ def _told(state: "EventState") -> str:
         for each in state.subscribers
     ]
     head = f"{state.event}, version {state.version}\nfields: {fields}\nkept: {state.kept}\nunclaimed: {state.unclaimed}"
+    if state.taken_back:
+        head += f"\ntaken back: {', '.join(f'{each.task} of {each.app}' for each in state.taken_back)}"
     return f"{head}\n{table(rows, nothing='nobody is subscribed')}"

@@ -6,7 +6,7 @@ With a port it imports neither Trio nor a Redis client nor the application: a pr
 """
 
 import json
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -14,6 +14,10 @@ from celery5.cli.boundary import FAILED
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 from celery5.probe import Answer, ask
+
+if TYPE_CHECKING:
+    from celery5.cli.partial import Reached
+    from celery5.overview import AppState
 
 
 @click.command()
@@ -131,17 +135,24 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
             "whose health? write celery5 health --port N for a worker with a --status-port, "
             "or celery5 -A module[:app] health for all that Redis knows of"
         )
+    from celery5.cli.partial import reaching
+
     app = target.load()
-    state = app.info()
+    with reaching(app, wants_json=wants_json) as reached:
+        return _told(app.info(), reached, wants_json=wants_json)
+
+
+def _told(state: "AppState", reached: "Reached", *, wants_json: bool) -> int:
     workers = {one.name: one.alive for queue in state.queues.values() for one in queue.workers}
     beside = {"routers": state.routers, "schedulers": state.schedulers}
-    ok = any(workers.values())
+    ok = any(workers.values()) and not reached.away
     if wants_json:
-        click.echo(json.dumps({"ok": ok, "workers": workers, **beside}))
+        away = [{"broker": each.broker, "error": each.error} for each in reached.unreachable()]
+        click.echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
     else:
         for name, alive in sorted(workers.items()):
             click.echo(f"{name} {'lives' if alive else 'is gone: its lease has lapsed'}")
-        if not ok:
+        if not any(workers.values()):
             lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
             click.echo(f"no worker of {state.app} lives" + (f", but others do: {lives}" if lives else ""))
     return 0 if ok else FAILED

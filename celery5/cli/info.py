@@ -10,10 +10,12 @@ import click
 from celery5.cli.autoscale import shown
 from celery5.cli.event import counted, waiting
 from celery5.cli.limiting import suspensions
+from celery5.cli.partial import Reached, reaching
 from celery5.cli.said import as_json, lines, span, table
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.overview import AppState
 
 
@@ -22,24 +24,36 @@ if TYPE_CHECKING:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
-    """Show the queues, what is in them, who works on them, and the Routers and Schedulers that live."""
+    """Show the queues, what is in them, who works on them, and the Routers, Schedulers, Controllers and publishers that
+    live."""
     app = target.load()
-    state = app.info(queue)
-    if wants_json:
-        click.echo(
-            as_json(
-                {
-                    "app": state.app,
-                    "broker": app.connections.masked,
-                    "queues": state.queues,
-                    "scaling": state.scaling,
-                    "events": counted(state.events),
-                    "routers": state.routers,
-                    "schedulers": state.schedulers,
-                }
-            )
-        )
-        return
+    with reaching(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
+        state = app.info(queue)
+        if wants_json:
+            click.echo(as_json(_plain(app, state, reached)))
+        else:
+            _show(app, state)
+
+
+def _plain(app: "App", state: "AppState", reached: Reached) -> dict[str, object]:
+    """For programs."""
+    return {
+        "app": state.app,
+        "broker": app.connections.masked,
+        "queues": state.queues,
+        "scaling": state.scaling,
+        "events": counted(state.events),
+        "routers": state.routers,
+        "schedulers": state.schedulers,
+        "controllers": state.controllers,
+        "leader": state.leader,
+        "publishers": state.publishers,
+        "unreachable": reached.unreachable(),
+    }
+
+
+def _show(app: "App", state: "AppState") -> None:
+    """For people."""
     click.echo(f"{state.app} at {app.connections.masked}\n")
     click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
@@ -62,7 +76,13 @@ def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
         **({"events": wait or "none wait"} if wait or events else {}),
         **({"routers": ", ".join(state.routers) or "none lives"} if state.routers or wait or events else {}),
         **({"schedulers": ", ".join(state.schedulers)} if state.schedulers else {}),
+        **({"controllers": ", ".join(_controllers(state))} if state.controllers else {}),
+        **({"publishers": ", ".join(state.publishers)} if state.publishers else {}),
     }
+
+
+def _controllers(state: "AppState") -> list[str]:
+    return [f"{each} (leads)" if each == state.leader else each for each in state.controllers]
 
 
 def _queues(state: "AppState") -> list[dict[str, object]]:

@@ -4,10 +4,12 @@ Floor: cli. Reads: what is imposed on the application's tasks. Writes: that; std
 """
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
+from celery5.cli.partial import reaching
 from celery5.cli.said import as_json, cell, clock, span, table
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
@@ -28,18 +30,20 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 def limit(target: Target, name: str, limit: str) -> None:
     """Impose LIMIT on TASK, for all workers, which hear of it in moments: a number of jobs that may run at the same
     time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
-    limits = target.load().limits
-    if limit == NONE:
-        done = limits.lift(name)
-        click.echo(f"{name}: its own limit again" if done else f"{name}: nothing was imposed")
-    elif _NUMBER.fullmatch(limit):
-        limits.impose(name, int(limit))
-        click.echo(f"{name}: limit {limit}")
-    elif "/" in limit:
-        limits.impose(name, limit)
-        click.echo(f"{name}: rate {limit}")
-    else:
-        raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
+    app = target.load()
+    limits = app.limits
+    with reaching(app):
+        if limit == NONE:
+            done = limits.lift(name)
+            click.echo(f"{name}: its own limit again" if done else f"{name}: nothing was imposed")
+        elif _NUMBER.fullmatch(limit):
+            limits.impose(name, int(limit))
+            click.echo(f"{name}: limit {limit}")
+        elif "/" in limit:
+            limits.impose(name, limit)
+            click.echo(f"{name}: rate {limit}")
+        else:
+            raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
 
 
 @click.command()
@@ -50,8 +54,10 @@ def suspend(target: Target, name: str, why: str) -> None:
     """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.
 
     Workers hear of it in moments: until then some jobs may still begin."""
-    target.load().limits.suspend(name, why=why)
-    click.echo(f"{name}: suspended")
+    app = target.load()
+    with reaching(app):
+        app.limits.suspend(name, why=why)
+        click.echo(f"{name}: suspended")
 
 
 @click.command()
@@ -59,8 +65,10 @@ def suspend(target: Target, name: str, why: str) -> None:
 @click.pass_obj
 def resume(target: Target, name: str) -> None:
     """Let the jobs of TASK, which was suspended, run again in their order."""
-    done = target.load().limits.resume(name)
-    click.echo(f"{name}: resumed" if done else f"{name}: was not suspended")
+    app = target.load()
+    with reaching(app):
+        done = app.limits.resume(name)
+        click.echo(f"{name}: resumed" if done else f"{name}: was not suspended")
 
 
 @click.command("limits")
@@ -68,7 +76,12 @@ def resume(target: Target, name: str) -> None:
 @click.pass_obj
 def show_limits(target: Target, *, wants_json: bool) -> None:
     """Show what is imposed on tasks, and which are suspended."""
-    told = target.load().limits.told()
+    app = target.load()
+    with reaching(app, wants_json=wants_json):
+        _show(app.limits.told(), wants_json=wants_json)
+
+
+def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
     if wants_json:
         click.echo(as_json(list(told.values())))
         return

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery5.app import App, default_app
 from celery5.errors import Misconfigured
+from celery5.settings import WrongSettings
 from celery5.task import Task
 
 
@@ -40,6 +41,7 @@ def load_app(target: str) -> App:
     try:
         app.load()
     except Misconfigured as error:
+        _raise_if_said_elsewhere(error)
         where = f" {_place(error.__cause__)}" if error.__cause__ else ""
         raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
     return app
@@ -53,7 +55,14 @@ def _imported(name: str, here: str) -> ModuleType:
             raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
         raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, here)}") from None
     except (Exception, SystemExit) as error:
+        _raise_if_said_elsewhere(error)
         raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+
+
+def _raise_if_said_elsewhere(error: BaseException) -> None:
+    """A wrong setting of the environment or the configuration is no fault of the module that asked for it first."""
+    if isinstance(error, WrongSettings) and not error.in_code:
+        raise error
 
 
 def _where_it_may_be(name: str, missing: str, here: str) -> str:

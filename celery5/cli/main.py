@@ -21,13 +21,17 @@ from celery5.cli.target import Target
 
 COMMANDS = (
     "autoscale",
+    "completion",
+    "config",
     "controller",
     "demo",
     "dlq",
+    "doctor",
     "event",
     "health",
     "info",
     "keys",
+    "publisher",
     "queue",
     "router",
     "schedule",
@@ -36,6 +40,11 @@ COMMANDS = (
     "worker",
 )
 """Each is a command or a group of commands in the module of its name in `celery5.cli`."""
+COMPLETES = "_CELERY5_COMPLETE"
+"""What a shell that completes a command sets, by click's convention."""
+CHILD = "CELERY5_PARENT"
+"""What a Controller sets for its members (`protocol/members.py`), said here, too: a probe is to load as little as can
+be."""
 THREADS_LIMIT = 2.0
 """Seconds that threads get which are left when a command is done."""
 
@@ -53,6 +62,8 @@ class Tree(click.Group):
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
                 self.add_command(getattr(import_module(f"celery5.cli.{name}"), name))
+                if COMPLETES in os.environ:
+                    import_module("celery5.cli.completion").equip(self.commands[name])
         return super().get_command(ctx, cmd_name)
 
 
@@ -83,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Threads that its jobs have left behind (`asyncio.to_thread`, say) cannot be ended. The interpreter would wait for
     them for ever: they get THREADS_LIMIT seconds.
     """
+    if CHILD in os.environ:
+        import_module("celery5.cli.child").follow_parent()
     code = guarded(lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False))
     if threading.active_count() > 1:  # daemons, too: an executor's threads are waited for whatever they are
         limit = threading.Timer(THREADS_LIMIT, os._exit, (code,))

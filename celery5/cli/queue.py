@@ -3,11 +3,17 @@
 Floor: cli. Reads: the sizes of the application's queues, and which are paused. Writes: stdout.
 """
 
+from typing import TYPE_CHECKING
+
 import click
 
 from celery5.cli.limiting import suspensions
+from celery5.cli.partial import reaching
 from celery5.cli.said import as_json, table
 from celery5.cli.target import Target
+
+if TYPE_CHECKING:
+    from celery5.broker.looking import QueueState
 
 
 @click.group(no_args_is_help=False)
@@ -23,9 +29,16 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
 
     Of the waiting ones, `high` and `low` have such a priority."""
     app = target.load()
-    states = list(app.info().queues.values())
+    with reaching(app, wants_json=wants_json):
+        rows = _rows(list(app.info().queues.values()), wants_json=wants_json)
+        click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
+        if not wants_json and (named := suspensions(app)):
+            click.echo(f"\nsuspended  {named}")
+
+
+def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
     by_level = wants_json or any(each.high or each.low for each in states)
-    rows: list[dict[str, object]] = [
+    return [
         {
             "queue": each.queue,
             "waiting": each.waiting,
@@ -39,6 +52,3 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
         }
         for each in states
     ]
-    click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
-    if not wants_json and (named := suspensions(app)):
-        click.echo(f"\nsuspended  {named}")

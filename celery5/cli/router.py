@@ -30,5 +30,5 @@ def start(target: Target, /, **said: Any) -> int:
     from celery5.processes.foreground import serve
     from celery5.processes.router import ROUTER
 
-    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    app.brokers.check()  # a URL that cannot be understood is told of at once
     return serve(app, options, ROUTER)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from celery5.cli.partial import reaching
 from celery5.cli.said import as_json, clock, lines, table
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
+from celery5.protocol.routes import DEFAULT
 
 if TYPE_CHECKING:
     from celery5.protocol.triggers import AnyTrigger
@@ -35,12 +37,20 @@ def schedule() -> None:
 def list_schedules(target: Target, *, wants_json: bool) -> None:
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
     app = target.load()
-    found = app.schedule.list()
-    if wants_json:
-        click.echo(as_json(found))
-        return
-    if any(each.state == "active" for each in found) and not app.schedule.schedulers():
-        click.echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
+    with reaching(app, wants_json=wants_json) as reached:
+        found = app.schedule.list()
+        if wants_json:
+            click.echo(as_json(found))
+            return
+        active = any(each.state == "active" for each in found)
+        if active and not app.schedule.schedulers() and DEFAULT not in reached.away:
+            click.echo(
+                f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True
+            )
+        _show(found)
+
+
+def _show(found: "list[ScheduleState]") -> None:
     rows: list[dict[str, object]] = [
         {
             "schedule": each.name,

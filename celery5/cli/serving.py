@@ -23,6 +23,8 @@ SETTINGS = (
     "broker",
     "concurrency",
     "cpu_slots",
+    "max_jobs",
+    "max_memory",
     "grace_period",
     "status_port",
     "status_host",
@@ -37,6 +39,12 @@ broker_flag = click.option("--broker", metavar="URL", help="Redis or Valkey: red
 _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option("--concurrency", type=int, metavar="N", help="Async jobs that one process runs at once."),
     click.option("--cpu-slots", type=int, metavar="N", help="Jobs in threads that one process runs at once."),
+    click.option(
+        "--max-jobs", type=int, metavar="N", help="Jobs after which a process is recycled; default: never."
+    ),
+    click.option(
+        "--max-memory", metavar="SIZE", help="Memory with which it is recycled: '500 MiB'; default: never."
+    ),
     click.option(
         "--queues", metavar="A,B", default="", help="Queues to work on; default: all that the tasks name."
     ),

@@ -4,7 +4,7 @@ Floor: cli. Reads: where a job is, its message and its document. Writes: stdout;
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +13,10 @@ from celery5.cli.limiting import COMMANDS as LIMITING
 from celery5.cli.limiting import suspended
 from celery5.cli.said import as_json, cell, clock, lines, paragraph, span, table
 from celery5.cli.target import Target
-from celery5.errors import CeleryError
+from celery5.errors import BrokerUnavailable, CeleryError
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.protocol.envelope import Failure
     from celery5.protocol.story import JobStory
     from celery5.result import AsyncResult
@@ -56,7 +57,8 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
         click.echo(as_json(story))
         return
     waits = not story.ended and not story.worker
-    imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
+    with app.brokers.reachable():
+        imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
     click.echo("\n".join(told(story, time.time(), imposed)))
 
 
@@ -71,7 +73,7 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
     from celery5.result import revoke as revoke_all
 
     app = target.load()
-    stories = [(each, app.find(each, queue=queue)) for each in dict.fromkeys(job_ids)]
+    stories, why = _found(app, job_ids, queue)
     handles: list[AsyncResult[Any]] = [
         app.result(each, queue=story.queue) for each, story in stories if story
     ]
@@ -84,7 +86,27 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
     click.echo(as_json(rows) if wants_json else table(rows, nothing=""))
     left = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
     if left:
-        raise NotRevoked(f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it")
+        raise NotRevoked(
+            f"not revoked: {', '.join(left)}: it had ended before, or nothing is known of it"
+            + (f"; {why}" if why else "")
+        )
+
+
+def _found(
+    app: "App", job_ids: Iterable[str], queue: str | None
+) -> "tuple[list[tuple[str, JobStory | None]], str]":
+    """What is known of each job; and why nothing is of one that may be on a broker that is away. Raises that, when
+    nothing is of any."""
+    stories, away = list[tuple[str, "JobStory | None"]](), list[BrokerUnavailable]()
+    for each in dict.fromkeys(job_ids):
+        try:
+            stories.append((each, app.find(each, queue=queue)))
+        except BrokerUnavailable as error:
+            away.append(error)
+            stories.append((each, None))
+    if away and not any(story for _, story in stories):
+        raise away[0]
+    return stories, str(away[0]) if away else ""
 
 
 def told(story: "JobStory", now: float, imposed: str = "") -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from celery5.cli.control import COMMANDS
+from celery5.cli.roll import list_workers
 from celery5.cli.serving import broker_flag, configure, processes_flag, serving_flags
 from celery5.cli.target import Target
 
@@ -19,6 +20,7 @@ def worker() -> None:
 
 for each in COMMANDS:
     worker.add_command(each)
+worker.add_command(list_workers)
 
 
 @worker.command()
@@ -36,8 +38,8 @@ def start(target: Target, /, **said: Any) -> int:
     options = configure(app, said)
     from celery5.processes.foreground import serve
 
-    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
-    if options.processes > 1:
+    app.brokers.check()  # a URL that cannot be understood is told of at once
+    if options.processes > 1 and not app.brokers.several:
         from celery5.broker import calls
 
         app.perform(

@@ -150,6 +150,7 @@ def given(
         "configuration": app.configuration,
         "reload": options.reload,
         "next_life": next_life,
+        "bell": options.bell,
         "stuck": options.stuck,
         "done": done,
         "vitals": vitals,

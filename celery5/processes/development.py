@@ -15,6 +15,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
+from celery5.errors import Misconfigured
 from celery5.log import Log
 from celery5.processes import router, scheduler, worker
 from celery5.processes.foreground import ServeOptions, run_beside, serve_here, stopping
@@ -38,7 +39,7 @@ def serve(app: App, options: ServeOptions) -> int:
         router.check(app)
     with (
         standing_by(
-            app
+            app, next(iter(worker.brokers_of(app, WorkerOptions(options.queues))))
         ) as understudy,  # first, so that it keeps nothing open that is to end with this process
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
@@ -46,6 +47,7 @@ def serve(app: App, options: ServeOptions) -> int:
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
+        _sign(app)
         told = WorkerOptions(
             options.queues,
             options.burst,
@@ -56,6 +58,19 @@ def serve(app: App, options: ServeOptions) -> int:
         )
         trio.run(partial(serve_here, beside=beside(app)), app, told, interruption)
     return 0
+
+
+def _sign(app: App) -> None:
+    """Have keys to sign commands with, for this application alone: made here and now in a folder of mode 0700, unless
+    some are there, or commands need not be signed (C90)."""
+    settings, keyring = app.settings, app.control.keyring
+    if not (settings.inbox and settings.inbox_signatures):
+        return
+    try:
+        if keyring.begin():
+            sys.stderr.write(f"commands are signed with new keys, in {keyring.folder}\n")
+    except Misconfigured as error:
+        sys.stderr.write(f"Warning: commands cannot be signed: {error}\n")
 
 
 def beside(app: App) -> tuple[Page, ...]:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from celery5.app import App
+from celery5.processes.signals import Terminal
 from celery5.protocol.backoff import full_jitter
+from celery5.protocol.recycling import RECYCLED
 from celery5.services.systemd_notify import Notification, insist, notify, taken_from_environment
 
 DEATHS = 100
@@ -34,7 +36,8 @@ KILL_AFTER = 50.0
 """Seconds beyond the grace period that children get before they are killed."""
 KILL_AGAIN = 0.5
 """Seconds between two looks at children that should be dead."""
-_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO)
+_PASSED_ON = (signal.SIGHUP, signal.SIGUSR1)
+_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO, *_PASSED_ON)
 _PID = 8
 """Bytes of a process id on the pipe."""
 
@@ -53,13 +56,15 @@ class Child:
 class _Fleet:
     """How many are `wanted`; the children that run, by process id, with their numbers, and which of them consume and
     which were told to end for good; when to start others; the deaths of late; the signal that `insisted` when it was
-    `stopping`; what systemd wants and has heard; and the pipe on which children say how they are."""
+    `stopping`; what systemd wants and has heard; the `terminal` that it
+    was started from; and the pipe on which children say how they are."""
 
     app: App
     wanted: int
     burst: bool
     systemd: Notification
     word: str
+    terminal: Terminal
     pipe: tuple[int, int] = field(default_factory=os.pipe)
     children: dict[int, int] = field(default_factory=dict)
     ready: set[int] = field(default_factory=set)
@@ -92,13 +97,14 @@ def supervise(app: App, *, processes: int, burst: bool = False, word: str = "wor
     """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent. `word`
     is what they are called.
 
-    A child that ends with 0 is done in a `burst`; else it is replaced like any other.
+    A child that ends with 0 is done in a `burst`; else it is replaced like any other. One that ends because it is to be
+    recycled is replaced at once, and that is no death.
     """
-    systemd = taken_from_environment(os.environ, os.getpid())
-    fleet = _Fleet(app, processes, burst, systemd, word)
+    systemd, terminal = taken_from_environment(os.environ, os.getpid()), Terminal()
+    fleet = _Fleet(app, processes, burst, systemd, word, terminal)
     fleet.starts.extend([0.0] * processes)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    for each in (signal.SIGALRM, signal.SIGIO):
+    for each in (signal.SIGALRM, signal.SIGIO, *_PASSED_ON):
         signal.signal(each, _nothing)
     _listen(fleet.pipe[0])
     try:
@@ -180,9 +186,11 @@ def _react(fleet: _Fleet, number: int) -> None:
     if number in (signal.SIGCHLD, signal.SIGIO):
         _hear(fleet)
         _reap(fleet)
-    elif number in (signal.SIGTERM, signal.SIGINT):
+    elif number in (signal.SIGTERM, signal.SIGINT) or (number == signal.SIGHUP and fleet.terminal.is_gone()):
         fleet.insisted = 0 if fleet.stopping is None else number
         _stop(fleet)
+    elif number in _PASSED_ON:
+        _tell(fleet, signal.Signals(number))
 
 
 def _stop(fleet: _Fleet) -> None:
@@ -220,6 +228,9 @@ def _reap(fleet: _Fleet) -> None:
         fleet.retiring.discard(pid)
         fleet.wanted -= retired
         if retired or (code == 0 and (fleet.burst or fleet.stopping is not None)):
+            continue
+        if code == RECYCLED and was_ready:
+            fleet.starts += [0.0] if fleet.stopping is None else []
             continue
         _tell_people(f"{fleet.word} process {pid} ended with {code}")
         if fleet.stopping is not None:

@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,11 +17,16 @@ import trio
 from celery5.app import App
 from celery5.log import Format, Journal, Level, Log
 from celery5.processes import fleet, worker
+from celery5.processes.again import begin_again, begins
+from celery5.processes.fence import pass_fence
 from celery5.processes.lives import Page, new_name
 from celery5.processes.own_log import own_log
 from celery5.processes.signals import Interruption
-from celery5.processes.understudy import standing_by
+from celery5.processes.stacks import Stacks
+from celery5.processes.understudy import Understudy, standing_by
 from celery5.processes.worker import WorkerOptions
+from celery5.protocol.recycling import RECYCLED
+from celery5.services.reloader import Bell
 from celery5.services.status_port import StatusPort
 from celery5.services.vitals import Vitals
 
@@ -48,39 +53,60 @@ class ServeOptions:
 
 
 def serve(app: App, options: ServeOptions, page: Page = WORKER) -> int:
-    """Serve until stopped, as what `page` says; gives the exit code: 0 when all ended as it was asked to.
+    """Serve until stopped, as what `page` says; gives the exit code: 0 when all ended as it was asked to,
+    RECYCLED when whoever has started it is to start the next one. Without such a one it begins again itself.
 
     Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
     """
     ready, retire, name = _nothing, _nothing, options.name
+    anew = begins(os.environ, processes=options.processes)
     page.check(app)
+    introduced = pass_fence(app, without_redis=page.word == "publisher")
     if options.processes > 1:
         part = fleet.supervise(app, processes=options.processes, burst=options.burst, word=page.word)
         if isinstance(part, int):
             return part
-        ready, retire = part.ready, part.retire
+        ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
         name = name and f"{name}.{part.number}"
     with (
-        standing_by(app) if page.understudy else nullcontext() as understudy,
-        stopping(app) as interruption,
+        _understudies(app, options, page) as understudies,
+        stopping(app, patience=anew.patience) as interruption,
         own_log(app, options.log_format, options.log_level, processes=options.processes) as journal,
     ):
         told = WorkerOptions(
             options.queues,
             options.burst,
             name,
-            understudy=understudy,
+            understudy=next(iter(understudies.values()), None),
             reload=options.reload,
             journal=journal,
             processes=options.processes,
+            anew=anew,
+            introduced=introduced,
+            understudies=understudies,
         )
         trio.run(partial(serve_here, page=page), app, told, interruption, ready, retire)
-    return 0
+    if not anew.due or interruption.came:
+        return 0
+    if anew.in_place:
+        begin_again(anew.folder)
+    return RECYCLED
 
 
-def stopping(app: App) -> Interruption:
-    """What stops a process that serves `app`."""
-    return Interruption(limit=app.settings.grace_period + STOP_LIMIT)
+@contextmanager
+def _understudies(
+    app: App, options: ServeOptions, page: Page
+) -> Generator[dict[str, Understudy], None, None]:
+    """One for each broker that the process works on, by its name."""
+    homes = worker.brokers_of(app, WorkerOptions(options.queues)) if page.understudy else ()
+    with ExitStack() as stack:
+        yield {broker: stack.enter_context(standing_by(app, broker)) for broker in homes}
+
+
+def stopping(app: App, *, patience: float = 0.0) -> Interruption:
+    """What stops a process that serves `app`. When its parent has died, signals within `patience` seconds are one."""
+    parent = os.getppid() if patience else 0
+    return Interruption(limit=app.settings.grace_period + STOP_LIMIT, patience=patience, parent=parent)
 
 
 async def serve_here(
@@ -100,8 +126,7 @@ async def serve_here(
     options = replace(options, incarnation=new_name(options.name), vitals=vitals, stuck=interruption.must_end)
     log = Log(worker=options.incarnation, app=app.name, journal=options.journal, kind=page.word)
     done = trio.Event()
-    if options.understudy is not None:
-        log.event("worker:understudy", "debug", pid=options.understudy.pid)
+    _introduce(options, log)
     port = StatusPort(
         vitals=vitals,
         log=log,
@@ -111,18 +136,22 @@ async def serve_here(
     )
     try:
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled
+            await around.start(Stacks(log).run)
             await around.start(port.run)
             async with trio.open_nursery() as nursery:
                 interruption.ends(_asking(nursery.cancel_scope, log, vitals))
+                interruption.reloads(_ringing(options.bell))
 
                 def tell() -> None:
                     interruption.must_end()
-                    if not options.burst:
+                    if not options.burst and not options.anew.due:
                         retiring()
 
                 nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
                 for each in beside:
-                    await nursery.start(partial(run_beside, each, app, options.journal, tell))
+                    await nursery.start(
+                        partial(run_beside, each, app, options.journal, tell, bell=options.bell)
+                    )
                 ready = _Ready(log, told, page.word)
                 await page.run(app, options, log=log, done=done, task_status=ready)
             around.cancel_scope.cancel()
@@ -140,11 +169,12 @@ async def run_beside(
     journal: Journal | None,
     stuck: Callable[[], None],
     *,
+    bell: Bell | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be what `page` says until cancelled, in the process of another."""
     name = new_name(f"{socket.gethostname()}:{os.getpid()}:{page.word}")
-    told = WorkerOptions(incarnation=name, journal=journal, stuck=stuck, beside=True)
+    told = WorkerOptions(incarnation=name, journal=journal, stuck=stuck, beside=True, bell=bell or Bell())
     log = Log(worker=name, app=app.name, journal=journal, kind=page.word)
     try:
         await page.run(app, told, log=log, done=trio.Event(), task_status=task_status)
@@ -170,6 +200,25 @@ def _asking(scope: trio.CancelScope, log: Log, vitals: Vitals) -> Callable[[sign
     return ask
 
 
+def _ringing(bell: Bell) -> Callable[[], None]:
+    """What rings the bell; it may be called in a signal handler, and after the run."""
+    token = trio.lowlevel.current_trio_token()
+
+    def ring() -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(bell.ring)
+
+    return ring
+
+
+def _introduce(options: WorkerOptions, log: Log) -> None:
+    """What there is to say at the start. Jobs are other people's code as often as not: not for root (C88)."""
+    if options.understudy is not None:
+        log.event("worker:understudy", "debug", pid=options.understudy.pid)
+    if not options.introduced and os.geteuid() == 0:
+        log.event("process:root", "warning", hint=_ROOT)
+
+
 class _Ready(trio.TaskStatus[None]):
     """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
 
@@ -183,6 +232,12 @@ class _Ready(trio.TaskStatus[None]):
         gc.freeze()
         self._told()
         self._log.event(f"{self._word}:ready")
+
+
+_ROOT = (
+    "this runs as root, and so does every job: run it as a user of its own, by a systemd user unit, User= in a system "
+    "unit, or USER in a container image"
+)
 
 
 def _nothing() -> None:

@@ -45,13 +45,17 @@ async def live(
     name: str,
     first: str,
     log: Log,
+    patient: bool = False,
     task_status: trio.TaskStatus[None],
+    missed: Callable[[Exception], None] | None = None,
 ) -> None:
     """Live until cancelled. `boot_of` puts an incarnation together, given its own name, which begins with `name`; the
     `first` one may be known already. `word` is what the log calls it: worker, router. Raises BrokerError when Redis
-    lets nobody in."""
+    lets nobody in, and, unless it is `patient`, when it is away at first; with `missed` that is told there, once, and
+    waited for."""
     status = _Once(task_status, log, word)
-    again: tuple[type[Exception], ...] = (LeaseLost,)
+    at_first = (LeaseLost,) if missed is None else (LeaseLost, BrokerUnavailable)
+    again: tuple[type[Exception], ...] = _LATER if patient else at_first
     lives, next_life = itertools.count(), Next()
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
@@ -66,11 +70,18 @@ async def live(
             lives = itertools.count()
         except* again as ended:
             log.event(f"{word}:again", "error", name=own, why=_first_of(ended))
+            if missed is not None and not status.said:
+                missed(BrokerUnavailable(_first_of(ended)))
+                missed = _nobody
         next_life.begins()
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
-        again = (LeaseLost, BrokerUnavailable, BootFailed)
+        again = _LATER if missed is None or status.said else again
         life = next(lives)
         await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
+
+
+_LATER = (LeaseLost, BrokerUnavailable, BootFailed)
+"""What a process lives through by beginning again."""
 
 
 class _Once(trio.TaskStatus[None]):
@@ -80,14 +91,18 @@ class _Once(trio.TaskStatus[None]):
         self._status = status
         self._log = log
         self._word = word
-        self._said = False
+        self.said = False
 
     def started(self, value: None = None) -> None:
-        if self._said:
+        if self.said:
             self._log.event(f"{self._word}:ready")
         else:
-            self._said = True
+            self.said = True
             self._status.started()
+
+
+def _nobody(_error: Exception) -> None:
+    """It was told already."""
 
 
 def _first_of(group: Any) -> str:

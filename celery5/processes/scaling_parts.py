@@ -41,7 +41,7 @@ def make_gates(app: App) -> dict[str, Gate]:
 
 def make_known_queues(app: App) -> frozenset[str]:
     """The queues that its tasks name, which are looked at before others."""
-    return frozenset(task.options_.queue or app.settings.default_queue for task in app.tasks.values())
+    return frozenset(task.queue for task in app.tasks.values())
 
 
 def make_scaling(autoscaler: Autoscaler) -> tuple[Step, ...]:

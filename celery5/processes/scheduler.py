@@ -14,6 +14,7 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, Step
+from celery5.broker.keys import Keys
 from celery5.checks import all_checks
 from celery5.errors import CeleryError, Misconfigured
 from celery5.fire_times import checked
@@ -22,10 +23,13 @@ from celery5.periodic import definition
 from celery5.processes.attendant_parts import GROUND, Listens, given
 from celery5.processes.lives import Page, live
 from celery5.processes.scaling_parts import SCALING
+from celery5.processes.several import Afar
 from celery5.processes.worker import WorkerOptions
+from celery5.protocol.routes import DEFAULT
 from celery5.services.autoscaler import Autoscaler
 from celery5.services.commands import Handler
 from celery5.services.declarations import Declarations
+from celery5.services.elsewhere import Elsewhere
 from celery5.services.expirations import Expirations
 from celery5.services.inbox import Inbox
 from celery5.services.reloader import Next
@@ -47,9 +51,38 @@ def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
     return {**usual}
 
 
-def make_follows(declarations: Declarations) -> tuple[Any, ...]:
+def make_follows(declarations: Declarations, elsewhere: dict[str, Elsewhere]) -> tuple[Any, ...]:
     """Who is told, at each beat, which Schedulers live."""
-    return (declarations.follow,)
+    return (declarations.follow, *[each.follow for each in elsewhere.values()])
+
+
+def make_elsewhere(app: App, keys: Keys, worker: str, lease_seconds: float, log: Log) -> dict[str, Elsewhere]:
+    """What declares and fires the schedules of further brokers, by their names."""
+    found: dict[str, Elsewhere] = {}
+    for broker in app.brokers.names[1:]:
+        redis = Afar(app, broker)
+        declarations = Declarations(
+            redis=redis,
+            app=app,
+            keys=keys,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            log=log,
+            others=_ways(app, broker),
+            broker=broker,
+        )
+        timetable = Timetable(redis=redis, app=app, keys=keys, worker=worker, log=log)
+        found[broker] = Elsewhere(broker=broker, declarations=declarations, timetable=timetable, log=log)
+    return found
+
+
+def make_others(app: App) -> dict[str, Afar]:
+    """The ways to the brokers besides the default one."""
+    return _ways(app, DEFAULT)
+
+
+def _ways(app: App, broker: str) -> dict[str, Afar]:
+    return {name: Afar(app, name) for name in app.brokers.names if name != broker}
 
 
 def make_more(timetable: Timetable, autoscaler: Autoscaler) -> tuple[Source, ...]:
@@ -57,12 +90,18 @@ def make_more(timetable: Timetable, autoscaler: Autoscaler) -> tuple[Source, ...
     return (timetable, autoscaler)
 
 
-def make_time(declarations: Declarations, timetable: Timetable, expirations: Expirations) -> tuple[Step, ...]:
+def make_time(
+    declarations: Declarations,
+    timetable: Timetable,
+    expirations: Expirations,
+    elsewhere: dict[str, Elsewhere],
+) -> tuple[Step, ...]:
     """The part of the boot graph that watches the clock: periodic tasks and health checks."""
     return (
         Step("declarations", declarations, ("presence",)),
         Step("timetable", timetable, ("declarations", "listen")),
         Step("expirations", expirations, ("presence",)),
+        *[Step(f"schedules-{name}", each, ("presence",)) for name, each in elsewhere.items()],
     )
 
 
@@ -91,6 +130,8 @@ SchedulerParts = Injector(
     time_steps=value(make_time),
     declarations=Declarations,
     timetable=Timetable,
+    elsewhere=value(make_elsewhere),
+    others=value(make_others),
     checks=value(all_checks),
     expirations=Expirations,
     last=value(make_last),

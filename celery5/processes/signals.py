@@ -1,6 +1,8 @@
-"""Signals: stopping a process in order: the first signal asks, the second insists, and so does a clock.
+"""Signals: stopping a process in order: the first signal asks, the second insists, and so does a clock. SIGHUP has it
+read its configuration again.
 
-Floor: processes. Reads: SIGTERM and SIGINT. Writes: one line on stderr when a process ends at once.
+Floor: processes. Reads: SIGTERM, SIGINT, SIGHUP; whether the terminal is there. Writes: one line on stderr when a
+process ends at once.
 
 The handlers stay from before a Trio run until after it, so a signal never is an exception out of nowhere:
 KeyboardInterrupt may strike between making a folder and noting that it must be removed, or in the winding up. They run
@@ -20,21 +22,45 @@ from typing import Any, Self
 _WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 
+class Terminal:
+    """The terminal that this process was started from, if it was."""
+
+    def __init__(self) -> None:
+        # Whoever was started by nohup is to outlive it.
+        self._there = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+
+    def is_gone(self) -> bool:
+        """Whether it was closed: that is what SIGHUP means, then, and not what it means to a daemon."""
+        return self._there and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 class Interruption:
     """A context manager for the main thread, around a Trio run and what belongs to it.
 
     Who has not left the block `limit` seconds after the first signal is ended all the same: nothing waits for ever on
     a job that takes no notice of being cancelled. Further signals within `patience` seconds of the first are taken for
-    the same one. What ends without a signal, because it was commanded to, `must_end` by the same clock.
+    the same one; with a `parent`, only when that has died: the kernel tells of it more than once. What ends without a
+    signal, because it was commanded to, `must_end` by the same clock.
     """
 
-    def __init__(self, *, limit: float | None = None, patience: float = 0.0) -> None:
+    def __init__(self, *, limit: float | None = None, patience: float = 0.0, parent: int = 0) -> None:
+        self._parent = parent
         self._limit = limit
         self._patience = patience
         self._owner = os.getpid()
         self._first: signal.Signals | None = None
         self._at = 0.0
         self._end: Callable[[signal.Signals], object] | None = None
+        self._reload: Callable[[], object] | None = None
+        self._terminal = Terminal()
         self._last_things: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._bell = (-1, -1)
@@ -51,6 +77,11 @@ class Interruption:
         if self._first is not None:
             end(self._first)
 
+    def reloads(self, reload: Callable[[], object]) -> None:
+        """Call `reload`, which must be safe in a signal handler, at each SIGHUP. Without it SIGHUP ends the process in
+        order, as it does when its terminal was closed."""
+        self._reload = reload
+
     def must_end(self) -> None:
         """The block is to be left, as after a signal: should it not be within `limit` seconds, the process is ended."""
         if self._bell[1] >= 0 and not self._ticks:
@@ -66,6 +97,7 @@ class Interruption:
             self._bell = os.pipe()
             threading.Thread(target=self._watch_clock, name="celery5-stop", daemon=True).start()
         self._before = {each: signal.signal(each, self._note) for each in _WATCHED}
+        self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hung_up)
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -83,11 +115,19 @@ class Interruption:
             os.kill(os.getpid(), number)
         elif self._first is None:
             self._first, self._at = signal.Signals(number), time.monotonic()
+            if self._parent and _lives(self._parent):
+                self._patience = 0.0
             self.must_end()
             if self._end is not None:
                 self._end(self._first)
         elif time.monotonic() - self._at >= self._patience:
             self._exit(number, f"{signal.Signals(number).name} for the second time")
+
+    def _hung_up(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner or self._reload is None or self._terminal.is_gone():
+            self._note(number, frame)
+        else:
+            self._reload()
 
     def _watch_clock(self) -> None:
         """In a thread: once it must end, wait for the end of the block, but not for ever."""
@@ -112,3 +152,12 @@ class Interruption:
                 os.write(2, f"{why}: exiting at once\n".encode())
         finally:
             os._exit(128 + number)
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs; one whose first thread has ended does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

@@ -31,6 +31,7 @@ from celery5.errors import BrokerError, CeleryError
 from celery5.processes.worker_parts import budgets_for
 from celery5.protocol.budget import ceiling
 from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.protocol.routes import DEFAULT
 from celery5.runners.process_group import started_at
 from celery5.services.black_box import BlackBox
 from celery5.services.heartbeat import BEATS
@@ -62,9 +63,10 @@ class Understudy:
     """The worker's end: tell it of each beat, and when the queues were left. It lasts as long as the process, whatever
     names the worker has one after the other."""
 
-    def __init__(self, app: App, *, mouth: int, black_box: BlackBox) -> None:
+    def __init__(self, app: App, *, mouth: int, black_box: BlackBox, broker: str = DEFAULT) -> None:
         self._black_box = black_box
         self._app = app
+        self._broker = broker
         self._mouth = mouth
         self._unsent = b""
         self._last = Said()
@@ -83,7 +85,7 @@ class Understudy:
 
     def beaten(self, worker: str, queues: tuple[str, ...]) -> bool:
         """The leases of `worker` were renewed. False, once, when there is no understudy any more."""
-        self._last = Said(worker, queues, self._app.connections.endpoint)
+        self._last = Said(worker, queues, self._app.brokers.of(self._broker).endpoint)
         return self._tell(self._last)
 
     def left(self, *, holding: bool) -> None:
@@ -113,8 +115,9 @@ class Understudy:
 
 
 @contextmanager
-def standing_by(app: App) -> Generator[Understudy, None, None]:
-    """An understudy for this process while the block lasts. Call it while there is one thread.
+def standing_by(app: App, broker: str = DEFAULT) -> Generator[Understudy, None, None]:
+    """An understudy for this process, and what it is on one `broker`, while the block lasts. Call it while
+    there is one thread.
 
     The black box has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
     """
@@ -122,7 +125,7 @@ def standing_by(app: App) -> Generator[Understudy, None, None]:
     # While a box is being ended, another one may have begun in its slot.
     black_box = BlackBox(slots=sum(most.values()), boxes=2 * most["boxed"])
     mouth = _fork(app, black_box)
-    one = Understudy(app, mouth=mouth, black_box=black_box)
+    one = Understudy(app, mouth=mouth, black_box=black_box, broker=broker)
     # A process that a job forks must not keep the pipe open when we are gone.
     os.register_at_fork(after_in_child=one.close)
     try:

@@ -4,23 +4,28 @@ Floor: processes. Reads: nothing. Writes: nothing.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dependencies import Injector, value
 
 from celery5.app import App
+from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
 from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
 from celery5.log import Log
+from celery5.own_commands import handlers_of
 from celery5.processes.box_home import home_of
 from celery5.processes.connection_parts import LooksAgain, make_push, make_reader
+from celery5.processes.several import Afar
 from celery5.processes.vital_parts import make_sources
 from celery5.protocol.budget import Budget, fixed
 from celery5.protocol.budget_words import budgets_in
+from celery5.protocol.events import Subscription
+from celery5.protocol.routes import DEFAULT
 from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -33,6 +38,7 @@ from celery5.services.commands import Commands, Handler, PostsToItself
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
+from celery5.services.fine_timer import FineTimer
 from celery5.services.gates import Gates
 from celery5.services.health import Health
 from celery5.services.heartbeat import Heartbeat
@@ -51,6 +57,7 @@ from celery5.services.reach import Reach
 from celery5.services.reading import Reading
 from celery5.services.recent import Recent
 from celery5.services.recoverer import Recoverer
+from celery5.services.recycling import Recycling
 from celery5.services.reloader import Reloader
 from celery5.services.reporter import Reporter
 from celery5.services.result_publisher import ResultPublisher
@@ -151,6 +158,7 @@ def make_wake(
 
 
 def make_handlers(
+    app: App,
     worker_commands: WorkerCommands,
     reloader: Reloader,
     board: Board,
@@ -162,6 +170,7 @@ def make_handlers(
 ) -> dict[str, Handler]:
     """What this worker does when it is told to."""
     return {
+        **handlers_of(app.command.known),
         **worker_commands.handlers,
         "reload": reloader.handle,
         RETRY: board.retry,
@@ -184,9 +193,28 @@ def make_missed(pauses: Pauses) -> Callable[[], None]:
     return pauses.look_again
 
 
-def make_added(app: App) -> tuple[Step, ...]:
-    """The application's own boot steps and services."""
-    return app.bootsteps
+def make_added(app: App, steps_here: bool) -> tuple[BootStep, ...]:
+    """The application's own boot steps and services, which one life of a process has."""
+    return app.bootsteps if steps_here else ()
+
+
+def make_subscriptions(
+    app: App,
+    redis: TrioRedis,
+    broker: str,
+    subscribed: Mapping[str, Sequence[Subscription]],
+    subscription_ttl: float,
+    event_catch_up: bool,
+    log: Log,
+) -> Subscriptions:
+    """What tells of subscriptions, on the default broker, where Routers look."""
+    return Subscriptions(
+        redis=redis if broker == DEFAULT else Afar(app, DEFAULT),
+        subscribed=subscribed,
+        subscription_ttl=subscription_ttl,
+        event_catch_up=event_catch_up,
+        log=log,
+    )
 
 
 def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
@@ -202,6 +230,7 @@ def make_aside(
     reloader: Reloader,
     reporter: Reporter,
     subscriptions: Subscriptions,
+    recycling: Recycling,
 ) -> tuple[Step, ...]:
     """The part of the boot graph that no job passes through."""
     return (
@@ -212,6 +241,7 @@ def make_aside(
         Step("vitals", vital_signs, ("consumer",)),
         Step("systemd", systemd, ("vitals",)),
         Step("reloader", reloader, ("consumer",)),
+        Step("recycling", recycling, ("consumer",)),
     )
 
 
@@ -252,6 +282,7 @@ def make_steps(
     asyncio_runner: AsyncioRunner,
     boxes: BoxedRunner,
     deadlines: Deadlines,
+    fine_timer: FineTimer,
     revocations: Revocations,
     health: Health,
     result_publisher: ResultPublisher,
@@ -267,14 +298,17 @@ def make_steps(
         Step("asyncio", asyncio_runner),
         Step("boxes", boxes),
         Step("deadlines", deadlines),
+        Step("timer", fine_timer),
         Step("revocations", revocations, ("heartbeat", "listen")),
         Step("health", health, ("redis",)),
         Step("results", result_publisher, ("heartbeat", "publishing")),
-        Step("gates", gates, ("results", "listen")),
+        Step(
+            "gates", gates, ("results", "limits")
+        ),  # who is suspended must be known before anybody is let through
         Step(
             "execution",
             task_execution,
-            ("results", "budget", "asyncio", "boxes", "deadlines", "revocations", "health"),
+            ("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
             stop_limit=math.inf,  # it has limits of its own
         ),
         Step(
@@ -308,6 +342,7 @@ WorkerParts = Injector(
     runners=value(make_runners),
     budget=ConcurrencyBudget,
     deadlines=Deadlines,
+    fine_timer=FineTimer,
     circuits=Circuits,
     health=Health,
     judgement=Judgement,
@@ -333,11 +368,12 @@ WorkerParts = Injector(
     task_execution=TaskExecution,
     consumer=Consumer,
     burst_watch=Burst,
-    subscriptions=Subscriptions,
+    subscriptions=value(make_subscriptions),
     log_again=LogAgain,
     sources=value(make_sources),
     vital_signs=VitalSigns,
     reloader=Reloader,
+    recycling=Recycling,
     reach=Reach,
     reports=value(make_reports),
     reporter=Reporter,

@@ -24,6 +24,8 @@ from celery5.protocol.envelope import (
 from celery5.protocol.limits import Rule
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import (
+    INTERRUPTED,
+    LAPSED,
     Bury,
     Complete,
     Expire,
@@ -71,8 +73,6 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     rule: Rule | None = None  # that of its gate, in which it has a slot
     until: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
 
-
-LAPSED, INTERRUPTED = Lapsed(), Interrupted()
 
 Words = tuple[str, bytes, str, bytes, int, bytes | int]
 """One outcome as the settle script takes it: verb, entry, job id, message, number, extra."""

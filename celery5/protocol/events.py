@@ -59,7 +59,12 @@ class Subscription(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """Its name in the registry: one task has one subscription to an event."""
-        return f"{self.event}\n{self.job.app}\n{self.job.task}"
+        return subscription_name(self.event, self.job.app, self.job.task)
+
+
+def subscription_name(event: str, app: str, task: str) -> str:
+    """The name in the registry of a task's subscription to an event."""
+    return f"{event}\n{app}\n{task}"
 
 
 def subject_of(event: str, version: int) -> str:

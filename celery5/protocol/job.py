@@ -19,7 +19,8 @@ from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 class Job(msgspec.Struct, frozen=True, gc=False):
     """A job on its way: its message, where to (`queue`), and when (`at`: ms since 1970, `+ms` from now, '' for now).
-    `app` is the name of the application that made it, `lane` the letter of the lane of its priority.
+    `app` is the name of the application that made it, `lane` the letter of the lane of its priority. Where jobs
+    of its task take turns, `line` is the one in which it waits, until it `expires` (ms since 1970, or '').
 
     `Task.job` makes it and `App.send_jobs` sends it, once however often.
     """
@@ -34,6 +35,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     unique_for: float | None = None
     app: str = ""
     lane: Annotated[str, msgspec.Meta(pattern="^[hl]?$")] = ""
+    line: str = ""
+    expires: str = ""
 
     def to_bytes(self) -> bytes:
         """The job as text, to be kept somewhere until it is sent: in an outbox, say."""
@@ -55,13 +58,15 @@ class Options(msgspec.Struct, frozen=True):
     `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
     one of its task with that key; `unique_for` keeps others away for so long, whether it has ended or not, and without
     a `key` takes the arguments for one. `id` is the job's own, for one that may be sent twice and must run once.
-    `priority` is `high`, `normal` or `low`. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full
+    `priority` is `high`, `normal` or `low`. `broker` names the broker of its queue, and means the queue of that name if
+    there is no `queue`. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full
     names.
     `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.of`); what else is said of
     retries goes over it.
     """
 
     queue: str | None = None
+    broker: str | None = None
     countdown: float | timedelta | None = None
     eta: datetime | None = None
     expires: float | timedelta | datetime | None = None
@@ -96,6 +101,8 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured(
                 f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas or braces"
             )
+        if self.broker is not None and not _is_queue_name(self.broker):
+            raise Misconfigured(f"broker is {self.broker!r}: give the name of one")
         if self.priority is not None and not _is_priority(self.priority):
             raise Misconfigured(f"priority is {self.priority!r}: give high, normal or low")
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
@@ -117,8 +124,13 @@ class Options(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(policy, **given) if given else policy
 
     def replaced(self, said: Mapping[str, Any]) -> "Options":
-        """These options with others over them. A whole `retry_policy` replaces what was said of retries before."""
-        cleared = dict.fromkeys(_POLICY) if said.get("retry_policy") is not None else {}
+        """These options with others over them. A whole `retry_policy` replaces what was said of retries before, and
+        another queue or broker where both would have been."""
+        cleared: dict[str, Any] = dict.fromkeys(_POLICY) if said.get("retry_policy") is not None else {}
+        if said.get("broker") not in (None, self.broker):
+            cleared["queue"] = None
+        elif said.get("queue") not in (None, self.queue):
+            cleared["broker"] = None
         return msgspec.structs.replace(self, **{**cleared, **said}).checked()
 
     def terms(self, policy: RetryPolicy, *, queue: str, ignore_result: bool, results_ttl: float) -> "Terms":

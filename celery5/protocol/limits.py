@@ -23,6 +23,8 @@ MOST = 1_000_000
 SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
 """What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LATEST = 10**15
+"""Milliseconds since 1970: what expires later does not."""
 _RATE = re.compile(r"([1-9][0-9]{0,6})/([0-9]{1,4})?(s|m|h|d)")
 
 
@@ -228,6 +230,11 @@ def line_of(rule: Rule, concurrency_key: str, fair_key: str) -> str:
     """The line in which a job waits, in three words: its task, its fair key, its concurrency key."""
     fair = quoted(fair_key) if rule.fair else ""
     return f"{quoted(rule.task)} {fair} {quoted(concurrency_key) if rule.keyed else ''}"
+
+
+def leaves_at(expires: float | None) -> str:
+    """When a job leaves its line because it has expired, as the scripts take it: ms since 1970, '' for never."""
+    return "" if expires is None else str(min(int(expires * 1000), LATEST))
 
 
 def gate_of(

@@ -34,7 +34,7 @@ LARGEST_HEADER = 16 * 1024
 LONGEST_CHAIN = 5
 """Certificates that a command may bring along."""
 _TYPE = "celery5-command"
-_ID = r"^[A-Za-z0-9_-]{16,64}\Z"
+_ID = r"^[A-Za-z0-9_@-]{16,64}\Z"
 
 
 class Refusal(StrEnum):

@@ -91,6 +91,10 @@ class Lapsed(msgspec.Struct, frozen=True):
     """The job's `expires` had passed before it could start."""
 
 
+WITHDRAWN, INTERRUPTED, LAPSED = Withdrawn(), Interrupted(), Lapsed()
+"""The outcomes that have nothing to say but what they are."""
+
+
 class Refused(msgspec.Struct, frozen=True):
     """The job cannot be run here or its result cannot be kept; trying again would not help."""
 

@@ -108,6 +108,7 @@ class BoxedRunner:
         async with trio.open_nursery() as around:
             try:
                 self._nursery = await around.start(live)
+                await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
                 lives.shield = True  # not before: a start that is cancelled would wait for it for ever
                 task_status.started()
                 await self._end_idle_ones()

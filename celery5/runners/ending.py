@@ -17,7 +17,6 @@ from celery5.protocol.rulings import decisive, leaves
 from celery5.protocol.verdict import (
     Asked,
     Declined,
-    Interrupted,
     Raised,
     Reason,
     Refused,
@@ -32,7 +31,6 @@ TEXT_LIMIT = 2_000
 ARGS_LIMIT = 20
 """Arguments of an error that travel with the failure."""
 
-INTERRUPTED = Interrupted()
 _PACKAGE = Path(__file__).parent.parent
 _OURS = tuple(f"{_PACKAGE / room}/" for room in ("runners", "services", "protocol"))
 """The folders of what calls a task."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.frames import Cancel, Run, SoftLimit
-from celery5.protocol.verdict import Interrupted, Outcome
+from celery5.protocol.verdict import INTERRUPTED, Outcome
 from celery5.runners.context import CURRENT, TELL, CurrentJob, Tell
 from celery5.runners.ending import raised, returned
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 NUDGE = signal.SIGUSR2
 """The signal that means: look what you were told."""
-_INTERRUPTED = Interrupted()
 
 Said = SoftLimit | Cancel
 
@@ -94,7 +93,7 @@ class InBox:
                 return returned(self._call(function, args, kwargs))
             return self._in_loop(run, loop, function, args, kwargs)
         except Cancelled:
-            return _INTERRUPTED
+            return INTERRUPTED
         except BaseException as error:
             return raised(error)
 
@@ -170,7 +169,7 @@ class InBox:
                     else:
                         outcome = await TrioRunner().execute(function, args, kwargs, hand)
                 nursery.cancel_scope.cancel()
-            return hand.why or _INTERRUPTED if outcome is None else hand.verdict_on(outcome)
+            return hand.why or INTERRUPTED if outcome is None else hand.verdict_on(outcome)
 
         return trio.run(job)
 
@@ -191,6 +190,6 @@ def _tell(hand: "Hand", said: Said) -> None:
         if said.limit:
             hand.cut_short(TimeLimitExceeded(said.limit))
         else:
-            hand.cancel(_INTERRUPTED)
+            hand.cancel(INTERRUPTED)
     elif hand.soften is not None:
         hand.soften(SoftTimeLimitExceeded(said.message))

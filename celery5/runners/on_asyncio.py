@@ -14,9 +14,9 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 
 from celery5.errors import SoftTimeLimitExceeded
-from celery5.protocol.verdict import Outcome
+from celery5.protocol.verdict import INTERRUPTED, Outcome
 from celery5.runners.context import own_decimals
-from celery5.runners.ending import INTERRUPTED, raised, returned
+from celery5.runners.ending import raised, returned
 from celery5.runners.hand import Hand
 from celery5.runners.nudge_asyncio import AsyncioNudge
 

@@ -121,4 +121,10 @@ def _nudged(
             return stop.value
 
 
+def driven(frame: types.FrameType) -> Coroutine[Any, Any, Any] | None:
+    """The job's coroutine, if a frame is one that drives it by hand: who follows what a task awaits does not see it."""
+    return frame.f_locals.get("coroutine") if frame.f_code in _DRIVERS else None
+
+
+_DRIVERS = (_the_rest.__code__, _nudged.__code__)
 _NOT_ITS_OWN = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)

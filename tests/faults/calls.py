@@ -26,7 +26,7 @@ def incr(key: str, *, repeatable: bool = False) -> Call[int]:
     return raw("INCR", key, repeatable=repeatable)
 
 
-async def until(condition: Callable[[], bool], *, within: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, within: float = 30.0) -> None:
     """Wait until something is true, looking again every few milliseconds."""
     with trio.fail_after(within):
         while not condition():

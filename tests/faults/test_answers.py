@@ -174,7 +174,7 @@ async def test_a_refusal_after_a_reconnect_ends_the_link_and_fails_who_waits(
         except BrokerDenied as error:
             ended.append(error)
 
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             await nursery.start(run_until_refused)
             proxy.answer("HELLO", "WRONGPASS invalid username-password pair")

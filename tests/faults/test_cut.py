@@ -13,10 +13,14 @@ import trio
 import trio.testing
 
 from celery5.broker.call import Call
+from celery5.broker.timing import Timing
 from celery5.errors import BrokerUnavailable
 from tests.faults.calls import get, incr, raw, until
 from tests.faults.conftest import OpenLink
 from tests.faults.proxy import FaultyProxy
+
+PATIENT = Timing(breaker_failures=1000, backoff_cap=0.05)
+"""No breaker opens, however long the machine stands still while there is no connection."""
 
 
 async def test_a_command_whose_reply_was_cut_off_may_have_run_and_is_not_sent_again(
@@ -86,7 +90,7 @@ async def test_several_calls_at_once_are_sent_again_only_if_all_of_them_may(
 async def test_calls_that_were_not_sent_wait_for_the_next_connection(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str
 ) -> None:
-    link = await open_link()
+    link = await open_link(PATIENT)
     proxy.refuse()
     await until(lambda: not link.connected)
     async with trio.open_nursery() as nursery:
@@ -106,7 +110,7 @@ async def test_calls_that_were_not_sent_wait_for_the_next_connection(
 async def test_calls_that_were_cancelled_while_there_was_no_connection_never_run(
     proxy: FaultyProxy, open_link: OpenLink, app_name: str
 ) -> None:
-    link = await open_link()
+    link = await open_link(PATIENT)
     proxy.refuse()
     await until(lambda: not link.connected)
     async with trio.open_nursery() as nursery:

@@ -42,7 +42,7 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
     driver.perform(calls.join(app.queue("mail"), "w", lease=60))
     watch = understudy._Watch(app, box, os.getpid(), -1, -1)
     watch._hear(msgspec.json.encode(Said("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         proxy.delay = 0.2
         assert (await trio.to_thread.run_sync(watch._step_in)).counts
         assert box.lease_until > 0
@@ -68,7 +68,7 @@ def test_a_stranger_who_has_the_id_of_a_box_that_has_ended_is_left_alone(app_nam
         box.had_box(process.pid)
         box.has_box(process.pid, began)
         watch._end_boxes()
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -80,7 +80,7 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
     said = Said("w", ("mail",), Endpoint.from_url(proxy.url), left)
     watch._hear(msgspec.json.encode(said) + b"\n")
     proxy.refuse()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await trio.to_thread.run_sync(watch._recover)
     assert ("are recovered when its lease lapses" in capfd.readouterr().err) is not left
 

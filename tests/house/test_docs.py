@@ -170,6 +170,11 @@ def test_internals_shows_the_boot_graph_of_the_worker() -> None:
     assert sorted(" ".join(line.split()) for line in shown.splitlines()) == sorted(boot_graph())
 
 
+def test_nobody_is_let_through_a_gate_before_it_is_known_who_is_suspended() -> None:
+    requires = {name: needs for name, *needs in map(str.split, boot_graph())}
+    assert "limits" in requires["gates"]
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that mkdocs makes of a page's headings."""
     prose = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())

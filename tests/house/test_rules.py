@@ -132,3 +132,20 @@ def shape_faults(service: ast.ClassDef) -> list[str]:
     if made is not None and (len(made.args.args) != 1 or made.args.vararg or made.args.kwarg):
         faults.append("has a constructor that is not keyword-only")
     return faults
+
+
+SOCKET_IN_A_LONG_FOLDER = re.compile(
+    r"""(tmp_path|mktemp).*("notify"|socket|[.]sock\b)|(bind[(]|connect[(]|SOCKET|address=).*(tmp_path|mktemp)"""
+)
+"""A line that puts a socket, by its file's name or by whom it is given to, into a folder that pytest has named."""
+
+
+def test_the_sockets_of_tests_lie_in_a_folder_with_a_short_name() -> None:
+    lines = [
+        f"{name(path)}:{number}"
+        for path in files("tests")
+        if path.name != "test_rules.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SOCKET_IN_A_LONG_FOLDER.search(line)
+    ]
+    assert lines == [], "a socket's path has 107 bytes: take the fixture `short_path`"

@@ -1,19 +1,58 @@
-"""Unit files: systemd itself finds nothing to say about them, and they fit the worker.
+"""Unit files: systemd itself finds nothing to say about them, they are hardened, and they fit the processes.
 
 Floor: tests. Reads: systemd/. Writes: copies in a folder of its own.
 """
 
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from celery5.cli.main import cli
 from celery5.processes import fleet, foreground
+from celery5.protocol.cluster import SURPLUS
+from celery5.protocol.members import KINDS
+from celery5.protocol.units import CRASHES, LAST_RITES
+from celery5.protocol.units import HARDENED as OF_MEMBERS
 from celery5.settings import Settings
 
-UNITS = sorted((Path(__file__).parents[2] / "systemd").glob("*.service"))
+UNITS = sorted(each for each in (Path(__file__).parents[2] / "systemd").iterdir())
+SERVICES = [each for each in UNITS if each.suffix == ".service"]
+PROCESSES = ("controller", "publisher", "router", "scheduler", "worker")
+HARDENED = {
+    "LockPersonality": "yes",
+    "NoNewPrivileges": "yes",
+    "PrivateTmp": "yes",
+    "ProtectControlGroups": "yes",
+    "ProtectKernelTunables": "yes",
+    "ProtectSystem": "full",
+    "RestrictRealtime": "yes",
+    "RestrictSUIDSGID": "yes",
+    "SystemCallArchitectures": "native",
+    "UMask": "0077",
+}
+"""What each service must have."""
+WITHOUT_JOBS = {
+    "RestrictNamespaces": "yes",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+}
+"""What those must have, too, that run no code of jobs."""
+NOT_FOR_USERS = {
+    "CapabilityBoundingSet",
+    "PrivateDevices",
+    "ProtectClock",
+    "ProtectKernelLogs",
+    "ProtectKernelModules",
+    "User",
+    "Group",
+    "DynamicUser",
+}
+"""What a user's systemd may not do: the unit would not start."""
 
 
 def options(unit: Path) -> dict[str, str]:
@@ -23,22 +62,40 @@ def options(unit: Path) -> dict[str, str]:
     return dict(found)
 
 
-def test_there_are_units() -> None:
-    assert UNITS
+def service(word: str) -> dict[str, str]:
+    """The options of the service of a kind of process."""
+    return options(
+        next(each for each in SERVICES if each.name.split("@")[0].split(".")[0] == f"celery5-{word}")
+    )
+
+
+def test_there_is_a_unit_for_each_kind_of_process_and_a_target_and_a_slice() -> None:
+    assert {each.name.removesuffix(".service").removesuffix("@") for each in SERVICES} == {
+        f"celery5-{each}" for each in PROCESSES
+    }
+    assert {each.name for each in UNITS} - {each.name for each in SERVICES} == {
+        "celery5.slice",
+        "celery5.target",
+        "celery5-publisher@.socket",
+    }
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    """A user's systemd wants a folder for sockets, whose paths are short."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 @pytest.mark.parametrize("kind", ["--system", "--user"])
-def test_systemd_has_nothing_to_say(
-    unit: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_has_nothing_to_say(unit: Path, kind: str, tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         return
-    name = unit.name.replace("@.", "@shop.")
-    (tmp_path / name).write_text(re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", unit.read_text()))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # a user manager wants one
+    for each in UNITS:  # they name each other
+        text = re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", each.read_text())
+        (tmp_path / each.name.replace("@.", "@shop.")).write_text(text)
     said = subprocess.run(
-        ["systemd-analyze", kind, "verify", str(tmp_path / name)],
+        ["systemd-analyze", kind, "verify", str(tmp_path / unit.name.replace("@.", "@shop."))],
         capture_output=True,
         text=True,
         timeout=30,
@@ -48,14 +105,66 @@ def test_systemd_has_nothing_to_say(
     assert (said.stdout + said.stderr, said.returncode) == ("", 0)
 
 
+@pytest.mark.parametrize("word", PROCESSES)
+def test_a_service_says_when_it_is_ready_is_watched_reloads_and_stops_by_sigterm(word: str) -> None:
+    unit = service(word)
+    assert (unit["Type"], unit["NotifyAccess"]) == ("notify", "main")
+    assert float(unit["WatchdogSec"]) > 0
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert (unit["KillMode"], unit["KillSignal"]) == ("mixed", "SIGTERM")
+    again = (unit["Restart"], unit.get("RestartPreventExitStatus"))
+    assert again in [("on-failure", None), ("always", "0")], "again, but after it was told to end"
+    assert (unit["PartOf"], unit["WantedBy"], unit["Also"].split()[0]) == ("celery5.target",) * 3
+
+
+@pytest.mark.parametrize("word", PROCESSES)
+def test_a_service_is_hardened_and_runs_for_a_user_too(word: str) -> None:
+    unit = service(word)
+    wanted = HARDENED if word in ("worker", "controller") else HARDENED | WITHOUT_JOBS
+    assert {name: unit.get(name) for name in wanted} == wanted
+    assert not unit.keys() & NOT_FOR_USERS
+
+
+@pytest.mark.parametrize("word", PROCESSES)
+def test_a_service_is_started_by_a_command_that_exists(word: str) -> None:
+    command = shlex.split(service(word)["ExecStart"])
+    assert command[:2] == ["/usr/bin/env", "celery5"]
+    with cli.make_context("celery5", command[2:], resilient_parsing=True) as context:
+        found = cli.get_command(context, word)
+        assert found is not None
+        assert "start" in found.to_info_dict(context)["commands"]
+
+
+def test_members_that_a_controller_starts_are_as_hardened_as_the_unit_files() -> None:
+    told: dict[str, Any] = {name: value for name, (_, value) in OF_MEMBERS.items()}
+    shown: dict[Any, str] = {True: "yes", "full": "full", 0o077: "0077"}
+    assert {
+        name: "native" if name == "SystemCallArchitectures" else shown[value] for name, value in told.items()
+    } == (HARDENED)
+
+
+def test_the_understudy_of_a_worker_that_has_died_is_left_half_a_second() -> None:
+    unit = service("worker")
+    assert [(name, unit[name]) for name, _ in LAST_RITES] == [
+        (name, f"/bin/sh -c '{each}'") for name, each in LAST_RITES
+    ]
+    assert [int(signal.Signals[each]) for each in unit["SuccessExitStatus"].split()] == list(CRASHES)
+    assert unit["OOMPolicy"] == "continue"
+
+
+def test_systemd_opens_the_socket_at_which_producers_look_for_the_publisher() -> None:
+    unit = options(next(each for each in UNITS if each.suffix == ".socket"))
+    assert unit["ListenStream"] == "%t/celery5/%i.publisher.sock"
+    assert (unit["SocketMode"], unit["DirectoryMode"]) == ("0600", "0700")
+    assert "celery5-publisher@%i.socket" in service("publisher")["Also"]
+
+
 def test_systemd_has_more_patience_than_a_parent_and_that_has_more_than_a_worker() -> None:
-    unit = options(next(path for path in UNITS if path.name == "celery5-worker@.service"))
     grace = Settings().grace_period
-    assert float(unit["TimeoutStopSec"]) >= grace + fleet.KILL_AFTER + 5
+    assert float(service("worker")["TimeoutStopSec"]) >= grace + fleet.KILL_AFTER + 5
     assert fleet.KILL_AFTER >= foreground.STOP_LIMIT + 5
 
 
-def test_the_worker_is_started_by_a_command_that_exists() -> None:
-    unit = options(next(path for path in UNITS if path.name == "celery5-worker@.service"))
-    assert unit["Type"] == "notify"
-    assert unit["ExecStart"].endswith(" celery5 worker start")
+def test_systemd_has_more_patience_than_a_controller_whose_members_end_one_kind_after_the_other() -> None:
+    kinds = len(KINDS)
+    assert float(service("controller")["TimeoutStopSec"]) >= kinds * (Settings().grace_period + SURPLUS) + 5

@@ -276,3 +276,15 @@ def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() ->
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
     assert done.stdout == "False\n"
+
+
+def test_what_was_found_is_not_looked_for_again_before_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, daily = cron(week=53, month=6, second=17), cron(hour=3, second=17)  # nobody else's
+    assert following(never, 0) is None
+    first = following(daily, 0)
+    assert first == 3 * 3_600_000 + 17_000
+    monkeypatch.setattr("celery5.fire_times._following", lambda _trigger, after: -after)
+    assert following(never, 10**12) is None
+    assert following(daily, first - 1) == first
+    assert following(daily, first) == -first
+    assert following(daily, 0) == 0  # the clock was put back

@@ -45,6 +45,8 @@ def made() -> dict[str, str]:
         "limits": SHOP.limits,
         "suspended": SHOP.suspended,
         "living": SHOP.living("<kind>"),
+        "leader": SHOP.leader,
+        "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
         "scaling_turn": SHOP.scaling_turn,
         "report": SHOP.report("<worker>"),

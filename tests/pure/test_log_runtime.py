@@ -35,11 +35,11 @@ class Kept:
 class Recorder:
     """A journal's end of the socket, which understands the native protocol."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, line: socket.socket) -> None:
         self.path = path
-        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.line = line
         self.line.bind(str(path))
-        self.line.settimeout(5)
+        self.line.settimeout(30)
 
     def entry(self) -> dict[str, bytes]:
         """The next one."""
@@ -65,10 +65,9 @@ def parsed(data: bytes) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    one = Recorder(tmp_path / "socket")
-    yield one
-    one.line.close()
+def recorder(short_path: Path) -> Iterator[Recorder]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        yield Recorder(short_path / "socket", line)
 
 
 def around(stderr: Any = None, **environ: str) -> Surroundings:
@@ -113,7 +112,7 @@ def test_who_says_a_format_gets_it_whatever_the_runtime(form: Any) -> None:
 
 
 def test_stderr_is_the_journal_when_its_device_and_inode_are_those_that_are_named(
-    tmp_path: Path, recorder: Recorder
+    tmp_path: Path, short_path: Path, recorder: Recorder
 ) -> None:
     with (tmp_path / "a").open("w") as stream, (tmp_path / "b").open("w") as other:
         found = os.fstat(stream.fileno())
@@ -127,13 +126,13 @@ def test_stderr_is_the_journal_when_its_device_and_inode_are_those_that_are_name
         assert isinstance(place, Journald)
         place.close()
         assert isinstance(outlet("auto", around(other, **environ)), Lines)
-        gone = {"JOURNAL_STREAM": named, "CELERY5_JOURNAL_SOCKET": str(tmp_path / "nobody")}
+        gone = {"JOURNAL_STREAM": named, "CELERY5_JOURNAL_SOCKET": str(short_path / "nobody")}
         assert isinstance(outlet("auto", around(stream, **gone)), Lines)
 
 
-def test_a_journal_that_is_asked_for_and_not_there_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_journal_that_is_asked_for_and_not_there_is_told_in_a_line(short_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"no journal listens at .*nobody .*use --log-format json"):
-        outlet("journal", around(CELERY5_JOURNAL_SOCKET=str(tmp_path / "nobody")))
+        outlet("journal", around(CELERY5_JOURNAL_SOCKET=str(short_path / "nobody")))
 
 
 def test_an_entry_has_the_fields_that_people_search_for() -> None:
@@ -169,7 +168,8 @@ def test_an_entry_has_the_fields_that_people_search_for() -> None:
         "ERROR": b"ValueError: no",
     }.items():
         assert fields[f"CELERY5_{name}"] == value
-    assert not {"CELERY5_LEVEL", "CELERY5_TIMESTAMP", "CELERY5_TASK_LEVEL"} & set(fields)
+    assert fields["CELERY5_TASK_LEVEL"] == b"/1", "its place in its action, on one line"
+    assert not {"CELERY5_LEVEL", "CELERY5_TIMESTAMP"} & set(fields)
 
 
 class Rude:
@@ -220,7 +220,7 @@ def test_a_journal_that_is_busy_takes_the_rest_later_and_nothing_is_lost(
 
 
 def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_told(
-    tmp_path: Path, recorder: Recorder
+    recorder: Recorder,
 ) -> None:
     place = Journald(str(recorder.path))
     recorder.line.close()
@@ -229,8 +229,8 @@ def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_tol
     recorder.path.unlink()
     with pytest.raises(FileNotFoundError):
         place.write([{"message_type": "celery5:x"}])
-    again = Recorder(recorder.path)
-    assert place.write([{"message_type": "celery5:x"}]) == 1
-    assert again.entry()["CELERY5_EVENT"] == b"x"
-    again.line.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        again = Recorder(recorder.path, line)
+        assert place.write([{"message_type": "celery5:x"}]) == 1
+        assert again.entry()["CELERY5_EVENT"] == b"x"
     place.close()

@@ -55,7 +55,7 @@ def test_an_option_that_is_not_known_is_answered_with_all_that_are() -> None:
     } < set(known)
     assert not {"id", "key", "countdown", "eta"} & set(known)
     with pytest.raises(
-        Misconfigured, match=r"'colour' is not known; known: queue, countdown, eta, .*, id, key"
+        Misconfigured, match=r"'colour' is not known; known: queue, broker, countdown, eta, .*, id, key"
     ):
         double.options(colour=1)
 

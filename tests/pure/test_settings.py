@@ -36,7 +36,7 @@ def test_every_error_is_told_at_once_with_its_origin() -> None:
         )
     errors = str(caught.value).split("; ")
     assert errors[0].startswith("setting 'colour' is not known")
-    assert "broker, budgets, concurrency, cpu_slots" in str(caught.value)
+    assert "broker, brokers, budgets, concurrency, cpu_slots" in str(caught.value)
     for origin in ("setting lease=0: ", "CELERY5_CONCURRENCY='many': ", "CELERY5_CPU_SLOTS='0': "):
         assert origin in str(caught.value)
 

@@ -16,6 +16,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from tests.redis.one_queue import Queue
 from tests.redis.staff import Staff, staffed
+from tests.redis.two_brokers import app_on
 from tests.redis.workers import LEASE
 
 
@@ -48,3 +49,18 @@ def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queu
     driver = BlockingRedis(Endpoint.from_url(url))
     yield Queue(driver, Keys(app_name).of("mail"), redis_client)
     driver.close()
+
+
+@pytest.fixture
+def paired(url: str, own_server: EmbeddedServer, app_name: str) -> Iterator[App]:
+    """An application on two servers, of which the second one is the test's own."""
+    one = app_on(app_name, url, own_server.url, lease=LEASE, concurrency=4, cpu_slots=4)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def second(own_server: EmbeddedServer) -> Iterator["redis.Redis"]:
+    """What looks at that server."""
+    with redis.Redis.from_url(own_server.url) as client:
+        yield client

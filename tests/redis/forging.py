@@ -57,7 +57,7 @@ def put(client: "redis.Redis", app: App, one: Order, sealed: bytes) -> None:
 async def answer(client: "redis.Redis", app: App, one: Order) -> Answer:
     """What was answered; the answer is gone then, so that the same command may be answered again."""
     key = app.keys.answer(one.id)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while (raw := client.getdel(key)) is None:
             await trio.sleep(0.005)
     assert isinstance(raw, bytes)

@@ -31,14 +31,12 @@ class Gated(Queue):
         jobs = [(each, message(each, token, fair)) for each in ids]
         self(calls.publish(self.keys, jobs))
 
-    def asked(self, entry: Entry, how: str = "run", expires: int | str = "") -> Asked:
+    def asked(self, entry: Entry, how: str = "run", expires: str = "") -> Asked:
         envelope = read_envelope(entry.message)
         line = line_of(self.rule, envelope.concurrency_key, envelope.fair_key)
         return Asked(entry.id, envelope.id, line, entry.deliveries, expires, how)
 
-    def ask(
-        self, worker: str, entries: Sequence[Entry], how: str = "run", expires: int | str = ""
-    ) -> list[int]:
+    def ask(self, worker: str, entries: Sequence[Entry], how: str = "run", expires: str = "") -> list[int]:
         jobs = [self.asked(each, how, expires) for each in entries]
         admitted = self(gating.admit(self.keys, worker, jobs, [(self.rule, 0)]))
         self.waits = admitted.waits

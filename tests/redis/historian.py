@@ -109,6 +109,18 @@ def gate_thread(path: str) -> int:
     return os.getpid()
 
 
+@app.task(name="hoard")
+async def hoard(size: int) -> int:
+    """Take so many bytes of memory, for ever."""
+    note("begin")
+    _HOARD.append(b"x" * size)
+    note("end")
+    return os.getpid()
+
+
+_HOARD: list[bytes] = []
+
+
 @app.task(name="die")
 async def die() -> None:
     """Take the worker down."""

@@ -82,7 +82,7 @@ class JournalDaemon:
         """End it at once."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(5)
+            self._process.wait(30)
             self._process = None
 
     @contextmanager

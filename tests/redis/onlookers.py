@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 
-def until(condition: Callable[[], object], limit: float = 5.0) -> None:
+def until(condition: Callable[[], object], limit: float = 30.0) -> None:
     """Look again and again until `condition` holds. Fails after `limit` seconds."""
     end = time.monotonic() + limit
     while not condition():

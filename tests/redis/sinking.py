@@ -59,7 +59,7 @@ class Hanging(Kept):
     def write(self, documents: Sequence[ResultDocument]) -> None:
         """Hang."""
         self.batches.append(len(documents))
-        self.go.wait(20)
+        self.go.wait(30)
 
 
 class Awaited(Kept):

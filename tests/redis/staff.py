@@ -62,7 +62,7 @@ class Employee:
         """Send a signal to the process."""
         self.process.send_signal(number)
 
-    def wait(self, limit: float = 10.0) -> int:
+    def wait(self, limit: float = 30.0) -> int:
         """Its exit code, once it has ended."""
         return self.process.wait(limit)
 
@@ -126,7 +126,7 @@ class Staff:
                 one.wait(5)
             except subprocess.TimeoutExpired:
                 one.signal(signal.SIGKILL)
-                one.wait(5)
+                one.wait(30)
         wait_until(lambda: self.understudies() == [])  # no worker's outlives it, however the worker ended
 
     def understudies(self) -> list[int]:
@@ -156,7 +156,7 @@ def staffed(url: str, name: str, folder: Path) -> Iterator[Staff]:
     app.close()
 
 
-def wait_until(condition: Callable[[], bool], *, within: float = 10.0) -> float:
+def wait_until(condition: Callable[[], bool], *, within: float = 30.0) -> float:
     """Wait until `condition()` holds, for `within` seconds at most. Gives how long it took."""
     began = time.monotonic()
     while not condition():

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+import trio
 
 from celery5 import App, BacklogFull, BrokerUnavailable, JobState, NotReplicated
 from celery5.broker.embedded import EmbeddedServer
@@ -155,7 +156,7 @@ def test_a_job_that_may_have_arrived_is_there_once(shop: App, own_server: Embedd
     """A server that is frozen takes what it was sent when it goes on, and then what the backlog sends again."""
     task: Any = shop.tasks["number"]
     task.delay(0)
-    driver = shop.connections.blocking(instead="")
+    driver: Any = shop.connections.blocking(instead="")
     driver.timing = driver.dialer.timing = Timing(connect=0.2, reply=0.2)
     os.kill(own_server.pid, 19)
     try:
@@ -288,4 +289,40 @@ def test_sending_returns_when_replicas_have_the_jobs(
                     tell("trio", one)
             finally:
                 os.kill(other.pid, signal.SIGCONT)
+    app.close()
+
+
+async def test_a_coroutine_publishes_in_place_of_the_thread(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, backlog=10)
+
+    @app.task(name="number")
+    async def number(n: int) -> int:
+        return n
+
+    def threads() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "celery5-backlog"]
+
+    await number.adelay(0)
+    own_server.kill()
+    await number.adelay(1)  # by the thread, so far
+    async with trio.open_nursery() as nursery:
+        await nursery.start(app.backlog.run)
+        for n in range(2, 5):
+            await number.adelay(n)
+        with trio.fail_after(30):
+            while threads():
+                await trio.sleep(0.01)
+        await trio.to_thread.run_sync(own_server.revive)
+        assert await app.backlog.aflush(30)
+        assert numbers(app) == [0, 1, 2, 3, 4]
+        await trio.to_thread.run_sync(own_server.kill)
+        await number.adelay(5)
+        assert not threads()
+        nursery.cancel_scope.cancel()
+    assert threads()  # what waits is left to it
+    own_server.revive()
+    assert await app.backlog.aflush(30)
+    assert numbers(app)[-1] == 5
     app.close()

@@ -177,7 +177,7 @@ async def test_a_soft_limit_is_raised_inside_and_a_hard_one_ends_it(
         assert caught.value.message == "ran for longer than its time_limit of 0.3 s"
         where = "in _sleep" if task == "act" else "in _rest"
         assert where in caught.value.traceback, "it says where it was"
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 20
         assert (tmp_path / "hard.ended").exists(), "it could clean up"
 
 
@@ -301,7 +301,7 @@ async def test_a_stop_of_the_worker_gives_the_job_back_and_ends_its_box(app: App
         async with working(app) as worker:
             result = await app.tasks["act"].adelay(f"sleep {told}")
             await until(told.exists, within=LIMIT)
-            with trio.fail_after(8):
+            with trio.fail_after(30):
                 await worker.stop()
         assert not is_alive(int(told.read_text()))
         assert [line["state"] for line in lines.of("job")] == ["SENT"]

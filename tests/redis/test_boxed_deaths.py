@@ -15,7 +15,7 @@ from tests.redis.staff import Employee, Staff, is_alive, wait_until
 def nested(staff: Staff, path: Path, task: str = "nest") -> list[int]:
     """Send a job whose box has a child; gives the process ids of both once they are there."""
     staff.app.tasks[task].delay(str(path))
-    wait_until(path.exists, within=20)
+    wait_until(path.exists, within=30)
     return [int(each) for each in path.read_text().split()]
 
 
@@ -34,7 +34,7 @@ def test_a_box_and_all_that_it_has_started_end_with_a_worker_that_is_killed(
     assert_they_end(pids)
     (tmp_path / "first").unlink()
     another = staff.start()  # the job was put back, and counted
-    wait_until((tmp_path / "first").exists, within=20)
+    wait_until((tmp_path / "first").exists, within=30)
     assert [each.attempt for each in staff.notes()] == [1, 1]
     again = [int(each) for each in (tmp_path / "first").read_text().split()]
     another.signal(signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_worker_that_is_told_to_stop_ends_its_boxes(
     worker = staff.start(grace_period=grace)
     pids = nested(staff, tmp_path / "box", task)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(15) == 0
+    assert worker.wait(30) == 0
     assert not any(map(is_alive, pids))
 
 
@@ -72,7 +72,7 @@ def test_a_worker_that_is_told_to_stop_twice_ends_its_boxes_too(staff: Staff, tm
     worker.signal(signal.SIGTERM)
     wait_until(lambda: bool(worker.lines("process:stopping")))
     worker.signal(signal.SIGTERM)
-    worker.wait(15)
+    worker.wait(30)
     assert_they_end(pids)
 
 

@@ -127,9 +127,9 @@ async def test_who_leaves_the_group_with_the_pipes_holds_up_nobody(app: App) -> 
     async with working(app) as worker:
         stray = int(await ask(app, "leave"))
         assert await ask(app, "next") == "fine"
-        with trio.fail_after(10), pytest.raises(TaskFailed, match="exited with code 5"):
+        with trio.fail_after(30), pytest.raises(TaskFailed, match="exited with code 5"):
             await ask(app, "strand")
-        with trio.fail_after(6):
+        with trio.fail_after(30):
             await worker.stop()
     assert is_alive(stray), "it is nobody's any more"
     os.kill(stray, signal.SIGKILL)
@@ -151,7 +151,7 @@ async def stopped_in_time(app: App, what: str) -> None:
         with pytest.raises(TaskFailed) as caught:
             await ask(app, what, time_limit=0.5)
         assert caught.value.type == "TimeLimitExceeded"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert await ask(app, "next") == "fine"
 
 
@@ -168,7 +168,7 @@ async def test_arguments_that_nobody_reads_hold_up_nobody(app: App) -> None:
         with pytest.raises(TaskFailed) as caught:
             await result.aget(LIMIT)
         assert caught.value.type == "TimeLimitExceeded"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert await ask(app, "next") == "fine"
 
 
@@ -178,7 +178,7 @@ async def test_a_box_that_answers_without_an_id_while_it_has_no_job_is_out_of_st
     with Lines() as lines:
         async with working(app):
             assert await ask(app, "again") == 1
-            await until(lambda: bool(lines.of("box:ended")), within=10)
+            await until(lambda: bool(lines.of("box:ended")), within=30)
             assert await ask(app, "next") == "fine"
     assert len(lines.of("box:started")) == 2
 

@@ -56,7 +56,7 @@ async def parts_of_a_worker(app: App) -> AsyncGenerator[Parts, None]:
     given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
     parts = build(Parts, WorkerParts, **given)
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await nursery.start(parts.boot.run)
         yield parts
         nursery.cancel_scope.cancel()
@@ -90,7 +90,7 @@ class Doors:
     def thread(self) -> None:
         self.came("thread", 1)
         try:
-            self.open.wait(20)
+            self.open.wait(30)
         finally:
             self.came("thread", -1)
 
@@ -130,7 +130,7 @@ async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimu
         await until(lambda: doors.inside[kind] == 6)
         assert parts.slots(kind) == 6
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
         await until(lambda: parts.slots(kind) == 1)
         assert doors.most[kind] == 6
         # It has not forgotten how to.
@@ -138,7 +138,7 @@ async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimu
         sent = await app.asend_many([task.s() for _ in range(20)])
         await until(lambda: doors.inside[kind] == 6)
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
 
 
 async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwhile(
@@ -158,7 +158,7 @@ async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwh
         assert parts.slots("trio") == doors.inside["trio"] == 20
         assert held(redis_client, app) == {"w": 20}
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
 
 
 async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_middle_of_one(
@@ -175,7 +175,7 @@ async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_mi
         await trio.sleep(0.2)
         assert doors.inside == {"trio": 5, "thread": 3}
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
         assert doors.done == len(sent)
         doors.open.clear()
         doors.most = {"trio": 0, "thread": 0}
@@ -183,7 +183,7 @@ async def test_an_executor_over_the_limit_ends_after_its_job_and_never_in_the_mi
         await until(lambda: doors.inside == {"trio": 1, "thread": 1})
         await trio.sleep(0.2)
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
         assert doors.most == {"trio": 1, "thread": 1}
 
 
@@ -204,7 +204,7 @@ async def test_a_worker_that_has_more_jobs_than_slots_runs_no_more_than_its_budg
     async def at_once() -> int:
         nonlocal most
         most = 0
-        assert not any(await agather(await app.asend_many([short.s() for _ in range(150)]), timeout=10))
+        assert not any(await agather(await app.asend_many([short.s() for _ in range(150)]), timeout=30))
         return most
 
     async with parts_of_a_worker(app) as parts:
@@ -233,7 +233,7 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
             "trio": 2, "asyncio": 2, "thread": 7, "boxed": 4,
         }  # fmt: skip
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
         with pytest.raises(CommandRefused, match="the minimum, 7, is over the maximum, 6"):
             await parts.perform(kind="thread", maximum=6)
         for wrong in (
@@ -276,7 +276,7 @@ async def test_the_budget_of_a_worker_is_set_from_afar(
         assert (reply.ok, reply.reason) == (False, "refused")
         assert reply.why == "budget of thread: the minimum, 4, is over the maximum, 3"
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
 
 
 def asked_in_a_thread(_demand: Demand) -> int:
@@ -299,7 +299,7 @@ async def test_a_maximum_may_be_a_function_of_either_colour(
         await until(lambda: doors.inside["trio"] == 3)
         assert parts.budget.told()["trio"]["maximum"] == 3
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
         assert doors.most["trio"] == 3
 
 
@@ -319,7 +319,7 @@ async def test_a_function_that_fails_is_told_of_once_and_leaves_the_budget_as_it
         async with parts_of_a_worker(app) as parts:
             await trio.sleep(1.2)  # it was asked twice
             tasks = [app.tasks["coroutine"].s(), app.tasks["thread"].s()] * 10
-            assert not any(await agather(await app.asend_many(tasks), timeout=10))
+            assert not any(await agather(await app.asend_many(tasks), timeout=30))
             assert (parts.slots("trio"), parts.slots("thread")) == (2, 2)
     said = sorted((line["kind"], line["why"]) for line in lines.of("budget:failed"))
     assert said == [
@@ -348,7 +348,7 @@ async def test_each_change_is_logged_once(url: str, app_name: str, doors: Doors)
             sent = await app.asend_many([app.tasks["coroutine"].s() for _ in range(20)])
             await until(lambda: parts.slots("trio") == 4)
             doors.open.set()
-            assert not any(await agather(sent, timeout=10))
+            assert not any(await agather(sent, timeout=30))
             await until(lambda: parts.slots("trio") == 1)
     said = [(line["before"], line["slots"]) for line in lines.of("budget:changed")]
     assert [after for _, after in said[:-1]] == [before for before, _ in said[1:]]
@@ -367,7 +367,7 @@ async def test_all_async_slots_are_full_while_all_cpu_slots_are_and_more_of_both
         assert held(redis_client, app, "default") == {"w": 20}
         assert held(redis_client, app, "computing") == {"w": 3}
         doors.open.set()
-        assert not any(await agather(sent, timeout=10))
+        assert not any(await agather(sent, timeout=30))
 
 
 async def test_the_example_takes_one_slot_more_at_a_time_up_to_its_licences(
@@ -383,7 +383,7 @@ async def test_the_example_takes_one_slot_more_at_a_time_up_to_its_licences(
     with Lines() as lines:
         async with parts_of_a_worker(app) as parts:
             await until(lambda: parts.budget.told()["thread"]["maximum"] == 3)
-            baked = await agather(await app.asend_many([bake.s(0.1) for _ in range(12)]), timeout=10)
+            baked = await agather(await app.asend_many([bake.s(0.1) for _ in range(12)]), timeout=30)
             assert baked == [0.1] * 12
             await until(lambda: parts.slots("thread") == 1)
     steps = [(line["before"], line["slots"]) for line in lines.of("budget:changed")]

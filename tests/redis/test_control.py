@@ -47,10 +47,13 @@ async def test_each_worker_that_lives_answers(app: App) -> None:
         replies = await app.control.aping()
         assert [(each.worker, each.ok) for each in replies] == [("w1", True), ("w2", True)]
         assert replies[0].answer["pong"].startswith("w1:")
-        gone, lives = await app.control.asend("ping", to=["w1", "nobody"], timeout=0.1)
-        assert (gone.worker, gone.ok, gone.reason) == ("nobody", False, "no-answer")
-        assert "within 60 s of the sending" in gone.why
-        assert lives.ok
+        with trio.fail_after(30):
+            answered = False
+            while not answered:  # on a machine that stands still even one who lives may need longer than that
+                gone, lives = await app.control.asend("ping", to=["w1", "nobody"], timeout=0.1)
+                assert (gone.worker, gone.ok, gone.reason) == ("nobody", False, "no-answer")
+                assert "within 60 s of the sending" in gone.why
+                answered = lives.ok
 
 
 async def test_plain_python_and_asyncio_send_commands_too(app: App) -> None:
@@ -71,7 +74,7 @@ async def test_a_worker_tells_how_it_does_and_what_it_runs(app: App) -> None:
     _, stay = with_tasks(app)
     async with working(app, name="w1"):
         handle = await stay.adelay()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while not (running := await told(app, "active")):
                 pass
         assert [(each["id"], each["task"], each["queue"]) for each in running] == [
@@ -84,7 +87,7 @@ async def test_a_worker_tells_how_it_does_and_what_it_runs(app: App) -> None:
         assert stats["memory"] > 1_000_000
         await told(app, "revoke", id=handle.id)
         with pytest.raises(TaskRevoked):
-            await handle.aget(timeout=5)
+            await handle.aget(timeout=30)
         (refused,) = await app.control.asend("revoke", {"id": handle.id}, to="w1")
         assert "celery5 task revoke" in refused.why
 
@@ -99,7 +102,7 @@ async def test_a_paused_queue_is_read_by_nobody_also_not_by_workers_that_begin_l
         assert (await told(app, "stats"))["queues"] == {"default": "paused"}
         assert await handle.astatus() == "SENT"
         await told(app, "resume-queue", queue="default")
-        assert await handle.aget(timeout=5) == 4
+        assert await handle.aget(timeout=30) == 4
 
 
 def come_too_late(app: App, client: "redis.Redis") -> None:
@@ -120,7 +123,7 @@ async def test_a_worker_that_begins_warns_once_of_its_queues_that_are_paused(
             come_too_late(app, redis_client)  # a command that came too late has it look again: nothing is new
             await until(lambda: bool(lines.of("inbox:refused")))
             await told(app, "resume-queue", queue="default")
-            assert await (await double.adelay(2)).aget(timeout=5) == 4
+            assert await (await double.adelay(2)).aget(timeout=30) == 4
             await app.aperform(pausing.pause(app.keys, "default"))
             come_too_late(app, redis_client)
             await until(lambda: len(lines.of("queue:paused")) > 1)
@@ -146,9 +149,9 @@ async def test_a_queue_is_paused_for_one_worker_alone(app: App, redis_client: "r
         handle = await double.adelay(2)
         assert (await told(app, "stats"))["queues"] == {"default": "paused here"}
         async with working(app, name="w2"):
-            assert await handle.aget(timeout=5) == 4
+            assert await handle.aget(timeout=30) == 4
         await told(app, "resume-queue", queue="default")
-        assert await (await double.adelay(3)).aget(timeout=5) == 6
+        assert await (await double.adelay(3)).aget(timeout=30) == 6
     assert redis_client.exists(app.keys.paused) == 0
 
 
@@ -157,7 +160,7 @@ async def test_a_job_runs_on_the_worker_that_was_named(app: App) -> None:
     async with working(app, name="w1"), working(app, name="w2"):
         for name in ("w1", "w2"):
             handle = await app.control.arun(double.s(4), to=name)
-            assert await handle.aget(timeout=5) == 8
+            assert await handle.aget(timeout=30) == 8
             assert (await told(app, "stats", to=name))["commands"]["done"] >= 1
         with pytest.raises(CommandRefused, match="no answer"):
             await app.control.arun(double.s(4), to="nobody", timeout=0.05)
@@ -184,7 +187,7 @@ async def test_a_worker_ends_when_it_is_told_to(app: App) -> None:
     with_tasks(app)
     async with working(app, name="w1") as one:
         assert await told(app, "shutdown") == {"how": "warm", "running": 0}
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await one.done.wait()
 
 
@@ -245,7 +248,7 @@ async def test_a_boot_step_that_failed_is_tried_again_on_command(url: str, app_n
     async with working(app, name="w1"):
         await until(lambda: tries == [True])
         broken = False
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while True:  # the failure is noted a moment after it happened
                 (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
                 if reply.ok:
@@ -270,7 +273,7 @@ async def test_a_configuration_is_read_again_on_command(url: str, app_name: str,
     async with working(app, name="w1"):
         file.write_text("concurrency = 8\n")
         assert await told(app, "reload") in ({"changed": ["concurrency"]}, {"changed": []})
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while await slots() != 8:
                 await trio.sleep(0.05)
         (refused,) = await app.control.asend("ping", {"x": 1}, to="w1")
@@ -300,7 +303,7 @@ async def test_a_shutdown_that_nobody_answered_does_not_end_the_next_worker_of_t
     assert silent.reason == "no-answer"
     assert "it does not do" in silent.why
     async with working(app, name="w1"):
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while not (refused := (await told(app, "stats"))["commands"].get("expired")):
                 pass
         assert refused == 1

@@ -23,7 +23,7 @@ def test_a_worker_process_ends_as_it_was_told(staff: Staff, tmp_path: Path, how:
         time.sleep(0.3)
         assert worker.process.poll() is None
         gate.touch()
-    assert worker.wait(10) == 0
+    assert worker.wait(30) == 0
     assert len(staff.notes("end")) == (how == "warm")
     sizes = staff.app.info().queues["default"]
     assert (sizes.waiting, sizes.running) == ((0, 0) if how == "warm" else (1, 0))
@@ -35,7 +35,7 @@ def test_a_warm_stop_that_takes_too_long_is_made_a_cold_one(staff: Staff, tmp_pa
     wait_until(lambda: len(staff.notes()) == 1)
     assert staff.app.control.send("shutdown", to="w1")[0].ok
     assert staff.app.control.send("shutdown", {"how": "cold"}, to="w1")[0].ok
-    assert worker.wait(10) == 0
+    assert worker.wait(30) == 0
     assert staff.app.info().queues["default"].waiting == 1
 
 
@@ -49,17 +49,17 @@ def test_processes_of_a_fleet_are_told_one_by_one_and_one_that_was_ended_stays_a
     time.sleep(0.5)  # a parent that replaces it would have by now
     assert control.workers() == ("w.2",)
     assert control.send("shutdown", to="w.2")[0].ok
-    assert fleet.wait(10) == 0
+    assert fleet.wait(30) == 0
 
 
 def test_a_paused_queue_stays_paused_when_its_worker_is_started_anew(staff: Staff) -> None:
     worker = staff.start("--name", "w1")
     assert staff.app.control.send("pause-queue", {"queue": "default"})[0].ok
     assert staff.app.control.send("shutdown")[0].ok
-    assert worker.wait(10) == 0
+    assert worker.wait(30) == 0
     staff.start("--name", "w1")
     (reply,) = staff.app.control.send("stats", to="w1")
     assert reply.answer["queues"] == {"default": "paused"}
     handle = staff.app.tasks["quiet"].delay(3)
     staff.app.control.send("resume-queue", {"queue": "default"})
-    assert handle.get(timeout=10) == 3
+    assert handle.get(timeout=30) == 3

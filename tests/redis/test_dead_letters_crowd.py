@@ -81,7 +81,7 @@ def test_one_who_is_killed_while_replaying_has_replayed_some_and_lost_none(
         if int(line) > 500:
             break
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(30)
     process.stdout.close()
     alive, dead = sent(redis_client, app), [job.id for job in app.dlq.read()]
     assert len(alive) > 500

@@ -17,8 +17,8 @@ from tests.redis.one_queue import Queue
 from tests.redis.workers import leftovers
 
 CHANNELS = {"wake", "revoke", "free", "schedule_news"}
-STAY = {"settings"}
-"""They are whose who set them."""
+STAY = {"settings", "pattern"}
+"""They are whose who set them; and what is no key."""
 
 
 def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:

@@ -307,7 +307,7 @@ async def test_a_subscriber_that_fails_has_retries_and_a_dead_letter_of_its_own(
         sent = await Paid.adelay(order=7)
         dead: AsyncResult[Any] = app.result(derived_id(sent.id, app.name, fails.name))
         done: AsyncResult[Any] = app.result(derived_id(sent.id, app.name, works.name))
-        assert await done.aget(timeout=5) == "done"
+        assert await done.aget(timeout=30) == "done"
         await until_async(lambda: _is(dead, JobState.DEAD))
         for one in each:
             await one.stop()

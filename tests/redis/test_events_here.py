@@ -72,7 +72,7 @@ async def test_a_jobs_concurrency_key_is_found_in_what_the_event_says(url: str, 
     async with trio.open_nursery() as nursery:
         each = [await start(nursery, app), await start(nursery, app, page=ROUTER)]
         await app.events.asend([Placed(customer=n % 4) for n in range(16)])
-        await until(lambda: len(done) == 16, within=20)
+        await until(lambda: len(done) == 16, within=30)
         for one in each:
             await one.stop()
     assert max(most) == 1, "one at a time for each customer"
@@ -95,7 +95,7 @@ async def test_in_development_a_burst_waits_for_the_events(
 
     await app.events.asend([Placed(order=n) for n in range(50)])
     async with running(app, ServeOptions(burst=True)) as done:
-        with trio.fail_after(20):
+        with trio.fail_after(30):
             await done.wait()
     assert sorted(had) == list(range(50))
     assert redis_client.xlen(app.queue(EVENTS).stream) == 0

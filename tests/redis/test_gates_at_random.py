@@ -69,7 +69,7 @@ class Walk:
         worker = self.dice.choice(self.workers)
         entries = self.gate.read(worker, self.dice.randint(1, 8))
         how = "wait" if self.gate.rule.suspended else self.dice.choice(("run", "run", "wait"))
-        expires: int | str = self.dice.choice(("", "", 1)) if how == "wait" else ""
+        expires = self.dice.choice(("", "", "1")) if how == "wait" else ""
         fates = self.gate.ask(worker, entries, how, expires) if entries else []
         if self.dice.random() < 0.2 and entries and how == "run":
             assert self.gate.ask(worker, entries, how) == fates

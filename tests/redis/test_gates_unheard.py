@@ -1,9 +1,10 @@
-"""Gates whose answer is not heard: a slot that was taken for a job is free when the job goes, whoever heard of it (I8).
+"""Gates whose answer is not heard, or late: a slot that was taken for a job is free when the job goes, whoever heard
+of it (I8), and what was handed over is one job, however often it is told of.
 
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +22,10 @@ from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.consumer import Consumer
 from celery5.services.gates import Gates
+from celery5.services.internal_queues import ResultsQueue
+from celery5.services.lanes import Lanes
+from celery5.services.ledger import Ledger
+from celery5.services.recent import Recent
 from celery5.services.reloader import Next
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.turnstile import Turnstile
@@ -35,11 +40,13 @@ def entries_of(client: "redis.Redis", stream: str) -> list[bytes]:
 
 
 class Deaf:
-    """A connection on which the answers of the gates are not heard, while it is `deaf`."""
+    """A connection on which the answers of the gates are not heard, while it is `deaf`. `meanwhile` is what happens
+    while each answer is on its way that says what is this worker's."""
 
     def __init__(self, inner: TrioRedis) -> None:
         self._inner = inner
         self.deaf = False
+        self.meanwhile: list[Callable[[], object]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -48,6 +55,8 @@ class Deaf:
         reply = await self._inner.perform(call)
         if self.deaf and gating.ADMIT.sha in call.words:
             await trio.sleep_forever()
+        if call.words[0] == "XREADGROUP" and reply and self.meanwhile:
+            self.meanwhile.pop(0)()
         return reply
 
 
@@ -55,8 +64,21 @@ class Desk:
     """What of a worker has to do with gates."""
 
     def __init__(
-        self, *, consumer: Consumer, gates: Gates, turnstile: Turnstile, result_publisher: ResultPublisher
+        self,
+        *,
+        consumer: Consumer,
+        gates: Gates,
+        turnstile: Turnstile,
+        result_publisher: ResultPublisher,
+        results: ResultsQueue,
+        recent: Recent,
+        ledger: Ledger,
+        lanes: Lanes,
     ) -> None:
+        self.lanes = lanes
+        self.results = results
+        self.recent = recent
+        self.ledger = ledger
         self.consumer = consumer
         self.gates = gates
         self.turnstile = turnstile
@@ -152,3 +174,35 @@ async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_cl
         one.consumer.take(pulled.entries)  # the worker remembers that it had this very message
         await until(lambda: redis_client.xlen(handed.stream) == 0)
         assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+
+
+async def handed_over(one: Desk, app: App) -> list[calls.Entry]:
+    """The job waited in Redis, and was handed to this worker, which has not heard of it."""
+    keys = app.queue("default")
+    (job,) = one.turnstile.coming
+    assert job.envelope is not None
+    words = gating.Asked(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+    await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.rule("one"), 0)]))
+    one.turnstile.coming.clear()
+    one.recent.forget(job)
+    one.ledger.settled([job])
+    pulled = await app.aperform(gating.pull(keys, "w", [(one.turnstile.rule("one"), 1)]))
+    one.lanes.hear(keys, await app.aperform(calls.beat(keys, "w", lease=30)))
+    return list(pulled.entries)
+
+
+@pytest.mark.parametrize("late", ["the answer", "the look"])
+async def test_what_is_found_as_lost_while_its_answer_is_on_the_way_is_one_job(app: App, late: str) -> None:
+    async with desk(app) as (one, deaf):
+        handed = await handed_over(one, app)
+        if late == "the look":
+            deaf.meanwhile = [lambda: None, lambda: one.turnstile.take(handed)]
+        one.consumer.look_again()
+        with trio.move_on_after(0.5):  # it reads on
+            await one.consumer.fetch()
+        if late == "the answer":
+            one.turnstile.take(handed)
+        assert not deaf.meanwhile
+        assert [each.entry for each in one.ledger] == [each.id for each in handed]
+        assert one.turnstile.inside.total() == 1
+        assert len(one.results) == 0  # nothing of it is dropped or given back

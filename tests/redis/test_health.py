@@ -21,9 +21,17 @@ from tests.redis.workers import Lines, until, until_async, working
 
 
 @pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application whose workers keep their lease, and with it what they know, on a machine that stands still."""
+    one = App(app_name, broker=url, lease=30)
+    yield one
+    one.close()
+
+
+@pytest.fixture
 def other(url: str, app_name: str) -> Iterator[App]:
     """The same application, as another process has it: its checks are objects of their own."""
-    one = App(app_name, broker=url, lease=1.0)
+    one = App(app_name, broker=url, lease=30)
     yield one
     one.close()
 
@@ -38,7 +46,7 @@ def needing(app: App, check: HealthCheck, name: str = "needs") -> Any:
     async def needs() -> str:
         return "done"
 
-    return app.task(name=name, checks=[check], breaker=BreakerPolicy(threshold=None, reset=0.2))(needs)
+    return app.task(name=name, checks=[check], breaker=BreakerPolicy(threshold=None, reset=1.0))(needs)
 
 
 @pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
@@ -58,15 +66,16 @@ async def test_what_a_task_finds_out_it_reports_and_others_are_held(app: App, ki
     asking: Any = app.task(name="ask", **where)(ask_in_a_thread if kind == "thread" else ask)
     with Lines() as lines:
         async with working(app):
-            assert await (await needs.adelay()).aget(timeout=5) == "done"
-            await (await asking.adelay()).aget(timeout=5)
+            assert await (await needs.adelay()).aget(timeout=30) == "done"
+            await (await asking.adelay()).aget(timeout=30)
             await until(lambda: check.state == "unhealthy")
             held = await needs.adelay()
             await until_async(lambda: is_held(held))
-            assert await held.aget(timeout=5) == "done"
+            assert await held.aget(timeout=30) == "done"
     (tripped,) = lines.of("breaker:tripped")
     assert tripped["why"] == "health check bank is unhealthy: no answer"
-    assert [each["state"] for each in lines.of("health:changed")] == ["unhealthy"]
+    # The worker has checks of its own, too, which find a machine unhealthy that stands still.
+    assert [each["state"] for each in lines.of("health:changed") if each["check"] == "bank"] == ["unhealthy"]
 
 
 async def test_a_service_watches_and_reports(url: str, app_name: str) -> None:
@@ -82,7 +91,7 @@ async def test_a_service_watches_and_reports(url: str, app_name: str) -> None:
     async with working(app):
         held = await needs.adelay()
         await until_async(lambda: is_held(held))
-        assert await held.aget(timeout=5) == "done"
+        assert await held.aget(timeout=30) == "done"
     app.close()
 
 
@@ -101,7 +110,7 @@ async def test_a_check_that_looks_by_itself_holds_jobs_and_its_recovery_frees_th
             long, short = await needs.adelay(), await app.tasks["needs"].adelay()
             await until_async(lambda: is_held(long))
             well = True
-            assert await short.aget(timeout=5) == "done"
+            assert await short.aget(timeout=30) == "done"
             assert await is_held(long)
             await long.arevoke()
 
@@ -109,7 +118,7 @@ async def test_a_check_that_looks_by_itself_holds_jobs_and_its_recovery_frees_th
 async def test_a_check_that_failed_is_an_error_and_jobs_go_on(app: App) -> None:
     looks: list[str] = []
 
-    @app.health_check(period=0.02, allowed={"unhealthy": 0})
+    @app.health_check(period=0.02, timeout=30, allowed={"unhealthy": 0})  # slow is not what is wrong with it
     def bank() -> None:
         looks.append("bank")
         raise OSError("the check itself is broken")
@@ -118,7 +127,7 @@ async def test_a_check_that_failed_is_an_error_and_jobs_go_on(app: App) -> None:
     with Lines() as lines:
         async with working(app):
             await until(lambda: len(looks) > 3)
-            assert await (await needs.adelay()).aget(timeout=5) == "done"
+            assert await (await needs.adelay()).aget(timeout=30) == "done"
     assert [each["level"] for each in lines.of("health:failed")] == ["error"]  # at each look the same
 
 
@@ -190,7 +199,7 @@ async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_clie
     async with working(app):
         check.report("unhealthy")
         await until(lambda: bool(redis_client.exists(app.keys.check("bank"))))
-        await until(lambda: not redis_client.exists(app.keys.check("bank")), within=2)
+        await until(lambda: not redis_client.exists(app.keys.check("bank")))
 
 
 async def test_without_a_place_for_states_global_checks_are_off_and_that_is_told_once(
@@ -240,10 +249,10 @@ async def test_a_report_while_redis_is_away_is_told_to_others_later(
             own_server.kill()
             check.report("unhealthy", "also the bank")
             assert check.state == "unhealthy"  # here it is known at once
-            await until(lambda: bool(lines.of("health:unshared")), within=20)
+            await until(lambda: bool(lines.of("health:unshared")), within=30)
             own_server.revive()
             with redis.Redis.from_url(own_server.url) as client:
-                await until(lambda: bool(client.exists(app.keys.check("bank"))), within=20)
+                await until(lambda: bool(client.exists(app.keys.check("bank"))), within=30)
                 raw: Any = client.get(app.keys.check("bank"))
                 assert b"also the bank" in raw
     app.close()
@@ -280,7 +289,7 @@ async def test_a_services_check_is_looked_at_too(url: str, app_name: str) -> Non
 
     app = App(app_name, broker=url, services=[service(_stays, checks=[HealthCheck("own", look)])])
     async with working(app):
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             await looked.wait()
     app.close()
 

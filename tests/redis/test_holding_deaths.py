@@ -25,12 +25,12 @@ def trip(staff: Staff) -> None:
     """One job fails, and so the breaker is open."""
     (job,) = send(staff, ["fail"])
     with pytest.raises(TaskFailed, match="run 1"):
-        job.get(timeout=10)
+        job.get(timeout=30)
 
 
 def assert_each_ran_once(staff: Staff, sent: list[AsyncResult[object]]) -> None:
     """None is lost, none is doubled, and to be held is no attempt."""
-    assert gather(sent, timeout=20) == [1] * len(sent)
+    assert gather(sent, timeout=30) == [1] * len(sent)
     ids = {each.id for each in sent}
     begun = [each for each in staff.notes() if each.job in ids]
     assert Counter(each.job for each in begun) == dict.fromkeys(ids, 1)
@@ -91,7 +91,7 @@ def test_a_probe_that_takes_its_worker_down_is_recovered_and_holds_up_nobody(
     trip(staff)
     (probe,) = send(staff, ["die", "return"])
     others = send(staff, *[["return"]] * 20)
-    assert probe.get(timeout=20) == 2
+    assert probe.get(timeout=30) == 2
     assert_each_ran_once(staff, others)
     wait_until(lambda: sum(each.process.poll() is not None for each in (one, two)) == 1)
     assert_nothing_is_left(staff, redis_client)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,10 +47,10 @@ async def test_an_argument_whose_own_code_raises_anything_at_all_is_refused(
     async with working(app) as one:
         for sent, name in zip(bad, ("KeyError", "SystemExit"), strict=True):
             with pytest.raises(TaskFailed, match="bad-arguments") as caught:
-                await sent.aget(timeout=5)
+                await sent.aget(timeout=30)
             assert caught.value.type == name
             assert "__post_init__" in caught.value.traceback
-        assert await (await ship.adelay(Order(4))).aget(timeout=5) == 4
+        assert await (await ship.adelay(Order(4))).aget(timeout=30) == 4
         assert not one.ended.is_set()
     assert held(redis_client, app) == {}
 
@@ -75,7 +74,7 @@ async def test_a_job_that_no_thread_can_be_started_for_is_tried_again(
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
     async with working(app) as one:
-        assert await (await compute.adelay(4)).aget(timeout=5) == 8
+        assert await (await compute.adelay(4)).aget(timeout=30) == 8
         assert failed
         assert not one.ended.is_set()
 
@@ -106,7 +105,7 @@ async def test_executors_that_break_down_are_not_waited_for(
             await started.wait()
             await nothing.adelay()
             await trio.sleep_forever()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     app.close()
 
 
@@ -132,7 +131,7 @@ class Sender:
 
         def in_thread() -> int:
             self._begin()
-            self.go.wait(10)
+            self.go.wait(30)
             with self._noting():
                 other.delay()
             return len(self.attempts)
@@ -179,9 +178,9 @@ async def test_a_job_that_cannot_send_another_while_redis_is_away_loses_no_attem
             await trio.sleep(1.1)  # what the server was told is on its disk now
             own_server.kill()
             sender.go.set()
-            await until(lambda: len(lines.of("job")) > 0, within=15)
+            await until(lambda: len(lines.of("job")) > 0, within=30)
             await trio.to_thread.run_sync(own_server.revive)
-            assert await sent.aget(timeout=10) > 1
+            assert await sent.aget(timeout=30) > 1
         (first, *_more) = [line for line in lines.of("job") if line["job"] == sent.id]
     assert set(sender.attempts) == {1}
     assert first["state"] == "RETRY"
@@ -190,10 +189,10 @@ async def test_a_job_that_cannot_send_another_while_redis_is_away_loses_no_attem
 
 
 async def test_a_job_that_cannot_reach_another_broker_has_failed(
-    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_execution, "RECENT", 0.0)
-    elsewhere = App("elsewhere", broker=f"unix://{tmp_path}/nobody.sock")
+    elsewhere = App("elsewhere", broker="unix:///nonexistent/nobody.sock")
 
     @elsewhere.task
     def far() -> None:
@@ -205,7 +204,7 @@ async def test_a_job_that_cannot_reach_another_broker_has_failed(
 
     async with working(app):
         with pytest.raises(TaskFailed, match="exhausted") as caught:
-            await (await near.adelay()).aget(timeout=10)
+            await (await near.adelay()).aget(timeout=30)
     assert caught.value.attempt == 2
     elsewhere.close()
 
@@ -238,14 +237,14 @@ async def test_a_job_that_takes_no_notice_of_being_cancelled_is_left_behind_for_
         async with working(app):
             sent = await deaf.adelay()
             await running.wait()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30
         await until(lambda: len(lines.of("job:stuck")) == 1)
         (stuck,) = lines.of("job:stuck")
         assert stuck["jobs"] == [sent.id]
         go.set()
         await trio.testing.wait_all_tasks_blocked()
         async with working(app):
-            assert await sent.aget(timeout=5) == 1
+            assert await sent.aget(timeout=30) == 1
     assert [line["state"] for line in lines.of("job")] == ["SUCCESS"]  # of the second run alone
     assert held(redis_client, app) == {}
     app.close()

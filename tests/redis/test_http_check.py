@@ -200,7 +200,7 @@ async def test_a_worker_holds_the_jobs_of_a_task_whose_endpoint_is_gone(app: App
         held = await call.adelay()
         await until_async(lambda: _is_held(held))
         endpoint.status = 200
-        assert await held.aget(timeout=5) == "healthy"
+        assert await held.aget(timeout=30) == "healthy"
 
 
 async def _is_held(job: Any) -> bool:

@@ -80,7 +80,7 @@ def test_of_threads_that_race_for_a_key_one_wins(
 
     def race() -> None:
         for number in range(25):
-            ready.wait(10)
+            ready.wait(30)
             sent.append(task.options(key=f"k{number}").delay(number))
 
     threads = [threading.Thread(target=race) for _ in range(8)]
@@ -189,7 +189,7 @@ def test_a_key_is_kept_through_the_death_of_a_worker_and_a_restart_of_redis(
     again = task.delay(str(gate))
     assert (again.id, again.duplicate) == (sent.id, True)
     gate.touch()
-    sent.get(timeout=20)
+    sent.get(timeout=30)
     assert not task.delay(str(gate)).duplicate
 
 

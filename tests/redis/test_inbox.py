@@ -314,7 +314,7 @@ async def test_a_command_for_a_worker_that_is_down_is_done_when_it_returns(
     (silent,) = await keyed.control.asend("pause-queue", {"queue": "default"}, to=INBOX, timeout=0.05)
     assert (silent.ok, silent.reason) == (False, "no-answer")
     async with working(keyed, name=INBOX):
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while True:
                 (reply,) = await keyed.control.asend("stats", to=INBOX)
                 if reply.answer["queues"] == {"default": "paused"}:

@@ -6,6 +6,7 @@ Floor: tests. Reads: what journalctl finds. Writes: jobs, for real worker proces
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ from tests.trio.test_status_port import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux only")
 
-START = [sys.executable, "-m", "celery5", "-A", "tests.redis.historian:app", "worker", "start"]
+CELERY5 = [sys.executable, "-m", "celery5", "-A", "tests.redis.historian:app"]
+START = [*CELERY5, "worker", "start"]
+ROLES = ("worker", "router", "scheduler", "publisher", "controller")
 
 
 @pytest.fixture
@@ -27,13 +30,16 @@ def journal() -> Iterator[JournalDaemon]:
         yield one
 
 
-def started(staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch) -> Employee:
-    """A worker as systemd starts one: its stderr is the journal."""
+def started(
+    staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch, role: str = "worker"
+) -> Employee:
+    """A process as systemd starts one: its stderr is the journal."""
     with journal.stream() as (stderr, named):
         monkeypatch.setenv("JOURNAL_STREAM", named)
-        worker = staff.launch(START, stderr=stderr, journal_socket=journal.socket)
+        worker = staff.launch([*CELERY5, role, "start"], stderr=stderr, journal_socket=journal.socket)
     wait_until(
-        lambda: journal.entries("CELERY5_EVENT=worker:ready") != [] or worker.process.poll() is not None
+        lambda: journal.entries(f"CELERY5_EVENT={role}:ready") != [] or worker.process.poll() is not None,
+        within=30,
     )
     assert worker.process.poll() is None, worker.output.read_text()
     return worker
@@ -49,6 +55,10 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
     for each in jobs:
         (entry,) = journal.entries(f"CELERY5_JOB={each.id}")
         assert (entry["CELERY5_TASK"], entry["CELERY5_STATE"]) == ("quiet", "SUCCESS")
+        assert (entry["CELERY5_QUEUE"], entry["CELERY5_ATTEMPT"]) == ("default", "1")
+        assert float(entry["CELERY5_DURATION"]) >= 0
+        assert entry["MESSAGE"].startswith("quiet SUCCESS in ")
+        assert entry in journal.entries(f"CELERY5_WORKER={entry['CELERY5_WORKER']}", "CELERY5_QUEUE=default")
         assert (entry["PRIORITY"], entry["SYSLOG_IDENTIFIER"]) == ("6", "celery5")
         assert entry["_TRANSPORT"] == "journal"
         assert entry["_PID"] == str(worker.process.pid), "of the process itself, by the kernel's word"
@@ -60,6 +70,39 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
     assert worker.wait() == 0
     assert worker.output.read_text() == "", "not a line of it twice"
     assert journal.entries("CELERY5_EVENT=worker:stopped") != []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_writes_into_the_journal_what_it_is_and_where_in_its_action_each_line_belongs(
+    staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch, short_path: Path, role: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))  # where a Publisher opens its socket
+    one = started(staff, journal, monkeypatch, role)
+    (ready,) = journal.entries(f"CELERY5_EVENT={role}:ready")
+    assert (ready["PRIORITY"], ready["SYSLOG_IDENTIFIER"]) == ("6", "celery5")
+    assert ready["MESSAGE"].startswith(f"{role}:ready")
+    assert (ready["_PID"], ready["_TRANSPORT"]) == (str(one.process.pid), "journal")
+    of_its_action = journal.entries(f"CELERY5_TASK_UUID={ready['CELERY5_TASK_UUID']}")
+    (first,) = [each for each in of_its_action if each["CELERY5_TASK_LEVEL"] == "/1"]
+    assert (first["CELERY5_ACTION_TYPE"], first["CELERY5_APP"]) == (f"celery5:{role}", staff.app.name)
+    levels = [each["CELERY5_TASK_LEVEL"] for each in of_its_action]
+    assert len(levels) == len(set(levels)) > 1
+    one.signal(signal.SIGTERM)
+    assert one.wait(60) == 0
+    assert one.output.read_text() == "", "not a line of it twice"
+    (left,) = journal.entries(f"CELERY5_EVENT={role}:stopped", f"_PID={one.process.pid}")
+    assert left["CELERY5_TASK_UUID"] == ready["CELERY5_TASK_UUID"]
+
+
+def test_a_members_jobs_are_in_the_journal_beside_its_controller(
+    staff: Staff, journal: JournalDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = started(staff, journal, monkeypatch, "controller")
+    job = staff.app.tasks["quiet"].delay(1)
+    wait_until(lambda: journal.entries(f"CELERY5_JOB={job.id}") != [], within=30)
+    (entry,) = journal.entries(f"CELERY5_JOB={job.id}", "CELERY5_EVENT=job")
+    assert entry["_PID"] != str(one.process.pid)
+    assert entry["CELERY5_WORKER"].startswith("worker-default-1:")
 
 
 def test_a_variable_that_was_inherited_does_not_make_a_file_the_journal(
@@ -92,7 +135,7 @@ def test_while_the_journal_is_away_jobs_run_and_what_was_not_written_is_brought_
     started(staff, journal, monkeypatch)
     journal.kill()
     jobs = [staff.app.tasks["quiet"].delay(n) for n in range(5)]
-    assert [each.get(timeout=10) for each in jobs] == [0, 1, 2, 3, 4]
+    assert [each.get(timeout=30) for each in jobs] == [0, 1, 2, 3, 4]
     wait_until(lambda: numbers(port)["celery5_log_again_total"] >= 5)
     journal.start()
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=job")) == 5)

@@ -33,7 +33,7 @@ def test_results_are_kept_as_the_setting_the_task_or_the_call_says(
     said = [usual, usual.options(results_ttl=120), long, long.options(results_ttl=90), fail]
     with worker_elsewhere(app):
         sent = [each.delay() for each in said]
-        gather(sent, timeout=10)
+        gather(sent, timeout=30)
         kept: list[Any] = [redis_client.ttl(each.key) for each in sent]
     for ttl, asked in zip(kept, (600, 120, 18000, 90, 300), strict=True):
         assert asked - 15 <= ttl <= asked
@@ -61,12 +61,12 @@ def test_the_setting_ignore_result_holds_unless_a_task_or_a_call_says_otherwise(
         for each in (one, four):
             with pytest.raises(ResultsDisabled, match="was sent with ignore_result"):
                 await api.get(each, timeout=10)
-        done, left = await api.wait([one, four], timeout=10)
+        done, left = await api.wait([one, four], timeout=30)
         assert (len(done), left) == (2, set())
         assert await api.status(one) is JobState.SUCCESS
         # A handle that was made again knows it from the document.
         again: Any = app.result(one.id)
-        told = await api.gather([again, two, four], timeout=10)
+        told = await api.gather([again, two, four], timeout=30)
         assert [type(each) for each in told] == [ResultsDisabled, int, ResultsDisabled]
         with pytest.raises(ResultsDisabled):
             await api.get(again, timeout=10)
@@ -88,8 +88,8 @@ def test_a_result_that_is_too_large_fails_its_job_with_a_clear_error(app: App) -
         with pytest.raises(
             TaskFailed, match=r"3002 bytes, over the limit of 2000: return a reference"
         ) as caught:
-            large.delay().get(timeout=10)
-        done, _ = wait([large.delay()], timeout=10)
+            large.delay().get(timeout=30)
+        done, _ = wait([large.delay()], timeout=30)
     error = caught.value
     assert (error.reason, error.type, error.attempt) == ("result-too-large", "MessageTooLarge", 1)
     assert len(done) == 1
@@ -103,7 +103,7 @@ def test_a_failure_tells_all_that_is_known_of_it(app: App) -> None:
     with worker_elsewhere(app):
         sent = pay.delay(7)
         with pytest.raises(TaskFailed) as caught:
-            sent.get(timeout=10)
+            sent.get(timeout=30)
     error = caught.value
     assert (error.job_id, error.task, error.type, error.reason) == (sent.id, "pay", "KeyError", "exhausted")
     assert (error.message, error.error_args) == ("('order', 7)", ("'order'", "7"))

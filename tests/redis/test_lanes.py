@@ -43,10 +43,10 @@ async def test_the_first_job_on_a_lane_is_run_at_once_by_a_worker_that_has_waite
         return 2 * number
 
     async with working(app):
-        assert await (await double.adelay(1)).aget(timeout=5) == 2
+        assert await (await double.adelay(1)).aget(timeout=30) == 2
         job = double.job(21)
         await app.aperform(on_lane(app, lane, job))
-        assert await app.result(job.id, task=double).aget(timeout=3) == 42
+        assert await app.result(job.id, task=double).aget(timeout=30) == 42
         later = [double.job(number) for number in range(300)]
         await app.aperform(on_lane(app, lane, *later))
         found = await agather([app.result(each.id, task=double) for each in later])
@@ -79,7 +79,7 @@ async def test_an_announcement_that_was_lost_is_made_good_by_the_next_beat(
         redis_client.xadd(
             app.queue("default").low, {"job": job.message}
         )  # as raw producers may: it tells nobody
-        assert await app.result(job.id, task=double).aget(timeout=3) == 42
+        assert await app.result(job.id, task=double).aget(timeout=30) == 42
 
 
 async def test_a_lane_whose_stream_was_lost_is_read_again(app: App, redis_client: "redis.Redis") -> None:
@@ -92,7 +92,7 @@ async def test_a_lane_whose_stream_was_lost_is_read_again(app: App, redis_client
             jobs = [double.job(number) for _ in range(3)]
             await app.aperform(on_lane(app, "h", *jobs))
             assert (
-                await agather([app.result(job.id, task=double) for job in jobs], timeout=5)
+                await agather([app.result(job.id, task=double) for job in jobs], timeout=30)
                 == [2 * number] * 3
             )
             redis_client.delete(app.queue("default").high)
@@ -113,7 +113,7 @@ async def test_all_lanes_are_read_again_after_redis_has_lost_everything(
                 for lane in ("h", "", "l"):
                     job = double.job(number)
                     await app.aperform(on_lane(app, lane, job))
-                    assert await app.result(job.id, task=double).aget(timeout=8) == 2 * number
+                    assert await app.result(job.id, task=double).aget(timeout=30) == 2 * number
                 client.flushall()
 
 
@@ -133,7 +133,7 @@ def test_workers_are_killed_again_and_again_and_every_job_of_every_priority_ends
         victim.signal(signal.SIGKILL)
         victim.wait()
     staff.start(lease=1.0, concurrency=10)
-    gather(sent, timeout=20)
+    gather(sent, timeout=30)
     keys = staff.app.queue("default")
     wait_until(lambda: not redis_client.exists(keys.jobs))
     assert [redis_client.xlen(stream) for stream in keys.streams] == [0, 0, 0, 0]

@@ -84,9 +84,9 @@ async def test_what_lives_is_no_leak(redis_client: "redis.Redis", app: App) -> N
     await nothing.options(countdown=60).adelay()
     await nothing.options(queue="elsewhere").adelay()
     async with working(app, queues=("default",)):
-        await (await nothing.adelay()).aget(timeout=10)
+        await (await nothing.adelay()).aget(timeout=30)
         with pytest.raises(Exception, match="fail"):
-            await (await fail.adelay()).aget(timeout=10)
+            await (await fail.adelay()).aget(timeout=30)
         assert leaks(redis_client) == []
     assert leaks(redis_client) == []
 

@@ -70,7 +70,7 @@ def test_a_death_frees_the_slots_of_the_dead_at_once(staff: Staff, redis_client:
     assert len(staff.notes()) == 2
     first.signal(signal.SIGKILL)
     # The two that it had are put back behind the four that waited; these take the slots.
-    gather(sent, timeout=10)
+    gather(sent, timeout=30)
     for each in held:
         each.revoke()
     second.signal(signal.SIGTERM)

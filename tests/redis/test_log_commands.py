@@ -33,7 +33,7 @@ def hear() -> str:
 
 @app.task(name="pass_on")
 async def pass_on() -> str:
-    return await (await hear.adelay()).aget(timeout=10)
+    return await (await hear.adelay()).aget(timeout=30)
 """
 
 
@@ -70,13 +70,13 @@ def test_the_level_of_the_log_is_set_while_the_worker_runs(talker: tuple[Employe
     def said() -> list[str]:
         return [each["message"] for each in worker.lines("log") if each["logger"] == "talk"]
 
-    app.signature("say").delay().get(timeout=10)
+    app.signature("say").delay().get(timeout=30)
     wait_until(lambda: said() == ["aloud"])
     assert told(app, "set-log-level", level="debug") == {"level": "debug", "before": "info"}
-    app.signature("say").delay().get(timeout=10)
+    app.signature("say").delay().get(timeout=30)
     wait_until(lambda: said() == ["aloud", "quietly", "aloud"])
     assert told(app, "set-log-level", level="warning")["before"] == "debug"
-    app.signature("say").delay().get(timeout=10)
+    app.signature("say").delay().get(timeout=30)
     assert told(app, "set-log-level", level="info")["before"] == "warning"
     wait_until(lambda: worker.lines("log:level") != [])
     assert said() == ["aloud", "quietly", "aloud"]
@@ -91,7 +91,7 @@ def test_a_trace_goes_from_the_producer_through_one_job_to_the_next(talker: tupl
     worker, app = talker
     with tracing(TRACE):
         job = app.signature("pass_on").delay()
-    assert job.get(timeout=10) == TRACE
+    assert job.get(timeout=30) == TRACE
     wait_until(lambda: len(worker.lines("job")) == 2)
     assert {each["trace"] for each in worker.lines("job")} == {TRACE}
-    assert app.signature("hear").delay().get(timeout=10) == ""
+    assert app.signature("hear").delay().get(timeout=30) == ""

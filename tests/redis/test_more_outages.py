@@ -74,7 +74,7 @@ def test_workers_go_on_after_the_server_was_paused(
     client.client_pause(1500)
     time.sleep(1.5)  # longer than all leases
     assert_back_in_time(own_staff)
-    gather(sent, timeout=15)
+    gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
     assert [each.lines("worker:again") for each in workers] == [[], []]
 
@@ -100,9 +100,9 @@ def test_scheduled_jobs_retries_and_dead_jobs_survive_a_restart_and_the_death_of
     assert states[1:] == [JobState.SCHEDULED, JobState.EXECUTING, JobState.RETRY, JobState.DEAD]
     (tmp_path / "gate").touch()
     own_staff.start(lease=0.6)
-    assert gather([due, held], timeout=10, return_exceptions=False)
+    assert gather([due, held], timeout=30, return_exceptions=False)
     with pytest.raises(TaskFailed) as caught:
-        retried.get(timeout=10)
+        retried.get(timeout=30)
     assert caught.value.attempt == 2
     graves = app.perform(calls.dead(app.queue("default"), count=10), instead="")
     assert len(graves) == 2
@@ -135,7 +135,7 @@ def test_a_producer_goes_on_when_scripts_were_flushed(
 def can_send(staff: Staff) -> bool:
     """Whether a job can be sent, or the breaker of this process still lets nobody through."""
     with suppress(BrokerUnavailable):
-        send(staff, "nap", 0.0)[0].get(timeout=10)
+        send(staff, "nap", 0.0)[0].get(timeout=30)
         return True
     return False
 

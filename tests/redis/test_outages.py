@@ -27,7 +27,7 @@ def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncRe
 def assert_back_in_time(staff: Staff, since: float | None = None) -> None:
     """A job that is sent now ends soon: soon after Redis came back, when that is known."""
     began = time.monotonic() if since is None else since
-    send(staff, "nap", 0.0)[0].get(timeout=10)
+    send(staff, "nap", 0.0)[0].get(timeout=30)
     assert time.monotonic() - began < BACK
 
 
@@ -49,7 +49,7 @@ def test_workers_go_on_after_their_connections_were_killed(
             wait_until(lambda ended=ended: len(own_staff.notes("end")) > ended + 10)  # type: ignore[misc]
             client.client_kill_filter(_type="normal", skipme=True)
     own_staff.app.close()
-    gather(sent, timeout=15)
+    gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
     assert_back_in_time(own_staff)
 
@@ -62,7 +62,7 @@ def test_workers_go_on_after_the_server_was_frozen(own_staff: Staff, own_server:
     time.sleep(1.5)  # longer than all leases
     os.kill(own_server.pid, signal.SIGCONT)
     assert_back_in_time(own_staff)
-    gather(sent, timeout=15)
+    gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
     assert [each.lines("worker:again") for each in workers] == [[], []]
 

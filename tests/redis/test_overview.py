@@ -25,7 +25,7 @@ from celery5 import (
     gather,
     wait,
 )
-from celery5.broker import calls
+from celery5.broker import calls, leading, presence
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.graves import bury
 from tests.redis.workers import working
@@ -72,7 +72,7 @@ async def test_a_job_is_found_in_every_state_wherever_it_is(app: App) -> None:
         assert done.sent <= done.started <= done.finished
         running = await task.options(key="3").adelay("wait")
         failing = await task.options(key="4").adelay("fail")
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while (
                 await running.astatus() is not JobState.EXECUTING
                 or await failing.astatus() is not JobState.RETRY
@@ -147,7 +147,7 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
     assert other.oldest_dead is not None
     assert 0 <= other.oldest_dead < 10
     async with working(app, name="w"):
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while (await app.ainfo("slow")).unfinished > 1:
                 await trio.sleep(0.01)
         after = await app.ainfo()
@@ -177,3 +177,15 @@ def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
     redis_client.zrem(keys.leases, "w")
     (nobody,) = app.info().queues["default"].workers
     assert (nobody.name, nobody.running, nobody.alive) == ("w", 1, False)
+
+
+def test_controllers_with_who_leads_and_publishers_that_live_are_seen(app: App) -> None:
+    for kind, name in (("controller", "c:1:x"), ("controller", "c:2:x"), ("publisher", "p:1:x")):
+        app.perform(presence.present(app.keys, kind, name, lease=30), instead="")
+    assert app.info().leader == ""
+    app.perform(leading.lead(app.keys, "c:2:x", replaces="0 0", epoch=0), instead="")
+    state = app.info()
+    assert (state.controllers, state.publishers, state.schedulers) == (("c:1:x", "c:2:x"), ("p:1:x",), ())
+    assert state.leader == "c:2:x"
+    app.perform(presence.leave(app.keys, "controller", "c:2:x"), instead="")
+    assert app.info().leader == ""  # it is remembered who led, and does not live

@@ -50,7 +50,7 @@ async def test_the_broker_is_unhealthy_while_it_is_gone(own_server: EmbeddedServ
         own_server.kill()
         await until(lambda: check.state == "unhealthy")
         own_server.revive()
-        await until(lambda: check.state == "healthy", within=15)
+        await until(lambda: check.state == "healthy", within=30)
     app.close()
 
 
@@ -64,7 +64,7 @@ async def test_a_job_that_blocks_the_loop_shows_in_its_lag(app: App) -> None:
     with Lines() as lines:
         async with working(app):
             await until(lambda: check.state == "healthy")
-            await (await block.adelay()).aget(timeout=5)
+            await (await block.adelay()).aget(timeout=30)
             await until(lambda: bool(lines.of("health:changed")) and check.state == "healthy")
     changed = [each["state"] for each in lines.of("health:changed")]
     assert changed == ["unhealthy", "healthy"]

@@ -51,7 +51,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
         steps=(), added=usual._steps, offered=usual._offered, board=usual._board, posts=usual._posts, log=log
     )
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await nursery.start(strange.run)
             result = await double.adelay(7)
             assert await result.aget() == 14
@@ -138,7 +138,7 @@ async def test_a_mandatory_step_that_fails_in_a_later_life_stops_the_worker_too(
     with failed:
         async with working(app) as one:
             redis_client.zrem(app.queue("default").leases, lives[0])
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 await one.ended.wait()
     assert len(lives) == 2
     app.close()
@@ -168,7 +168,7 @@ async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_
     with Lines() as lines:
         async with working(app, name="w1"):
             assert await (await double.adelay(7)).aget() == 14  # the worker goes on without it
-            await until(lambda: bool(lines.of("step:given-up")), within=10)
+            await until(lambda: bool(lines.of("step:given-up")), within=30)
             assert len(lines.of("step:failed")) == 1
             assert tries == [0, 1]
             (done,) = lines.of("inbox:done")
@@ -181,7 +181,7 @@ async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_
                 for _ in range(4):
                     (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
                     assert reply.answer == {"step": "cache", "tries": 1}
-                    await until(lambda: len(lines.of("step:given-up")) == len(tries) - 1, within=10)
+                    await until(lambda: len(lines.of("step:given-up")) == len(tries) - 1, within=30)
                 ready.set()
                 await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
                 await until(lambda: bool(lines.of("step:up")))
@@ -211,11 +211,11 @@ async def test_a_service_that_sends_goes_on_after_an_outage(
         async with working(app):
             await until(lambda: len(sent) > 3)
             own_server.kill()
-            await until(lambda: len(lines.of("step:crashed")) > 3, within=15)
+            await until(lambda: len(lines.of("step:crashed")) > 3, within=30)
             assert BrokerUnavailable.__name__ in lines.of("step:crashed")[0]["why"] or (
                 "CircuitOpen" in lines.of("step:crashed")[0]["why"]
             )
             own_server.revive()
             before = len(sent)
-            await until(lambda: len(sent) > before + 3, within=10)
+            await until(lambda: len(sent) > before + 3, within=30)
     app.close()

@@ -42,7 +42,7 @@ def test_who_waits_waits_through_an_outage(colour: str, own_server: EmbeddedServ
     app = App(app_name, broker=own_server.url)
     result: AsyncResult[int] = app.result("a")
     with told_after_an_outage(own_server, result):
-        assert (result.get(timeout=15) if colour == "plain" else trio.run(result.aget, 15.0)) is None
+        assert (result.get(timeout=30) if colour == "plain" else trio.run(result.aget, 15.0)) is None
     app.close()
 
 

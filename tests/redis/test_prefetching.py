@@ -67,7 +67,7 @@ async def test_long_jobs_after_many_short_ones_are_given_back_for_others(
         await until(lambda: running == 2)
         assert max(held(redis_client, app).values()) > 2  # it took them for short ones
         second = await start(nursery, app)
-        await until(lambda: running == 4, within=3)
+        await until(lambda: running == 4)
         await until(lambda: sorted(held(redis_client, app).values()) == [2, 2])
         go.set()
         await agather(sent)
@@ -91,9 +91,9 @@ def test_many_short_jobs_cost_few_trips(own_staff: Staff, own_server: EmbeddedSe
     sent = [each for _ in range(10) for each in app.send_many([app.signature("nap", 0.0)] * 300)]
     with redis.Redis.from_url(own_server.url) as client:
         before = on_the_wire(counted(client))
-        own_staff.start("--burst", ready=0).wait(20)
+        own_staff.start("--burst", ready=0).wait(30)
         trips = on_the_wire(counted(client)) - before
-    assert len(gather(sent, timeout=5)) == 3000
+    assert len(gather(sent, timeout=30)) == 3000
     assert trips / 3000 <= 0.2
 
 
@@ -164,7 +164,7 @@ async def test_async_jobs_behind_jobs_for_threads_do_not_wait_for_a_thread(url: 
 
     @app.task
     def heavy() -> None:
-        go.wait(20)
+        go.wait(30)
 
     @app.task
     async def light(n: int) -> int:
@@ -175,13 +175,13 @@ async def test_async_jobs_behind_jobs_for_threads_do_not_wait_for_a_thread(url: 
     try:
         async with working(app):
             try:
-                assert await agather(quick, timeout=8) == list(range(30))
+                assert await agather(quick, timeout=30) == list(range(30))
                 # So it goes on: what comes later does not wait, either.
-                assert await (await light.adelay(7)).aget(timeout=3) == 7
+                assert await (await light.adelay(7)).aget(timeout=30) == 7
                 assert sum([await each.astatus() is JobState.SUCCESS for each in slow]) == 0
             finally:
                 go.set()
-            assert not any(await agather(slow, timeout=10))
+            assert not any(await agather(slow, timeout=30))
     finally:
         go.set()
 
@@ -194,7 +194,7 @@ async def test_what_a_full_worker_looked_behind_is_run_by_one_that_has_room(url:
     def heavy() -> None:
         nonlocal running
         running += 1
-        go.wait(20)
+        go.wait(120)
 
     @app.task
     async def light() -> None: ...
@@ -203,11 +203,11 @@ async def test_what_a_full_worker_looked_behind_is_run_by_one_that_has_room(url:
         first = await start(nursery, app)
         try:
             slow = await app.asend_many([heavy.s() for _ in range(4)])
-            assert await agather(await app.asend_many([light.s()] * 3), timeout=8) == [None] * 3
+            assert await agather(await app.asend_many([light.s()] * 3), timeout=30) == [None] * 3
             others = [await start(nursery, app) for _ in range(3)]
-            await until(lambda: running == 4, within=8)
+            await until(lambda: running == 4)
         finally:
             go.set()
-        assert not any(await agather(slow, timeout=10))
+        assert not any(await agather(slow, timeout=30))
         for one in (first, *others):
             await one.stop()

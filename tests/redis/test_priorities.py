@@ -49,7 +49,7 @@ async def test_a_priority_outlives_retries_holding_and_the_wait_for_a_time(
     handle = await fails.options(countdown=0.05).adelay()
     assert places(app, redis_client) == ["Dl"]
     async with working(app):
-        await handle.aget(timeout=5)
+        await handle.aget(timeout=30)
     assert seen == ["Sl", "Sl"]
 
 
@@ -65,11 +65,11 @@ async def test_a_held_job_keeps_its_priority(app: App, redis_client: "redis.Redi
 
     async with working(app):
         with pytest.raises(Exception, match="away"):
-            await (await works.adelay()).aget(timeout=5)
+            await (await works.adelay()).aget(timeout=30)
         broken = False
         held = await works.adelay()
         await until(lambda: places(app, redis_client) == ["Hh", "X"])
-        assert await held.aget(timeout=5) == "Sh"
+        assert await held.aget(timeout=30) == "Sh"
 
 
 async def test_a_replayed_job_goes_to_the_lane_of_its_priority(app: App, redis_client: "redis.Redis") -> None:
@@ -135,7 +135,7 @@ async def test_a_raw_message_with_a_priority_nobody_knows_is_normal_and_one_that
         message = {"v": 1, "id": job_id, "task": "double", "args": [4], "priority": priority}
         redis_client.xadd(app.queue("default").stream, {"job": json.dumps(message)})
     async with working(app):
-        assert await app.result("a", task=double).aget(timeout=5) == 8
+        assert await app.result("a", task=double).aget(timeout=30) == 8
         dead = app.result("b", task=double)
         await until_async(lambda: _is(dead, JobState.DEAD))
 

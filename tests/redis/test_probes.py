@@ -24,7 +24,7 @@ LINE = re.compile(r'([a-z_0-9]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)+\})? ([+-]I
 
 def probe(port: int, path: str = "/readyz") -> Answer:
     """What is answered there."""
-    return ask("127.0.0.1", port, path, within=5)
+    return ask("127.0.0.1", port, path, within=30)
 
 
 def numbers(port: int) -> dict[str, float]:
@@ -84,7 +84,7 @@ def test_metrics_count_jobs_by_task_and_state_and_how_long_they_took(staff: Staf
     assert found['celery5_jobs_total{task="fail",state="DEAD"}'] == 1
     assert found['celery5_job_seconds_bucket{task="nap",le="0.1"}'] == 0
     assert found['celery5_job_seconds_bucket{task="nap",le="0.5"}'] == 1
-    assert 0.2 <= found['celery5_job_seconds_sum{task="nap"}'] < 2
+    assert 0.2 <= found['celery5_job_seconds_sum{task="nap"}'] < 30
     assert found['celery5_job_seconds_count{task="quiet"}'] == 20
     assert found['celery5_slots{kind="trio"}'] == 7
     assert found["celery5_jobs_running"] == 0
@@ -100,7 +100,7 @@ def test_a_port_that_is_taken_is_told_of_in_one_line_and_the_worker_works(staff:
         other.listen()
         port = other.getsockname()[1]
         worker = staff.start("--status-port", str(port))
-        assert staff.app.tasks["quiet"].delay(5).get(timeout=10) == 5
+        assert staff.app.tasks["quiet"].delay(5).get(timeout=30) == 5
         (told,) = worker.lines("status:no-port")
         assert (told["level"], told["port"]) == ("error", port)
         assert "--status-port" in told["hint"]
@@ -144,7 +144,7 @@ def test_a_worker_that_is_stopping_is_not_ready_until_its_last_job_is_done(
     assert json.loads(probe(port).body)["phase"] == "stopping"
     gate.touch()
     assert worker.wait() == 0
-    assert job.get(timeout=5)
+    assert job.get(timeout=30)
     assert probe(port, "/livez").status == 0
 
 
@@ -181,7 +181,10 @@ def test_health_without_a_port_asks_redis_who_lives(staff: Staff, tmp_path: Path
         f"from celery5 import App\napp = App({staff.app.name!r}, broker={staff.app.settings.broker!r})\n"
     )
     code, said = health_of(tmp_path)
-    assert (code, said) == (1, {"ok": False, "workers": {}, "routers": [], "schedulers": []})
+    assert (code, said) == (
+        1,
+        {"ok": False, "workers": {}, "routers": [], "schedulers": [], "unreachable": []},
+    )
     staff.start("--name", "one")
     code, said = health_of(tmp_path)
     assert (code, said["ok"]) == (0, True)

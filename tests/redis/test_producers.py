@@ -106,7 +106,7 @@ def worker_elsewhere(app: App) -> Iterator[None]:
     thread = threading.Thread(target=trio.run, args=(live,))
     thread.start()
     try:
-        assert up.wait(10)
+        assert up.wait(30)
         yield
     finally:
         stop.set()
@@ -129,9 +129,9 @@ def test_a_job_is_sent_waited_for_and_looked_at(app: App, colour: str) -> None:
         other = await api.delay(fail)
         with pytest.raises(TaskFailed, match="no"):
             await api.get(other, timeout=10)
-        both = await api.gather([one, other], timeout=10, return_exceptions=True)
+        both = await api.gather([one, other], timeout=30, return_exceptions=True)
         assert isinstance(both[1], TaskFailed)
-        done, left = await api.wait([one, other], timeout=10)
+        done, left = await api.wait([one, other], timeout=30)
         assert (done, left) == ({one, other}, set())
         return [value, both[0], await api.status(one), await api.status(other)]
 
@@ -187,7 +187,7 @@ def test_a_result_that_does_not_come_in_time(app: App, colour: str) -> None:
         began = time.monotonic()
         with pytest.raises(ResultTimeout):
             await api.get(sent, timeout=0.1)
-        assert 0.1 <= time.monotonic() - began < 1
+        assert 0.1 <= time.monotonic() - began < 10
 
     tell(colour, story)
 

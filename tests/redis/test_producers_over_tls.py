@@ -124,7 +124,7 @@ def test_documents_large_and_small_arrive(
             settle(redis_client, key, documents[key])
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait(keys, timeout=10)
+        return await here.results.wait(keys, timeout=30)
 
     with meanwhile(settle_all):
         assert live(colour, tls_url, story) == documents

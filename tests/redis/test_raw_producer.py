@@ -40,7 +40,7 @@ def commands(app_name: str, part: int = 0) -> list[list[str]]:
 
 async def document(client: Any, key: str) -> dict[str, Any]:
     """A job's document, once it is there."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while (raw := client.get(key)) is None:
             await trio.sleep(0.01)
     found: dict[str, Any] = json.loads(raw)
@@ -100,7 +100,7 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     redis_client.xadd(keys.stream, {"job": b'{"v":1,"id":"\xff","task":"t"}'})
     async with running(app, ServeOptions()):
         found = [await document(redis_client, keys.result(each)) for each in "xyz"]
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while redis_client.xlen(keys.dead) < 5:
                 await trio.sleep(0.01)
     assert {each["state"] for each in found} == {"DEAD"}
@@ -136,7 +136,7 @@ async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, r
         (words,) = commands(app_name, 1)
         redis_client.execute_command(*words)
         redis_client.execute_command(*words)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while redis_client.xlen(app.queue(EVENTS).stream) or not paid:
                 await trio.sleep(0.01)
     assert paid == [7], "sent twice, made once"

@@ -35,7 +35,7 @@ def staff(
     with watched(server), staffed(server.url, name, tmp_path_factory.mktemp("matrix")) as one:
         command = [sys.executable, "-m", "tests.redis.keeper", str(request.param)]
         keeper = one.launch(command, lease=50, concurrency=SLOTS, cpu_slots=SLOTS, box_slots=SLOTS)
-        wait_until(lambda: len(keeper.lines("worker:ready")) == request.param, within=20)
+        wait_until(lambda: len(keeper.lines("worker:ready")) == request.param, within=30)
         yield one
 
 
@@ -63,7 +63,7 @@ def attempts(staff: Staff, job: AsyncResult[int]) -> list[int]:
 
 def assert_each_job_ended_with_its_last_run(staff: Staff, sent: list[AsyncResult[int]]) -> None:
     """None is lost, and none has run after it was settled."""
-    settled = {each.id: value for each, value in zip(sent, gather(sent, timeout=20), strict=True)}
+    settled = {each.id: value for each, value in zip(sent, gather(sent, timeout=30), strict=True)}
     begun = runs(staff)
     assert {each.id: begun[each.id] for each in sent} == settled
 
@@ -88,7 +88,7 @@ def while_it_runs(staff: Staff, kind: str, retries: int) -> None:
         assert attempts(staff, job) == [1, 1, 2, 2]
     else:
         with pytest.raises(TaskFailed, match="run 2"):
-            job.get(timeout=20)
+            job.get(timeout=30)
         assert attempts(staff, job) == [1, 1]
 
 
@@ -113,7 +113,7 @@ def each_time_it_runs(staff: Staff, kind: str, retries: int) -> None:
     """Poison: it is put aside after it has brought down more workers than it may, whatever is said of retries."""
     (job, *others) = send(staff, kind, retries, ["die"], *[["return"]] * 10)
     with pytest.raises(TaskFailed, match="poisoned"):
-        job.get(timeout=20)
+        job.get(timeout=30)
     assert attempts(staff, job) == [1] * 4
     assert len({each.pid for each in staff.notes() if each.job == job.id}) == 4
     assert_each_job_ended_with_its_last_run(staff, others)
@@ -123,7 +123,7 @@ def as_soon_as_it_is_settled(staff: Staff, kind: str, retries: int) -> None:
     """It does not run again."""
     for _ in range(3):
         (job,) = send(staff, kind, retries, ["return"])
-        assert job.get(timeout=20) == 1
+        assert job.get(timeout=30) == 1
         os.kill(staff.notes()[-1].pid, signal.SIGKILL)
         assert_each_job_ended_with_its_last_run(staff, [job, *send(staff, kind, retries, ["return"])])
 

@@ -35,7 +35,7 @@ KINDS = ["trio", "asyncio", "thread"]
 async def end(sent: Any) -> TaskFailed:
     """How a job failed."""
     with pytest.raises(TaskFailed) as caught:
-        await sent.aget(timeout=10)
+        await sent.aget(timeout=30)
     return caught.value
 
 
@@ -62,7 +62,7 @@ async def test_a_task_asks_to_be_tried_again_after_so_many_seconds(app: App, kin
     with Lines() as lines:
         async with working(app):
             sent = await of_kind(app, kind, body).adelay()
-            assert await sent.aget(timeout=10) == 2
+            assert await sent.aget(timeout=30) == 2
     first, second = lines.of("job")
     assert (first["state"], first["delay"], second["attempt"]) == ("RETRY", 0.25, 2)
     assert second["timestamp"] - first["timestamp"] >= 0.25
@@ -103,7 +103,7 @@ async def test_a_task_rejects_its_job_which_is_no_failure(
         async with working(app):
             sent = await of_kind(app, kind, body).adelay()
             with pytest.raises(TaskRejected, match="the order was cancelled"):
-                await sent.aget(timeout=10)
+                await sent.aget(timeout=30)
             assert await sent.astatus() is JobState.REJECTED
     (line,) = lines.of("job")
     assert (line["level"], line["state"], line["why"]) == ("warning", "REJECTED", "the order was cancelled")
@@ -130,7 +130,7 @@ async def test_a_bound_task_is_given_its_job_and_sent_without_it(app: App, kind:
         )(coroutine)
     async with working(app):
         sent = await task.adelay(4, factor=3)
-        assert await sent.aget(timeout=10) == (sent.id, 3, 12)
+        assert await sent.aget(timeout=30) == (sent.id, 3, 12)
 
 
 async def test_a_job_is_tried_again_by_a_policy_that_it_names_itself(app: App) -> None:

@@ -239,7 +239,7 @@ async def test_a_thread_that_takes_no_notice_is_waited_for_and_what_it_returns_c
     @app.task(name="deaf")
     def deaf() -> int:
         began.set()
-        go.wait(5)
+        go.wait(30)
         return 1
 
     async with working(app):
@@ -259,7 +259,7 @@ async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: s
     @app.task(name="deaf", abandon_on_cancel=True)
     def deaf(n: int) -> int:
         began.append(n)
-        go.wait(5)
+        go.wait(30)
         return n
 
     with Lines() as lines:
@@ -310,7 +310,7 @@ async def test_a_revocation_that_races_with_the_end_is_never_told_wrongly(
         result = await stage.send(str(n))
         await trio.sleep(rng.random() * 0.02)
         told[str(n)] = await result.arevoke()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             try:
                 value = await result.aget(None)
             except TaskRevoked:

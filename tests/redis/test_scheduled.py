@@ -43,7 +43,7 @@ async def test_jobs_start_within_100_ms_of_their_time_on_an_idle_worker(
             moment = datetime.fromtimestamp(at, UTC)
             left = at - server_time(redis_client)
             sent.append(await when.options(**({"eta": moment} if n % 2 else {"countdown": left})).adelay())
-        began: Any = await agather(sent, timeout=10)
+        began: Any = await agather(sent, timeout=30)
         late = [one - at for one, at in zip(began, due, strict=True)]
     assert min(late) >= -0.002  # times are kept in ms
     assert sorted(late)[len(late) // 2] < LATE
@@ -62,7 +62,7 @@ async def test_one_that_is_sent_later_and_due_sooner_is_not_held_up(
         for _ in range(5):
             at = server_time(redis_client) + 0.1
             sent = await when.options(countdown=0.1).adelay()
-            late.append(await sent.aget(timeout=10) - at)
+            late.append(await sent.aget(timeout=30) - at)
     assert min(late) < LATE
 
 
@@ -75,8 +75,8 @@ async def test_an_eta_that_has_passed_is_now_and_expires_is_looked_at_before_the
         past = await nothing.options(eta=datetime.now(UTC) - timedelta(days=1)).adelay()
         late = await nothing.options(countdown=0.3, expires=0.1).adelay()
         good = await nothing.options(countdown=0.1, expires=60).adelay()
-        assert [await past.aget(timeout=10), await good.aget(timeout=10)] == ["ran", "ran"]
-        with trio.fail_after(10):
+        assert [await past.aget(timeout=30), await good.aget(timeout=30)] == ["ran", "ran"]
+        with trio.fail_after(30):
             while await late.astatus() is JobState.SCHEDULED:
                 await trio.sleep(0.01)
             while await late.astatus() is not JobState.EXPIRED:
@@ -103,10 +103,10 @@ def test_twenty_thousand_scheduled_jobs_cost_a_worker_no_memory(staff: Staff) ->
     worker = staff.start()
     app, quiet = staff.app, staff.app.tasks["quiet"]
     for result in app.send_many([quiet.s(n) for n in range(500)]):
-        result.get(timeout=10)
+        result.get(timeout=30)
     time.sleep(0.2)
     before = rss(worker.process.pid)
     app.send_many([quiet.options(countdown=3600).s(n) for n in range(20_000)])
-    quiet.delay(1).get(timeout=10)
+    quiet.delay(1).get(timeout=30)
     grown: Any = rss(worker.process.pid) - before
     assert grown < 1_000_000  # they are 6 MB of messages

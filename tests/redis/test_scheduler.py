@@ -55,7 +55,7 @@ async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
             assert "not known here" in refused.why
             (told,) = await app.control.asend("shutdown", to="clock")
             assert told.ok
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await one.done.wait()
         assert lines.of("scheduler:starting")
         await one.stop()

@@ -53,7 +53,7 @@ async def akept(app: App) -> dict[str, ScheduleState]:
 # ---- I6
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_each_fire_time_is_published_once_whoever_of_three_schedulers_is_killed_or_frozen(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
@@ -252,7 +252,7 @@ async def test_schedules_are_managed_while_all_runs(app: App, redis_client: "red
     async with trio.open_nursery() as nursery:
         one = await start(nursery, app, page=SCHEDULER)
         await app.schedule.aadd(task.s(1), every(0.05), name="often")
-        await until(lambda: len(sent(redis_client, app)) >= 3, within=3.0)  # it was told: nothing is polled
+        await until(lambda: len(sent(redis_client, app)) >= 3)  # it was told: nothing is polled
         paused = await app.schedule.apause("often")
         assert (paused.state, paused.next) == ("paused", None)
         count = len(sent(redis_client, app))

@@ -150,7 +150,7 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
     redis_client.xadd(keys.stream, {"job": odd})
     async with working(app):
         with pytest.raises(TaskFailed, match="version 2"):
-            await app.result("a").aget(timeout=5)
+            await app.result("a").aget(timeout=30)
         await until(lambda: redis_client.xlen(keys.dead) == 2)
         redis_client.xadd(keys.stream, {"job": b'{"v":2,"id":"a","task":"t"}'})  # a copy: touches nothing
         await until(lambda: redis_client.xlen(keys.dead) == 3)

@@ -48,7 +48,7 @@ def likely(state: JobState) -> list[str]:
 @pytest.mark.parametrize("lane", ["", "h", "l"])
 def test_the_scripts_follow_the_table_and_leave_what_they_should(driver: BlockingRedis, lane: str) -> None:
     @given(st.lists(steps(), min_size=20, max_size=60))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     def lived(moves: list[tuple[str, str, int]]) -> None:
         model = Model.on(driver, lane)
         for job, move, number in moves:

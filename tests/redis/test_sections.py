@@ -40,7 +40,7 @@ async def failed(app: App, body: Any, kind: str = "trio", **options: Any) -> Tas
     """How a job that does `body` failed."""
     task = of_kind(app, kind, body).options(**options)
     async with working(app):
-        with pytest.raises(TaskFailed) as caught, trio.fail_after(10):
+        with pytest.raises(TaskFailed) as caught, trio.fail_after(30):
             await (await task.adelay()).aget()
     return caught.value
 
@@ -48,7 +48,7 @@ async def failed(app: App, body: Any, kind: str = "trio", **options: Any) -> Tas
 async def done(app: App, body: Any, kind: str = "trio", **options: Any) -> Any:
     """What a job that does `body` came to."""
     async with working(app):
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             return await (await of_kind(app, kind, body).options(**options).adelay()).aget()
 
 
@@ -345,12 +345,12 @@ async def test_counters_go_with_the_message_to_another_worker(app: App) -> None:
 
     async with working(app, name="one"):
         sent = await section.adelay()
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             while not seen:
                 await trio.sleep(0.005)
     async with working(app, name="two"):
         with pytest.raises(TaskFailed) as caught:
-            await sent.aget(timeout=5)
+            await sent.aget(timeout=30)
     assert [counts for _, counts in seen] == [None, {"it": 1}, {"it": 2}]
     assert seen[0][0] != seen[1][0]
     assert (caught.value.attempt, caught.value.reason) == (3, "exhausted")

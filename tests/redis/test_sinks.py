@@ -25,7 +25,7 @@ async def send(app: App, task: Any, *values: Any) -> None:
     for one in await app.asend_many([task.s(each) for each in values]):
         await one.astatus()
         try:
-            await one.aget(timeout=10)
+            await one.aget(timeout=30)
         except Exception:
             continue
 
@@ -39,7 +39,7 @@ async def test_a_sink_has_what_the_tasks_return_with_all_that_is_known_of_it(app
 
     async with working(app), delivering(app):
         sent = await double.adelay(21)
-        assert await sent.aget(timeout=10) == {"twice": 42}
+        assert await sent.aget(timeout=30) == {"twice": 42}
         await until(lambda: bool(kept.documents) and bool(awaited.documents))
     (one,) = kept.documents
     assert (one.id, one.job, one.task, one.queue) == (sent.id, sent.id, "double", "default")
@@ -114,14 +114,14 @@ async def test_a_sink_that_raises_and_one_that_hangs_hold_up_no_other(app: App) 
 
     with Lines() as lines:
         async with working(app), delivering(app):
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 await send(app, same, *range(20))
-                await until(lambda: sorted(fine.values) == list(range(20)), within=2)
+                await until(lambda: sorted(fine.values) == list(range(20)), within=15)
                 await until(lambda: len(bad.batches) > 5)
                 await until(lambda: _blamed(lines) == {"bad", "hanging"})
+            assert len(hangs.batches) == 1  # one thread, and no more, hangs
             hangs.go.set()
     assert bad.documents == []
-    assert hangs.batches == [20]  # one thread, and no more, hangs
 
 
 def _blamed(lines: Lines) -> set[str]:
@@ -138,7 +138,7 @@ async def test_what_a_sink_will_not_have_is_buried_and_the_rest_is_not(app: App)
     async with working(app):
         await send(app, same, *range(100))
         async with delivering(app) as sinks:
-            await until(lambda: sinks.told()["picky"] == (98, 2), within=20)
+            await until(lambda: sinks.told()["picky"] == (98, 2), within=30)
     assert sorted(picky.values) == [each for each in range(100) if each not in (13, 66)]
     dead = [job async for job in app.dlq.aread()]
     assert [(job.sink, job.reason, job.type, job.task) for job in dead] == [
@@ -319,7 +319,7 @@ async def test_a_task_that_fails_has_failed_whatever_its_sinks(app: App) -> None
     async with working(app):
         sent = await fails.adelay()
         with pytest.raises(TaskFailed, match="no"):
-            await sent.aget(timeout=10)
+            await sent.aget(timeout=30)
 
 
 @pytest.mark.parametrize("how", ["frozen", "restarted"])
@@ -344,8 +344,8 @@ async def test_an_outage_of_redis_delays_documents_and_loses_none(
             await trio.to_thread.run_sync(own_server.kill)
             await trio.sleep(0.3)
             await trio.to_thread.run_sync(own_server.revive)
-        await until(lambda: sorted(set(kept.values)) == list(range(50)), within=20)
-        await until_async(lambda: _empty(app, "kept"), within=20)
+        await until(lambda: sorted(set(kept.values)) == list(range(50)), within=30)
+        await until_async(lambda: _empty(app, "kept"), within=30)
     app.close()
 
 

@@ -57,7 +57,7 @@ def test_a_worker_whose_job_takes_no_notice_ends_in_the_end(staff: Staff) -> Non
     send(staff, "deaf", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(3) == 128 + signal.SIGTERM
+    assert worker.wait(30) == 128 + signal.SIGTERM
     assert "not stopped" in worker.output.read_text()
 
 
@@ -66,7 +66,7 @@ def test_a_worker_whose_loop_is_blocked_ends_in_the_end_without_a_second_signal(
     send(staff, "block", 20.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(3) == 128 + signal.SIGTERM
+    assert worker.wait(30) == 128 + signal.SIGTERM
 
 
 def stubborn(staff: Staff, config: str = "") -> Employee:
@@ -94,7 +94,7 @@ def test_a_worker_that_was_commanded_to_stop_ends_in_the_end_whatever_a_service_
     worker = stubborn(staff)
     (reply,) = staff.app.control.send("shutdown", to="w")
     assert reply.ok, reply
-    assert worker.wait(5) == 128 + signal.SIGTERM
+    assert worker.wait(30) == 128 + signal.SIGTERM
     assert worker.lines("step:stuck")[0]["step"] == "stay"
     assert "not stopped" in worker.output.read_text()
 
@@ -106,7 +106,7 @@ def test_a_worker_that_cannot_begin_anew_because_a_service_does_not_end_is_ended
     config.write_text("concurrency = 2")
     worker = stubborn(staff, str(config))
     config.write_text("concurrency = 33")
-    assert worker.wait(5) == 128 + signal.SIGTERM
+    assert worker.wait(30) == 128 + signal.SIGTERM
     assert worker.lines("step:stuck")
 
 
@@ -115,12 +115,12 @@ def test_a_worker_does_not_wait_for_threads_that_its_jobs_left_behind(staff: Sta
     send(staff, "linger", 60.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(8) == 0
+    assert worker.wait(30) == 0
     assert len(worker.lines("worker:stopped")) == 1, "and what it had to say is written"
 
 
 def test_a_process_that_a_job_has_forked_ends_by_sigterm_and_its_worker_goes_on(staff: Staff) -> None:
     worker = staff.start()
-    assert send(staff, "spawn").get(timeout=10) == -signal.SIGTERM
-    assert send(staff, "nap", 0.0).get(timeout=10) == worker.process.pid
+    assert send(staff, "spawn").get(timeout=30) == -signal.SIGTERM
+    assert send(staff, "nap", 0.0).get(timeout=30) == worker.process.pid
     assert worker.lines("process:stopping") == []

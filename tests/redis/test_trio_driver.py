@@ -112,9 +112,9 @@ async def test_a_database_that_does_not_exist_is_refused(tcp: FaultyProxy) -> No
     assert "DB index is out of range" in str(error)
 
 
-async def test_a_socket_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    error = await refused(f"unix://{tmp_path}/none.sock")
-    assert f"broker unix://{tmp_path}/none.sock?db=0 cannot be reached: No such file or directory" in str(
+async def test_a_socket_that_does_not_exist_is_named(short_path: Path) -> None:
+    error = await refused(f"unix://{short_path}/none.sock")
+    assert f"broker unix://{short_path}/none.sock?db=0 cannot be reached: No such file or directory" in str(
         error
     )
 

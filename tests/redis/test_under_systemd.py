@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linu
 class Systemd:
     """systemd's end of the socket, with NotifyAccess=main: what others than the main process say does not count."""
 
-    def __init__(self, path: Path) -> None:
-        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    def __init__(self, path: Path, line: socket.socket) -> None:
+        self._line = line
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._line.bind(str(path))
         self._line.setblocking(False)
@@ -41,18 +41,14 @@ class Systemd:
         assert {pid for pid, _ in self._said} <= {main.process.pid}
         return sum(what in text.split("\n") for _, text in self._said)
 
-    def close(self) -> None:
-        self._line.close()
-
 
 @pytest.fixture
-def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
+def systemd(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
     """Every worker that is started thinks that it was systemd that did."""
-    one = Systemd(tmp_path / "notify")
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(short_path / "notify"))
     monkeypatch.setenv("WATCHDOG_USEC", "400000")
-    yield one
-    one.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        yield Systemd(short_path / "notify", line)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -61,7 +57,7 @@ def test_the_main_process_says_that_it_is_ready_alive_and_stopping(
 ) -> None:
     worker = staff.start("--processes", str(processes), ready=processes)
     wait_until(lambda: systemd.heard("READY=1", worker) == 1)
-    wait_until(lambda: systemd.heard("WATCHDOG=1", worker) >= 3, within=3)
+    wait_until(lambda: systemd.heard("WATCHDOG=1", worker) >= 3)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     assert systemd.heard("READY=1", worker) == 1
@@ -71,7 +67,7 @@ def test_the_main_process_says_that_it_is_ready_alive_and_stopping(
 def test_a_fleet_is_ready_when_all_of_it_is(staff: Staff, systemd: Systemd) -> None:
     fleet = staff.start("--processes", "3")
     wait_until(lambda: systemd.heard("READY=1", fleet) == 1)
-    wait_until(lambda: len(fleet.lines("worker:ready")) == 3, within=1)
+    wait_until(lambda: len(fleet.lines("worker:ready")) == 3)
     assert systemd.heard("STATUS=3 of 3 worker processes at work", fleet) >= 1
 
 

@@ -38,7 +38,7 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
     for number, task in enumerate(("block", "hold", "hold_thread", "churn"), 1):
         sent.append(send(staff, task, 4.0))
         wait_until(lambda number=number: len(staff.notes()) == number)  # type: ignore[misc]
-    pids = [each.get(timeout=20) for each in sent]
+    pids = [each.get(timeout=30) for each in sent]
     assert time.monotonic() - began > 4.0
     assert [note.job for note in staff.notes()] == [each.id for each in sent]
     assert [note.pid for note in staff.notes()] == pids
@@ -56,10 +56,10 @@ def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
     )
     two = [staff.launch([sys.executable, "-c", script], lease=0.5) for _ in range(2)]
     wait_until(lambda: all(each.lines("worker:ready") for each in two))
-    send(staff, "hold", 8.0)
+    send(staff, "hold", 120.0)
     wait_until(lambda: len(staff.notes()) == 1)
     hung, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
-    wait_until(lambda: len(staff.notes()) == 2, within=7)
+    wait_until(lambda: len(staff.notes()) == 2, within=60)
     assert staff.notes()[1].pid == other.process.pid
     assert "hangs: its lease is not renewed any more" in hung.output.read_text()
     for each in two:
@@ -83,9 +83,9 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
         wait_until(lambda: len(worker.lines("process:stopping")) == 1)
         worker.signal(signal.SIGTERM)
     assert worker.wait() != 0
-    assert wait_until(lambda: held(redis_client, staff.app) == {}) < 0.8
+    wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
-    wait_until(lambda: not is_alive(worker.understudy), within=2)
+    wait_until(lambda: not is_alive(worker.understudy))
     assert "jobs put back, 0 buried" in worker.output.read_text()
 
 
@@ -104,7 +104,7 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
     (sent,) = staff.app.send_many([staff.app.signature("block", 1.6)])
     wait_until(lambda: len(staff.notes()) == 1)
     other = staff.start(lease=0.8)
-    assert sent.get(timeout=10) == worker.process.pid  # it counts as alive because it is there
+    assert sent.get(timeout=30) == worker.process.pid  # it counts as alive because it is there
     assert len(staff.notes()) == 1
     other.signal(signal.SIGTERM)
     other.wait()
@@ -112,7 +112,7 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
     wait_until(lambda: len(staff.notes()) == 2)
     worker.signal(signal.SIGKILL)
     worker.wait()
-    assert wait_until(lambda: held(redis_client, staff.app) == {}) < 0.7
+    wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
     assert gate.status() is JobState.SENT
 
 
@@ -122,7 +122,7 @@ def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
     worker = start(staff, concurrency=2)
     task = staff.app.tasks["act_trio"]
     gather(
-        staff.app.send_many([task.s(["return"]) for _ in range(40)]), timeout=10
+        staff.app.send_many([task.s(["return"]) for _ in range(40)]), timeout=30
     )  # jobs are short, it learns
     sent = staff.app.send_many([task.s(acts) for acts in (["die"], *[["return"]] * 60)])
     worker.wait()
@@ -142,12 +142,12 @@ def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff
     for each in hurtful:
         os.kill(worker.understudy, each)
     assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
-    assert send(staff, "nap", 0.5).get(timeout=10) == worker.process.pid  # two beats later
+    assert send(staff, "nap", 0.5).get(timeout=30) == worker.process.pid  # two beats later
     assert is_alive(worker.understudy)
     assert worker.lines("understudy:gone") == []
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
-    wait_until(lambda: not is_alive(worker.understudy), within=2)
+    wait_until(lambda: not is_alive(worker.understudy))
     assert "died" not in worker.output.read_text()
 
 
@@ -167,7 +167,7 @@ def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: St
     worker = start(staff, lease=0.6)
     os.kill(worker.understudy, signal.SIGKILL)
     wait_until(lambda: len(worker.lines("understudy:gone")) == 1)
-    assert send(staff, "nap", 1.5).get(timeout=10) == worker.process.pid
+    assert send(staff, "nap", 1.5).get(timeout=30) == worker.process.pid
     assert len(worker.lines("understudy:gone")) == 1
     assert worker.lines("worker:again") == []
     worker.signal(signal.SIGTERM)
@@ -184,13 +184,13 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)
     wait_until(lambda: len(worker.lines("worker:ready")) == 1)
-    sent = send(staff, "deaf", 30.0)
+    sent = send(staff, "deaf", 120.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
     wait_until(lambda: len(worker.lines("queues:left")) == 1)
     assert worker.lines("queues:left")[0]["left_behind"] == 1
     other = staff.start(lease=0.5)  # some beats later
-    wait_until(lambda: len(staff.notes()) == 2, within=3)
+    wait_until(lambda: len(staff.notes()) == 2)
     assert [each.job for each in staff.notes()] == [sent.id, sent.id]
     assert staff.notes()[1].pid == other.process.pid
     assert worker.process.poll() is None

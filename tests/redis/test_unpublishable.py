@@ -111,7 +111,7 @@ async def test_local_runs_the_next_attempts_in_the_same_worker_and_settles_when_
             sent = await fails_without(own_server, shop)
             await until(lambda: shop.attempts == [1, 2, 3])
             await revive(own_server)
-            assert await sent.aget(timeout=10) == 3
+            assert await sent.aget(timeout=30) == 3
     assert shop.attempts == [1, 2, 3]
     with redis.Redis.from_url(own_server.url) as client:
         keys = shop.app.queue("default")
@@ -142,7 +142,7 @@ async def test_local_begins_nothing_without_a_lease_that_lasts(apps: Any, own_se
         await trio.sleep(0.5)
         assert shop.attempts == [1]
         await revive(own_server)
-        assert await sent.aget(timeout=10) == 3
+        assert await sent.aget(timeout=30) == 3
     assert shop.attempts == [1, 2, 3]
 
 
@@ -167,7 +167,7 @@ async def test_abandon_buries_the_job_when_redis_is_back(apps: Any, own_server: 
         await trio.sleep(0.3)
         await revive(own_server)
         with pytest.raises(TaskFailed, match="attempt 1") as caught:
-            await sent.aget(timeout=10)
+            await sent.aget(timeout=30)
     assert (caught.value.reason, caught.value.type, caught.value.attempt) == ("abandoned", "ValueError", 1)
     assert await sent.astatus() is JobState.DEAD
     assert shop.attempts == [1]
@@ -197,7 +197,7 @@ async def test_what_redis_cost_a_job_is_no_attempt_whatever_the_setting(
         await until(lambda: attempts == [1])
         await trio.sleep(0.3)
         await revive(own_server)
-        assert await sent.aget(timeout=10) == 1
+        assert await sent.aget(timeout=30) == 1
     assert set(attempts) == {1}
 
 
@@ -210,5 +210,5 @@ async def test_by_default_the_retry_is_kept_and_published_when_redis_is_back(
         await trio.sleep(0.3)
         assert shop.attempts == [1]
         await revive(own_server)
-        assert await sent.aget(timeout=10) == 3
+        assert await sent.aget(timeout=30) == 3
     assert shop.attempts == [1, 2, 3]

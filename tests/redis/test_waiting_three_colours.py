@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import redis
@@ -19,9 +19,9 @@ from celery5.errors import BrokerDenied, BrokerUnavailable
 from tests.redis.colours import COLOURS, Here, live
 from tests.redis.onlookers import clients, listeners, meanwhile, settle, until
 
-QUICK = Timing(
-    connect=1.0, reply=2.0, first_connect=0.3, backoff_start=0.01, backoff_cap=0.05, breaker_reset=0.1
-)
+QUICK = Timing(connect=1.0, reply=2.0, backoff_start=0.01, backoff_cap=0.05, breaker_reset=0.1)
+NOBODY = replace(QUICK, first_connect=0.3)
+"""Where a server is, the first connection may take its time: a machine can stand still for seconds."""
 
 in_every_colour = pytest.mark.parametrize("colour", COLOURS)
 
@@ -31,7 +31,7 @@ def test_a_document_that_is_there_already_is_found(
     colour: str, url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait([app_name], timeout=5)
+        return await here.results.wait([app_name], timeout=30)
 
     settle(redis_client, app_name, b"\x00document\xff")
     assert live(colour, url, story) == {app_name: b"\x00document\xff"}
@@ -50,7 +50,7 @@ def test_documents_that_come_later_are_found_as_they_come(
             settle(redis_client, key, key.encode())
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait(keys, timeout=5)
+        return await here.results.wait(keys, timeout=30)
 
     with meanwhile(settle_one_by_one):
         assert live(colour, url, story) == {key: key.encode() for key in keys}
@@ -71,7 +71,7 @@ def test_one_wait_after_the_other_uses_the_same_connection(
 
     async def story(here: Here) -> None:
         for key in keys:
-            assert await here.results.wait([key], timeout=5) == {key: b"done"}
+            assert await here.results.wait([key], timeout=30) == {key: b"done"}
 
     with meanwhile(settle_one_by_one):
         live(colour, url, story)
@@ -91,7 +91,7 @@ def test_enough_is_enough(colour: str, url: str, app_name: str, redis_client: "r
         return len(found) >= 2
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait(keys, timeout=5, enough=two)
+        return await here.results.wait(keys, timeout=30, enough=two)
 
     with meanwhile(settle_two):
         assert set(live(colour, url, story)) == set(keys[1:3])
@@ -105,8 +105,8 @@ def test_a_fault_in_enough_is_raised_to_its_caller(
 
     async def story(here: Here) -> None:
         with pytest.raises(ZeroDivisionError):
-            await here.results.wait([app_name, "none"], timeout=5, enough=lambda found: bool(1 / 0))
-        assert await here.results.wait([app_name], timeout=5) == {app_name: b"done"}
+            await here.results.wait([app_name, "none"], timeout=30, enough=lambda found: bool(1 / 0))
+        assert await here.results.wait([app_name], timeout=30) == {app_name: b"done"}
 
     live(colour, url, story)
 
@@ -150,7 +150,7 @@ def test_ten_thousand_documents_cost_one_connection_and_leave_no_subscription(
                 pipe.execute()
 
         async def story(here: Here) -> dict[str, bytes]:
-            found = await here.results.wait(keys, timeout=20)
+            found = await here.results.wait(keys, timeout=30)
             for _ in range(100):
                 if not client.pubsub_channels():
                     return found
@@ -176,7 +176,7 @@ def test_a_connection_that_is_cut_is_made_again_and_nothing_is_missed(
             settle(client, "k2")
 
         async def story(here: Here) -> dict[str, bytes]:
-            return await here.results.wait(["k1", "k2"], timeout=10)
+            return await here.results.wait(["k1", "k2"], timeout=30)
 
         with meanwhile(cut_and_settle):
             assert live(colour, own_server.url, story, timing=QUICK) == {"k1": b"done", "k2": b"done"}
@@ -195,7 +195,7 @@ def test_a_server_may_restart_while_its_results_are_waited_for(
             settle(client, "k")
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait(["k"], timeout=10)
+        return await here.results.wait(["k"], timeout=30)
 
     with meanwhile(restart_and_settle):
         assert live(colour, own_server.url, story, timing=QUICK) == {"k": b"done"}
@@ -210,7 +210,7 @@ def test_what_was_not_announced_is_found_all_the_same(
         redis_client.set(app_name, "document", px=60_000)
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait([app_name], timeout=5)
+        return await here.results.wait([app_name], timeout=30)
 
     with meanwhile(settle_silently):
         assert live(colour, url, story, timing=Timing(idle_ping=0.1)) == {app_name: b"document"}
@@ -231,7 +231,7 @@ def test_a_server_that_stalls_is_left_and_found_again(colour: str, own_server: E
             settle(client, "k")
 
     async def story(here: Here) -> dict[str, bytes]:
-        return await here.results.wait(["k"], timeout=10)
+        return await here.results.wait(["k"], timeout=30)
 
     with meanwhile(stall_and_settle):
         assert live(colour, own_server.url, story, timing=brisk) == {"k": b"done"}
@@ -253,12 +253,12 @@ def test_a_broker_that_went_away_is_told_at_the_time_out(colour: str, own_server
 
 
 @in_every_colour
-def test_a_broker_that_was_never_there_is_unavailable(colour: str, tmp_path: Path) -> None:
+def test_a_broker_that_was_never_there_is_unavailable(colour: str) -> None:
     async def story(here: Here) -> None:
         await here.results.wait(["k"], timeout=0.3)
 
     with pytest.raises(BrokerUnavailable):
-        live(colour, f"unix://{tmp_path}/none.sock", story, timing=QUICK)
+        live(colour, "unix:///nonexistent/none.sock", story, timing=NOBODY)
 
 
 @in_every_colour
@@ -270,7 +270,7 @@ def test_one_who_may_not_listen_is_told_at_once(
     endpoint = Endpoint.from_url(url, username=app_name, password="secret")
 
     async def story(here: Here) -> None:
-        await here.results.wait([app_name], timeout=10)
+        await here.results.wait([app_name], timeout=30)
 
     try:
         with pytest.raises(BrokerDenied):

@@ -158,7 +158,15 @@ async def test_it_waits_and_revokes_as_the_senders_does(app: App, asked: Asked) 
             app.result("nobody"),
             sent[JobState.SUCCESS],
         ]
-        told = await asked(gather, agather, some, timeout=0.05)
+        for patience in (
+            0.05,
+            1.0,
+            5.0,
+            20.0,
+        ):  # it always takes all of that: nobody is there for the third one
+            told = await asked(gather, agather, some, timeout=patience)
+            if not any(isinstance(told[each], ResultTimeout) for each in (0, 1, 3)):
+                break
         assert [told[0], *map(type, told[1:3]), told[3]] == ["fine", TaskRevoked, ResultTimeout, "fine"]
         some = [again(JobState.EXECUTING), again(JobState.SUCCESS), app.result("nobody")]
         done, pending = await asked(wait, await_, some, return_when="FIRST_COMPLETED")
@@ -168,7 +176,7 @@ async def test_it_waits_and_revokes_as_the_senders_does(app: App, asked: Asked) 
         assert await asked(revoke, arevoke, [again(each) for each in ENDS]) == [False, False, False, True]
         for each in alive:
             with pytest.raises(TaskRevoked):
-                await sent[each].aget(5)
+                await sent[each].aget(30)
         last = again(JobState.SUCCESS)
         await asked(last.forget, last.aforget)
         assert await sent[JobState.SUCCESS].astatus() is JobState.UNKNOWN
@@ -186,7 +194,7 @@ async def test_a_job_that_is_sent_only_later_is_waited_for_wherever_that_will_be
     async with working(app, queues=("slow", "other")):
         await task.adelay("so that the queue is known")
         await task.options(queue="other").adelay("and this one")
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(waiting, "b", "a")
                 nursery.start_soon(waiting, "b")
@@ -255,7 +263,7 @@ def test_it_is_looked_for_through_an_outage(colour: str, own_server: EmbeddedSer
     result: AsyncResult[Any] = app.result("a")
     back = threading.Timer(0.3, own_server.revive)
     back.start()
-    assert (result.get(timeout=15) if colour == "plain" else trio.run(result.aget, 15.0)) is None
+    assert (result.get(timeout=30) if colour == "plain" else trio.run(result.aget, 15.0)) is None
     assert result.queue == "slow"
     back.join(20)
     app.close()

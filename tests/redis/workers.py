@@ -36,7 +36,7 @@ class Working:
     async def stop(self) -> None:
         """Stop it in order, and wait until it has."""
         self.scope.cancel()
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             await self.ended.wait()
 
 
@@ -56,7 +56,7 @@ async def start(nursery: trio.Nursery, app: App, *, page: Page = WORKER, **optio
             log.finish()
             ended.set()
 
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         scope = await nursery.start(live)
     return Working(scope, done, ended)
 
@@ -70,14 +70,14 @@ async def working(app: App, **options: Any) -> AsyncGenerator[Working, None]:
         await one.stop()
 
 
-async def until(condition: Callable[[], bool], *, within: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, within: float = 30.0) -> None:
     """Wait until `condition()` holds, for `within` seconds at most."""
     with trio.fail_after(within):
         while not condition():
             await trio.sleep(0.005)
 
 
-async def until_async(condition: Callable[[], Awaitable[bool]], *, within: float = 5.0) -> None:
+async def until_async(condition: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
     """The same, for a condition that is awaited."""
     with trio.fail_after(within):
         while not await condition():

@@ -164,12 +164,6 @@ def test_help_imports_neither_trio_nor_redis(tmp_path: Path) -> None:
     assert ended.out.splitlines()[-1] == "[]"
 
 
-def test_the_controller_is_there_for_development_only(desk: Desk) -> None:
-    ended = celery5("-A", "shop", "controller", "start", cwd=desk.folder)
-    assert ended.code == 2
-    assert "add --development" in ended.error
-
-
 def test_the_first_error_of_ours_inside_a_group_is_what_counts() -> None:
     inner = ExceptionGroup("nursery", [BrokerUnavailable("redis\nis away"), ValueError("bug")])
     assert explained(ExceptionGroup("nursery", [inner])) == ("Error: redis is away", 1)

@@ -52,11 +52,11 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert [each["queues"]["default"] for each in asked.values()] == ["paused", "paused"]
         assert handle.status() == "SENT"
         told(desk, "worker", "resume-queue", "default")
-        assert handle.get(timeout=10) == 3
+        assert handle.get(timeout=30) == 3
 
         ran = told(desk, "worker", "run", "shop.add", "--args", "[20, 22]", "--to", "w2")
         assert ran.code == 0, ran
-        assert shop.app.result(ran.out.strip(), queue="default").get(timeout=10) == 42
+        assert shop.app.result(ran.out.strip(), queue="default").get(timeout=30) == 42
 
         said = {"level": "debug", "before": "info"}
         assert answers(desk, "set-log-level", "debug", "--to", "w1") == {"w1": said}
@@ -65,14 +65,17 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert (loud.code, "'loud' is not one of" in loud.error) == (2, True)
         refused = told(desk, "worker", "retry-boot-step", "redis", "--to", "w1", "--to", "w2")
         assert refused.code == 1
-        assert refused.error == "Error: 2 of 2 did not do it: w1 (refused), w2 (refused)"
-        assert "mandatory" in refused.out
+        assert refused.error == "Error: 2 of 2 did not do it"
+        assert refused.out.count("mandatory") == 2
+        alone = told(desk, "worker", "retry-boot-step", "redis", "--to", "w1")
+        assert (alone.code, alone.out) == (1, "")
+        assert alone.error.startswith("Error: w1 did not do it (refused): ")
 
         assert answers(desk, "shutdown", "--to", "w2", "--cold") == {"w2": {"how": "cold", "running": 0}}
         assert two.ended().code == 0
         assert list(answers(desk, "ping")) == ["w1"]
     gone = told(desk, "worker", "ping")
-    assert (gone.code, gone.out) == (1, "nobody answers\n")
+    assert (gone.code, gone.out) == (1, "")
     assert "celery5 worker start" in gone.error
 
 
@@ -98,7 +101,7 @@ def test_a_queue_is_paused_and_resumed_while_no_worker_lives(desk: Desk) -> None
     unknown = told(desk, "worker", "pause-queue", "defualt")
     assert (unknown.code, "did you mean 'default'?" in unknown.error) == (1, True)
     told(desk, "worker", "start", "--burst")
-    assert handle.get(timeout=10) == 3
+    assert handle.get(timeout=30) == 3
 
 
 def test_the_budget_of_workers_is_shown_and_set(desk: Desk) -> None:
@@ -119,8 +122,8 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         one.ready()
         refused = told(desk, "worker", "ping", **theirs)
         assert refused.code == 1
-        assert "w1  unknown-issuer" in refused.out
-        assert "celery5 keys trust" in refused.out
+        assert refused.error.startswith("Error: w1 did not do it (unknown-issuer): ")
+        assert "celery5 keys trust" in refused.error
         assert one.logged("inbox:refused")
 
         authority = tmp_path / "theirs" / "ca.pem"
@@ -130,7 +133,7 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
 
         assert told(desk, "keys", "revoke", tmp_path / "theirs" / "mine.pem", **ours).code == 0
         denied = told(desk, "worker", "ping", **theirs)
-        assert (denied.code, "w1  revoked" in denied.out) == (1, True)
+        assert (denied.code, "w1 did not do it (revoked)" in denied.error) == (1, True)
         lifted = told(desk, "keys", "trust", tmp_path / "theirs" / "mine.pem", **ours)
         assert lifted.out.endswith("(it was revoked: that is lifted)\n")
         assert told(desk, "worker", "ping", **theirs).code == 0

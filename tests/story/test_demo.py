@@ -241,7 +241,7 @@ def test_being_killed_leaves_nothing_behind_either(room: Path) -> None:
     demo = Demo(room)
     until(lambda: _works(demo))
     demo.interrupt(signal.SIGKILL)
-    until(lambda: not list(room.iterdir()) and not demo.relatives(), within=10)
+    until(lambda: not list(room.iterdir()) and not demo.relatives(), within=30)
 
 
 def test_ctrl_c_leaves_nothing_on_a_shared_broker(room: Path, url: str, redis_client: "redis.Redis") -> None:

@@ -192,6 +192,7 @@ def test_dead_jobs_are_replayed(desk: Desk, redis_client: "redis.Redis") -> None
         "causes": {},
         "left": {},
         "before": {"shop.t exhausted ValueError": 2, "bank.pay exhausted ValueError": 1},
+        "unreachable": [],
     }
     assert sent(redis_client, desk.app) == []
     assert desk("dlq", "replay", "--task", "shop.*", "--limit", "1", "--rate", "100/s") == (

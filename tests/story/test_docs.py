@@ -214,6 +214,8 @@ def desk(
     with redis.Redis.from_url(empty_server.url) as client:
         client.flushall()
     monkeypatch.setenv("CELERY5_BROKER", empty_server.url)
+    if request.param.stem == "brokers":
+        monkeypatch.setenv("CELERY5_BROKERS", json.dumps({"mails": empty_server.url.replace("db=0", "db=1")}))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     one = Desk(request.param, tmp_path)

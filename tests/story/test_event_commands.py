@@ -85,9 +85,9 @@ def test_routers_and_schedulers_are_named_where_workers_are(paid: Desk) -> None:
         assert re.search(r"(?m)^routers +route1:", seen)
         assert re.search(r"(?m)^schedulers +s1:", seen)
         missed = celery5("-A", "shop", "worker", "ping", "--to", "zzz", "--timeout", 0.05, cwd=paid.folder)
-        assert "those that do: none; Routers: route1; Schedulers: s1" in missed.out
+        assert "those that do: none; Routers: route1; Schedulers: s1" in missed.error
         missed = celery5("-A", "shop", "worker", "ping", "--to", "route9", "--timeout", 0.05, cwd=paid.folder)
-        assert "no worker 'route9' lives: did you mean 'route1'?" in missed.out
+        assert "no worker 'route9' lives: did you mean 'route1'?" in missed.error
         health = celery5("-A", "shop", "health", cwd=paid.folder)
         assert health.code == 1
         assert re.search(
@@ -102,3 +102,44 @@ def test_events_of_another_application_are_listed_and_shown_where_they_are_decla
     (state,) = json.loads(desk("event", "list", "--json"))["events"]
     assert (state["event"], state["of"], state["fields"]) == ("other.Paid", "other", ["order", "note"])
     assert "fields: order, note" in desk("event", "show", "other.Paid")
+
+
+LISTENING = """
+@Paid.subscribe
+@app.task
+def note(order: int) -> None: ...
+"""
+
+
+def test_a_subscription_is_taken_back_and_allowed_again(paid: Desk) -> None:
+    page = paid.folder / "shop.py"
+    page.write_text(page.read_text() + LISTENING)
+    words = ("event", "unsubscribe", "shop.Paid", "shop.note")
+    before = celery5("-A", "shop", *words, cwd=paid.folder)
+    assert (before.code, before.error) == (
+        1,
+        "Error: shop.note is not subscribed to shop.Paid; those that are: none",
+    )
+    with Serving("-A", "shop", "worker", "start", cwd=paid.folder) as worker:
+        worker.ready()
+        until(lambda: "shop.note" in paid("event", "show", "shop.Paid"))
+        for wrong, meant in (
+            (("shop.Pad", "shop.note"), "no event 'shop.Pad' is known: did you mean 'shop.Paid'?"),
+            (("shop.Paid", "shop.noet"), f"did you mean 'shop.note' of {paid.app.name}?"),
+        ):
+            typo = celery5("-A", "shop", "event", "unsubscribe", *wrong, cwd=paid.folder)
+            assert (typo.code, typo.out) == (1, "")
+            assert meant in typo.error
+        assert paid(*words) == "shop.note gets no more shop.Paid\n"
+        shown = paid("event", "show", "shop.Paid")
+        assert "nobody is subscribed" in shown
+        assert f"taken back: shop.note of {paid.app.name}\n" in shown
+        (state,) = json.loads(paid("event", "show", "shop.Paid", "--json"))
+        assert state["taken_back"] == [{"app": paid.app.name, "task": "shop.note"}]
+        allowed = paid("event", "resubscribe", "shop.Paid", "shop.note")
+        assert allowed == "shop.note gets shop.Paid as soon as a worker declares it\n"
+        again = celery5("-A", "shop", "event", "resubscribe", "shop.Paid", "shop.note", cwd=paid.folder)
+        assert (again.code, again.error) == (
+            1,
+            "Error: no subscription of shop.note to shop.Paid was taken back",
+        )

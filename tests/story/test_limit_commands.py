@@ -95,4 +95,4 @@ def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> Non
     assert (warning["level"], warning["task"]) == ("warning", "shop.add")
     assert warning["suspended"] == "the bank is down"
     assert "celery5 task resume" in warning["why"]
-    assert sent.get(timeout=5) == 3
+    assert sent.get(timeout=30) == 3

@@ -32,7 +32,7 @@ def test_pages_wait_while_there_is_no_paper_and_none_is_lost(office: EmbeddedSer
     env = {"CELERY5_BROKER": office.url, "TRAY": str(tray)}
     with Serving("-A", EXAMPLE, "worker", "start", cwd=tmp_path, env=env) as worker:
         worker.ready()
-        assert print_page.delay("hello").get(timeout=10) == "printed: hello"
+        assert print_page.delay("hello").get(timeout=30) == "printed: hello"
         low = until(lambda: worker.logged("health:changed"))
         assert [(each["check"], each["state"]) for each in low] == [("paper", "low")]
         tray.write_text("0")
@@ -41,7 +41,7 @@ def test_pages_wait_while_there_is_no_paper_and_none_is_lost(office: EmbeddedSer
         pages = [print_page.delay(f"page {n}") for n in range(20)]
         until(lambda: any(each.status() is JobState.HELD for each in pages))
         tray.write_text("500")
-        assert [each.get(timeout=20) for each in pages] == [f"printed: page {n}" for n in range(20)]
+        assert [each.get(timeout=30) for each in pages] == [f"printed: page {n}" for n in range(20)]
         worker.signal(signal.SIGTERM)
         assert worker.ended().code == 0
     assert worker.logged("breaker:closed")

@@ -53,7 +53,7 @@ def test_the_example_prepares_watches_and_tidies_up(
     words = ["-A", EXAMPLE, "worker", "start", "--processes", processes]
     with Serving(*words, cwd=tmp_path, env={"CELERY5_BROKER": bureau.url}) as worker:
         worker.ready(processes)
-        assert change.delay(10.0, "USD").get(timeout=10) == 9.0
+        assert change.delay(10.0, "USD").get(timeout=30) == 9.0
         told = until(lambda: len(set(said(worker, "rate-watch"))) >= processes and said(worker, "rate-watch"))
         result: AsyncResult[Any] = app.result(told[0].split()[-1])
         assert until(lambda: result.status() is JobState.SUCCESS)

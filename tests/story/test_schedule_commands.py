@@ -26,11 +26,11 @@ def test_a_schedule_is_added_runs_and_is_removed_from_the_command_line(desk: Des
         assert f"schedulers  {name}" in desk("info")
         assert json.loads(desk("info", "--json"))["schedulers"] == [name]
         job = scheduler.logged("schedule:fired")[0]["jobs"][0]
-        assert desk.app.result(job).get(timeout=10) == 3
+        assert desk.app.result(job).get(timeout=30) == 3
         assert "state        paused" in desk("schedule", "pause", "sums")
         assert "state        active" in desk("schedule", "resume", "sums")
         sent = desk("schedule", "trigger", "sums").strip()
-        assert desk.app.result(sent).get(timeout=10) == 3
+        assert desk.app.result(sent).get(timeout=30) == 3
         assert "triggered    1" in desk("schedule", "show", "sums")
     (listed,) = json.loads(desk("schedule", "list", "--json"))
     assert listed["fired"] >= 1

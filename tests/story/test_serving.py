@@ -55,14 +55,19 @@ def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(
         ("mail", ["queue 'mail'; they use default, slow"]),
         ("mail,slow", []),
     ):
-        lines = desk(*flags, "--queues", queues).splitlines()
+        lines = but_for_root(desk(*flags, "--queues", queues))
         assert [line.partition("no task of this application uses the ")[2] for line in lines] == hints
     desk.folder.joinpath("empty.py").write_text(
         f"from celery5 import App\napp = App({desk.app.name!r}, broker={url!r})"
     )
     ended = celery5("-A", "empty", *flags, cwd=desk.folder)
     assert ended.code == 0
-    assert [line.split()[2:4] for line in ended.out.splitlines()] == [["warning", "worker:no-tasks"]]
+    assert [line.split()[2:4] for line in but_for_root(ended.out)] == [["warning", "worker:no-tasks"]]
+
+
+def but_for_root(said: str) -> list[str]:
+    """The lines without the warning that there is when it is root who runs the tests."""
+    return [line for line in said.splitlines() if "process:root" not in line]
 
 
 def test_flags_win_over_the_environment_and_that_over_the_default(desk: Desk, url: str) -> None:

@@ -23,7 +23,7 @@ import pytest
 from celery5.examples.webhooks.signature import key_of, signed
 from tests.story.commands import Serving, celery5, until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 SECRET = "whsec_" + base64.b64encode(b"x" * 32).decode()
 TARGET = "celery5.examples.shop"
 

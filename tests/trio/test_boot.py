@@ -210,3 +210,23 @@ async def test_a_step_may_be_over_once_it_is_up() -> None:
 def test_steps_that_make_no_graph_are_refused_at_once(wrong: list[Step], why: str) -> None:
     with pytest.raises(Misconfigured, match=why):
         in_order(wrong)
+
+
+class Hasty:
+    """A service during whose first breath everything is cancelled."""
+
+    def __init__(self, around: trio.CancelScope) -> None:
+        self._around = around
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Come up, and look whether it is cancelled."""
+        task_status.started()
+        self._around.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+
+async def test_who_is_cancelled_as_it_comes_up_stays_so() -> None:
+    for _ in range(30):  # Trio goes on with either of two in any order
+        with trio.CancelScope() as around:
+            await Boot(steps=[Step("hasty", Hasty(around))]).run()
+        assert around.cancelled_caught

@@ -32,6 +32,7 @@ def test_what_is_held_is_counted_by_kind() -> None:
     ledger.settled([one, three])
     ledger.settled([one])  # twice makes no difference
     assert (len(ledger), ledger.held("trio"), ledger.held("thread")) == (1, 1, 0)
+    assert ledger.total == 2
 
 
 async def test_a_change_is_heard_by_who_waits_and_by_who_comes_later(nursery: trio.Nursery) -> None:

@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,28 +124,43 @@ async def test_a_cancelled_asyncio_task_has_ended_when_execute_returns(runners: 
     notes: list[str] = []
 
     async def task() -> None:
+        notes.append("began")
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
             notes.append("ended")
 
-    with trio.move_on_after(0.02) as scope:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_when, lambda: notes == ["began"], nursery.cancel_scope)
         await runners["asyncio"].execute(task, [], {}, Hand())
-    assert scope.cancelled_caught
-    assert notes == ["ended"]
+    assert nursery.cancel_scope.cancelled_caught
+    assert notes == ["began", "ended"]
+
+
+async def cancel_when(condition: Callable[[], bool], scope: trio.CancelScope) -> None:
+    """Cancel as soon as something is true."""
+    with trio.fail_after(30):
+        while not condition():
+            await trio.sleep(0.005)
+    scope.cancel()
 
 
 async def test_an_asyncio_task_that_is_done_all_the_same_keeps_its_result(runners: dict[str, Any]) -> None:
+    began, got = threading.Event(), list[object]()
+
     async def task() -> int:
+        began.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             return 5
         return 6
 
-    with trio.move_on_after(0.02):
-        assert await runners["asyncio"].execute(task, [], {}, Hand()) == Returned(b"5")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cancel_when, began.is_set, nursery.cancel_scope)
+        got.append(await runners["asyncio"].execute(task, [], {}, Hand()))
+    assert got == [Returned(b"5")]
 
 
 async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(

@@ -9,7 +9,10 @@ import importlib
 import inspect
 import pkgutil
 import threading
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -24,13 +27,18 @@ from celery5.bootsteps.boot import Boot, Service, Step, in_order
 from celery5.bootsteps.own_code import OwnCode
 from celery5.bootsteps.supervised import Supervised
 from celery5.log import Log
-from celery5.processes import attendant_parts, router, worker
+from celery5.processes import attendant_parts, controller, publisher, router, worker
+from celery5.processes.controller import ClusterOptions, ControllerParts
+from celery5.processes.publisher import Larder, PublisherParts
 from celery5.processes.router import RouterParts
 from celery5.processes.scheduler import SchedulerParts
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
+from celery5.protocol.cluster import Cluster
 from celery5.services.board import Board
 from celery5.services.commands import Commands, PostsDirectly
+from celery5.services.elsewhere import Elsewhere
+from celery5.services.own_server import OwnServer
 from celery5.services.reloader import Next
 from celery5.services.status_port import StatusPort
 from celery5.services.vitals import Vitals
@@ -65,23 +73,38 @@ class Parts:
         self.steps = steps
 
 
+def steps_with(service: type, app: App, log: Log) -> tuple[Step, ...]:
+    """The steps of the first kind of process that has the service; a worker's, if none has."""
+    end, begin = trio.Event(), Next()
+    nobody = {**controller.given_of_cluster(app, ClusterOptions("")), "cluster": Cluster()}
+    attending = partial(attendant_parts.given, app, WorkerOptions(), log=log, done=end, next_life=begin)
+    found: list[tuple[Step, ...]] = []
+    kinds: list[tuple[Any, Callable[[], dict[str, Any]]]] = [
+        (WorkerParts, lambda: worker._given(app, WorkerOptions(), "w", log, end, begin)),
+        (SchedulerParts, lambda: attending(kind="scheduler", name="w")),
+        (RouterParts, lambda: router.given(app, WorkerOptions(), "r", log, end, begin)),
+        (ControllerParts, lambda: {**attending(kind="controller", name="c"), **nobody}),
+        (PublisherParts, lambda: publisher.given(app, WorkerOptions(), "p", log, end, begin, Larder())),
+    ]
+    for parts, told in kinds:
+        found.append(build(Parts, parts, **told()).steps)
+        if any(type(step.run) is service for step in found[-1]):
+            return found[-1]
+    return found[0]
+
+
 def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     """The service as a worker has it, and all that must be up before it, in order."""
     log = Log(worker="w", app=app.name)
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
-    steps = build(Parts, WorkerParts, **given).steps
+    steps = steps_with(service, app, log)
     if service is Boot:
         return Boot(steps=steps), []
     if service in (OwnCode, Supervised):
         return of_an_application(service, log), []
     if service is StatusPort:  # it outlives all that a boot graph brings up
         return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
-    if all(type(step.run) is not service for step in steps):
-        told = attendant_parts.given(app, WorkerOptions(), "scheduler", "w", log, trio.Event(), Next())
-        steps = build(Parts, SchedulerParts, **told).steps
-    if all(type(step.run) is not service for step in steps):
-        told = router.given(app, WorkerOptions(), "r", log, trio.Event(), Next())
-        steps = build(Parts, RouterParts, **told).steps
+    if service is OwnServer:  # and it, too
+        return OwnServer(server=Served(), hung_after=60, log=log), []
     one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
         f"{service.__name__} is no step of any process: wire it, or try it here in another way"
@@ -91,6 +114,24 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
         if step.name in needed:
             needed.update(step.requires)
     return one.run, [step.run for step in in_order(steps) if step.name in needed]
+
+
+class Served:
+    """A server that is there."""
+
+    pid = 1
+    lives = True
+
+    def begin(self, _given_up: Callable[[], bool], /) -> bool:
+        """It runs."""
+        return True
+
+    def answers(self) -> bool:
+        """It does."""
+        return True
+
+    def kill(self) -> None:
+        """Nobody asks for that."""
 
 
 class Nowhere:
@@ -122,9 +163,10 @@ def of_an_application(what: type, log: Log) -> Service:
 
 @pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)
 async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
-    service: type, url: str, app_name: str
+    service: type, url: str, app_name: str, short_path: Path
 ) -> None:
     app = App(app_name, broker=url, lease=1.0)
+    app.configure(publisher_socket=str(short_path / "p.sock"), publisher_backlog=f"{short_path}/")
 
     @source(single=True)
     async def feed(_emit: object) -> None:
@@ -134,11 +176,16 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     async def nothing(_document: object = None) -> None:
         pass
 
-    one, needs = in_its_place(service, app)
+    further = {"further": url} if service is Elsewhere else {}
+    one, needs = in_its_place(
+        service, App(app_name, broker=url, brokers=further, lease=1.0) if further else app
+    )
     threads = {each.ident for each in threading.enumerate()}
     async with trio.open_nursery() as around:
         for each in needs:
             await around.start(each.run)
+        if service is Elsewhere:
+            await app.connections.awaiting()  # which lasts as long as the Trio run
         await wait_all_tasks_blocked(0.01)
         tasks = trio.lowlevel.current_statistics().tasks_living
         for _ in range(3):

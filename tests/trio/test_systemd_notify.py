@@ -27,11 +27,11 @@ def addresses() -> list[str]:
 
 
 @pytest.fixture(params=addresses())
-def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(request: pytest.FixtureRequest, short_path: Path) -> str:
     """An address as NOTIFY_SOCKET spells it."""
     if request.param == "abstract":
         return f"@celery5-test/{uuid4().hex}"
-    return str(tmp_path_factory.mktemp("n") / "notify")
+    return str(short_path / "notify")
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ async def test_a_process_that_systemd_did_not_start_says_nothing(
 
 
 async def test_a_socket_that_is_gone_stops_nothing(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    short_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(SystemdNotify(address=str(tmp_path / "gone"), interval=1).run)
+        await nursery.start(SystemdNotify(address=str(short_path / "gone"), interval=1).run)
         await trio.sleep(5)
         nursery.cancel_scope.cancel()
 

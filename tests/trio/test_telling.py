@@ -143,3 +143,14 @@ async def test_a_command_names_no_more_tasks_than_it_may(autojump_clock: MockClo
     await telling.tell(workers("w:a"), None, Preference(many), ())
     told = post.sent[0][3]["tasks"]
     assert set(told) == {f"t{n}" for n in range(TASKS)}
+
+
+async def test_a_controller_that_may_not_have_heard_is_told_again_after_a_while(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    for _ in range(0, 200, 2):
+        await telling.tell(workers("w:a"), NEAR, Preference(), ("c:a",))
+        await trio.sleep(2)
+    assert post.told("scale") == [(0, "c"), (RENEW, "c")]

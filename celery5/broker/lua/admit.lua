@@ -54,7 +54,7 @@ local function to_the_line(n, entry, lane, on_stream, id, line, place)
   if place ~= '' and string.sub(place, 2) ~= entry then return -2 end
   if place == '' and redis.call('EXISTS', KEYS[12 + n]) == 1 then return -2 end
   local deaths, expires = ARGV[6 * n + 2], ARGV[6 * n + 3]
-  line_up(at, id, line, score(on_stream, lane))
+  line_up(at, line, {score(on_stream, lane), id})
   redis.call('HSET', at.waiting, id, message)
   redis.call('HSET', at.jobs, id, 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. line)
   if expires ~= '' then

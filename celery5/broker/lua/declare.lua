@@ -9,13 +9,17 @@
 --       2 how many kept events at most are put on the stream, 0 for none
 --       3 how many subscriptions follow
 --       4.. for each: its name, what the registry is to say
--- Gives how many subscriptions were new or have changed, and how many kept events were put on the stream.
+-- Gives how many subscriptions were new or have changed, how many kept events were put on the stream, and the names of
+-- those that were taken back (unsubscribe.lua): they are not in force, and stay so while they are declared.
 local registry, subscribed, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now, span = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[1])
-local changed, moved = 0, 0
+local changed, moved, back = 0, 0, {}
 for n = 4, 2 + 2 * ARGV[3], 2 do
-  if redis.call('HGET', registry, ARGV[n]) ~= ARGV[n + 1] then
+  local there = redis.call('HGET', registry, ARGV[n])
+  if there == '' then
+    back[#back + 1] = ARGV[n]
+  elseif there ~= ARGV[n + 1] then
     redis.call('HSET', registry, ARGV[n], ARGV[n + 1])
     changed = changed + 1
   end
@@ -42,4 +46,4 @@ for n = 5, #KEYS do
     if #kept > 0 and redis.call('XLEN', KEYS[n]) == 0 then redis.call('DEL', KEYS[n]) end
   end
 end
-return {changed, moved}
+return {changed, moved, back}

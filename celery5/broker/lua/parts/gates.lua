@@ -56,9 +56,10 @@ local function to_the_end(key, member)
   local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
   redis.call('ZADD', key, last[2] and last[2] + 1 or 0, member)
 end
-local function line_up(at, id, line, score)
+-- Put jobs into a line: each with its score before it.
+local function line_up(at, line, scored)
   local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  if redis.call('ZADD', at.room .. 'line ' .. line, score, id) == 1 then count(at.held, task, 1) end
+  count(at.held, task, redis.call('ZADD', at.room .. 'line ' .. line, unpack(scored)))
   local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
   if not redis.call('ZSCORE', tokens, token) then to_the_end(tokens, token) end
   if not redis.call('ZSCORE', turns, fair) then to_the_end(turns, fair) end

@@ -1,0 +1,61 @@
+"""Absent: which brokers are left out of what all of them are asked, since they are away.
+
+Floor: broker. Reads: nothing. Writes: nothing.
+
+Usually a broker that is away is an error for whoever asks all of them: what it has is not known. Within `leaving_out`
+the others' answers are given, and it is remembered who is not among them; nobody waits for it a second time.
+"""
+
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from celery5.errors import BrokerDenied, BrokerError, BrokerTooOld, BrokerUnavailable
+
+T = TypeVar("T")
+
+AWAY = (BrokerUnavailable, BrokerDenied, BrokerTooOld)
+"""Who says this cannot be asked anything now."""
+
+_absent: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent", default=None)
+
+
+@contextmanager
+def leaving_out() -> Generator[Mapping[str, BrokerError], None, None]:
+    """Within this block brokers that are away are left out. Gives which these are, by name, with why; it grows as they
+    are found to be. A block inside another one is part of it."""
+    outer = _absent.get()
+    if outer is not None:
+        yield outer
+        return
+    found: dict[str, BrokerError] = {}
+    token = _absent.set(found)
+    try:
+        yield found
+    finally:
+        _absent.reset(token)
+
+
+def absent() -> dict[str, BrokerError] | None:
+    """Those that are left out here; None where none is to be."""
+    return _absent.get()
+
+
+def may_be_there(what: str, away: Mapping[str, BrokerError]) -> BrokerUnavailable:
+    """What is raised when `what` is on none of the brokers that could be asked."""
+    named = "; ".join(f"broker {name} cannot be asked: {error}" for name, error in away.items())
+    return BrokerUnavailable(f"{what} is on none of the brokers that can be reached, and {named}")
+
+
+async def without_those_away(work: Callable[[], Awaitable[T]]) -> T:
+    """Do `work`, and again without a broker that was found to be away in the middle of it, where it may be left
+    out."""
+    while True:
+        left_out = absent()
+        known = 0 if left_out is None else len(left_out)
+        try:
+            return await work()
+        except AWAY:
+            if left_out is None or len(left_out) == known:
+                raise

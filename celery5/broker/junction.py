@@ -1,0 +1,215 @@
+"""Junction: one driver over those of several brokers; each call goes where its key is at home.
+
+Floor: broker. Reads and writes: what the calls say.
+
+A queue's keys carry its name, so every trip tells by itself where it belongs. What is an application's own is on the
+default broker, but for what each broker has for its own queues: that is asked and told everywhere.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import msgspec
+
+from celery5.broker.absent import AWAY, absent
+from celery5.broker.call import Call
+from celery5.broker.together import atogether, together
+from celery5.errors import BrokerError
+
+T = TypeVar("T")
+
+EVERYWHERE = ("queues", "paused", "limits", "suspended", "schedule-queues", "living:")
+"""An application's keys that each broker has: what they say together is what is so."""
+OF_THE_DEFAULT = ("living:controller", "living:publisher")
+"""Of these each process is on the default broker alone: no other one need be there to command it."""
+OF_A_QUEUE = ("SADD", "SREM")
+"""Commands that change such a key for one queue, which they name: they go to that one's broker."""
+
+
+class Map(NamedTuple):
+    """Where keys are at home: the names of the brokers, the default one first, and on which a queue of the application
+    is. What is another application's is looked for on the default one."""
+
+    brokers: Sequence[str]
+    home: Callable[[str], str]
+    app: str
+
+    def of_key(self, key: str) -> str | None:
+        """The broker of a key; None for all of them."""
+        tag, _, rest = key.partition("}:")
+        app, _, queue = tag.partition("{")[2].partition(":")
+        if queue:
+            return self.home(queue) if app == self.app else self.brokers[0]
+        if rest.startswith(EVERYWHERE) and rest not in OF_THE_DEFAULT:
+            return None
+        end = rest.rpartition("@")[2]  # an inbox of a process that is on another broker, and what is about it
+        return end if end in self.brokers else self.brokers[0]
+
+    def of_call(self, call: Call[Any]) -> str | None:
+        """The broker that a call goes to; None for all of them."""
+        words = call.words
+        if words[0] in OF_A_QUEUE and self.of_key(str(words[1])) is None:
+            return self.home(str(words[2]))
+        key = words[3:4] if call.script is not None else words[1:2]
+        return self.of_key(str(key[0])) if key else self.anybody
+
+    @property
+    def anybody(self) -> str:
+        """Who is asked what any of them knows, the time for instance."""
+        away = absent() or {}
+        return next((each for each in self.brokers if each not in away), self.brokers[0])
+
+
+Part = list[tuple[int, Call[Any]]]
+"""The calls that go to one broker, each with its place among all."""
+
+
+class _Trips:
+    """Several calls on their way: which go where, and what came back."""
+
+    def __init__(self, chart: Map, calls: Sequence[Call[Any]]) -> None:
+        self._count = len(calls)
+        self._answers: dict[int, list[Any]] = {}
+        self._everywhere: set[int] = set()
+        self._left_out = absent()
+        self._error: BrokerError | None = None
+        self.parts: dict[str, Part] = {}
+        for at, call in enumerate(calls):
+            broker = chart.of_call(call)
+            if broker is None:
+                self._everywhere.add(at)
+            for each in chart.brokers if broker is None else (broker,):
+                self._plan(each, at, call)
+
+    def _plan(self, broker: str, at: int, call: Call[Any]) -> None:
+        """Nobody who was found to be away is asked again."""
+        away = (self._left_out or {}).get(broker)
+        if away is None:
+            self.parts.setdefault(broker, []).append((at, call))
+        elif at not in self._everywhere:
+            self._error = self._error or away
+
+    def came(self, answers: Iterable[Sequence[Any] | BrokerError]) -> None:
+        """What each part's broker gave, or why it did not."""
+        for (broker, part), told in zip(self.parts.items(), answers, strict=True):
+            if isinstance(told, BrokerError):
+                self._failed(broker, part, told)
+                continue
+            for (at, _call), answer in zip(part, told, strict=True):
+                self._answers.setdefault(at, []).append(answer)
+
+    def _failed(self, broker: str, part: Part, error: BrokerError) -> None:
+        if self._left_out is not None and isinstance(error, AWAY):
+            self._left_out[broker] = error
+            if all(at in self._everywhere for at, _ in part):
+                return
+        self._error = self._error or error
+
+    def ended(self) -> list[Any]:
+        """All answers, in the order of their calls. What a broker refused is raised when all have been asked."""
+        if self._error is not None:
+            raise self._error
+        if self._left_out and len(self._answers) < self._count:
+            raise next(iter(self._left_out.values()))  # there is nobody left to ask
+        return [merged(self._answers[at]) for at in range(self._count)]
+
+
+class Performs(Protocol):
+    """A driver of plain Python."""
+
+    def perform(self, call: Call[T], /) -> T:
+        """Make one trip."""
+        ...
+
+    def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
+        """Make several trips in one write."""
+        ...
+
+
+class Awaited(Protocol):
+    """A driver that is awaited."""
+
+    async def perform(self, call: Call[T], /) -> T:
+        """Make one trip."""
+        ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
+        """Make several trips in one write."""
+        ...
+
+
+class Junction:
+    """Several brokers, in plain Python. `reach` gives the driver of one of them."""
+
+    def __init__(self, chart: Map, reach: Callable[[str], Performs]) -> None:
+        self._map = chart
+        self._reach = reach
+
+    def perform(self, call: Call[T]) -> T:
+        """Make one trip, or one to each broker. Raises BrokerError."""
+        broker = self._map.of_call(call)
+        if broker is None or absent() is not None:
+            return self.perform_all([call])[0]
+        return self._reach(broker).perform(call)
+
+    def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Make many trips, those to one broker as one, to all of them at the same time. All are asked, though one of
+        them is away, and the first error is raised then; within `leaving_out` that one is left out."""
+        trips = _Trips(self._map, calls)
+        if trips.parts:
+            trips.came(together([partial(self._asked, *each) for each in trips.parts.items()]))
+        return trips.ended()
+
+    def _asked(self, broker: str, part: Part) -> list[Any]:
+        return self._reach(broker).perform_all([call for _, call in part])
+
+
+class AwaitedJunction:
+    """Several brokers, in an event loop."""
+
+    def __init__(self, chart: Map, reach: Callable[[str], Any]) -> None:
+        self._map = chart
+        self._reach = reach
+
+    async def perform(self, call: Call[T]) -> T:
+        """As Junction.perform."""
+        broker = self._map.of_call(call)
+        if broker is None or absent() is not None:
+            return (await self.perform_all([call]))[0]
+        redis: Awaited = await self._reach(broker)
+        return await redis.perform(call)
+
+    async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """As Junction.perform_all."""
+        trips = _Trips(self._map, calls)
+        if trips.parts:
+            trips.came(await atogether([partial(self._asked, *each) for each in trips.parts.items()]))
+        return trips.ended()
+
+    async def _asked(self, broker: str, part: Part) -> list[Any]:
+        redis: Awaited = await self._reach(broker)
+        return await redis.perform_all([call for _, call in part])
+
+
+def merged(answers: Sequence[Any]) -> Any:
+    """What several brokers say together: all of what they list, and yes when one says so."""
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    if isinstance(first, bool):
+        return any(answers)
+    if isinstance(first, set):
+        return cast("set[Any]", set()).union(*answers)
+    if isinstance(first, list | tuple):
+        return type(cast("list[Any]", first))(sorted(_all(answers)))
+    if isinstance(first, Mapping):
+        return {name: what for each in reversed(answers) for name, what in each.items()}
+    if isinstance(first, msgspec.Struct):
+        names = first.__struct_fields__
+        return type(first)(*[merged([getattr(each, name) for each in answers]) for name in names])
+    return max(answers)
+
+
+def _all(answers: Sequence[Iterable[Any]]) -> set[Any]:
+    return {one for each in answers for one in each}

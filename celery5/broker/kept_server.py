@@ -1,0 +1,399 @@
+"""Kept server: a Redis of a cluster's own, whose data stays, and which outlives who has started it (C92).
+
+Floor: broker. Reads: PATH; whether a server runs already. Writes: a folder of mode 0700: the server's data, its
+configuration, its log, its URL, and two locks.
+
+Whoever has `controller.lock` keeps the server: one process at a time. `server.lock` is held by the server itself, which
+inherits it and knows nothing of it: so there never are two over the same data, and one that a dead Controller has left
+is found and taken over. It also names its configuration file: what else may answer on the socket is let alone. So is a
+folder that has other things in it, and a process that has not that very lock open, whatever its number.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from celery5.broker.embedded import LONGEST_PATH, binary_of
+from celery5.errors import BrokerUnavailable, Misconfigured
+from celery5.protocol.own_broker import OwnBroker
+
+START_LIMIT = 600.0
+"""Seconds within which a server must have read its data and answer."""
+STOP_LIMIT = 60.0
+"""Seconds that a server has to end by itself, its data written, before it is killed."""
+ANSWER_LIMIT = 5.0
+"""Seconds that one answer may take."""
+LONGEST_LOG = 10**6
+"""Bytes of the server's log; what is longer when it starts is put aside, once."""
+_LAST = 10_000
+OURS = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
+"""What may be in a folder that is new to us: the data of a backup, and what a disk has."""
+_ASK = b"PING\r\nINFO server\r\nQUIT\r\n"
+
+
+class KeptServer:
+    """The server that `told` describes. Blocks: from Trio, call it in a thread.
+
+    Raises Misconfigured when its folder cannot be used, or another process keeps a server there; ServerNotFound.
+    """
+
+    def __init__(self, told: OwnBroker) -> None:
+        self.folder = Path(told.folder)
+        self.socket = Path(told.socket) if told.socket else self.folder / "redis.sock"
+        self.binary = binary_of(None if told.server == "auto" else os.path.expanduser(told.server))
+        self.pid = 0
+        self._told = told
+        self._child: subprocess.Popen[bytes] | None = None
+        self._own = -1
+        self._check_socket()
+        self._lock = _kept(self.folder)
+        try:
+            self._password = _password(self.folder / "password") if told.port else ""
+        except OSError as error:
+            os.close(self._lock)
+            raise Misconfigured(f"broker: its password cannot be kept: {error}") from None
+
+    @property
+    def url(self) -> str:
+        """Its URL, for all that use it."""
+        if self._told.port:
+            return f"redis://:{self._password}@127.0.0.1:{self._told.port}/0"
+        return f"unix://{quote(str(self.socket))}?db=0"
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process is there."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return self.pid != 0 and _is_there(self.pid)
+
+    def begin(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Have it run, and wait until it answers, unless that is `given_up`. Gives whether it ran already.
+
+        Raises BrokerUnavailable with its last words, Misconfigured when another server answers on the socket.
+        """
+        try:
+            return self._begin(given_up)
+        except OSError as error:
+            raise BrokerUnavailable(f"the broker {self.binary} cannot be started: {error}") from None
+
+    def _begin(self, given_up: Callable[[], bool]) -> bool:
+        file, configuration = self.folder / "redis.conf", self._configuration()
+        adopted = self._finds() and file.exists() and file.read_text(errors="replace") == configuration
+        if not adopted:
+            self._end()
+            self._hold(given_up)
+            _write(file, configuration)
+            self._start(file)
+        self._wait_until_it_answers(given_up)
+        _write(self.folder / "url", f"{self.url}\n")
+        return adopted
+
+    def answers(self) -> bool:
+        """Whether it answers, if only that it still reads its data."""
+        return self._asked() is not None
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.lives:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._wait(STOP_LIMIT)
+
+    def stop(self) -> None:
+        """End it in order, what was written stays; and let go of it."""
+        self._end()
+        for each in (self._own, self._lock):
+            if each >= 0:
+                os.close(each)
+        self._own = self._lock = -1
+
+    def _check_socket(self) -> None:
+        path = self.socket
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise Misconfigured(
+                f"broker: {path} is too long for a socket, {LONGEST_PATH} bytes at most: say socket = in [broker]"
+            )
+        if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
+            raise Misconfigured(f"broker: {path} is there, and is no socket")
+        if path.parent != self.folder and not path.parent.is_dir():
+            raise Misconfigured(f"broker: there is no folder {path.parent} for its socket")
+
+    def _configuration(self) -> str:
+        told = self._told
+        lines = (
+            "# Written by the Controller at each start: say what you want in the cluster description.",
+            *(_listening(told.port, self._password) if told.port else ("port 0",)),
+            f"unixsocket {_quoted(self.socket)}",
+            "unixsocketperm 700",
+            f"dir {_quoted(self.folder)}",
+            "daemonize no",
+            "supervised no",
+            'save ""',
+            "appendonly yes",
+            f"appendfsync {told.fsync}",
+            "maxmemory-policy noeviction",
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+    def _finds(self) -> bool:
+        """Whether one runs that a former Controller has left, and can be gone on with. Raises Misconfigured when
+        another server answers on the socket, or one over this data that no Controller has started."""
+        if self._child is not None:
+            return False
+        held = _held(self.folder / "server.lock")
+        # Who began it may have died before it wrote the number down: what is there then is another's.
+        found = () if held is None else (held.pid, _said(self.socket, "", ask=False).pid)
+        self.pid = next((each for each in found if held and _has_open(each, held.file)), 0)
+        asked = self._asked()
+        if asked is not None and held is None:
+            raise Misconfigured(
+                f"broker: a server over the data in {self.folder} runs already (process {asked[0]}), which no "
+                "Controller has started: end it"
+            )
+        self.pid = self.pid or (0 if asked is None else asked[0])
+        return asked is not None and asked[0] == self.pid
+
+    def _hold(self, given_up: Callable[[], bool]) -> None:
+        """Have the lock that the server inherits. Raises Misconfigured when a server has it that does not end."""
+        if self._own >= 0:
+            return
+        self._own = os.open(self.folder / "server.lock", _LOCK, 0o600)
+        limit = time.monotonic() + STOP_LIMIT
+        while not _locks(self._own):
+            if given_up() or time.monotonic() > limit:
+                raise Misconfigured(
+                    f"broker: a server over the data in {self.folder} runs already, and does not end"
+                )
+            time.sleep(0.02)
+
+    def _start(self, file: Path) -> None:
+        path = self.folder / "server.log"
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > LONGEST_LOG:
+                path.replace(path.with_suffix(".log.1"))
+        os.ftruncate(self._own, 0)  # the number of a former one says nothing from now on
+        surroundings = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_AFFAIR}
+        with path.open("ab") as log:
+            self._child = subprocess.Popen(
+                [str(self.binary), str(file)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                # Redis 7 ends at once under a locale that is not installed.
+                env={**surroundings, "LC_ALL": "C"},
+                start_new_session=True,
+                pass_fds=(self._own,),
+            )
+        self.pid = self._child.pid
+        os.pwrite(self._own, f"{self.pid:<20}\n".encode(), 0)
+
+    def _wait_until_it_answers(self, given_up: Callable[[], bool]) -> None:
+        limit = time.monotonic() + START_LIMIT
+        while (asked := self._asked()) is None or asked != (self.pid, True):
+            if not self.lives:
+                raise BrokerUnavailable(f"the broker {self.binary} ended: {self._last_words()}")
+            if given_up() or time.monotonic() > limit:
+                raise BrokerUnavailable(f"the broker {self.binary} does not answer yet: {self._last_words()}")
+            time.sleep(0.02)
+
+    def _asked(self) -> tuple[int, bool] | None:
+        """Its process, and whether it serves; None when nobody answers. Raises Misconfigured for another server, also
+        for one that says nothing."""
+        said = _said(self.socket, self._password)
+        if not said.there or (not said.words and self.pid and said.pid in (0, self.pid)):
+            return None
+        process = re.search(rb"process_id:(\d+)", said.words)
+        file = re.search(rb"config_file:([^\r\n]*)", said.words)
+        if process is None or file is None or file[1] != os.fsencode(self.folder / "redis.conf"):
+            raise Misconfigured(
+                f"broker: a server answers at {self.socket} that is not the one of {self.folder}"
+            )
+        return int(process[1]), b"+PONG" in said.words
+
+    def _end(self) -> None:
+        if self.lives:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+            if not self._wait(STOP_LIMIT):
+                self.kill()
+        self.pid, self._child = 0, None
+
+    def _wait(self, seconds: float) -> bool:
+        limit = time.monotonic() + seconds
+        while self.lives:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _last_words(self) -> str:
+        try:
+            said = (self.folder / "server.log").read_text(errors="replace")[-_LAST:]
+        except OSError as error:
+            return str(error)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def _kept(folder: Path) -> int:
+    """The lock of whoever keeps the server in that folder. Raises Misconfigured."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid():
+            raise Misconfigured(f"broker: the folder {folder} is another user's")
+        _check_is_ours(folder)
+        folder.chmod(0o700)
+        lock = os.open(folder / "controller.lock", _LOCK, 0o600)
+    except OSError as error:
+        raise Misconfigured(f"broker: the folder {folder} cannot be used: {error.strerror}") from None
+    if not _locks(lock):
+        other = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise Misconfigured(
+            f"broker: another Controller (process {other}) runs the broker in {folder}: with [broker] there is one "
+            "Controller; for several, name a broker that they share"
+        )
+    os.pwrite(lock, f"{os.getpid():<20}\n".encode(), 0)
+    return lock
+
+
+def _locks(file: int) -> bool:
+    """Whether this process has the lock now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_is_ours(folder: Path) -> None:
+    """Raises Misconfigured when something else is in the folder: it might be another server's, and we write there."""
+    found = {each.name for each in folder.iterdir()}
+    if "controller.lock" not in found and (strange := sorted(found - OURS)):
+        raise Misconfigured(
+            f"broker: the folder {folder} has other things in it ({', '.join(strange[:3])}): name a new or an empty one"
+        )
+
+
+class _Held(NamedTuple):
+    """A lock that somebody has: who it says that this is (0: it does not), and the file itself."""
+
+    pid: int
+    file: os.stat_result
+
+
+def _held(path: Path) -> _Held | None:
+    """What is known of whoever has the lock; None when nobody does."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        if _locks(file):
+            return None
+        said = os.pread(file, 20, 0).strip()
+        return _Held(int(said) if said.isdigit() else 0, os.fstat(file))
+    finally:
+        os.close(file)
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    """Whether that process has that file open; no when nobody can tell."""
+    with suppress(OSError):
+        for each in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{each}"), file):
+                    return True
+    return False
+
+
+def _password(path: Path) -> str:
+    """What is in that file, which is made when it is not there, or when a lost disk has left nothing in it."""
+    if not path.exists() or not path.read_text().strip():
+        _write(path, secrets.token_hex(24))
+    return path.read_text().strip()
+
+
+def _write(path: Path, text: str) -> None:
+    """A file for this user alone, all of it or none."""
+    new = path.with_name(f"{path.name}.new")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w") as to:
+        to.write(text)
+    new.replace(path)
+
+
+def _listening(port: int, password: str) -> tuple[str, ...]:
+    return f"port {port}", "bind 127.0.0.1", "protected-mode yes", f"requirepass {password}"
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:  # one that has ended, and whose parent has not noticed, runs no more
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return not os.path.exists("/proc/self")
+
+
+class _Said(NamedTuple):
+    """What came from a socket: whether somebody is `there`, whose process that is (0: nobody knows), and its words."""
+
+    there: bool
+    pid: int = 0
+    words: bytes = b""
+
+
+def _said(path: Path, password: str, *, ask: bool = True) -> _Said:
+    """What the server at that socket says of itself, if it is to be asked."""
+    said, pid = b"", 0
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(ANSWER_LIMIT)
+        try:
+            line.connect(os.fsencode(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return _Said(there=False)
+        except OSError:
+            return _Said(there=True)
+        pid = _listens(line)
+        try:
+            if ask:
+                line.sendall((f"AUTH {password}\r\n".encode() if password else b"") + _ASK)
+            while ask and (part := line.recv(65536)):
+                said += part
+        except OSError:
+            return _Said(there=True, pid=pid)
+    return _Said(there=True, pid=pid, words=said)
+
+
+def _listens(line: socket.socket) -> int:
+    """The process at the other end; 0 where the system does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0
+    pid, _user, _group = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_NOT_ITS_AFFAIR = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})

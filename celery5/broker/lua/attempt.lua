@@ -1,0 +1,61 @@
+-- Try the commands that celery5 uses on a key of one's own: which of them may this user not?
+-- The key is a string, so what is permitted fails on its type: nothing else comes into being. Without SET nothing is
+-- tried.
+-- KEYS  1 a key that nobody uses
+-- ARGV  1 a channel that nobody listens to
+-- Gives how many were tried, then for each that was refused its name and why.
+local key, channel = KEYS[1], ARGV[1]
+local tried, refused = 0, {}
+local function try(...)
+  tried = tried + 1
+  local answer = redis.pcall(...)
+  local why = type(answer) == 'table' and answer.err
+  if why and (why:find('ermission') or why:find("can't") or why:find('NOPERM')) then
+    refused[#refused + 1] = (select(1, ...))
+    refused[#refused + 1] = why
+  end
+end
+try('SET', key, '', 'PX', 10000)
+if #refused == 0 then
+  for _, name in ipairs({ 'GET', 'EXISTS', 'PTTL', 'HGETALL', 'HKEYS', 'HLEN', 'HVALS', 'SMEMBERS', 'XLEN', 'ZCARD', 'MGET' }) do
+    try(name, key)
+  end
+  try('TIME')
+  try('PUBLISH', channel, '')
+  try('PEXPIRE', key, 10000)
+  try('PEXPIREAT', key, 4102444800000)
+  try('PEXPIRE', key, 10000)
+  try('HGET', key, 'a')
+  try('HMGET', key, 'a')
+  try('HEXISTS', key, 'a')
+  try('HDEL', key, 'a')
+  try('HSET', key, 'a', 'b')
+  try('HINCRBY', key, 'a', 1)
+  try('HSCAN', key, 0)
+  try('SADD', key, 'a')
+  try('SREM', key, 'a')
+  try('RPUSH', key, 'a')
+  try('LINDEX', key, 0)
+  try('LTRIM', key, 0, 0)
+  try('ZADD', key, 1, 'a')
+  try('ZREM', key, 'a')
+  try('ZSCORE', key, 'a')
+  try('ZRANK', key, 'a')
+  try('ZCOUNT', key, 0, 1)
+  try('ZRANGE', key, 0, 0)
+  try('ZREVRANGE', key, 0, 0)
+  try('ZRANGEBYSCORE', key, 0, 1)
+  try('ZREMRANGEBYSCORE', key, 0, 1)
+  try('XADD', key, '*', 'a', 'b')
+  try('XDEL', key, '1-1')
+  try('XTRIM', key, 'MAXLEN', 1)
+  try('XRANGE', key, '-', '+')
+  try('XREVRANGE', key, '+', '-')
+  try('XGROUP', 'CREATE', key, 'a', '0')
+  try('XINFO', 'GROUPS', key)
+  try('XREADGROUP', 'GROUP', 'a', 'b', 'STREAMS', key, '>')
+  try('XPENDING', key, 'a')
+  try('XACK', key, 'a', '1-1')
+  try('DEL', key)
+end
+return { tried, unpack(refused) }

@@ -1,0 +1,31 @@
+-- Take, keep or give up the lead among an application's Controllers, of which one acts at a time.
+-- KEYS  1 who leads
+-- ARGV  1 this Controller's name
+--       2 the record that it may replace: its epoch, a space, its beat; '0 0' when there is none; '' for no record
+--       3 the epoch that it leads in, 0 when it stands by
+--       4 1 to take or keep the lead, 0 to give it up
+--       5 ms for which it is remembered who led
+-- Gives the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
+local known = redis.call('HMGET', KEYS[1], 'epoch', 'beat', 'leader', 'since')
+local epoch, beat, leader, since = known[1] or '0', known[2] or '0', known[3] or '', known[4] or '0'
+local mine = leader == ARGV[1]
+local free = leader == '' and epoch ~= '0' -- the last one has ended in order
+if ARGV[4] == '0' then
+  if not mine or epoch ~= ARGV[3] then return {epoch, beat, leader, since} end
+  leader = ''
+elseif not mine then
+  if not free and epoch .. ' ' .. beat ~= ARGV[2] then return {epoch, beat, leader, since} end
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if epoch == '0' and ARGV[3] ~= '0' then
+    epoch = ARGV[3] -- Redis has lost its record
+  else
+    -- Of the time, so that it grows also when Redis has forgotten the last one.
+    epoch = string.format('%.0f', math.max(epoch + 1, now))
+  end
+  leader, since = ARGV[1], string.format('%.0f', now)
+end
+beat = string.format('%.0f', beat + 1)
+redis.call('HSET', KEYS[1], 'epoch', epoch, 'beat', beat, 'leader', leader, 'since', since)
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return {epoch, beat, leader, since}

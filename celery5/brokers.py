@@ -1,0 +1,172 @@
+"""Brokers: which brokers an application has, which of them a queue is on, and the ways there: `app.brokers` (C108).
+
+Floor: domain. Reads: the settings, and what tasks say of their queues. Writes: nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING
+
+from celery5.broker.absent import leaving_out
+from celery5.broker.junction import AwaitedJunction, Junction, Map
+from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults, Connections, PlainRedis
+from celery5.errors import BrokerError, Misconfigured
+from celery5.protocol.job import Job, Options
+from celery5.protocol.routes import DEFAULT, Declared, Routes, routes_of, unknown
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+class Brokers:
+    """The brokers of one application. With one, all of this is as good as nothing."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._routes: Routes | None = None
+        self._known: object = None
+        self._homes: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Brokers {', '.join(self.names)}>"
+
+    @property
+    def of_app(self) -> str:
+        """The name of the application."""
+        return self._app.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names, `default` first."""
+        return (DEFAULT, *self._app.settings.brokers)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are more than one."""
+        return bool(self._app.settings.brokers)
+
+    def reachable(self) -> AbstractContextManager[Mapping[str, BrokerError]]:
+        """Within this block whoever asks all brokers is given what those say that can be reached. Gives the others, by
+        name, with why; those that are found to be away are added:
+
+            with app.brokers.reachable() as away:
+                state = app.info()
+
+        Without it such calls raise BrokerError when one of several is away, as all do here when none is there, and
+        those that are about one thing on a broker that is away.
+        """
+        return leaving_out()
+
+    def home(self, queue: str) -> str:
+        """The name of the broker that a queue is on. Raises Misconfigured when what is said of it
+        contradicts itself."""
+        if not self._app.settings.brokers:
+            return DEFAULT
+        routes = self.routes()
+        found = self._homes.get(queue)
+        if found is None:
+            found = self._homes[queue] = routes.home(queue)
+        return found
+
+    def of(self, name: str) -> Connections:
+        """The way to one broker, by its name. Raises Misconfigured when there is none."""
+        connections = self._app.connections
+        if isinstance(connections, SeveralConnections):
+            return connections.of(name)
+        if name != DEFAULT:
+            raise Misconfigured(unknown(name, self.names))
+        return connections
+
+    def queue(self, task: str, options: Options) -> str:
+        """The queue that jobs with these options go to. Raises Misconfigured when it is on another broker than they
+        say."""
+        settings = self._app.settings
+        if not settings.brokers and options.broker is None:
+            return options.queue or settings.default_queue
+        return self.routes().queue(Declared(task, options.queue, options.broker))
+
+    def routes(self) -> Routes:
+        """Where everything goes. Raises Misconfigured with all that contradicts itself."""
+        settings, tasks = self._app.settings, self._app.tasks
+        known = (settings, len(tasks))
+        if self._routes is None or self._known != known:
+            said = [Declared(each.name, each.options_.queue, each.options_.broker) for each in tasks.values()]
+            self._homes = {}
+            self._routes = routes_of(settings.brokers, settings.routes, settings.default_queue, said)
+            self._known = known
+        return self._routes
+
+    def check(self) -> None:
+        """Raises BadBrokerURL for a URL that cannot be understood, and Misconfigured for what contradicts itself."""
+        for name in self.names:
+            _ = self.of(name).endpoint
+        if self.several:
+            _ = self.routes()
+
+    def parts(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+        """The jobs by broker, in their order."""
+        if not self._app.settings.brokers or len(jobs) < 2:
+            return [jobs]
+        parts: dict[str, list[Job]] = {}
+        for job in jobs:
+            parts.setdefault(self.home(job.queue), []).append(job)
+        return list(parts.values())
+
+    def connect(self, url: str) -> Connections:
+        """The way to all of them, the default one at `url`."""
+        if not self._app.settings.brokers:
+            return Connections(url)
+        return SeveralConnections(url, self)
+
+    def urls(self) -> dict[str, str]:
+        """Where the brokers besides the default one are."""
+        return dict(self._app.settings.brokers)
+
+
+class SeveralConnections(Connections):
+    """The connections of one application to several brokers. `endpoint` is that of the default one."""
+
+    def __init__(self, url: str, brokers: Brokers) -> None:
+        super().__init__(url)
+        self._each = {DEFAULT: Connections(url)}
+        self._each |= {name: Connections(where) for name, where in brokers.urls().items()}
+        self._map = Map(tuple(self._each), brokers.home, brokers.of_app)
+
+    def of(self, name: str) -> Connections:
+        """Those to one of them. Raises Misconfigured."""
+        if name not in self._each:
+            raise Misconfigured(unknown(name, self._each))
+        return self._each[name]
+
+    @property
+    def masked(self) -> str:
+        """Where they are, without passwords."""
+        beside = [f"{name}: {each.masked}" for name, each in self._each.items() if name != DEFAULT]
+        return ", ".join([self._each[DEFAULT].masked, *beside])
+
+    def blocking(self, *, instead: str) -> PlainRedis:
+        """As Connections.blocking; each call goes to the broker of its queue."""
+        drivers = {name: each.blocking(instead=instead) for name, each in self._each.items()}
+        return Junction(self._map, drivers.__getitem__)
+
+    def results(self, *, instead: str) -> BlockingResults:
+        """As Connections.results."""
+        from celery5.broker.junction_results import JunctionResults
+
+        return JunctionResults(self._map, lambda name: self._each[name].results(instead=instead))
+
+    async def awaiting(self) -> AwaitingRedis:
+        """As Connections.awaiting."""
+        return AwaitedJunction(self._map, lambda name: self._each[name].awaiting())
+
+    async def awaiting_results(self) -> AwaitingResults:
+        """As Connections.awaiting_results."""
+        from celery5.broker.junction_results import AwaitedJunctionResults
+
+        return AwaitedJunctionResults(self._map, lambda name: self._each[name].awaiting_results())
+
+    def close(self) -> None:
+        """Close what plain Python opened."""
+        with ExitStack() as stack:
+            for each in self._each.values():
+                stack.callback(each.close)

@@ -1,0 +1,69 @@
+"""Doctor: the command that looks whether all is well with an application, its broker and this machine.
+
+Floor: cli. Reads: what the checks read. Writes: stdout.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.boundary import FAILED
+from celery5.cli.said import as_json, cell
+from celery5.cli.target import Target
+from celery5.errors import BrokerError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.protocol.diagnosis import Finding
+
+
+@click.command()
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(0.1, 600),
+    default=15.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each check may take.",
+)
+@click.pass_obj
+def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
+    """Look at the application, its settings, broker, keys and workers, at systemd's units, and at Python.
+
+    A line for each: ok, warn or fail, and what to do. Exits with 1 when one fails.
+    """
+    from celery5.doctor import checks_of, checks_of_host, examined
+    from celery5.protocol.diagnosis import Finding
+    from celery5.settings import WrongSettings
+
+    found: list[Finding] = []
+    try:
+        checks = checks_of(target.load(serves=True))
+    except (Misconfigured, BrokerError) as error:
+        if not target.name:
+            raise
+        why = " ".join(str(error).split())
+        which = "settings" if isinstance(error, WrongSettings) else "application"
+        found.append(Finding(which, "fail", why, "correct it: all else needs the application"))
+        checks = checks_of_host()
+    for each in found:
+        _show(each, wants_json)
+    for each in examined(checks, limit=limit):
+        _show(each, wants_json)
+        found.append(each)
+    if wants_json:
+        click.echo(as_json(found))
+    else:
+        counts = Counter(each.state for each in found)
+        click.echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
+    return FAILED if any(each.state == "fail" for each in found) else 0
+
+
+def _show(each: "Finding", wants_json: bool) -> None:
+    """A line as soon as it is known, and below it what to do."""
+    if wants_json:
+        return
+    click.echo(f"{each.state:4}  {each.check:12}  {cell(each.says)}")
+    if each.state != "ok" and each.remedy:
+        click.echo(f"{'':20}{cell(each.remedy)}")

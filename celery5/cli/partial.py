@@ -1,0 +1,75 @@
+"""Partial: what a command says of brokers that are away while the others have answered (C108).
+
+Floor: cli. Reads: nothing. Writes: stderr.
+
+What they have is left out, and that is told: by a line on stderr, by a field for programs, and by the exit code.
+"""
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import msgspec
+
+from celery5.cli.boundary import FAILED
+from celery5.cli.said import as_json, cell
+from celery5.errors import BrokerError
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+class Unreachable(msgspec.Struct, frozen=True):
+    """A broker that is away, and why nobody got through to it."""
+
+    broker: str
+    error: str
+
+
+class Reached(NamedTuple):
+    """Which brokers a command did not reach; it grows while it asks."""
+
+    away: Mapping[str, BrokerError]
+    about: Collection[str]
+
+    @property
+    def missed(self) -> dict[str, BrokerError]:
+        """Those that matter."""
+        return {name: error for name, error in self.away.items() if name in self.about}
+
+    def unreachable(self) -> list[Unreachable]:
+        """For programs: the field `unreachable`."""
+        return [Unreachable(name, " ".join(str(error).split())) for name, error in self.missed.items()]
+
+
+@contextmanager
+def reaching(
+    app: "App", *, wants_json: bool = False, queues: Collection[str] = ()
+) -> Generator[Reached, None, None]:
+    """Within this block all brokers are asked and those that are away are left out. At its end they are told of on
+    stderr, as JSON when that is wanted, and the command ends with `FAILED`. Those that have none of the `queues` do not
+    matter, if any are named."""
+    about = {app.brokers.home(queue) for queue in queues} if queues else app.brokers.names
+    with app.brokers.reachable() as away:
+        reached = Reached(away, about)
+        try:
+            yield reached
+        except Exception as error:
+            if all(error is not each for each in away.values()):  # else it tells of this itself
+                _warn(reached, wants_json=wants_json)
+            raise
+        if reached.missed:
+            _warn(reached, wants_json=wants_json)
+            click.get_current_context().exit(FAILED)
+
+
+def _warn(reached: Reached, *, wants_json: bool) -> None:
+    found = reached.unreachable()
+    if not found:
+        return
+    if wants_json:
+        click.echo(as_json({"unreachable": found}), err=True)
+        return
+    named = "; ".join(f"broker {each.broker} cannot be reached ({cell(each.error)})" for each in found)
+    click.echo(f"Warning: what is there is left out: {named}", err=True)

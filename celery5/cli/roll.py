@@ -1,0 +1,60 @@
+"""Roll: the workers that live, a line for each.
+
+Floor: cli. Reads: what each worker answers. Writes: the workers' inboxes; stdout.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery5.cli.control import NOBODY, telling_flags
+from celery5.cli.partial import reaching
+from celery5.cli.said import as_json, span, table
+from celery5.cli.target import Target
+from celery5.protocol.recycling import in_mib
+
+if TYPE_CHECKING:
+    from celery5.control import Reply
+
+
+@click.command("list")
+@telling_flags
+@click.pass_obj
+def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
+    """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled."""
+    app = target.load()
+    with reaching(app, wants_json=wants_json):
+        replies = app.control.send("stats", timeout=timeout)
+        rows = [_row(each, wants_json=wants_json) for each in replies if _is_worker(each)]
+        click.echo(as_json(rows) if wants_json else table(rows, nothing=NOBODY))
+
+
+def _is_worker(reply: "Reply") -> bool:
+    """Routers and Schedulers answer, too; of who does not, nobody knows."""
+    return not reply.ok or reply.answer.get("kind") == "worker"
+
+
+def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
+    said: dict[str, Any] = reply.answer if reply.ok else {}
+    jobs, memory = said.get("max_jobs"), said.get("max_memory")
+    state = ("recycling" if said.get("recycling") else "up") if reply.ok else reply.reason
+    if wants_json:
+        plain = ("uptime", "done", "running", "memory", "max_jobs", "max_memory")
+        host = said.get("process", {})
+        of_host = {"host": host.get("host"), "pid": host.get("pid")}
+        return {"worker": reply.worker, "state": state, **of_host, **{name: said.get(name) for name in plain}}
+    return {
+        "worker": reply.worker,
+        "state": state,
+        "up": span(said["uptime"]) if said else "",
+        "jobs": f"{said['done']} of {jobs}" if jobs else said.get("done", ""),
+        "running": said.get("running", ""),
+        "memory": _memory(said.get("memory"), memory),
+    }
+
+
+def _memory(now: int | None, most: int | None) -> str:
+    """What it takes, and may."""
+    if now is None:
+        return ""
+    return f"{in_mib(now)} of {in_mib(most)}" if most else in_mib(now)

@@ -1,0 +1,56 @@
+"""Again: a process that nobody would start anew becomes the next one itself.
+
+Floor: processes. Reads: the command line and the environment that this process was started with. Writes: nothing.
+
+The program is executed anew in the same process: it keeps its id, so that whoever watches it (systemd, a container, a
+terminal) has nothing to do, and all of its memory is gone.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+from celery5.protocol.recycling import SUPERVISED
+from celery5.services.recycling import Anew
+from celery5.services.systemd_notify import from_environment, notify
+
+AGAIN = "CELERY5_BEGUN_AGAIN"
+"""In the environment of a program that this process was before: the folder that it was started in."""
+
+ORPHANED = 2.0
+"""Seconds for which a member of a Controller that has died takes signals for one: the kernel tells it of that once for
+each thread which its parent had, as these die one after the other, and the second SIGTERM would mean: at once."""
+
+
+def begins(environ: MutableMapping[str, str], *, processes: int) -> Anew:
+    """How this process begins, and will begin anew: in place, unless it is one of several `processes` under one parent
+    or a Controller has started it. Takes what it was told about that out of the environment."""
+    folder = environ.pop(AGAIN, "")
+    supervised = bool(environ.pop(SUPERVISED, ""))
+    alone = processes == 1 and not supervised
+    return Anew(
+        asked=True,
+        in_place=alone,
+        again=bool(folder),
+        folder=folder or os.getcwd(),
+        patience=ORPHANED if supervised else 0.0,
+    )
+
+
+def begin_again(folder: str) -> None:
+    """Execute the program that this process began with, from the `folder` where it did. Nothing of it may be left: no
+    thread that matters, no handler of a signal. Its exit handlers run first. Returns only when that cannot be."""
+    notify(
+        from_environment(os.environ, os.getpid())["address"], "WATCHDOG=1"
+    )  # it has to wait for the next one
+    exits: Any = atexit
+    exits._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(folder)  # a job may have left it
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, AGAIN: folder})
+    except OSError as error:
+        sys.stderr.write(f"this worker cannot begin anew: {error}; start it again\n")

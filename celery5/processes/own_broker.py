@@ -1,0 +1,95 @@
+"""Own Broker: a Controller's own broker around its life: up before anything else is, and the last to end (C92).
+
+Floor: processes. Reads: what the application says of its broker. Writes: one line on stderr.
+"""
+
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from celery5.app import App
+from celery5.broker.kept_server import KeptServer
+from celery5.errors import Misconfigured
+from celery5.log import Log
+from celery5.protocol.own_broker import OwnBroker
+from celery5.services.own_server import OwnServer
+from celery5.settings import source_of
+
+
+def placed(told: OwnBroker, beside: Path) -> OwnBroker:
+    """The same with whole paths: what is relative is so to the folder of the description."""
+    whole = beside.absolute()
+
+    def path(said: str) -> str:
+        return os.path.normpath(whole / Path(said).expanduser())
+
+    return msgspec.structs.replace(
+        told, folder=path(told.folder), socket=path(told.socket) if told.socket else ""
+    )
+
+
+@contextmanager
+def own_broker(
+    app: App, told: OwnBroker | None, given_up: Callable[[], bool]
+) -> Generator[KeptServer | None, None, None]:
+    """The broker that the description tells of, for as long as the block lasts; None when it tells of none.
+
+    Raises Misconfigured when the application says another one, or another Controller runs it; ServerNotFound;
+    BrokerUnavailable when it does not come up, or that is `given_up`.
+    """
+    if told is None:
+        yield None
+        return
+    server = KeptServer(told)
+    try:
+        _check(app, server.url)
+        server.begin(given_up)
+        app.use_broker(server.url)
+        sys.stderr.write(f"producers reach the broker with CELERY5_BROKER=\"$(cat '{server.folder}/url')\"\n")
+        try:
+            yield server
+        finally:
+            app.close()
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def looked_after(server: KeptServer | None, hung_after: float, log: Log) -> AsyncGenerator[None, None]:
+    """Have it go on while the block lasts, also while that ends: what ends in it needs the broker."""
+    if server is None:
+        yield
+        return
+    scope = trio.CancelScope(shield=True)
+    service = OwnServer(server=server, hung_after=hung_after, log=log)
+
+    async def look(*, task_status: trio.TaskStatus[None]) -> None:
+        with scope:
+            await service.run(task_status=task_status)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(look)
+        try:
+            yield
+        finally:
+            scope.cancel()
+
+
+def _check(app: App, url: str) -> None:
+    """Members get the URL by their environment, against which code wins. Producers should find the same."""
+    source = source_of("broker", app.said, os.environ, None)
+    if source is not None and source.raw != url:
+        raise Misconfigured(
+            f"{source.where} says another broker than [broker] in the cluster description, which is at {_masked(url)}: "
+            "leave one of them out, or say the same"
+        )
+
+
+def _masked(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('//')[0]}//:***@{tail}" if at and "//" in head else url

@@ -1,0 +1,350 @@
+"""Foreman: what each member of a cluster is, and what is to be done next about it, decided from what was heard (C89).
+
+Floor: protocol. Pure: no clock, `now` is an argument, and chance is passed in. Reads: nothing. Writes: nothing.
+
+A `Crew` hears words and is told what is wanted; asked to `decide`, it compares what is with what should be, and says
+what to do. It says a thing once, and nothing is done twice: a member is started only when its former process has ended,
+asked to end once, and killed when that takes too long.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+
+from celery5.errors import OCCUPIED
+from celery5.protocol.backoff import full_jitter
+from celery5.protocol.cluster import Cluster
+from celery5.protocol.members import Beat, Ended, Kind, Member, State, Unknown, Word
+from celery5.protocol.posts import HEARD, Action, Kill, Phase, Post, Start, Stop
+from celery5.protocol.recycling import RECYCLED
+
+STOP_ORDER: Sequence[Kind] = ("scheduler", "router", "worker", "publisher")
+"""Who ends before whom: first what makes jobs, then what runs them, last what takes them in for others."""
+OVERLAP: frozenset[Kind] = frozenset({"worker", "router"})
+"""Who has a successor before it goes, so that there is no pause. Two publishers would want one socket."""
+AGAIN = 0.05
+LONGEST = 10.0
+"""Seconds: the longest wait after the first death, doubled with each, and its cap."""
+KILL_AGAIN = 5.0
+"""Seconds after which somebody is killed again who should be dead."""
+LATE = 5.0
+"""Seconds without a decision after which we are the ones who were away: nobody is blamed for silence meanwhile."""
+
+
+class Crew:
+    """All members of a cluster. `chance` gives numbers from 0 up to 1."""
+
+    def __init__(self, cluster: Cluster, *, chance: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self._posts: dict[str, Post] = {}
+        self._spares: Mapping[tuple[Kind, str], Member] = {}
+        self._looked = -inf
+        self._again: set[str] = set()
+        self.draining = False
+
+    @property
+    def posts(self) -> Mapping[str, Post]:
+        """The members, by name."""
+        return self._posts
+
+    def want(self, cluster: Cluster, members: Iterable[Member], spares: Iterable[Member] = ()) -> None:
+        """These are the members that there should be. Those that are another than they were started as are restarted,
+        one of a group at a time; `spares` step in for a group's only one meanwhile. Who is not wanted any more goes
+        when those that change have come up: should they not, it stays. Who was given up is tried again when it has
+        changed."""
+        self._cluster = cluster
+        wanted = {each.name: each for each in members}
+        new = [each for name, each in wanted.items() if name not in self._posts or self._is_another(each)]
+        self._spares = {(each.kind, each.group): each for each in spares}
+        for post in self._posts.values():
+            post.wanted = post.member.name in wanted
+            post.spare = post.spare and not post.wanted
+        for name, member in wanted.items():
+            post = self._posts.setdefault(name, Post(member))
+            if post.member != member:
+                post.member = member
+                _forgive(post)
+        for post in self._posts.values():
+            before = {each.name for each in new if _follows(each, post)} | post.awaits
+            post.awaits = frozenset() if post.wanted else frozenset(before & wanted.keys())
+
+    def adopt(self, living: Mapping[str, State], now: float) -> None:
+        """These run already. They are taken for what they should be; who should not be is to end."""
+        for name, state in living.items():
+            post = self._posts.get(name)
+            if post is None:
+                kind: Kind = "worker"
+                for each in STOP_ORDER:
+                    kind = each if name.startswith(each) else kind
+                post = self._posts[name] = Post(Member(name=name, kind=kind, arguments=()), wanted=False)
+            post.phase, post.running = Phase(state), post.member
+            post.since = post.heard = now
+            post.asked = post.gentle = post.phase is Phase.STOPPING
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These are another Controller's from now on: nothing is done to them, or heard of them."""
+        for post in [self._posts[name] for name in names]:
+            post.phase, post.running = Phase.DOWN, None
+            post.asked = post.gentle = False
+            post.killed = -inf
+
+    def restart(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
+        """Have these restarted, or all, one of a group at a time; gives who will be. Whoever was given up is tried
+        again at once."""
+        chosen = [
+            self._posts[name] for name in (self._posts if names is None else names) if name in self._posts
+        ]
+        for post in chosen:
+            _forgive(post)
+            if post.phase.runs and post.wanted:
+                self._again.add(post.member.name)
+        return tuple(sorted(post.member.name for post in chosen if post.wanted))
+
+    def drain(self) -> None:
+        """Everybody is to end, in order."""
+        self.draining = True
+
+    def resume(self) -> None:
+        """Everybody is to be there again."""
+        self.draining = False
+
+    def hear(self, word: Word, now: float, *, excused: bool = False) -> None:
+        """What a platform says. A death that is `excused`, since nobody could live now, does not count."""
+        post = self._posts.get(word.name)
+        if post is None or not post.phase.runs:
+            return
+        post.heard = now
+        post.unknown = word.why if isinstance(word, Unknown) else ""
+        if isinstance(word, Ended):
+            self._ended(post, word, now, excused=excused)
+            return
+        if isinstance(word, Beat) and word.status:
+            post.status, post.told = word.status, now
+        phase = HEARD[post.phase, type(word)]
+        if phase is not post.phase:
+            post.phase, post.since = phase, now
+            post.gentle = post.gentle or phase is Phase.STOPPING
+        if post.unknown and (phase is Phase.STARTING or (phase is Phase.STOPPING and not self.draining)):
+            post.since = now  # it cannot be late where nobody can start it, or ask it to end
+        elif phase is Phase.UP:
+            post.failures = 0
+
+    def not_started(self, name: str, why: str, now: float, *, excused: bool = False) -> None:
+        """The platform could not start it."""
+        self.hear(Ended(name, why), now, excused=excused)
+
+    def not_stopped(self, name: str, now: float) -> None:
+        """The platform could not ask it to end: it has not been asked, and will be."""
+        post = self._posts.get(name)
+        if post is not None and post.phase is Phase.STOPPING and post.asked and post.killed == -inf:
+            post.asked = False
+            if not post.gentle:
+                post.phase, post.since, post.heard = Phase.UP, now, now
+
+    def _ended(self, post: Post, word: Ended, now: float, *, excused: bool) -> None:
+        recycled = word.code == RECYCLED and post.phase is not Phase.STARTING  # else it never did anything
+        in_order = post.asked or (post.gentle and word.code == 0) or recycled
+        why = post.how if post.killed > -inf and not post.asked else word.how
+        post.phase, post.since, post.running, post.status = Phase.DOWN, now, None, ""
+        post.asked = post.gentle = False
+        post.killed = -inf
+        self._again.discard(post.member.name)
+        post.how = why
+        if in_order:
+            post.due, post.failures = -inf, 0
+            return
+        post.failures += 1
+        post.died += word.code != OCCUPIED
+        post.due = now + full_jitter(post.failures - 1, start=AGAIN, cap=LONGEST, random=self._chance)
+        if excused or word.code == OCCUPIED:  # a former one, or another Controller's, has not ended yet
+            return
+        post.deaths = [each for each in post.deaths if now - each < self._cluster.restart_period] + [now]
+        post.failures = max(post.failures, len(post.deaths))
+        if len(post.deaths) >= self._cluster.restart_limit:
+            post.phase = Phase.GIVEN_UP
+            post.how = (
+                f"it has died {len(post.deaths)} times within {self._cluster.restart_period:g} s: {why}"
+            )
+
+    def decide(self, now: float) -> list[Action]:
+        """What is to be done. Each action counts as done: whoever cannot do it says so with `not_started`."""
+        if now - self._looked > LATE:
+            for post in self._posts.values():
+                post.heard = max(post.heard, now)
+                if post.phase is Phase.STARTING:
+                    post.since = now
+        self._looked = now
+        actions: list[Action] = list(self._kills(now))
+        if self.draining:
+            return [*actions, *self._stops_in_order(now)]
+        self._settle_spares()
+        for name in [name for name, post in self._posts.items() if not post.wanted and not post.phase.runs]:
+            del self._posts[name]
+        actions += self._stops(now)
+        return [*actions, *self._starts(now)]
+
+    def _kills(self, now: float) -> Iterable[Kill]:
+        """Who does not end, does not come up, or says nothing."""
+        for post in self._posts.values():
+            why = self._fault(post, now) if post.phase.runs else ""
+            if why and now - post.killed >= KILL_AGAIN:
+                if post.killed == -inf:
+                    post.how = why
+                post.killed, post.phase = now, Phase.STOPPING
+                yield Kill(post.member.name, why)
+
+    def _fault(self, post: Post, now: float) -> str:
+        silent, limit = now - post.heard, self._cluster.hung_after
+        if post.killed > -inf:
+            return post.how
+        if post.phase is Phase.STOPPING and now - post.since >= _patience(post):
+            return f"it had not ended {_patience(post):g} s after it was asked to"
+        if post.phase is Phase.STARTING and now - post.since >= self._cluster.start_limit:
+            return f"it was not ready {self._cluster.start_limit:g} s after its start"
+        if post.phase is Phase.UP and limit and silent >= limit:
+            return f"its event loop has said nothing for {limit:g} s"
+        return ""
+
+    def _stops_in_order(self, now: float) -> Iterable[Stop]:
+        for kind in STOP_ORDER:
+            running = [post for post in self._posts.values() if post.member.kind == kind and post.phase.runs]
+            for post in running:
+                yield from _asked(post, now)
+            if running:
+                return
+
+    def _stops(self, now: float) -> list[Action]:
+        """Who is not wanted any more, once those who are have come; and who is to be another, in its turn."""
+        found: list[Action] = []
+        coming = {post.member.kind for post in self._wanted() if post.phase in (Phase.DOWN, Phase.STARTING)}
+        for post in self._posts.values():
+            awaits = post.member.kind in coming & OVERLAP or self._awaited(post)
+            if not post.wanted and post.phase.runs and not (awaits and post.phase is Phase.UP):
+                found += _asked(post, now)
+        for group in {post.group for post in self._wanted() if self._is_stale(post)}:
+            found += self._roll(group, now)
+        return found
+
+    def _awaited(self, post: Post) -> frozenset[str]:
+        """Whom a member that is to go still waits for. Once they have come up, whatever becomes of them later is no
+        matter of it."""
+        up = {name for name in post.awaits if self._is_settled(self._posts.get(name))}
+        post.awaits -= up
+        return post.awaits
+
+    def _is_settled(self, post: Post | None) -> bool:
+        return post is None or (post.phase is Phase.UP and not self._is_stale(post))
+
+    def _roll(self, group: tuple[Kind, str], now: float) -> Iterable[Stop]:
+        """The next one of a group that is to be restarted. One that does not work holds up nobody; all others wait
+        until the whole group is up, so a new version that cannot live ends with its first member."""
+        posts = [post for post in self._wanted() if post.group == group]
+        stale = [post for post in posts if self._is_stale(post)]
+        idle = [post for post in stale if post.phase is Phase.STARTING]
+        if idle:
+            return [stop for post in idle for stop in _asked(post, now)]
+        if any(post.phase is not Phase.UP for post in posts):
+            return []
+        spare = self._spares.get(group)
+        if len(posts) == 1 and group[0] in OVERLAP and spare is not None and spare.name not in self._posts:
+            self._posts[spare.name] = Post(spare, spare=True)
+            return []
+        return _asked(stale[0], now)
+
+    def _settle_spares(self) -> None:
+        """A spare goes when the others of its group are what they should be."""
+        for post in self._posts.values():
+            if post.spare and post.wanted:
+                others = [each for each in self._wanted() if each.group == post.group and not each.spare]
+                post.wanted = any(each.phase is not Phase.UP or self._is_stale(each) for each in others)
+
+    def _starts(self, now: float) -> list[Action]:
+        found: list[Action] = []
+        for post in self._wanted():
+            if post.phase is Phase.DOWN and post.due <= now:
+                post.phase, post.running = Phase.STARTING, post.member
+                post.since = post.heard = now
+                post.restarts += bool(post.how and not post.failures)
+                found.append(Start(post.member))
+        return found
+
+    def _is_another(self, member: Member) -> bool:
+        """Whether what is under this name, or was to be, is another than this `member`."""
+        post = self._posts[member.name]
+        return post.member != member or (post.running or member) != member
+
+    def _is_stale(self, post: Post) -> bool:
+        if post.phase not in (Phase.STARTING, Phase.UP):
+            return False
+        return post.running != post.member or post.member.name in self._again
+
+    def _wanted(self) -> list[Post]:
+        return [post for post in self._posts.values() if post.wanted]
+
+    @property
+    def due(self) -> float:
+        """When somebody is to be started again, at the earliest."""
+        if self.draining:
+            return inf
+        return min((post.due for post in self._wanted() if post.phase is Phase.DOWN), default=inf)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everybody is up who should be, and is what it should be."""
+        return all(post.phase is Phase.UP and not self._is_stale(post) for post in self._wanted())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody runs."""
+        return not any(post.phase.runs for post in self._posts.values())
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong with the members, in one line; '' when nothing is."""
+        troubled = {post.member.name: post.trouble for post in self._wanted() if post.trouble}
+        stay = [post.member.name for post in self.staying if post.awaits & troubled.keys()]
+        told = [f"{name}: {why}" for name, why in troubled.items()]
+        if stay:
+            told.append(f"{', '.join(stay)}: not wanted any more, and kept until the changed members are up")
+        return "; ".join(told)
+
+    @property
+    def staying(self) -> list[Post]:
+        """Who is not wanted any more, and goes only when those that have changed are up."""
+        return [post for post in self._posts.values() if post.awaits and post.phase is Phase.UP]
+
+    @property
+    def line(self) -> str:
+        """How many are up, and what is wrong, in one line."""
+        wanted = self._wanted()
+        up = sum(post.phase is Phase.UP and not post.unknown for post in wanted)
+        wrong = self.wrong
+        return f"{up} of {len(wanted)} members up" + (f"; {wrong}" if wrong else "")
+
+
+def _patience(post: Post) -> float:
+    return (post.running or post.member).stop_after
+
+
+def _follows(member: Member, post: Post) -> bool:
+    """Whether `member`, which is new or changes, is to be up before the one of this `post` goes. One of another group
+    might want what that one holds, as a socket, unless they are of a kind that overlaps."""
+    return member.kind == post.member.kind and (member.group == post.member.group or member.kind in OVERLAP)
+
+
+def _forgive(post: Post) -> None:
+    post.deaths, post.failures, post.due = [], 0, -inf
+    if post.phase is Phase.GIVEN_UP:
+        post.phase = Phase.DOWN
+
+
+def _asked(post: Post, now: float) -> list[Stop]:
+    """Have it end, if it was not asked before. Who is about to end by itself need not be asked: a second signal would
+    have it end at once."""
+    if post.asked:
+        return []
+    post.asked = True
+    if post.phase is Phase.STOPPING:
+        return []
+    post.phase, post.since = Phase.STOPPING, now
+    return [Stop(post.member.name)]

@@ -1,0 +1,106 @@
+"""Leadership: which of several Controllers acts, decided by each of them from its own clock alone.
+
+Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
+
+Redis keeps one record: who leads, in which epoch, and a beat that grows each time the leader says so. Whoever stands by
+takes the place of a leader whose record has not changed for LEASE seconds; a leader is sure of its lease for a little
+less than that, counted from before the trip that renewed it. No clock is compared with another one, so it does not
+matter what time it is anywhere, or that Redis' clock was set; only that all run about equally fast (by MARGIN).
+An epoch has one leader, and the next one has a greater number.
+"""
+
+import math
+from enum import Enum
+
+import msgspec
+
+LEASE = 3.0
+"""Seconds without a word from the leader after which another one leads."""
+MARGIN = 0.3
+"""Seconds before that from which on the leader acts no more: clocks may differ by as much in one lease."""
+RENEW = 1.0
+"""Seconds between two renewals."""
+LOOK = 0.5
+"""Seconds between two looks of one that stands by, at most."""
+SHORTEST = 0.02
+"""Seconds between two looks, at least."""
+EPOCH = "CELERY5_CONTROLLER_EPOCH"
+"""The variable by which a process knows in which epoch it was started."""
+NOTHING = "0 0"
+"""The words of a record that is not there."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What Redis knows: the `leader` ('' for none: it has ended in order, or there never was one), its `epoch`, the
+    `beat`, and `since` when it leads (seconds since 1970, by Redis)."""
+
+    epoch: int = 0
+    beat: int = 0
+    leader: str = ""
+    since: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """What tells it from every other record, as the script has it."""
+        return f"{self.epoch} {self.beat}"
+
+
+class News(Enum):
+    """What a look at the record has changed."""
+
+    NONE = "nothing"
+    LEADS = "it leads, in an epoch of its own"
+    LOST = "it led, and another one does"
+    ANOTHER = "it stands by, for a leader that it did not know"
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the Controller `name` stands: the `epoch` in which it leads (0: it stands by), the time by its own clock
+    `until` which that is sure, and the record that was `seen`, as it has been since `seen_at`."""
+
+    name: str
+    epoch: int = 0
+    until: float = -math.inf
+    seen: Record | None = None
+    seen_at: float = -math.inf
+
+    def sure(self, now: float) -> bool:
+        """Whether it may act."""
+        return self.epoch != 0 and now < self.until
+
+    def replaces(self, now: float) -> str:
+        """The words of the record that it may replace by now; '' when it has to wait.
+
+        Who never saw one may lead at once if there is none. Who sees that the record of its own lease is gone, because
+        Redis has lost it, may write it again, for nobody else can have waited long enough.
+        """
+        if self.seen is None or self.sure(now):
+            return NOTHING
+        return self.seen.words if now - self.seen_at >= LEASE else ""
+
+    def heard(self, record: Record, *, asked: float, now: float) -> tuple["Standing", News]:
+        """Redis' answer, which is here `now`, to what was `asked` then: where it stands from here on."""
+        before = self.seen
+        stands = msgspec.structs.replace(self, seen=record, seen_at=self.seen_at if record == before else now)
+        if record.leader == self.name:
+            until = asked + LEASE - MARGIN
+            if record.epoch == self.epoch:
+                return msgspec.structs.replace(stands, until=max(self.until, until)), News.NONE
+            return msgspec.structs.replace(stands, epoch=record.epoch, until=until), News.LEADS
+        if not record.leader:
+            # Nobody leads, so nobody has taken its place: it waits, and goes on if it can.
+            return stands, News.NONE
+        news = News.ANOTHER if before is None or before.leader != record.leader else News.NONE
+        gone = msgspec.structs.replace(stands, epoch=0, until=-math.inf)
+        return gone, News.LOST if self.epoch else news
+
+    def pause(self, now: float) -> float:
+        """Seconds until the next look after one that was answered."""
+        if self.epoch:
+            return RENEW
+        return min(LOOK, max(self.seen_at + LEASE - now, SHORTEST))
+
+
+def is_superseded(epoch: int, record: Record) -> bool:
+    """Whether a process that was started in this epoch has to leave the field to those of a newer one."""
+    return record.epoch > epoch

@@ -1,0 +1,233 @@
+"""Parcels: the words between a producer and the Publisher daemon, and the frames they travel in (C79, C81).
+
+Floor: protocol. Pure. Reads: nothing. Writes: nothing.
+
+A frame is four bytes, the length of what follows, most significant first, then one word in MessagePack. A connection
+begins with the client's `Hello` and the daemon's `Welcome`. Then each `Hand` gets one `Told`, in order, with an answer
+for each of its groups: a group is what one call of a producer sent, and is stored whole or not at all. A `Refused` in
+place of any answer is the last word on the connection. Nothing is acknowledged before it is stored.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from celery5.errors import Corrupt
+from celery5.protocol.job import Job
+
+VERSION = 1
+HEAD = 4
+"""Bytes of a frame's length."""
+ROOM = 1024 * 1024
+"""Bytes of a frame beyond those of the messages in it: their ids, their queues."""
+LINE = 2000
+"""Characters that the name of a line may have."""
+PORTION = 500
+"""Messages in one frame."""
+PORTION_BYTES = 4 * 1024 * 1024
+"""Bytes of messages in one frame, unless one message alone has more."""
+
+Code = Literal["full", "too-large", "unfit", "unavailable"]
+
+
+class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A job for the daemon: what `celery5.protocol.job.Job` says of where its message is to go, and when."""
+
+    id: str
+    queue: str
+    message: bytes
+    at: str = ""
+    lane: str = ""
+    line: str = ""
+    expires: str = ""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The client's first word: whose jobs it will hand over."""
+
+    app: str
+    version: int = VERSION
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The daemon's: it publishes for that application; how many messages wait in its backlogs, and why it cannot write
+    them, if it cannot."""
+
+    version: int = VERSION
+    waiting: int = 0
+    trouble: str = ""
+
+
+class Hand(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
+    """Jobs to be published, in groups."""
+
+    groups: tuple[tuple[Parcel, ...], ...]
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one group: stored when there is no `code`. `firmly` is false when it is in the memory of the
+    daemon only, because the backlog could not be written (C78). `why` is for people; with `maybe` some of it may be
+    stored although it was refused."""
+
+    code: Code | Literal[""] = ""
+    why: str = ""
+    firmly: bool = True
+    maybe: bool = False
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """The daemon's answer to a `Hand`."""
+
+    answers: tuple[Answer, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The daemon's last word: why it closes this connection."""
+
+    code: Code
+    why: str
+
+
+FromClient = Hello | Hand
+FromDaemon = Welcome | Told | Refused
+_PARCEL: msgspec.msgpack.Decoder[Parcel] = msgspec.msgpack.Decoder(Parcel)
+_ENCODER = msgspec.msgpack.Encoder()
+_OF_CLIENT: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_OF_DAEMON: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)
+_AT = re.compile(r"(\+?[0-9]{1,15})?\Z")
+_EXPIRES = re.compile(r"[0-9]{0,15}\Z")
+_QUEUE = re.compile(r"(\{events\}|[^\s{},]{1,200})\Z")  # the events' own name is no task's
+
+
+class TooLarge(Corrupt):
+    """A frame says that it is larger than is taken."""
+
+
+class Frames:
+    """Takes bytes as they come, gives whole frames. A frame of more than `limit` bytes is refused by its head alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def feed(self, data: bytes) -> None:
+        """More has come."""
+        self._kept += data
+
+    def next(self) -> bytes | None:
+        """The next whole frame, None while it is not there. Raises TooLarge."""
+        if len(self._kept) < HEAD:
+            return None
+        size = int.from_bytes(self._kept[:HEAD])
+        if size > self._limit:
+            raise TooLarge(f"a frame of {size} bytes: at most {self._limit} are taken")
+        if len(self._kept) < HEAD + size:
+            return None
+        frame = bytes(self._kept[HEAD : HEAD + size])
+        del self._kept[: HEAD + size]
+        return frame
+
+
+def frame(word: FromClient | FromDaemon) -> bytes:
+    """A word as it is sent."""
+    body = _ENCODER.encode(word)
+    return len(body).to_bytes(HEAD) + body
+
+
+def client_word(body: bytes) -> FromClient:
+    """What a client says. Raises Corrupt."""
+    try:
+        return _OF_CLIENT.decode(body)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"not a word of a client: {error}") from None
+
+
+def daemon_word(body: bytes) -> FromDaemon:
+    """What the daemon says. Raises Corrupt."""
+    try:
+        return _OF_DAEMON.decode(body)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"not a word of a Publisher daemon: {error}") from None
+
+
+def frame_limit(message_limit: int) -> int:
+    """The largest frame that is taken where messages may have `message_limit` bytes."""
+    return max(PORTION_BYTES, message_limit) + ROOM
+
+
+def fault(parcel: Parcel, message_limit: int) -> Answer | None:
+    """Why a parcel cannot be taken, if it cannot: what is wrong here would be wrong in Redis for ever."""
+    if len(parcel.message) > message_limit:
+        return Answer(
+            "too-large",
+            f"{parcel.id}: {len(parcel.message)} bytes are over the daemon's limit of {message_limit}: raise its "
+            "message_limit, too",
+        )
+    wrong = (
+        "id" if not 0 < len(parcel.id) <= 200
+        else "queue" if not _QUEUE.match(parcel.queue)
+        else "time" if not _AT.match(parcel.at)
+        else "lane" if parcel.lane not in ("", "h", "l")
+        else "line" if len(parcel.line) > LINE
+        else "expiry" if not _EXPIRES.match(parcel.expires)
+        else ""
+    )  # fmt: skip
+    return Answer("unfit", f"{parcel.id[:200]!r} has no {wrong} that could be one") if wrong else None
+
+
+def to_bytes(parcel: Parcel) -> bytes:
+    """A parcel, to be kept."""
+    return _ENCODER.encode(parcel)
+
+
+def from_bytes(raw: bytes) -> Parcel:
+    """A parcel that was kept. Raises Corrupt."""
+    try:
+        return _PARCEL.decode(raw)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"not a parcel: {error}") from None
+
+
+def parcel(job: Job) -> Parcel:
+    """A job as it is handed over."""
+    return Parcel(job.id, job.queue, job.message, job.at, job.lane, job.line, job.expires)
+
+
+def job(parcel: Parcel, at: str) -> Job:
+    """The job again, to be published; a time from now is another one `at` each moment."""
+    return Job(
+        parcel.id,
+        "",
+        parcel.queue,
+        parcel.message,
+        at,
+        lane=parcel.lane,
+        line=parcel.line,
+        expires=parcel.expires,
+    )
+
+
+def due_at(parcel: Parcel, now_ms: int) -> int | None:
+    """When a job falls due that was sent with a countdown: in ms since 1970, by the clock of whoever asks."""
+    return now_ms + int(parcel.at[1:]) if parcel.at.startswith("+") else None
+
+
+def portions(groups: Sequence[tuple[Parcel, ...]]) -> Iterator[list[int]]:
+    """The groups, by their numbers, as many as go in one frame; one that alone is more than that goes alone."""
+    part: list[int] = []
+    count = size = 0
+    for number, group in enumerate(groups):
+        more = sum(len(each.message) for each in group)
+        if part and (count + len(group) > PORTION or size + more > PORTION_BYTES):
+            yield part
+            part, count, size = [], 0, 0
+        part.append(number)
+        count += len(group)
+        size += more
+    if part:
+        yield part

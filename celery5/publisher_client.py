@@ -1,0 +1,283 @@
+"""Publisher Client: hands finished jobs to the Publisher daemon of this host, and waits until they are stored (C79).
+
+Floor: domain. Reads: the daemon's answers; TLS files, if its address names some. Writes: jobs, to the daemon.
+
+One thread has the one connection of a process, whatever its callers are made of: plain Python, Trio, asyncio. What they
+send while it waits for an answer goes with the next frame, so that many of them share one write to the daemon's disk.
+Handing a job over twice is handing it over once, since it has its id: so what was on its way when the connection broke
+is sent again over a new one, once.
+"""
+
+import os
+import socket
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
+
+from celery5.broker.colour import current_colour
+from celery5.daemon_line import connected, exchange
+from celery5.errors import (
+    BacklogFull,
+    CeleryError,
+    Corrupt,
+    MessageTooLarge,
+    Misconfigured,
+    PublisherUnavailable,
+)
+from celery5.protocol.daemon_address import DaemonAddress
+from celery5.protocol.job import Job
+from celery5.protocol.parcels import Answer, Hand, Hello, Parcel, Refused, Told, Welcome, parcel, portions
+
+AWAY = 1.0
+"""Seconds for which the daemon is looked for when it is away: it may be starting anew."""
+REST = 0.5
+"""Seconds for which callers are told at once that it is away, before it is looked for again."""
+ANSWER_LIMIT = 10.0
+"""Seconds that the daemon has for an answer."""
+LIMIT = 20.0
+"""Seconds that a caller waits in all."""
+IDLE = 5.0
+"""Seconds without work after which the thread ends. The connection stays."""
+
+Group = tuple[Parcel, ...]
+
+
+class _Delivery:
+    """What one call hands over, and the answer to it."""
+
+    __slots__ = ("answer", "group", "sent")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.answer: Future[Answer] = Future()
+        self.sent = False
+
+
+class PublisherClient:
+    """The way to the daemon at `address` for the application named `app`."""
+
+    def __init__(self, *, address: DaemonAddress, app: str) -> None:
+        self._address = address
+        self._app = app
+        self.start_over()
+        _ALL.add(self)
+
+    def __repr__(self) -> str:
+        return f"<PublisherClient {self._address}>"
+
+    def hand(self, jobs: Sequence[Job]) -> None:
+        """Return when the daemon has stored all `jobs`. For plain Python.
+
+        Raises PublisherUnavailable when it cannot be reached, has not answered in time, or cannot store anything;
+        BacklogFull, MessageTooLarge, and Misconfigured when it publishes for another application.
+        """
+        delivery = self._begun(jobs)
+        with suppress(TooLate):
+            delivery.answer.result(LIMIT)
+        self._judged(delivery)
+
+    async def ahand(self, jobs: Sequence[Job]) -> None:
+        """`hand`, from Trio or asyncio. Cancelled, it takes back what was not sent yet."""
+        delivery = self._begun(jobs)
+        try:
+            await (_on_trio if current_colour() == "trio" else _on_asyncio)(delivery.answer)
+        except BaseException:
+            delivery.answer.cancel()
+            raise
+        self._judged(delivery)
+
+    def close(self) -> None:
+        """Close the connection. It opens again when needed."""
+        with self._talking:
+            self._hang_up()
+
+    def start_over(self) -> None:
+        """Begin without a connection, as a forked child must: that one is its parent's."""
+        self._changed = threading.Condition(threading.Lock())
+        self._talking = threading.Lock()
+        self._waiting: deque[_Delivery] = deque()
+        self._thread: threading.Thread | None = None
+        self._line: socket.socket | None = None
+        self._away_until = 0.0
+        self._why = ""
+
+    # ---- callers
+
+    def _begun(self, jobs: Sequence[Job]) -> _Delivery:
+        delivery = _Delivery(tuple(parcel(job) for job in jobs))
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="celery5-publisher-client", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._waiting.append(delivery)
+            self._changed.notify()
+        return delivery
+
+    def _judged(self, delivery: _Delivery) -> None:
+        """Raises what the answer means, if it is no good one."""
+        if delivery.answer.cancel() or not delivery.answer.done():
+            raise PublisherUnavailable(
+                f"the Publisher at {self._address} has not answered within {LIMIT:g} s",
+                maybe_done=delivery.sent,
+            )
+        answer = delivery.answer.result()
+        if answer.code:
+            raise _error(answer, str(self._address))
+        if not answer.firmly:
+            warnings.warn(
+                f"the Publisher at {self._address} cannot write its backlog, and has this in memory only: {answer.why}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting and not self._changed.wait_for(lambda: bool(self._waiting), IDLE):
+                    self._thread = None
+                    return
+                found = list(self._waiting)
+                self._waiting.clear()
+            for part in portions([each.group for each in found]):
+                # What a caller has taken back meanwhile is not sent.
+                taken = [found[n] for n in part if found[n].answer.set_running_or_notify_cancel()]
+                if taken:
+                    self._deliver(taken)
+
+    def _deliver(self, taken: list[_Delivery]) -> None:
+        try:
+            with self._talking:
+                answers = self._told(taken)
+        except BaseException as error:  # whatever it is, those who wait must hear of it
+            answers = [_failed(error, each.sent) for each in taken]
+        for each, answer in zip(taken, answers, strict=True):
+            each.answer.set_result(answer)
+
+    def _told(self, taken: list[_Delivery]) -> Sequence[Answer]:
+        """The daemon's answers, over the connection that there is, or else over a new one."""
+        word = Hand(tuple(each.group for each in taken))
+        kept = self._line is not None
+        try:
+            return self._asked(word, taken)
+        except (OSError, Corrupt) as error:
+            self._hang_up()
+            if not kept:
+                raise PublisherUnavailable(self._said(error)) from error
+        try:
+            return self._asked(word, taken)
+        except (OSError, Corrupt) as error:
+            self._hang_up()
+            raise PublisherUnavailable(self._said(error)) from error
+
+    def _asked(self, word: Hand, taken: list[_Delivery]) -> Sequence[Answer]:
+        line = self._line = self._line or self._found()
+        line.settimeout(ANSWER_LIMIT)
+        for each in taken:
+            each.sent = True
+        answer = exchange(line, word)
+        if isinstance(answer, Refused):
+            raise _error(Answer(answer.code, answer.why), "")
+        if not isinstance(answer, Told) or len(answer.answers) != len(taken):
+            raise Corrupt(f"an answer to something else: {type(answer).__name__}")
+        return answer.answers
+
+    def _said(self, error: BaseException) -> str:
+        why = f"no answer within {ANSWER_LIMIT:g} s" if isinstance(error, TimeoutError) else str(error)
+        return f"the Publisher at {self._address} cannot be reached: {why}; start it with celery5 publisher start"
+
+    # ---- the connection
+
+    def _found(self) -> socket.socket:
+        """A connection, once the daemon has said that it is the right one. It is looked for, for a moment."""
+        now = time.monotonic()
+        if now < self._away_until:
+            raise OSError(self._why)
+        while True:
+            try:
+                return self._opened()
+            except (OSError, Corrupt) as error:
+                self._why = str(error)
+                if time.monotonic() - now >= AWAY:
+                    self._away_until = time.monotonic() + REST
+                    raise
+                time.sleep(0.05)
+
+    def _opened(self) -> socket.socket:
+        line = connected(self._address, self._app)
+        try:
+            answer = exchange(line, Hello(self._app))
+            if isinstance(answer, Refused):
+                raise _error(Answer(answer.code, answer.why), "")
+            if not isinstance(answer, Welcome):
+                raise Corrupt("no welcome")
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+
+def _failed(error: BaseException, sent: bool) -> Answer:
+    """What those hear who waited when something else than an answer came."""
+    if isinstance(error, MessageTooLarge):
+        return Answer("too-large", str(error))
+    if isinstance(error, Misconfigured):
+        return Answer("unfit", str(error))
+    return Answer("unavailable", str(error) or type(error).__name__, maybe=sent)
+
+
+def _error(answer: Answer, where: str) -> CeleryError:
+    at = f"the Publisher at {where}: " if where and where not in answer.why else ""
+    if answer.code == "too-large":
+        return MessageTooLarge(f"{at}{answer.why}")
+    if answer.code == "unfit":
+        return Misconfigured(f"{at}{answer.why}")
+    kind = BacklogFull if answer.code == "full" else PublisherUnavailable
+    return kind(f"{at}{answer.why}", maybe_done=answer.maybe)
+
+
+async def _on_trio(answer: "Future[Answer]") -> None:
+    import trio
+
+    came, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def tell(_answer: object) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(came.set)
+
+    answer.add_done_callback(tell)
+    with trio.move_on_after(LIMIT):
+        await came.wait()
+
+
+async def _on_asyncio(answer: "Future[Answer]") -> None:
+    import asyncio
+
+    await asyncio.wait([asyncio.wrap_future(answer)], timeout=LIMIT)
+
+
+_ALL: "weakref.WeakSet[PublisherClient]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in list(_ALL):
+        line = client._line  # pyright: ignore[reportPrivateUsage]
+        client.start_over()
+        if line is not None:
+            os.close(line.detach())  # without a farewell: the connection is the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

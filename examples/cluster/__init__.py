@@ -1,0 +1,10 @@
+"""Cluster: an application with all kinds of processes, and the description from which a Controller starts them.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
+
+Begin with `cluster.toml`, the description, and go on to `kiosk.py`, the application. By hand, on a Redis of your own,
+in this folder:
+
+    celery5 -A celery5.examples.cluster.kiosk controller start --log-format console
+    celery5 -A celery5.examples.cluster.kiosk controller status
+"""

@@ -1,0 +1,46 @@
+"""Main: the command that writes the manifests of a cluster description to stdout.
+
+Floor: on top of everything, as an application is. Reads: the description. Writes: stdout, stderr.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from celery5.errors import Misconfigured
+from celery5.examples.kubernetes.manifests import Wishes, manifests
+from celery5.protocol.cluster import read
+
+
+def main() -> int:
+    """Write them; gives the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m celery5.examples.kubernetes",
+        description="Kubernetes manifests of a cluster description.",
+    )
+    parser.add_argument("cluster", type=Path, help="the cluster description")
+    parser.add_argument("--app", required=True, help="the application, as celery5 -A has it")
+    parser.add_argument("--name", default="", help="what App(...) is called; default: the module")
+    parser.add_argument("--image", required=True, help="the image with the application in it")
+    parser.add_argument("--namespace", default="default")
+    parser.add_argument("--broker", default="celery5-broker", help="the Secret with the broker's `url`")
+    parser.add_argument("--keys", default="", help="a Secret with `mine.pem` and `trusted.pem`")
+    parser.add_argument(
+        "--most", type=int, default=0, help="workers of a group at most; default: as many as said"
+    )
+    parser.add_argument("--keda", default="", help="host:port of Redis, for KEDA to look at queues")
+    said = vars(parser.parse_args())
+    file: Path = said.pop("cluster")
+    try:
+        cluster = read(file.read_bytes())
+    except (OSError, Misconfigured) as error:
+        sys.stderr.write(f"Error: cluster description {file}: {error}\n")
+        return 1
+    said["name"] = said["name"] or said["app"].partition(":")[0].rpartition(".")[2]
+    sys.stdout.write(json.dumps(manifests(cluster, Wishes(**said)), indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

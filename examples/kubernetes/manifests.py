@@ -1,0 +1,244 @@
+"""Manifests: what Kubernetes is to run for a cluster description: a Deployment for each group, and what scales it.
+
+Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
+
+Kubernetes does what a Foreman does: it keeps as many pods as were asked for, probes them, and replaces them one after
+the other. So there is no Controller among them. A pod is one member, and has its name.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery5.broker.keys import Keys
+from celery5.protocol.cluster import Cluster, Group, members
+from celery5.protocol.members import Member
+
+PORT = 9500
+"""Where a member answers probes, in its pod."""
+SURPLUS = 15
+"""Seconds beyond a member's own patience before Kubernetes kills its pod."""
+FOLDER = "/run/celery5"
+"""Where members may write: nowhere else."""
+ROOM = 1.25
+"""Of `max_memory`, at which a worker ends in order: at which the kernel kills it."""
+COPY_KEYS = (
+    f"umask 077 && mkdir -p {FOLDER}/keys/trusted"
+    f" && cp -L /etc/celery5/keys/mine.pem {FOLDER}/keys/mine.pem"
+    f" && cp -L /etc/celery5/keys/trusted.pem {FOLDER}/keys/trusted/cluster.pem"
+)
+"""Keys must be private to the user, and what a Secret's volume has is not."""
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a cluster description does not say: how the application is found (`app`, as -A has it) and called (`name`),
+    in which `image` and `namespace` it is, the Secret with the `broker`'s URL (entry `url`), and perhaps one with
+    `keys` (entries `mine.pem` and `trusted.pem`). Workers are scaled up to `most` of a group, if that is more than 0:
+    by what waits on their queues when `keda` says at which host:port Redis is, else by the CPU that they take."""
+
+    app: str
+    name: str
+    image: str
+    namespace: str = "default"
+    broker: str = "celery5-broker"
+    keys: str = ""
+    most: int = 0
+    keda: str = ""
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def manifests(cluster: Cluster, wishes: Wishes) -> Manifest:
+    """One list of all manifests."""
+    items = [each for group in cluster.groups for each in _of_group(cluster, group, wishes)]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def _of_group(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:
+    yield _deployment(cluster, group, wishes)
+    if group.total > 1:
+        budget = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(group, wishes)}}
+        yield _object("policy/v1", "PodDisruptionBudget", group, wishes, budget)
+    if group.kind == "worker" and wishes.most > group.total:
+        yield _by_queues(group, wishes) if wishes.keda else _by_cpu(group, wishes)
+
+
+def _object(version: str, kind: str, group: Group, wishes: Wishes, spec: Manifest) -> Manifest:
+    labels = {**wishes.labels, **_labels(group, wishes)}
+    metadata = {"name": _called(group, wishes), "namespace": wishes.namespace, "labels": labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _called(group: Group, wishes: Wishes) -> str:
+    """A DNS label."""
+    name = re.sub(r"[^a-z0-9-]+", "-", f"{wishes.name}-{group.key}".lower()).strip("-")
+    return name[:52].rstrip("-")  # pods of it get 11 more characters
+
+
+def _labels(group: Group, wishes: Wishes) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": wishes.name,
+        "app.kubernetes.io/component": group.kind,
+        "app.kubernetes.io/instance": _called(group, wishes),
+        "app.kubernetes.io/managed-by": "celery5",
+    }
+
+
+def _deployment(cluster: Cluster, group: Group, wishes: Wishes) -> Manifest:
+    labels = {**wishes.labels, **_labels(group, wishes)}
+    pod = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": math.ceil(_member(group).stop_after) + SURPLUS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "runAsGroup": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(cluster, group, wishes)],
+        "volumes": list(_volumes(wishes)),
+    }
+    if wishes.keys:
+        pod["initContainers"] = [_copies_keys(wishes)]
+    spec: Manifest = {
+        "selector": {"matchLabels": _labels(group, wishes)},
+        # The next pod is there before one goes: no job waits for a new version.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    if not (group.kind == "worker" and wishes.most > group.total):
+        spec["replicas"] = (
+            group.total
+        )  # whoever scales it says it otherwise, and would be undone by each `apply`
+    return _object("apps/v1", "Deployment", group, wishes, spec)
+
+
+def _container(cluster: Cluster, group: Group, wishes: Wishes) -> Manifest:
+    container: Manifest = {
+        "name": group.kind,
+        "image": wishes.image,
+        "args": ["celery5", *_arguments(group)],
+        "env": list(_environment(cluster, group, wishes)),
+        "ports": [{"name": "status", "containerPort": PORT}],
+        # One whose event loop is stuck does not answer. What a Foreman would bear, so does this.
+        "livenessProbe": _probe("/livez", period=10, failures=max(3, math.ceil(cluster.hung_after / 10))),
+        "readinessProbe": _probe("/readyz", period=5, failures=3),
+        "startupProbe": _probe("/livez", period=2, failures=max(5, math.ceil(cluster.start_limit / 2))),
+        "resources": _resources(group),
+        "securityContext": _OF_CONTAINER,
+        "volumeMounts": [{"name": "run", "mountPath": FOLDER}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if group.kind == "publisher":
+        # Clients are told elsewhere first that it goes. All others know of SIGTERM from nobody else, and need no more.
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "5"]}}}
+    return container
+
+
+_OF_CONTAINER: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _arguments(group: Group) -> Iterator[str]:
+    """What a member is told, with the pod's name for its own, and answering probes from outside of the pod."""
+    member = _member(group)
+    for word in member.arguments:
+        # Kubernetes has $(VARIABLE) in arguments, and $$ for a dollar.
+        yield "$(POD_NAME)" if word == member.name else word.replace("$", "$$")
+    yield from ("--status-host", "0.0.0.0", "--status-port", str(PORT))  # in a network of its own
+
+
+def _member(group: Group) -> Member:
+    """One of them, without what there is one of for each on a machine."""
+    flags = {name: value for name, value in group.flags.items() if name not in ("status_port", "status_host")}
+    (member,) = members(Cluster(groups=(Group(kind=group.kind, name=group.name, flags=flags),)))
+    return member
+
+
+def _environment(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:
+    yield {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    yield {"name": "CELERY5_APP", "value": wishes.app}
+    secret = {"name": wishes.broker, "key": "url"}
+    yield {"name": "CELERY5_BROKER", "valueFrom": {"secretKeyRef": secret}}
+    yield {"name": "XDG_STATE_HOME", "value": FOLDER}
+    if wishes.keys:
+        yield {"name": "CELERY5_KEYS", "value": f"{FOLDER}/keys"}
+    for name, value in {**cluster.environment, **group.environment}.items():
+        yield {"name": name, "value": value.replace("$(", "$$(")}
+
+
+def _probe(path: str, *, period: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "status"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _resources(group: Group) -> Manifest:
+    memory = math.ceil(group.flags.get("max_memory", 0) * ROOM / 2**20)
+    limits = {"limits": {"memory": f"{memory}Mi"}} if memory else {}
+    return {"requests": {"cpu": "100m", "memory": "128Mi"}, **limits}
+
+
+def _volumes(wishes: Wishes) -> Iterator[Manifest]:
+    yield {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
+    yield {"name": "tmp", "emptyDir": {}}
+    if wishes.keys:
+        yield {"name": "keys", "secret": {"secretName": wishes.keys, "defaultMode": 0o440}}
+
+
+def _copies_keys(wishes: Wishes) -> Manifest:
+    return {
+        "name": "keys",
+        "image": wishes.image,
+        "command": ["sh", "-c", COPY_KEYS],
+        "securityContext": _OF_CONTAINER,
+        "volumeMounts": [
+            {"name": "run", "mountPath": FOLDER},
+            {"name": "keys", "mountPath": "/etc/celery5/keys", "readOnly": True},
+        ],
+    }
+
+
+def _by_queues(group: Group, wishes: Wishes) -> Manifest:
+    """KEDA's: a worker for each 100 jobs that nobody has read, and on Redis 7 or newer, which counts them."""
+    keys = Keys(wishes.name)
+    triggers = [
+        {
+            "type": "redis-streams",
+            "metadata": {
+                "address": wishes.keda,
+                "stream": keys.of(queue).normal,
+                "consumerGroup": "workers",
+                "lagCount": "100",
+            },
+        }
+        for queue in group.flags.get("queues", ("default",))
+    ]
+    spec = {
+        "scaleTargetRef": {"name": _called(group, wishes)},
+        "minReplicaCount": group.total,
+        "maxReplicaCount": wishes.most,
+        "cooldownPeriod": 300,
+        "triggers": triggers,
+    }
+    return _object("keda.sh/v1alpha1", "ScaledObject", group, wishes, spec)
+
+
+def _by_cpu(group: Group, wishes: Wishes) -> Manifest:
+    target = {"type": "Utilization", "averageUtilization": 70}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": _called(group, wishes)},
+        "minReplicas": max(1, group.total),
+        "maxReplicas": wishes.most,
+        "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+    }
+    return _object("autoscaling/v2", "HorizontalPodAutoscaler", group, wishes, spec)

@@ -1,0 +1,28 @@
+"""All Up: is up when the whole cluster is, for what must wait for that: systemd is told READY no earlier (C91).
+
+Floor: services. Reads: how the members are. Writes: nothing.
+"""
+
+from typing import Protocol
+
+import trio
+
+
+class Whole(Protocol):
+    """Knows when all members have been up."""
+
+    @property
+    def whole(self) -> trio.Event: ...
+
+
+class AllUp:
+    """A gate: `started()` when all members of the cluster have been up once."""
+
+    def __init__(self, *, foreman: Whole) -> None:
+        self._foreman = foreman
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait for them, then until cancelled."""
+        await self._foreman.whole.wait()
+        task_status.started()
+        await trio.sleep_forever()

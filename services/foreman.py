@@ -1,0 +1,370 @@
+"""Foreman: keeps the members of a cluster alive over a platform (C89).
+
+Floor: services. Reads: what the platform tells of them. Writes: what is to be done to them; log messages.
+
+What is decided is in `celery5.protocol.foreman`; this performs it. What is done to one member happens in order, what is
+done to several at the same time: a host that does not answer holds up nobody else. At the end the members are ended in
+order: schedulers, routers, workers, publishers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import trio
+
+from celery5.errors import PlatformError
+from celery5.log import Log
+from celery5.platform import Platform
+from celery5.protocol.cluster import Cluster, members, spread
+from celery5.protocol.foreman import STOP_ORDER, Crew
+from celery5.protocol.members import Ended, Kind, Member, Word
+from celery5.protocol.metrics import Family, gauge
+from celery5.protocol.posts import Action, Kill, Phase, Start, Stop
+
+TICK = 1.0
+"""Seconds between two decisions when nothing happens."""
+RESIGN_LIMIT = 2.0
+"""Seconds that giving up the lead may take."""
+SURPLUS = 20.0
+"""Seconds beyond what all members may take to end after which the Foreman ends without them."""
+
+
+class Leads(Protocol):
+    """Says whether this Controller is the one that acts."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is, as far as it knows."""
+        ...
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is, for certain, at this moment."""
+        ...
+
+    @property
+    def line(self) -> str:
+        """Why it does not act, for people; '' when it does."""
+        ...
+
+    def stamp(self) -> Mapping[str, str]:
+        """What each member gets in its environment, to know whose it is."""
+        ...
+
+    def follow(self, tell: Callable[[], object], /) -> None:
+        """Have `tell` called when it begins to be the one, or is it no more."""
+        ...
+
+    async def resign(self) -> None:
+        """Let another one act."""
+        ...
+
+
+class Connected(Protocol):
+    """Knows whether Redis can be reached."""
+
+    @property
+    def connected(self) -> bool: ...
+
+
+class Foreman:
+    """Keeps the members that the `cluster` description asks for.
+
+    `surroundings` are what all of them get in their environment, `grace` is their grace period in seconds. While
+    `redis` is away members cannot start, and it is not counted against them. `tell` is told the state of the whole,
+    in one line, whenever that changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        crew: Crew,
+        platform: Platform,
+        leads: Leads,
+        redis: Connected,
+        surroundings: Mapping[str, str],
+        grace: float,
+        log: Log,
+        tell: Callable[[str], object],
+    ) -> None:
+        self.cluster = cluster
+        self.crew = crew
+        self._platform = platform
+        self._leads = leads
+        self._redis = redis
+        self._surroundings = surroundings
+        self._grace = grace
+        self._log = log
+        self._tell = tell
+        self._acts = False
+        self._stamp: Mapping[str, str] = {}
+        self._scale: dict[str, int] = {}
+        self._locks: dict[str, trio.Lock] = {}
+        self._changed = trio.Event()
+        self._told = ""
+        self.whole = trio.Event()
+        """Set when all members have been up."""
+        self._lives = False
+        self._hands: trio.Nursery | None = None
+        leads.follow(lambda: self._changed.set())
+        fence: Callable[[Callable[[], bool]], None] | None = getattr(platform, "fence", None)
+        if fence is not None:
+            fence(lambda: self._leads.sure)
+        self.plan(cluster)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep them alive until cancelled, then end them in order."""
+        self._acts = False
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(self._work, scope)
+                await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
+                scope.shield = True  # it is needed to end the members in order
+                await self._stand()
+                task_status.started()
+                while True:
+                    await self._turn()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._end()
+                scope.cancel()
+
+    def plan(self, cluster: Cluster) -> None:
+        """From now on these are the members that there should be: a new description, or another scale of the same."""
+        self.cluster = cluster
+        known = {group.key for group in cluster.groups}
+        self._scale = {key: count for key, count in self._scale.items() if key in known}
+        wanted = self._members(self._scale)
+        more = {group.key: self._scale.get(group.key, group.total) + 1 for group in cluster.groups}
+        names = {each.name for each in wanted}
+        spares = [each for each in self._members(more) if each.name not in names]
+        self.crew.want(cluster, wanted, spares)
+        self._changed.set()
+
+    def scale(self, workers: int) -> dict[str, int]:
+        """Have so many workers in all. Gives how many there are to be of each group."""
+        self._scale = spread(self.cluster, workers)
+        self.plan(self.cluster)
+        return self._scale
+
+    def restart(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
+        """Have these members restarted, or all: one of a group at a time. Gives who will be."""
+        chosen = self.crew.restart(names)
+        self._changed.set()
+        return chosen
+
+    async def reread(self, names: Iterable[str]) -> None:
+        """Have these members read their configuration again, if they are up."""
+        for name in names:
+            post = self.crew.posts.get(name)
+            if post is not None and post.phase is Phase.UP:
+                async with self._locks.setdefault(name, trio.Lock()):
+                    try:
+                        await self._platform.reload(name)
+                    except PlatformError as error:
+                        self._log.event("member:not-done", "warning", name=name, why=str(error))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all members are up, or are another Controller's affair."""
+        return self.crew.is_whole if self._acts else self.crew.is_gone and not self._leads.leads
+
+    @property
+    def line(self) -> str:
+        """How it is, in one line."""
+        stands = self._leads.line
+        if not stands or self.crew.is_gone:
+            return stands or self.crew.line
+        return f"{stands}; {self.crew.line}"
+
+    def conditions(self) -> Mapping[str, str]:
+        """Nobody has died, or was given up, and is not back."""
+        return {"cluster": self.crew.wrong if self._acts else ""}
+
+    def families(self) -> Iterable[Family]:
+        """How many members there are, and how often they were restarted."""
+        posts = self.crew.posts.values()
+        yield gauge(
+            "celery5_members",
+            "Members of the cluster, by how they are.",
+            *[(float(sum(post.phase is each for post in posts)), {"phase": each.value}) for each in Phase],
+        )
+        yield gauge(
+            "celery5_members_wanted", "Members that there should be.", sum(post.wanted for post in posts)
+        )
+
+    def _members(self, scale: Mapping[str, int]) -> tuple[Member, ...]:
+        return members(self.cluster, scale, environment=self._surroundings, grace=self._grace)
+
+    async def _work(
+        self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """The platform, and all that is done to members."""
+        with scope:
+            try:
+                async with trio.open_nursery() as self._hands:
+                    await self._hands.start(self._platform.live, self._heard)
+                    self._lives = True
+                    task_status.started()
+            finally:
+                self._lives = False
+
+    async def _turn(self) -> None:
+        """Decide once, and wait until there may be something else to decide."""
+        self._changed = trio.Event()
+        try:
+            await self._stand()
+        except PlatformError as error:
+            self._log.event("cluster:not-adopted", "warning", why=str(error))
+        now = trio.current_time()
+        decides = self._leads.sure if self._acts else not self._leads.leads
+        for action in self.crew.decide(now) if decides else ():
+            if self._hands is not None:
+                self._hands.start_soon(self._do, action)
+        self._show()
+        with trio.move_on_after(max(0.0, min(TICK, self.crew.due - now)) if decides else TICK):
+            await self._changed.wait()
+
+    async def _stand(self) -> None:
+        """Take up the cluster when this Controller is the one that acts, and leave it when it is that no more: what
+        belongs to this process is ended, what does not is the next one's. Raises PlatformError."""
+        stamp = self._leads.stamp()
+        if self._acts and self._leads.leads and stamp != self._stamp:  # another one led between two looks
+            self._leave()
+            self._acts = False
+        if self._leads.sure and not self._acts:
+            self.crew.adopt(await self._platform.living(), trio.current_time())
+            self._acts, self._stamp = True, stamp
+            self.crew.resume()
+        elif not self._leads.leads:
+            if self._acts:
+                self._leave()
+            self._acts = False
+            self.crew.drain()
+
+    def _leave(self) -> None:
+        self.crew.forget([name for name in self.crew.posts if self._outlives(name)])
+        leave: Callable[[], None] | None = getattr(self._platform, "leave", None)
+        if leave is not None:
+            leave()
+
+    def _outlives(self, name: str) -> bool:
+        """Whether a member goes on without this process, so that another Controller may have adopted it."""
+        outlives: Callable[[str], bool] | None = getattr(self._platform, "outlives", None)
+        return outlives is not None and outlives(name)
+
+    async def _do(self, action: Action) -> None:
+        name = action.member.name if isinstance(action, Start) else action.name
+        async with self._locks.setdefault(name, trio.Lock()):
+            try:
+                if not self._leads.sure and (isinstance(action, Start) or self._outlives(name)):
+                    raise PlatformError(_NOT_OURS)
+                await self._perform(action)
+            except PlatformError as error:
+                self._log.event("member:not-done", "warning", name=name, why=str(error))
+                if isinstance(action, Start):
+                    self.crew.not_started(name, str(error), trio.current_time(), excused=self._excused)
+                    self._changed.set()
+                elif isinstance(action, Stop):
+                    self.crew.not_stopped(name, trio.current_time())
+
+    async def _perform(self, action: Action) -> None:
+        match action:
+            case Start(member):
+                self._log.event("member:starting", name=member.name, host=member.host)
+                await self._platform.start(_stamped(member, self._leads.stamp()))
+            case Stop(name):
+                self._log.event("member:stopping", name=name)
+                await self._platform.stop(name)
+            case Kill(name, why):
+                self._log.event("member:killed", "error", name=name, why=why)
+                await self._platform.kill(name)
+
+    def _heard(self, word: Word) -> None:
+        post = self.crew.posts.get(word.name)
+        before = None if post is None else post.phase
+        self.crew.hear(word, trio.current_time(), excused=self._excused)
+        if post is not None and post.phase is not before:
+            self._log_change(word, post.phase, asked=before is Phase.STOPPING)
+        self._changed.set()
+
+    def _log_change(self, word: Word, phase: Phase, *, asked: bool) -> None:
+        if phase is Phase.GIVEN_UP:
+            how = self.crew.posts[word.name].how
+            kept = [each.member.name for each in self.crew.staying if word.name in each.awaits]
+            told = {"kept": kept} if kept else {}
+            self._log.event("member:given-up", "error", name=word.name, why=how, hint=_GIVEN_UP, **told)
+        elif isinstance(word, Ended):
+            self._log.event(
+                "member:ended", "info" if asked else "warning", name=word.name, how=word.how, code=word.code
+            )
+        elif phase is Phase.UP:
+            self._log.event("member:up", name=word.name)
+
+    @property
+    def _excused(self) -> bool:
+        return not self._redis.connected
+
+    def _show(self) -> None:
+        line = self.line
+        if self.is_whole:
+            self.whole.set()
+        if line != self._told:
+            self._told = line
+            self._tell(line)
+
+    async def _end(self) -> None:
+        """End all members, in order, as long as there is somebody who can. Another Controller may begin at once, unless
+        it would adopt what is ended here."""
+        self.crew.drain()
+        if not self._leads.sure:
+            self._leave()
+        if not any(map(self._outlives, self.crew.posts)):
+            with trio.move_on_after(RESIGN_LIMIT):
+                await self._leads.resign()
+        with trio.move_on_after(self.end_limit):
+            while self._lives and not self.crew.is_gone:
+                await self._turn_down()
+
+    async def _turn_down(self) -> None:
+        self._changed = trio.Event()
+        for action in self.crew.decide(trio.current_time()):
+            if self._hands is not None:
+                self._hands.start_soon(self._do, action)
+        self._show()
+        if not self.crew.is_gone:
+            with trio.move_on_after(TICK):
+                await self._changed.wait()
+
+    @property
+    def end_limit(self) -> float:
+        """Seconds that the end of all members may take."""
+        return end_limit(post.member for post in self.crew.posts.values())
+
+
+def end_limit(crew: Iterable[Member]) -> float:
+    """Seconds that the end of all these members, in order, may take."""
+    longest: dict[Kind, float] = dict.fromkeys(STOP_ORDER, 0.0)
+    for each in crew:
+        longest[each.kind] = max(longest[each.kind], each.stop_after)
+    return sum(longest.values()) + SURPLUS
+
+
+def _stamped(member: Member, stamp: Mapping[str, str]) -> Member:
+    if not stamp:
+        return member
+    return Member(
+        name=member.name,
+        kind=member.kind,
+        group=member.group,
+        host=member.host,
+        arguments=member.arguments,
+        environment={**member.environment, **stamp},
+        stop_after=member.stop_after,
+    )
+
+
+_NOT_OURS = "this Controller is not sure that it leads"
+_GIVEN_UP = "mend what ends it, then: celery5 controller restart, or reload"

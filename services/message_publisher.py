@@ -1,0 +1,301 @@
+"""Message Publisher: publishes what waits for one broker, over as many connections as the pressure asks for (C80).
+
+Floor: services. Reads: what waits in its store. Writes: what is published, by `celery5.publisher`.
+
+A queue is on one connection at a time, at most 200 messages or 4 MiB of it in one trip: so its order is kept. What
+Redis did not take, or nobody knows whether it took, is published again: it knows the ids. When queues wait although all
+connections are busy there is one more, up to the limit; one that had nothing to do for a while is closed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from celery5.broker.link_events import LinkEvent
+from celery5.broker.on_trio import Timing, TrioRedis
+from celery5.checks import BrokerPing
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.health import HealthCheck
+from celery5.log import Level, Log
+from celery5.messages_backlog import Kept
+from celery5.protocol.backoff import full_jitter
+from celery5.protocol.job import Job
+from celery5.protocol.metrics import Family, counter, gauge
+from celery5.protocol.parcels import job
+from celery5.publisher import Publisher
+from celery5.services.messages_store import MessagesStore
+from celery5.services.publishing_checks import PublishingChecks
+
+GROW_AFTER = 0.1
+"""Seconds that a queue waits for a connection before there is one more."""
+IDLE = 10.0
+"""Seconds without work after which a connection above the least number is closed."""
+RESET = 1.0
+"""Seconds that the breaker of the broker's check stays open."""
+PING_PERIOD = 10.0
+REFUSED = 5.0
+"""Seconds until a broker that lets nobody in is asked again."""
+LOOK = 0.1
+"""Seconds between looks at whether the broker takes anything, when the process ends."""
+BACKOFF_CAP = 2.0
+"""Seconds between attempts to publish what Redis refuses: a random part of a time that doubles, up to this."""
+
+
+def broker_check(broker: str) -> HealthCheck:
+    """The default check of a broker: whether it answers. Three failures in two minutes trip its breaker (C82)."""
+    return BrokerPing(f"broker-{broker}", limit=5.0, period=PING_PERIOD, allowed={"unhealthy": 2})
+
+
+class MessagePublisher:
+    """Publishes what `store` has, to the broker at `endpoint`. `connections`: the least and the most. `own_checks` are
+    the application's, which hold up all its brokers. When it ends it goes on until all is published, for `drain`
+    seconds at most and as long as the broker takes it."""
+
+    def __init__(
+        self,
+        *,
+        store: MessagesStore,
+        keys: Keys,
+        endpoint: Endpoint,
+        timing: Timing,
+        name: str,
+        watch: Callable[[LinkEvent], None],
+        own_checks: PublishingChecks,
+        connections: tuple[int, int],
+        drain: float,
+        log: Log,
+    ) -> None:
+        self._store = store
+        self._publisher = Publisher(keys=keys)
+        self._endpoint = endpoint
+        self._timing = timing
+        self._name = name
+        self._watch = watch
+        self._check = broker_check(store.broker)
+        self._checks = PublishingChecks(checks=[self._check], keys=keys, log=log, redis=self, reset=RESET)
+        self._gates = (own_checks, self._checks)
+        self._least, self._most = connections
+        self._drain = drain
+        self._log = log
+        self._open: list[TrioRedis] = []
+        self._busy: set[str] = set()
+        self._refused: dict[str, int] = {}
+        self._attempts = 0
+        self._failures = 0
+        self._why = ""
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish until cancelled, then what is left. What Redis does not take by then stays in the store."""
+        async with trio.open_nursery() as nursery:
+            work = trio.CancelScope(shield=True)
+            nursery.start_soon(self._work, work)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.move_on_after(self._drain, shield=True):
+                    await self._drained()
+                work.cancel()
+                self._tell_what_is_left()
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        """One trip, for the broker's health check."""
+        if not self._open:
+            raise BrokerUnavailable("there is no connection yet")
+        return await self._open[0].perform(call)
+
+    # ---- connections
+
+    async def _work(self, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._checks.run)
+                for _ in range(self._least):
+                    nursery.start_soon(self._serve, self._opened())
+                await self._grow(nursery)
+
+    async def _grow(self, nursery: trio.Nursery) -> None:
+        """One more connection when a queue has waited for one for a while."""
+        while True:
+            await self._store.came()
+            await trio.sleep(GROW_AFTER)
+            while self._next() is not None and self._may_publish and len(self._open) < self._most:
+                nursery.start_soon(self._serve, self._opened())
+                await trio.sleep(GROW_AFTER)
+
+    def _opened(self) -> TrioRedis:
+        """One more connection. It counts at once, not when its task gets its turn: there would be more than may be."""
+        redis = TrioRedis(
+            endpoint=self._endpoint, timing=self._timing, name=f"{self._name}:publisher", watch=self._watch
+        )
+        self._open.append(redis)
+        return redis
+
+    async def _serve(self, redis: TrioRedis) -> None:
+        """Publish over this connection until it has had nothing to do for a while and others remain."""
+        extra = len(self._open) > self._least
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep, redis)
+                while True:
+                    queue = ""
+                    with trio.move_on_after(IDLE if extra else float("inf")):
+                        queue = await self._taken()
+                    if not queue:
+                        break
+                    await self._publish_first(redis, queue, nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._open.remove(redis)
+
+    async def _keep(self, redis: TrioRedis) -> None:
+        """Keep a connection up, also one that was never there, and one that is let in by nobody yet."""
+        while True:
+            try:
+                await redis.run()
+            except BrokerUnavailable as error:
+                self._checks.failed(self._check.name, str(error))
+            except BrokerError as error:
+                self._tell("publisher:refused", "error", str(error))
+                self._checks.failed(self._check.name, str(error))
+                await trio.sleep(REFUSED)
+
+    # ---- queues
+
+    @property
+    def _may_publish(self) -> bool:
+        return all(each.are_closed for each in self._gates)
+
+    def _next(self) -> str | None:
+        """The queue that has waited longest, of those that nobody is busy with and Redis has not just refused."""
+        return next((each for each in self._store.waiting if each not in self._busy), None)
+
+    async def _taken(self) -> str:
+        """Wait until a queue may be published to, and take it."""
+        while True:
+            for gate in self._gates:
+                await gate.closed()
+            queue = self._next()
+            if queue is not None and self._may_publish:
+                self._busy.add(queue)
+                del self._store.waiting[queue]
+                return queue
+            if queue is None:
+                await self._store.came()
+            else:
+                await trio.lowlevel.checkpoint()
+
+    async def _publish_first(self, redis: TrioRedis, queue: str, nursery: trio.Nursery) -> None:
+        """One trip with the first messages of a queue. It goes to the end of the line if there may be more; one that
+        did not get through waits first, and lets others have their turn."""
+        pause = 0.0
+        try:
+            kept = await self._read(queue)
+            if kept is None:
+                pause = BACKOFF_CAP
+            elif kept:
+                pause = await self._published(redis, queue, kept)
+                if not pause:
+                    self._store.ready(queue)
+        finally:
+            if pause:
+                nursery.start_soon(self._rest, queue, pause)
+            else:
+                self._free(queue)
+
+    async def _rest(self, queue: str, pause: float) -> None:
+        try:
+            await trio.sleep(pause)
+        finally:
+            self._store.ready(queue)
+            self._free(queue)
+
+    def _free(self, queue: str) -> None:
+        self._busy.discard(queue)
+        self._store.look_again()
+
+    async def _read(self, queue: str) -> Sequence[Kept] | None:
+        try:
+            return await self._store.first(queue)
+        except Exception as error:  # the disk's trouble, or a backlog of the user's own
+            self._tell("publisher:unread", "error", f"{type(error).__name__}: {error}", queue=queue)
+            return None
+
+    async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[Kept]) -> float:
+        """One attempt; gives the seconds until the next one if it failed, else 0."""
+        self._attempts += 1
+        try:
+            if any(
+                each.due is not None for each in kept
+            ):  # what is left is worked out when there is a connection
+                await redis.perform(calls.PING)
+            jobs = [_now(each) for each in kept]
+            answers = await redis.perform_all(self._publisher.publish(jobs))
+        except BrokerUnavailable as error:
+            self._failures += 1
+            self._tell("publisher:waits", "warning", str(error), queue=queue)
+            self._checks.failed(self._check.name, str(error))
+        except Exception as error:  # refused: this queue's stay, and hold up no other queue's
+            self._failures += 1
+            self._tell("publisher:refused", "error", str(error), queue=queue)
+        else:
+            self._publisher.published(jobs, answers)
+            self._store.gone(queue, kept)
+            self._refused.pop(queue, None)
+            if self._why and not self._refused:
+                self._why = ""
+                self._log.event("publisher:goes-on", broker=self._store.broker)
+            return 0.0
+        attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
+        return max(0.01, full_jitter(attempt, start=0.05, cap=BACKOFF_CAP, random=random.random))
+
+    # ---- the end
+
+    async def _drained(self) -> None:
+        while self._store.waiting or self._busy:
+            if self._store.is_safe and not self._may_publish:
+                return
+            with trio.move_on_after(LOOK):
+                await self._store.came()
+
+    def _tell_what_is_left(self) -> None:
+        if self._store.waiting or self._busy:
+            self._log.event("publisher:left", "warning", broker=self._store.broker, messages=self._store.size)
+
+    def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
+        """Once for each thing that is wrong."""
+        if why != self._why:
+            self._log.event(what, level, broker=self._store.broker, why=why, **fields)
+        self._why = why
+
+    # ---- how it does
+
+    def conditions(self) -> Mapping[str, str]:
+        """The broker takes what is published."""
+        return self._checks.conditions()
+
+    def families(self) -> Iterable[Family]:
+        """Connections and attempts."""
+        of = {"broker": self._store.broker}
+        yield gauge(
+            "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), of)
+        )
+        yield counter("celery5_publisher_trips_total", "Attempts to publish.", (float(self._attempts), of))
+        yield counter(
+            "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), of)
+        )
+        yield from self._checks.families()
+
+
+def _now(kept: Kept) -> Job:
+    """The job as it is to be published now: of its countdown, what is left."""
+    if kept.due is None:
+        return job(kept.parcel, kept.parcel.at)
+    return job(kept.parcel, f"+{max(0, kept.due - int(time.time() * 1000))}")

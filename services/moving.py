@@ -1,0 +1,189 @@
+"""Moving: brings a schedule to the queue that its code says, from any other one, without ever firing on both (C108).
+
+Floor: services. Reads: the schedule's records on all queues of all brokers. Writes: those records.
+
+A record that is `moved` does not fire. One that is moved to its own queue is arriving: it fires when nobody else has
+one. Whoever wants it elsewhere first writes an arriving one, then looks everywhere, has each other one rest, takes over
+what it has fired, removes it, and only then lets its own fire: each step for the very record that was seen. Of two who
+do that at once one at least sees the other, and the newer one wins. Whoever dies in between leaves it resting.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+import trio
+from msgspec.structs import replace
+
+from celery5.app import App
+from celery5.broker import scheduling
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError
+from celery5.fire_times import following
+from celery5.protocol import schedules
+from celery5.protocol.schedules import Schedule
+
+TRIES = 20
+"""Times that a change is tried which others are quicker with."""
+UNASKED = 5.0
+"""Seconds for which a broker that was found away is not asked again: one that does not even refuse takes as long each
+time, and there may be hundreds of schedules that it is asked about."""
+
+
+class Redis(Protocol):
+    """The way to one broker."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
+
+
+class Held(Exception):
+    """A broker is away that may have the schedule, too, or others change it all the time: it does not fire here before
+    that is settled."""
+
+
+class Theirs(Exception):
+    """The schedule, as it is, is somebody else's: added by hand, or declared by newer code."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        super().__init__(schedule.name)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The record on the queue that is wanted, those on others, and which brokers did not tell."""
+
+    here: tuple[Schedule, bytes] | None = None
+    others: list[tuple[Redis, Schedule, bytes]] = field(default_factory=list[tuple[Redis, Schedule, bytes]])
+    away: list[str] = field(default_factory=list[str])
+
+
+class Moving:
+    """What settles schedules on one broker, `redis`; `others` are the ways to the others, by name."""
+
+    def __init__(self, *, redis: Redis, others: Mapping[str, Redis], app: App, keys: Keys) -> None:
+        self._redis = redis
+        self._others = others
+        self._app = app
+        self._keys = keys
+        self._away: dict[str, float] = {}
+
+    async def settle(self, new: Schedule, now: int) -> Schedule | None:
+        """Make a schedule what the code says; gives what it was before. Raises Theirs, Held, BrokerError."""
+        await self._redis.perform(scheduling.remember(self._keys, new.of.queue))
+        for _ in range(TRIES):
+            seen = await self._look(new)
+            for _redis, other, _record in seen.others:
+                if _counts(other) and schedules.declared(other, new, now, following) is None:
+                    raise Theirs(other)
+            old, record = seen.here or (None, b"")
+            if (old is None or old.moved) and seen.away:
+                raise Held(f"it may still be on broker {', '.join(seen.away)}, which is away")
+            if seen.others and (old is None or await self._took_over(seen, old, record, now)):
+                if old is None:
+                    await self._put(self._redis, _arriving(seen.others[0][1], new), b"", now)
+                continue
+            if old is None or (old.moved and old.moved != new.of.queue):
+                await self._put(self._redis, _arriving(old or new, new), record, now)
+                continue
+            after = _settled(old, new, now)
+            if after is None:
+                raise Theirs(old)
+            if await self._put(self._redis, after, record, now):
+                return old
+        raise Held(f"others have changed it {TRIES} times meanwhile")
+
+    async def _took_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> bool:
+        """One step towards having the only record; what is newer is taken over before it goes. True: look again."""
+        for redis, other, there in seen.others:
+            if here.moved and not _counts(other) and other.rev > here.rev:
+                await self._put(self._redis, _arriving(other, here), record, now)
+                continue
+            try:
+                if _counts(other):
+                    await self._put(redis, _resting(other, here), there, now)
+                else:
+                    await self._put(redis, other, there, now, gone=True)
+            except BrokerError as error:
+                if redis is self._redis:
+                    raise
+                raise Held(f"the broker that it was on is away: {error}") from None
+        return True
+
+    async def _look(self, new: Schedule) -> _Seen:
+        """The records of this name, on all queues of all brokers."""
+        seen = _Seen()
+        for schedule, record in await self._records(self._redis, new.name):
+            if schedule.of.queue == new.of.queue:
+                seen.here = schedule, record
+            else:
+                seen.others.append((self._redis, schedule, record))
+        for broker, redis in self._others.items():
+            try:
+                if trio.current_time() < self._away.get(broker, -inf):
+                    seen.away.append(broker)
+                else:
+                    seen.others += [(redis, *each) for each in await self._records(redis, new.name)]
+            except BrokerError:
+                self._away[broker] = trio.current_time() + UNASKED
+                seen.away.append(broker)
+        return seen
+
+    async def _records(self, redis: Redis, name: str) -> list[tuple[Schedule, bytes]]:
+        queues = await redis.perform(scheduling.queues(self._keys))
+        asked = [scheduling.record(self._keys, each, name) for each in queues]
+        found: list[bytes] = await redis.perform_all(asked) if asked else []
+        read = [(schedules.decode(record), record) for record in found if record]
+        return [(schedule, record) for schedule, record in read if schedule is not None]
+
+    async def _put(
+        self, redis: Redis, schedule: Schedule, record: bytes, now: int, *, gone: bool = False
+    ) -> bool:
+        """Put it in the place of that very record."""
+        raw, look = (b"", None) if gone else (schedules.encode(schedule), schedule.look(now))
+        queue = self._app.queue(schedule.of.queue)
+        call = scheduling.fire(
+            self._keys, queue, schedule.name, before=record, after=raw, look=look, tell=True
+        )
+        done: bool = await redis.perform(call)
+        return done
+
+
+def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
+    """What becomes of the only record; None when it stays as it is. One that is arriving as it was written here is
+    there now."""
+    after = schedules.declared(old, new, now, following)
+    if after is None and old.moved and old.origin != "runtime" and old.stamp == new.stamp:
+        return replace(old, rev=old.rev + 1, moved="")
+    return after
+
+
+def _counts(schedule: Schedule) -> bool:
+    """Whether it fires, or is about to: it does not rest."""
+    return not schedule.moved or schedule.moved == schedule.of.queue
+
+
+def _resting(found: Schedule, wanted: Schedule) -> Schedule:
+    """What was found, as it does not fire any more. It may be on the queue that is wanted, on another broker: as no
+    queue is called, so that it is not taken for one that arrives."""
+    queue = wanted.of.queue
+    where = queue if found.of.queue != queue else f"{queue}, on another broker"
+    return replace(found, rev=found.rev + 1, moved=where)
+
+
+def _arriving(found: Schedule, wanted: Schedule) -> Schedule:
+    """What was found, on its way to the queue that is wanted."""
+    of, queue = found.of, wanted.of.queue
+    stays = of.queue == queue
+    return replace(
+        found,
+        of=replace(of, queue=queue),
+        rev=found.rev + 1,
+        moved=queue,
+        waiting=found.waiting if stays else None,
+        job=found.job if stays else "",
+    )

@@ -1,0 +1,98 @@
+"""Own Server: has the broker that a Controller runs itself go on, whatever becomes of it (C92).
+
+Floor: services. Reads: whether the server is there and answers. Writes: log messages.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from celery5.errors import CeleryError
+from celery5.log import Log
+from celery5.protocol.backoff import full_jitter
+
+LOOK = 0.1
+"""Seconds between two looks whether it is there."""
+ASK = 5.0
+"""Seconds between two questions whether it answers."""
+AGAIN = 10.0
+"""Seconds between two attempts to start it, at most."""
+QUIET = 60.0
+"""Seconds after which one that died again is started at once again."""
+
+
+class Server(Protocol):
+    """A server, whose methods may block."""
+
+    pid: int
+
+    @property
+    def lives(self) -> bool: ...
+
+    def begin(self, given_up: Callable[[], bool], /) -> bool: ...
+
+    def answers(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+class OwnServer:
+    """The server, from when it was started first: one that has died is started again, over its data, and one that has
+    not answered for `hung_after` seconds (0: never) is killed."""
+
+    def __init__(self, *, server: Server, hung_after: float, log: Log) -> None:
+        self._server = server
+        self._hung_after = hung_after
+        self._log = log
+        self._thread = trio.CapacityLimiter(1)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look after it until cancelled."""
+        task_status.started()
+        attempt, begun = 0, trio.current_time()
+        async with trio.open_nursery() as nursery:
+            if self._hung_after:
+                nursery.start_soon(self._ask)
+            while True:
+                while self._server.lives:  # noqa: ASYNC110  it is a process that changes
+                    await trio.sleep(LOOK)
+                attempt = 0 if trio.current_time() - begun > QUIET else attempt + 1
+                self._log.event("broker:ended", "error", pid=self._server.pid)
+                await trio.sleep(
+                    full_jitter(attempt - 1, start=0.1, cap=AGAIN, random=random.random) if attempt > 1 else 0
+                )
+                await self._begin()
+                begun = trio.current_time()
+
+    async def _begin(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._server.begin, _is_over, limiter=self._thread)
+        except (CeleryError, OSError) as error:
+            self._log.event("broker:not-started", "error", why=str(error))
+        else:
+            self._log.event("broker:started", pid=self._server.pid)
+
+    async def _ask(self) -> None:
+        answered = trio.current_time()
+        while True:
+            await trio.sleep(ASK)
+            if await self._answers():
+                answered = trio.current_time()
+            elif trio.current_time() - answered > self._hung_after:
+                self._log.event("broker:hung", "error", pid=self._server.pid, seconds=self._hung_after)
+                await trio.to_thread.run_sync(self._server.kill, limiter=self._thread)
+                answered = trio.current_time()
+
+    async def _answers(self) -> bool:
+        try:
+            return await trio.to_thread.run_sync(self._server.answers, limiter=self._thread)
+        except (CeleryError, OSError):
+            return False
+
+
+def _is_over() -> bool:
+    """In the thread: raises Cancelled when nobody waits for it any more."""
+    trio.from_thread.check_cancelled()
+    return False

@@ -1,0 +1,191 @@
+"""Recycling: ends this worker process in order when it has done its jobs or takes too much memory, to begin anew.
+
+Floor: services. Reads: how many jobs were done, and how much memory this process takes. Writes: log messages.
+
+The worker stops reading and gives back what has not started; all else of it goes on, its beats and systemd's watchdog,
+too, until what runs has ended and is settled. Then it stops as it always does. Whoever has started it starts the next
+one, or it begins anew by itself.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from celery5.broker import presence
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError
+from celery5.log import Log
+from celery5.machine import used_memory
+from celery5.protocol.metrics import JobTally
+from celery5.protocol.recycling import Limits, in_mib, spread, why_recycled
+from celery5.services.consumer import Consumer
+from celery5.services.ledger import Ledger
+
+LOOK = 1.0
+"""Seconds between two looks at the memory."""
+PATIENCE = 3600.0
+"""Seconds that what runs may take to its end, before this is a stop like any other, with its grace period."""
+TURN = 5.0
+"""Seconds for which no other worker of the application goes: within them one is back, as a rule."""
+AGAIN = 0.5
+"""Seconds between two questions whether it is this one's turn."""
+TURN_LIMIT = 60.0
+"""Seconds for which it waits for its turn at most: memory does not wait for ever, and there may be many workers."""
+
+
+class Performs(Protocol):
+    """Makes one trip to Redis."""
+
+    async def perform(self, call: Call[bool], /) -> bool: ...
+
+
+@dataclass(slots=True)
+class Anew:
+    """Whether this process begins anew when it has ended: it is `due`, and then nobody takes its end for more than
+    that. With `in_place` it becomes the next one itself, in the `folder` where it began, which knows that it begins
+    `again`. Signals within its `patience` in seconds are one. One that was not `asked` for it has no limits."""
+
+    asked: bool = False
+    in_place: bool = False
+    again: bool = False
+    folder: str = ""
+    patience: float = 0.0
+    due: bool = False
+
+
+class Recycling:
+    """The limits of one process, and what follows when one is reached: then `done` is set."""
+
+    def __init__(
+        self,
+        *,
+        redis: Performs,
+        keys: Keys,
+        worker: str,
+        recycle_at: Limits,
+        anew: Anew,
+        consumer: Consumer,
+        ledger: Ledger,
+        tally: JobTally,
+        done: trio.Event,
+        log: Log,
+        memory: Callable[[], int] = used_memory,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._worker = worker
+        self._limits = spread(recycle_at, random.random) if anew.asked else Limits()
+        self._anew = anew
+        self._consumer = consumer
+        self._ledger = ledger
+        self._tally = tally
+        self._done = done
+        self._log = log
+        self._memory = memory
+        self._look_at = 0
+        self._due = trio.Event()
+        self._empty = trio.Event()
+        self._resting = False
+        if any(self._limits):
+            ledger.watch(self._settled)
+
+    @property
+    def jobs(self) -> int:
+        """How many attempts have ended in this process."""
+        return sum(self._tally.by_state().values())
+
+    def told(self) -> Mapping[str, Any]:
+        """What has become of jobs here, and the limits after which this process is recycled; None: never."""
+        return {
+            "jobs": self._tally.by_state(),
+            "done": self.jobs,
+            "max_jobs": self._limits.jobs or None,
+            "max_memory": self._limits.memory or None,
+            "recycling": self._resting,
+        }
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until a limit is reached, then wind up; until cancelled."""
+        self._due, self._empty, self._resting = trio.Event(), trio.Event(), False
+        self._look_at = 0
+        async with trio.open_nursery() as nursery:
+            if self._limits.memory:
+                self._has_room()
+                nursery.start_soon(self._watch_memory)
+            task_status.started()
+            await self._due.wait()
+            nursery.cancel_scope.cancel()
+        why = self._why()
+        with trio.move_on_after(TURN_LIMIT):
+            while not await self._my_turn():  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(AGAIN)
+        await self._wind_up(why)
+        await trio.sleep_forever()
+
+    async def _my_turn(self) -> bool:
+        """Whether no other one has gone a moment ago. While Redis is away nobody goes: nothing could be settled."""
+        try:
+            return await self._redis.perform(presence.recycled(self._keys, self._worker, seconds=TURN))
+        except BrokerError:
+            return False
+
+    def _has_room(self) -> None:
+        """A limit that is reached before the first job would have this process begin anew for ever."""
+        memory = self._memory()
+        if memory >= self._limits.memory:
+            self._log.event(
+                "worker:never-below",
+                "error",
+                memory=in_mib(memory),
+                max_memory=in_mib(self._limits.memory),
+                why=_NEVER_BELOW,
+            )
+            self._limits = self._limits._replace(memory=0)
+
+    async def _watch_memory(self) -> None:
+        while self._limits.memory:
+            await trio.sleep(LOOK)
+            if self._why():
+                self._due.set()
+
+    def _settled(self) -> None:
+        """Something was settled. It is on the way of every batch: mostly it only compares two numbers."""
+        if self._resting:
+            if not len(self._ledger):
+                self._empty.set()
+        elif self._limits.jobs and self._ledger.total >= self._look_at:
+            missing = self._limits.jobs - self.jobs
+            self._look_at = self._ledger.total + missing
+            if missing <= 0:
+                self._due.set()
+
+    def _why(self) -> str:
+        return why_recycled(self._limits, jobs=self.jobs, memory=self._memory())
+
+    async def _wind_up(self, why: str) -> None:
+        running = len(self._ledger)
+        self._log.event(
+            "worker:recycling",
+            why=why,
+            jobs=self.jobs,
+            memory=in_mib(self._memory()),
+            running=running,
+        )
+        self._resting = True
+        self._consumer.rest()
+        with trio.move_on_after(PATIENCE) as limit:
+            if len(self._ledger):
+                await self._empty.wait()
+        if limit.cancelled_caught:
+            self._log.event("worker:recycling-late", "warning", running=len(self._ledger), after=PATIENCE)
+        self._anew.due = True
+        self._done.set()
+
+
+_NEVER_BELOW = (
+    "a worker takes as much before its first job: give max_memory more; it is not recycled for memory"
+)

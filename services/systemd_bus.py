@@ -1,0 +1,233 @@
+"""Systemd Bus: one connection to systemd's manager, by D-Bus: calls that have an answer, and signals in order.
+
+Floor: services. Reads: what systemd says. Writes: what it is told.
+
+jeepney has the messages; it is imported when a bus is first wanted. Its router drops signals that nobody has taken yet,
+and one that is lost here could be the death of a worker: so each signal is heard as it is read.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from celery5.errors import PlatformError
+
+if TYPE_CHECKING:
+    from jeepney import Message
+    from jeepney.io.trio import DBusConnection
+
+BUS = "org.freedesktop.DBus"
+SYSTEMD = "org.freedesktop.systemd1"
+MANAGER = "org.freedesktop.systemd1.Manager"
+OBJECT = "/org/freedesktop/systemd1"
+PROPERTIES = "org.freedesktop.DBus.Properties"
+LIMIT = 10.0
+"""Seconds that an answer may take."""
+UNDER_WAY = 1000
+"""Calls without an answer, at most."""
+_GONE = (trio.BrokenResourceError, trio.EndOfChannel, trio.ClosedResourceError)
+
+Hear = Callable[[str, str, tuple[Any, ...]], None]
+"""Hears one signal: its path, its name, what it says. Never waits."""
+
+
+class BusLost(PlatformError):
+    """The connection to systemd is gone, or could not be made."""
+
+
+class Refused(PlatformError):
+    """systemd answered with an error; `name` is D-Bus' word for it."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        self.name = name
+        super().__init__(message)
+
+
+class SystemdBus:
+    """A connection to the bus at `path`: a unix socket, abstract if it begins with a zero byte."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: DBusConnection | None = None
+        self._serials = count(10)
+        self._answers: dict[int, tuple[trio.MemorySendChannel[Message], Callable[[], None] | None]] = {}
+        self._manager = ""
+
+    async def live(self, hear: Hear, *, task_status: trio.TaskStatus[None]) -> None:
+        """Be connected, and have `hear` told of the signals of systemd's manager and of its units, until cancelled.
+        Raises BusLost when the connection is gone, and when systemd itself leaves the bus, as it does to begin anew."""
+        stream = await _connected(self._path)
+        from jeepney.io.trio import DBusConnection
+
+        try:
+            self._connection = DBusConnection(stream.socket)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read, hear)
+                await self._introduce()
+                task_status.started()
+        except BaseExceptionGroup as group:
+            why, others = group.split((*_GONE, PlatformError))
+            if why is None or others is not None:
+                raise
+            raise BusLost(f"the bus at {self.where} is gone: {_first_of(why)}") from None
+        finally:
+            self._connection = None
+            self._answers.clear()
+            stream.socket.close()
+
+    @property
+    def where(self) -> str:
+        """The socket, for people."""
+        return self._path.replace("\0", "@", 1)
+
+    async def ask(
+        self, method: str, signature: str = "", *body: Any, then: Callable[[], None] | None = None
+    ) -> tuple[Any, ...]:
+        """Call a method of systemd's manager. `then` is called as it is done, before later signals are heard.
+        Raises BusLost and Refused."""
+        return await self._call(SYSTEMD, OBJECT, MANAGER, method, signature, body, then)
+
+    async def read(self, path: str, interface: str, name: str) -> Any:
+        """The value of one property of a unit. Raises BusLost and Refused."""
+        answer = await self._call(SYSTEMD, path, PROPERTIES, "Get", "ss", (interface, name))
+        return answer[0][1]
+
+    async def read_all(self, path: str, interface: str) -> Mapping[str, Any]:
+        """The values of all properties of a unit. Raises BusLost and Refused."""
+        answer = await self._call(SYSTEMD, path, PROPERTIES, "GetAll", "s", (interface,))
+        return plain(answer[0])
+
+    async def _introduce(self) -> None:
+        """Say hello, and have all signals sent that matter. Who owns systemd's name is asked for last: then nothing can
+        have been missed."""
+        await self._of_the_bus("Hello")
+        for rule in (
+            f"type='signal',sender='{SYSTEMD}',interface='{MANAGER}'",
+            f"type='signal',sender='{SYSTEMD}',interface='{PROPERTIES}',path_namespace='{OBJECT}/unit'",
+            f"type='signal',sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
+        ):
+            await self._of_the_bus("AddMatch", "s", rule)
+        (self._manager,) = await self._of_the_bus("GetNameOwner", "s", SYSTEMD)
+        await self.ask("Subscribe")
+
+    async def _of_the_bus(self, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
+        return await self._call(BUS, "/org/freedesktop/DBus", BUS, method, signature, body)
+
+    async def _call(
+        self,
+        to: str,
+        path: str,
+        interface: str,
+        method: str,
+        signature: str,
+        body: tuple[Any, ...],
+        then: Callable[[], None] | None = None,
+    ) -> tuple[Any, ...]:
+        from jeepney import DBusAddress, HeaderFields, MessageType, new_method_call
+
+        if self._connection is None or len(self._answers) >= UNDER_WAY:
+            raise BusLost(f"not connected to systemd at {self.where}")
+        call = new_method_call(DBusAddress(path, to, interface), method, signature or None, body)
+        with self._answer(then) as (serial, answer):
+            try:
+                with trio.fail_after(LIMIT):
+                    await self._connection.send(call, serial=serial)
+                    reply = await answer.receive()
+            except trio.TooSlowError:
+                raise BusLost(f"systemd has not answered to {method} for {LIMIT:g} s") from None
+            except _GONE:
+                raise BusLost(f"the bus at {self.where} is gone") from None
+        if reply.header.message_type is MessageType.error:
+            name = str(reply.header.fields.get(HeaderFields.error_name, ""))
+            text = str(reply.body[0]) if reply.body else name
+            raise Refused(f"systemd refuses {method}: {text}", name=name)
+        return reply.body
+
+    @contextmanager
+    def _answer(
+        self, then: Callable[[], None] | None
+    ) -> "Generator[tuple[int, trio.MemoryReceiveChannel[Message]]]":
+        serial = next(self._serials)
+        say, answer = trio.open_memory_channel["Message"](1)
+        self._answers[serial] = (say, then)
+        try:
+            yield serial, answer
+        finally:
+            self._answers.pop(serial, None)
+
+    async def _read(self, hear: Hear) -> None:
+        """Read until the connection is gone; those who wait for an answer then hear that there will be none."""
+        from jeepney import HeaderFields, MessageType
+
+        connection = self._connection
+        assert connection is not None
+        try:
+            while True:
+                message = await connection.receive()
+                fields = message.header.fields
+                if message.header.message_type is MessageType.signal:
+                    self._hear(fields, HeaderFields, message.body, hear)
+                    continue
+                say, then = self._answers.pop(int(fields.get(HeaderFields.reply_serial, -1)), (None, None))
+                if then is not None and message.header.message_type is MessageType.method_return:
+                    then()
+                if say is not None:
+                    say.send_nowait(message)
+        finally:
+            for say, _ in self._answers.values():
+                say.close()
+
+    def _hear(self, fields: Mapping[Any, Any], names: Any, body: tuple[Any, ...], hear: Hear) -> None:
+        sender, name = str(fields.get(names.sender, "")), str(fields.get(names.member, ""))
+        if sender == BUS and name == "NameOwnerChanged":
+            if self._manager:
+                raise trio.BrokenResourceError("systemd begins anew")
+        elif sender == self._manager or not self._manager:  # anybody may send a signal to anybody
+            hear(str(fields.get(names.path, "")), name, body)
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The first of the errors in a group of groups."""
+    inner: Any = getattr(error, "exceptions", None)
+    return error if inner is None else _first_of(inner[0])
+
+
+def plain(said: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Properties without the types that D-Bus has with each."""
+    return {name: value for name, (_, value) in said.items()}
+
+
+async def _connected(path: str) -> trio.SocketStream:
+    """A stream on which messages may be sent. Raises BusLost."""
+    from jeepney.auth import AuthenticationError, Authenticator
+
+    shown = path.replace("\0", "@", 1)
+    try:
+        with trio.fail_after(LIMIT):
+            stream = await trio.open_unix_socket(path)
+            try:
+                await _introduced(stream, Authenticator(inc_null_byte=False))
+            except BaseException:
+                stream.socket.close()
+                raise
+    except (OSError, trio.TooSlowError, trio.BrokenResourceError, AuthenticationError) as error:
+        why = f"no answer within {LIMIT:g} s" if isinstance(error, trio.TooSlowError) else str(error)
+        raise BusLost(f"cannot connect to systemd's bus at {shown}: {why}") from None
+    return stream
+
+
+async def _introduced(stream: trio.SocketStream, login: Any) -> None:
+    """Have the bus know whose process this is; it has that from the kernel."""
+    from jeepney.auth import BEGIN
+
+    await stream.send_all(b"\0")
+    for line in login:
+        await stream.send_all(line)
+        answer = await stream.receive_some()
+        if not answer:
+            raise trio.BrokenResourceError("it hung up")
+        login.feed(bytes(answer))
+    await stream.send_all(BEGIN)

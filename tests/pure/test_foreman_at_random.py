@@ -1,0 +1,111 @@
+"""Foreman at random: whatever processes do and people want, no member is ever there twice, and all ends well.
+
+Floor: tests. Reads and writes: nothing.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from celery5.protocol.cluster import members, read
+from celery5.protocol.foreman import Crew
+from celery5.protocol.members import Beat, Ended, Kind, Member, Ready, Stopping, Unknown, Word
+from celery5.protocol.posts import Kill, Phase, Start, Stop
+from tests.pure.test_foreman import CLUSTER
+
+
+class AnyCluster(RuleBasedStateMachine):
+    """Processes that live and die as they like, below a crew that is told anything in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.crew = Crew(CLUSTER, chance=lambda: 0.5)
+        self.running: dict[str, Member] = {}
+        self.asked: set[str] = set()
+        self.want(2, 1)
+
+    @rule(workers=st.integers(0, 4), routers=st.integers(0, 2))
+    def want(self, workers: int, routers: int) -> None:
+        scale = {"worker-default": workers, "router-default": routers}
+        wanted = members(CLUSTER, scale)
+        spares = members(CLUSTER, {name: count + 1 for name, count in scale.items()})
+        self.crew.want(CLUSTER, wanted, [each for each in spares if each not in wanted])
+
+    @rule(queues=st.sampled_from(["a", "b"]))
+    def reload(self, queues: str) -> None:
+        self.crew.want(CLUSTER, members(read({"workers": {"default": {"count": 2, "queues": [queues]}}})))
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.0, 50.0]))
+    def decide(self, seconds: float) -> None:
+        self.now += seconds
+        for action in self.crew.decide(self.now):
+            match action:
+                case Start(member):
+                    assert member.name not in self.running, "never two of one member"
+                    self.running[member.name] = member
+                case Stop(name):
+                    assert name in self.running
+                    assert name not in self.asked, "a second signal would end it at once"
+                    self.asked.add(name)
+                    if self.crew.draining:
+                        self.assert_nobody_before(self.running[name].kind)
+                case Kill(name):
+                    assert name in self.running
+
+    def assert_nobody_before(self, kind: Kind) -> None:
+        order = ["scheduler", "router", "worker", "publisher"]
+        before = order[: order.index(kind)]
+        assert [each for each in self.running.values() if each.kind in before] == []
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), word=st.sampled_from([Ready, Beat, Stopping, Unknown]))
+    def speak(self, data: st.DataObject, word: type[Word]) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.crew.hear(Unknown(name, "away") if word is Unknown else word(name), self.now)  # type: ignore[call-arg]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), code=st.sampled_from([0, 1, -9]), excused=st.booleans())
+    def end(self, data: st.DataObject, code: int, excused: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        del self.running[name]
+        self.asked.discard(name)
+        self.crew.hear(Ended(name, "it ended", code), self.now, excused=excused)
+
+    @rule()
+    def restart(self) -> None:
+        self.crew.restart()
+
+    @rule()
+    def drain(self) -> None:
+        self.crew.drain()
+
+    @rule()
+    def resume(self) -> None:
+        self.crew.resume()
+
+    @invariant()
+    def the_crew_knows_what_runs(self) -> None:
+        believed = {name for name, post in self.crew.posts.items() if post.phase.runs}
+        assert believed == set(self.running)
+
+    def teardown(self) -> None:
+        """Whatever has happened: when all goes well from here on, all that should be there comes."""
+        self.crew.resume()
+        self.want(2, 1)
+        self.crew.restart()
+        for _ in range(200):
+            self.decide(1.0)
+            for name in list(self.running):
+                if self.crew.posts[name].phase is Phase.STOPPING:
+                    del self.running[name]
+                    self.asked.discard(name)
+                    self.crew.hear(Ended(name, "", 0), self.now)
+                else:
+                    self.crew.hear(Ready(name), self.now)
+        assert self.crew.is_whole, self.crew.line
+        assert sorted(self.running) == sorted(each.name for each in members(CLUSTER))
+
+
+TestAnyCluster = AnyCluster.TestCase
+TestAnyCluster.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -1,0 +1,109 @@
+"""Foreman: at a reload nobody who is healthy ends before those that change have come up.
+
+Floor: tests. Reads and writes: nothing.
+"""
+
+from celery5.protocol.cluster import Cluster, read
+from celery5.protocol.members import Ended, Ready
+from celery5.protocol.posts import Kill, Phase, Start, Stop
+from tests.pure.test_foreman import Clock, names
+
+
+def described(count: int = 4, *, kind: str = "workers", **flags: object) -> Cluster:
+    return read({"restart_limit": 3, kind: {"default": {"count": count, **flags}}})
+
+
+def replaced(clock: Clock, name: str) -> None:
+    """It ends as it was asked to, and its successor comes up."""
+    clock.say(Ended(name, "it ended with 0", 0))
+    assert names(clock.tick(), Start) == [name]
+    assert clock.tick() == []
+    clock.say(Ready(name))
+
+
+def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    assert clock.tick() == [Stop("worker-default-2")]
+    replaced(clock, "worker-default-2")
+    assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
+
+
+def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_told() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    clock.say(Ended("worker-default-1", "it ended with 0", 0))
+    for _ in range(3):
+        assert names(clock.tick(), Start) == ["worker-default-1"]
+        clock.say(Ended("worker-default-1", "it ended with 1", 1))
+    assert clock.wait(100, beats=clock.crew.posts) == []
+    assert [clock.phase(f"worker-default-{n}") for n in (1, 2, 3, 4)] == [Phase.GIVEN_UP, *[Phase.UP] * 3]
+    assert [each.member.name for each in clock.crew.staying] == ["worker-default-3", "worker-default-4"]
+    assert "worker-default-1: given up" in clock.crew.wrong
+    assert "worker-default-3, worker-default-4: not wanted any more, and kept" in clock.crew.wrong
+    clock.want(described(2))
+    assert names(clock.tick(), Start) == ["worker-default-1"], "fewer, with the old settings"
+    clock.say(Ready("worker-default-1"))
+    assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
+
+
+def test_who_stays_is_wanted_again_when_the_old_description_is_back() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    clock.tick()
+    clock.want(described())
+    clock.say(Ended("worker-default-1", "it ended with 0", 0))
+    assert names(clock.tick(), Start) == ["worker-default-1"]
+    clock.say(Ready("worker-default-1"))
+    assert clock.wait(20, beats=clock.crew.posts) == []
+    assert clock.crew.line == "4 of 4 members up"
+
+
+def test_for_the_only_one_that_is_to_be_left_one_of_the_surplus_stands_in() -> None:
+    clock = Clock(described(2)).up()
+    clock.want(described(1, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    assert clock.tick() == [Stop("worker-default-2")]
+
+
+def test_schedulers_too_go_after_the_changed_one_of_their_group() -> None:
+    clock = Clock(described(2, kind="schedulers")).up()
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.tick() == [Stop("scheduler-default-1")]
+    replaced(clock, "scheduler-default-1")
+    assert clock.tick() == [Stop("scheduler-default-2")]
+
+
+def test_a_publisher_makes_room_for_one_of_another_group_which_may_want_its_socket() -> None:
+    clock = Clock(read({"publishers": {"old": {}}})).up()
+    clock.want(read({"publishers": {"new": {}}}))
+    assert Stop("publisher-old-1") in clock.tick()
+
+
+def test_one_of_the_surplus_that_hangs_is_killed_and_not_started_again() -> None:
+    clock = Clock(read({"hung_after": 10, "workers": {"default": {"count": 2}}})).up()
+    clock.want(read({"hung_after": 10, "workers": {"default": {"count": 1, "queues": ["other"]}}}))
+    clock.tick()
+    found = clock.wait(12, beats=["worker-default-1"])
+    assert names(found, Kill) == ["worker-default-2"]
+    clock.say(Ended("worker-default-2", "it was ended by SIGKILL", -9))
+    clock.tick()
+    assert "worker-default-2" not in clock.crew.posts
+
+
+def test_deaths_and_restarts_in_order_are_counted_apart() -> None:
+    clock = Clock(described(1)).up()
+    clock.say(Ended("worker-default-1", "it was ended by SIGKILL", -9))
+    clock.tick(1)
+    clock.say(Ready("worker-default-1"))
+    clock.crew.restart()
+    clock.tick()
+    clock.say(Ready("worker-default-2"))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    post = clock.crew.posts["worker-default-1"]
+    assert (post.died, post.restarts) == (1, 1)

@@ -1,0 +1,72 @@
+"""Origins: where each setting was said, what is never shown, and what is odd.
+
+Floor: tests. Reads: nothing. Writes: a configuration.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery5 import App
+from celery5.origins import Origin, masked, oddities, origins
+from celery5.settings import Settings
+
+
+def of(app: App, name: str) -> Origin:
+    (found,) = [each for each in origins(app) if each.setting == name]
+    return found
+
+
+def test_each_setting_says_where_it_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "celery5.toml"
+    file.write_text("lease = 7\ncpu_slots = 3\nconcurrency = 1\ngrace_period = 1\n")
+    monkeypatch.setenv("CELERY5_CPU_SLOTS", "5")
+    app = App("origins", config=str(file), concurrency=20)
+    app.configure(grace_period=9, status_port=None)
+    assert of(app, "lease") == Origin("lease", 7.0, f"file {file}")
+    assert of(app, "cpu_slots") == Origin("cpu_slots", 5, "CELERY5_CPU_SLOTS")
+    assert of(app, "concurrency") == Origin("concurrency", 20, "code")
+    assert of(app, "grace_period") == Origin("grace_period", 9.0, "flag --grace-period")
+    assert of(app, "status_port") == Origin("status_port", None, "default")
+    assert [each.setting for each in origins(app)] == list(Settings.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("redis://u:pa:ss@w0rd@host:1/2", "redis://u:***@host:1/2"),
+        ("rediss://:hush@host", "rediss://:***@host"),
+        ("unix:///run/r.sock?password=hush&db=1", "unix:///run/r.sock?password=***&db=1"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ({"mails": "redis://a:hush@b"}, {"mails": "redis://a:***@b"}),
+        (
+            {"s": {"kwargs": {"api_key": "hush", "db_password": "hush", "n": 2}}},
+            {"s": {"kwargs": {"api_key": "***", "db_password": "***", "n": 2}}},
+        ),
+        (["redis://a:hush@b", 3], ["redis://a:***@b", 3]),
+        (None, None),
+    ],
+)
+def test_no_password_is_ever_shown(value: Any, shown: Any) -> None:
+    assert masked(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "environ", "word"),
+    [
+        ({"time_limit": 5.0, "soft_time_limit": 5.0}, {}, "soft_time_limit=5 never comes"),
+        ({"inbox_signatures": False}, {}, "inbox_signatures=False"),
+        ({"status_port": 80, "status_host": "0.0.0.0"}, {}, "status_host=0.0.0.0"),
+        ({}, {"CELERY5_COLOUR": "red"}, "CELERY5_COLOUR is in the environment"),
+    ],
+)
+def test_what_is_allowed_and_hardly_meant_is_told(
+    said: dict[str, Any], environ: dict[str, str], word: str
+) -> None:
+    (told,) = oddities(Settings(**said), environ)
+    assert told.startswith(word)
+
+
+def test_nothing_is_odd_about_the_defaults() -> None:
+    assert oddities(Settings(), {"CELERY5_APP": "shop", "CELERY5_CONCURRENCY": "3", "HOME": "/"}) == []

@@ -1,0 +1,156 @@
+"""Parcels: frames come whole however they are cut, bad ones are refused, and addresses mean what they say.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.errors import Corrupt, Misconfigured
+from celery5.protocol.daemon_address import DaemonAddress, connections_in, daemon_address, host_and_port
+from celery5.protocol.job import Job
+from celery5.protocol.parcels import (
+    PORTION,
+    PORTION_BYTES,
+    Answer,
+    Frames,
+    Hand,
+    Hello,
+    Parcel,
+    Told,
+    TooLarge,
+    client_word,
+    daemon_word,
+    due_at,
+    fault,
+    frame,
+    from_bytes,
+    job,
+    parcel,
+    portions,
+    to_bytes,
+)
+
+PARCEL = Parcel("id", "default", b"{}")
+WORDS = [
+    Hello("shop"),
+    Hand(((PARCEL, Parcel("other", "{events}", b"\x00\xff", "+500", "h")), ())),
+    Hand(()),
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=5), st.lists(st.integers(1, 20)))
+def test_frames_come_whole_and_in_order_however_they_are_cut(
+    words: list[Hello | Hand], cuts: list[int]
+) -> None:
+    sent, frames, found = b"".join(frame(each) for each in words), Frames(10_000), list[object]()
+    while sent:
+        size = cuts.pop() if cuts else len(sent)
+        frames.feed(sent[:size])
+        sent = sent[size:]
+        while (body := frames.next()) is not None:
+            found.append(client_word(body))
+    assert found == words
+    assert len(frames) == 0
+
+
+def test_a_frame_that_is_too_large_is_refused_by_its_head() -> None:
+    frames = Frames(100)
+    frames.feed((101).to_bytes(4))
+    with pytest.raises(TooLarge, match="101 bytes: at most 100"):
+        frames.next()
+
+
+@given(st.binary(max_size=60))
+def test_whatever_comes_is_a_word_or_corrupt(body: bytes) -> None:
+    for read in (client_word, daemon_word):
+        with suppress(Corrupt):
+            read(body)
+
+
+def test_an_answer_is_no_word_of_a_client() -> None:
+    with pytest.raises(Corrupt):
+        client_word(frame(Told((Answer(),)))[4:])
+    assert daemon_word(frame(Told((Answer("full", "why"),)))[4:]) == Told((Answer("full", "why"),))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (Parcel("", "default", b""), "no id"),
+        (Parcel("x" * 201, "default", b""), "no id"),
+        (Parcel("x", "two words", b""), "no queue"),
+        (Parcel("x", "{other}", b""), "no queue"),
+        (Parcel("x", "q", b"", "soon"), "no time"),
+        (Parcel("x", "q", b"", "+-5"), "no time"),
+        (Parcel("x", "q", b"", "", "z"), "no lane"),
+        (Parcel("x", "q", b"12345"), "over the daemon's limit"),
+    ],
+)
+def test_what_redis_could_never_take_is_refused_at_the_door(wrong: Parcel, why: str) -> None:
+    found = fault(wrong, 4)
+    assert found is not None
+    assert why in found.why
+    assert fault(PARCEL, 4) is None
+
+
+def test_a_job_is_the_same_when_it_comes_out_again() -> None:
+    more: dict[str, Any] = {"lane": "h", "line": "a line", "expires": "1800000000000"}
+    sent = Job("id", "task", "mail", b"message", "1700000000000", **more)
+    out = from_bytes(to_bytes(parcel(sent)))
+    assert job(out, sent.at) == Job("id", "", "mail", b"message", "1700000000000", **more)
+    lost = {"task", "ignore_result", "lock", "unique_for", "app"}  # of which publishing makes nothing
+    assert set(Job.__struct_fields__) - lost == set(Parcel.__struct_fields__)
+    with pytest.raises(Corrupt):
+        from_bytes(b"x")
+    assert due_at(Parcel("id", "q", b"", "+1500"), 1000) == 2500
+    assert due_at(Parcel("id", "q", b"", "1500"), 1000) is None
+
+
+def test_groups_go_as_many_at_a_time_as_fit_and_are_never_parted() -> None:
+    groups = [(PARCEL,) * 200] * 4
+    assert list(portions(groups)) == [[0, 1], [2, 3]]
+    assert list(portions([(PARCEL,) * (PORTION + 1), (PARCEL,)])) == [[0], [1]]
+    large = (Parcel("x", "q", b"x" * (PORTION_BYTES + 1)),)
+    assert list(portions([(PARCEL,), large, (PARCEL,)])) == [[0], [1], [2]]
+    assert list(portions([])) == []
+
+
+def test_addresses() -> None:
+    assert daemon_address("unix:///run/p.sock") == DaemonAddress(path="/run/p.sock")
+    assert daemon_address("unix://") == DaemonAddress()
+    assert daemon_address("tls://box:70?ca=c.pem&certificate=m.pem&key=m.key") == DaemonAddress(
+        host="box", port=70, tls=True, ca="c.pem", certificate="m.pem", key="m.key"
+    )
+    assert str(daemon_address("tcp://[::1]:70")) == "tcp://[::1]:70"
+    assert host_and_port("[::1]:70") == ("::1", 70)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("http://x", "unix:///path"),
+        ("/run/p.sock", "unix:///path"),
+        ("unix://run/p.sock", "a whole path"),
+        (f"unix:///{'x' * 200}", "107 bytes"),
+        ("tls://box", "HOST:PORT"),
+        ("tls://box:99999", "HOST:PORT"),
+        ("tls://box:1?password=x", "an option 'password'"),
+        ("tcp://10.0.0.1:70", "goes by tls"),
+    ],
+)
+def test_addresses_that_are_none_are_refused_with_what_would_be_one(said: str, why: str) -> None:
+    with pytest.raises(Misconfigured, match=why):
+        daemon_address(said)
+
+
+def test_how_many_connections() -> None:
+    assert connections_in("1") == connections_in(1) == (1, 1)
+    assert connections_in("1..4") == connections_in([1, 4]) == (1, 4)
+    for wrong in ("", "4..1", "0", "1..4..5", "many", [1, 400], "1..x"):
+        with pytest.raises(Misconfigured, match=r"1\.\.4"):
+            connections_in(wrong)

@@ -1,0 +1,90 @@
+"""Remote units: what is written for the systemd of another host, and what is understood of its answers.
+
+Floor: tests. Reads: nothing. Writes: a folder.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.protocol.members import Member
+from celery5.protocol.remote_units import Place, Seen, answers, how_it_ended, seen, unit_file, unit_of
+
+MEMBER = Member(
+    name="worker-default-1@web2",
+    kind="worker",
+    host="web2",
+    arguments=("worker", "start", "--queues", 'a "b" $HOME %h; \\x'),
+    stop_after=80.0,
+)
+PLACE = Place(
+    app="shop", command="~/venv/bin/celery5", directory="~/shop 50%", environment_file="~/.config/shop.env"
+)
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8"), min_size=1))
+def test_a_member_is_known_by_its_unit_whatever_it_is_called(app: str, name: str) -> None:
+    unit = unit_of(app, name)
+    assert set(unit) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+    assert list(seen(app, [f"Id={unit}", "ActiveState=active"])) == [name]
+    assert not seen(f"{app}x", [f"Id={unit}", "ActiveState=active"])
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    """A user's systemd wants a folder for sockets, whose paths are short."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+
+
+def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
+    text = unit_file(PLACE, MEMBER)
+    assert 'ExecStart=/usr/bin/env "%h/venv/bin/celery5" "worker" "start" "--queues" ' in text
+    assert '"a \\"b\\" $$HOME %%h; \\\\x"' in text
+    assert "WorkingDirectory=%h/shop 50%%\n" in text
+    assert "EnvironmentFile=%h/.config/shop.env\n" in text
+    assert "TimeoutStopSec=80\n" in text
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze on this machine: nobody else can tell")
+    unit = tmp_path / unit_of("shop", MEMBER.name)
+    unit.write_text(text)
+    command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert told.stdout + told.stderr == ""
+
+
+def test_what_a_login_shell_says_besides_is_passed_over() -> None:
+    lines = ["Welcome!", "", "PATH=/bin", "", "Id=cron.service", "ActiveState=active", ""]
+    assert seen(
+        "shop", [*lines, f"Id={unit_of('shop', 'a-1')}", "ActiveState=failed", "StatusText=a=b", ""]
+    ) == {"a-1": Seen(member="a-1", active="failed", text="a=b")}
+    said = [
+        "Last login: today",
+        f"celery5:begun {unit_of('shop', 'a-1')} f00",
+        "celery5:begun other.service f11",
+    ]
+    assert answers("shop", [*said, f"celery5:refused {unit_of('shop', 'a-2')} no such unit "]) == {
+        "a-1": ("begun", "f00"),
+        "a-2": ("refused", "no such unit"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("unit", "how"),
+    [
+        ({"code": "1", "status": "0", "active": "inactive"}, ("exit code 0", 0)),
+        ({"code": "1", "status": "3", "result": "exit-code"}, ("exit code 3", 3)),
+        ({"code": "2", "status": "9", "result": "signal"}, ("signal 9", -9)),
+        (
+            {"code": "2", "status": "9", "result": "watchdog"},
+            ("hung: its event loop said nothing for too long", -9),
+        ),
+        ({"code": "0", "status": "0", "result": "resources"}, ("systemd says resources", None)),
+        ({"code": "", "status": "?", "result": ""}, ("systemd says nothing", None)),
+    ],
+)
+def test_how_one_ended(unit: dict[str, str], how: tuple[str, int | None]) -> None:
+    assert how_it_ended(Seen(**{"member": "a-1", "active": "", **unit})) == how

@@ -1,0 +1,205 @@
+"""Routes: which broker a queue is on, and which queue a task's jobs go to.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5 import App, Misconfigured
+from celery5.broker import calls, imposing, inbox, looking, pausing, presence
+from celery5.broker.junction import Map, merged
+from celery5.broker.keys import EVENTS, Keys
+from celery5.broker.scheduling import remember
+from celery5.errors import BadBrokerURL
+from celery5.protocol.limits import Imposed
+from celery5.protocol.routes import DEFAULT, Declared, routes_of
+from celery5.settings import read_settings
+
+BROKERS = ("mails", "far")
+
+
+def home(queue: str, rules: dict[str, str] | None = None, *tasks: Declared) -> str:
+    """Where a queue is."""
+    return routes_of(BROKERS, rules or {}, "default", tasks).home(queue)
+
+
+def test_the_first_route_that_fits_a_queue_says_its_broker() -> None:
+    rules = {"post": "far", "po*": "mails", "*": "far"}
+    assert [home(name, rules) for name in ("post", "poll", "else", "default")] == [
+        "far",
+        "mails",
+        "far",
+        "far",
+    ]
+
+
+def test_a_queue_that_nobody_routes_is_on_the_default_broker_unless_it_has_a_brokers_name() -> None:
+    assert home("post") == home("default") == DEFAULT
+    assert home("mails") == "mails"
+    assert home("mails", {"mails": DEFAULT}) == DEFAULT
+
+
+def test_a_task_puts_its_own_queue_on_its_broker() -> None:
+    assert home("post", {}, Declared("shop.send", "post", "mails")) == "mails"
+    assert home("post", {"shop.*": "far"}, Declared("shop.send", "post")) == "far"
+
+
+def test_a_task_without_a_queue_goes_to_the_one_that_is_named_as_its_broker() -> None:
+    routes = routes_of(BROKERS, {"shop.*": "far", "default": DEFAULT}, "default", [])
+    assert routes.queue(Declared("a.b")) == "default"
+    assert routes.queue(Declared("a.b", None, "mails")) == "mails"
+    assert routes.queue(Declared("shop.send")) == "far"
+    assert routes.queue(Declared("shop.send", "post")) == "post"  # a queue that is said is that queue
+    everything = routes_of(BROKERS, {"default": "mails"}, "default", [])
+    assert everything.queue(Declared("a.b", None, "mails")) == "default"
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    tasks = [
+        Declared("a", "post", "mails"),
+        Declared("b", "post", "far"),
+        Declared("c", "routed", "far"),
+        Declared("d", None, "mial"),
+    ]
+    with pytest.raises(Misconfigured) as caught:
+        routes_of(BROKERS, {"routed": "mails"}, "default", tasks)
+    lines = str(caught.value).split("; ")
+    assert any(
+        "queue 'post' would be on two brokers: task a puts it on 'mails', task b on 'far'" in each
+        for each in lines
+    )
+    assert any(
+        "task c is to go to broker 'far', but its queue 'routed' is on broker 'mails'" in each
+        for each in lines
+    )
+    assert any("no broker is named 'mial'" in each for each in lines)
+    assert "did you mean 'mails'?" in str(caught.value)
+
+
+def test_all_that_is_wrong_with_the_settings_is_told_at_once_and_a_route_that_fits_nothing_is_fine() -> None:
+    said = {
+        "brokers": {"default": "redis://a", "no name": "redis://b", "mails": "http://c"},
+        "routes": {"post": "mial", "nothing-fits-this": "mails", "": "mails"},
+    }
+    with pytest.raises(Misconfigured) as caught:
+        read_settings(said, {})
+    for part in (
+        "'default' is the one",
+        "'no name'",
+        "mails: give a URL",
+        "'post': no broker",
+        "a pattern is empty",
+    ):
+        assert part in str(caught.value)
+    assert "nothing-fits-this" not in str(caught.value)
+
+
+def test_the_environment_says_brokers_and_routes_as_json() -> None:
+    environ = {
+        "CELERY5_BROKERS": '{"mails": "redis://there/0"}',
+        "CELERY5_ROUTES": '{"post": "mails", "p*": "default"}',
+    }
+    found = read_settings({}, environ)
+    assert found.brokers == {"mails": "redis://there/0"}
+    assert list(found.routes) == ["post", "p*"]
+
+
+def test_a_call_says_another_queue_or_broker_and_a_queue_on_another_broker_is_refused() -> None:
+    app = App("routes", brokers={"mails": "redis://127.0.0.1:1/0"}, routes={"post": "mails"})
+
+    @app.task(name="send", queue="post")
+    def send() -> None: ...
+
+    @app.task(name="near")
+    def near() -> None: ...
+
+    assert app.brokers.home("post") == "mails"
+    assert send.job().queue == "post"
+    assert send.options(queue="other").job().queue == "other"
+    assert near.options(broker="mails").job().queue == "mails"
+    assert send.options(broker="default").job().queue == "default"
+    with pytest.raises(Misconfigured, match="its queue 'post' is on broker 'mails'"):
+        near.options(broker="default", queue="post").job()
+    with pytest.raises(Misconfigured, match="no broker is named 'mial'; did you mean 'mails'"):
+        near.options(broker="mial").job()
+
+
+def test_one_broker_has_everything_and_no_other_is_known() -> None:
+    app = App("one")
+
+    @app.task(name="near", queue="post")
+    def near() -> None: ...
+
+    assert app.brokers.names == (DEFAULT,)
+    assert app.brokers.home("post") == DEFAULT
+    with pytest.raises(Misconfigured, match="no broker is named 'mails'"):
+        near.options(broker="mails").job()
+    with pytest.raises(Misconfigured, match="no broker is named 'mails'"):
+        app.brokers.of("mails")
+
+
+CHART = Map((DEFAULT, "mails"), lambda queue: "mails" if queue in ("post", "mails") else DEFAULT, "shop")
+KEYS = Keys("shop")
+
+
+def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
+    post, near = KEYS.of("post"), KEYS.of("near")
+    assert CHART.of_call(calls.publish(post, [("id", b"job")])) == "mails"
+    assert CHART.of_call(calls.publish(near, [("id", b"job")])) == DEFAULT
+    assert CHART.of_call(calls.locate(post, "id")) == "mails"
+    assert CHART.of_call(calls.forget(post, ["id"])) == "mails"
+    assert CHART.of_call(looking.overview(KEYS.of(EVENTS))) == DEFAULT
+    assert CHART.of_call(calls.PING) == DEFAULT
+    assert CHART.of_call(calls.publish(Keys("other").of("post"), [("id", b"job")])) == DEFAULT
+
+
+def test_what_each_broker_has_for_its_own_queues_is_asked_everywhere_and_told_where_the_queue_is() -> None:
+    assert CHART.of_call(calls.queues(KEYS)) is None
+    assert CHART.of_call(pausing.paused(KEYS)) is None
+    assert CHART.of_call(imposing.imposed(KEYS)) is None
+    assert CHART.of_call(imposing.impose(KEYS, "task", Imposed(limit=1))) is None
+    assert CHART.of_call(presence.living(KEYS, "scheduler")) is None
+    assert CHART.of_call(presence.living(KEYS, "controller")) == DEFAULT
+    assert CHART.of_call(presence.living(KEYS, "publisher")) == DEFAULT
+    assert CHART.of_call(calls.announce(KEYS, "post")) == "mails"
+    assert CHART.of_call(pausing.pause(KEYS, "post")) == "mails"
+    assert CHART.of_call(pausing.resume(KEYS, "near")) == DEFAULT
+    assert CHART.of_call(remember(KEYS, "post")) == "mails"
+
+
+def test_a_command_goes_to_the_broker_that_the_inbox_names() -> None:
+    assert CHART.of_call(inbox.post(KEYS, "web1", "id", b"")) == DEFAULT
+    assert CHART.of_call(inbox.post(KEYS, "web1@mails", "id@mails", b"")) == "mails"
+    assert CHART.of_call(inbox.post(KEYS, "celery@web1", "id", b"")) == DEFAULT
+    assert CHART.of_key(KEYS.answer("id@mails")) == "mails"
+
+
+@given(st.lists(st.lists(st.text("ab", max_size=3)), min_size=1, max_size=4))
+def test_what_several_list_is_all_that_any_of_them_lists(answers: list[list[str]]) -> None:
+    found = merged(answers)
+    assert set(found) == {one for each in answers for one in each}
+    assert len(answers) == 1 or found == sorted(set(found))
+
+
+def test_what_several_say_together() -> None:
+    assert merged([True, False]) is True
+    assert merged([False, False]) is False
+    assert merged([{"a"}, {"b"}]) == {"a", "b"}
+    assert merged([("b",), ("a",)]) == ("a", "b")
+    one = imposing.Impositions({"a": Imposed(limit=1)}, {})
+    assert merged([one, imposing.Impositions({"b": Imposed(limit=2)}, {})]).limits.keys() == {"a", "b"}
+
+
+def test_every_process_is_told_what_is_wrong_before_it_starts() -> None:
+    app = App("told", brokers={"mails": "redis://there/x"})
+    with pytest.raises(BadBrokerURL, match="the database after the slash must be a number"):
+        app.brokers.check()
+    other = App("told", brokers={"mails": "redis://there/0"})
+
+    @other.task(queue="post", broker="mials")
+    def send() -> None: ...
+
+    with pytest.raises(Misconfigured, match="no broker is named 'mials'"):
+        other.brokers.check()

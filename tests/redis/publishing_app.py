@@ -1,0 +1,20 @@
+"""Publishing App: the application of the tests' Publisher daemons.
+
+Floor: tests. Reads: PUBLISHED_APP, its name; PUBLISHED_GATE, a file while which is there its check is bad. Writes:
+nothing.
+"""
+
+import os
+from pathlib import Path
+
+from celery5 import App
+
+app = App(os.environ.get("PUBLISHED_APP", "published"))
+GATE = os.environ.get("PUBLISHED_GATE", "")
+
+if GATE:
+
+    @app.publisher_check(name="bank", period=0.2, allowed={"unhealthy": 0})
+    def bank() -> bool:
+        """Whether nobody has shut the gate."""
+        return not Path(GATE).exists()

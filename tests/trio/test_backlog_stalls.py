@@ -1,0 +1,47 @@
+"""A disk that stands still: what callers gave up on does not pile up, and what was written after all is published.
+
+Floor: tests. Reads and writes: files in folders of its own.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from celery5.log import Log
+from celery5.messages_backlog import Room
+from celery5.protocol.parcels import Parcel
+from celery5.services.messages_store import MessagesStore
+from celery5.sqlite_backlog import SQLiteBacklog
+
+
+async def test_what_was_given_up_does_not_pile_up_and_what_was_written_is_published(tmp_path: Path) -> None:
+    backlog: Any = SQLiteBacklog(path=tmp_path / "b.db", room=Room(100, 10**6))
+    store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="shop"))
+    goes_on, write = threading.Event(), backlog._write
+
+    def stalls(taken: Any) -> None:
+        assert goes_on.wait(30)
+        write(taken)
+
+    backlog._write = stalls
+
+    async def give_up(name: str) -> None:
+        with trio.move_on_after(0.01):
+            await store.put([Parcel(name, "q", b"x")])
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        try:
+            await give_up("first")  # which is being written
+            for each in range(300):
+                nursery.start_soon(give_up, str(each))
+            await trio.sleep(0.5)
+            assert len(backlog._puts) == 0
+        finally:
+            goes_on.set()
+        assert list(store.waiting) == ["q"]
+        with trio.fail_after(10):
+            assert [each.parcel.id for each in await store.first("q")] == ["first"]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,396 @@
+"""Foreman service: it performs what was decided over any platform, and ends with everybody ended.
+
+Floor: tests. Reads and writes: nothing.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5.errors import CommandRefused, Misconfigured, PlatformError
+from celery5.log import Silence
+from celery5.platform import Beat, Cluster, Ended, Member, Platform, Ready, State, Stopping, Word
+from celery5.processes.platforms import platform_of
+from celery5.protocol.autoscale import Autoscale
+from celery5.protocol.cluster import read
+from celery5.protocol.foreman import Crew
+from celery5.protocol.leadership import Record
+from celery5.protocol.posts import Phase
+from celery5.services.all_up import AllUp
+from celery5.services.foreman import Foreman
+from celery5.services.foreman_commands import ForemanCommands
+from celery5.services.reloader import Bell
+from celery5.services.sub_processes import SubProcesses, how_ended, words
+
+CLUSTER = read({"workers": {"default": {"count": 2}}, "schedulers": {"default": {}}})
+
+
+class Stage:
+    """A platform whose members are names on a list. Those that are `broken` cannot be started."""
+
+    def __init__(self, *, cluster: Cluster = CLUSTER, app: str = "") -> None:
+        self.cluster, self.app = cluster, app
+        self.there: dict[str, Member] = {}
+        self.did: list[tuple[str, str]] = []
+        self.broken: set[str] = set()
+        self.quick = True
+        self.before: dict[str, State] = {}
+        self.heard: Callable[[Word], None] = lambda _: None
+
+    async def live(
+        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        self.heard = heard
+        task_status.started()
+        while True:
+            await trio.sleep(1)
+            for name in self.there:
+                heard(Beat(name, f"{name} is well"))
+
+    async def start(self, member: Member) -> None:
+        assert member.name not in self.there
+        await trio.sleep(0.01)
+        if member.name in self.broken:
+            raise PlatformError("there is no room")
+        self.there[member.name] = member
+        self.did.append(("start", member.name))
+        if self.quick:
+            self.heard(Ready(member.name))
+
+    async def stop(self, name: str) -> None:
+        self.did.append(("stop", name))
+        self.heard(Stopping(name))
+        self.end(name, 0)
+
+    async def kill(self, name: str) -> None:
+        self.did.append(("kill", name))
+        self.end(name, -9)
+
+    async def reload(self, name: str) -> None:
+        self.did.append(("reload", name))
+
+    async def living(self) -> Mapping[str, State]:
+        return self.before
+
+    def end(self, name: str, code: int) -> None:
+        self.there.pop(name, None)
+        self.heard(Ended(name, how_ended(code), code))
+
+
+@dataclass
+class Line:
+    """Whether Redis can be reached."""
+
+    connected: bool = True
+
+
+@dataclass
+class Lead:
+    """Whether this Controller is the one that acts."""
+
+    sure: bool = True
+    leads: bool = True
+    line: str = ""
+    resigned: int = 0
+    tell: Callable[[], object] = lambda: None
+    record = Record(7, 1, "c")
+
+    def stamp(self) -> Mapping[str, str]:
+        return {"EPOCH": "7"}
+
+    def follow(self, tell: Callable[[], object], /) -> None:
+        self.tell = tell
+
+    async def resign(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.resigned += 1
+
+    def become(self, *, leads: bool, sure: bool) -> None:
+        """Another standing."""
+        self.leads, self.sure, self.line = leads, sure, "" if leads else "stands by: b leads"
+        self.tell()
+
+
+@dataclass
+class House:
+    """A Foreman, what it acts upon, and what it tells."""
+
+    stage: Stage = field(default_factory=Stage)
+    line: Line = field(default_factory=Line)
+    lead: Lead = field(default_factory=Lead)
+    told: list[str] = field(default_factory=list)
+    cluster: Cluster = CLUSTER
+    configuration: object = None
+    bell: Bell = field(default_factory=Bell)
+
+    def __post_init__(self) -> None:
+        self.foreman = Foreman(
+            cluster=self.cluster,
+            crew=Crew(self.cluster, chance=lambda: 0.5),
+            platform=self.stage,
+            leads=self.lead,
+            redis=self.line,
+            surroundings={"CELERY5_APP": "shop"},
+            grace=5.0,
+            log=Silence(),
+            tell=self.told.append,
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator["House", None]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.foreman.run)
+            with trio.fail_after(5):
+                await self.foreman.whole.wait()
+            yield self
+            nursery.cancel_scope.cancel()
+
+    def commands(
+        self, says: Callable[[], Cluster] = lambda: CLUSTER, scaled: bool = False
+    ) -> ForemanCommands:
+        limits = Autoscale(minimum=1, maximum=4) if scaled else None
+        return ForemanCommands(
+            foreman=self.foreman,
+            leads=self.lead,
+            describe=says,
+            autoscale=limits,
+            configuration=self.configuration,
+            bell=self.bell,
+            log=Silence(),
+        )
+
+
+async def test_all_members_are_started_with_their_surroundings_and_ended_in_order(
+    autojump_clock: MockClock,
+) -> None:
+    async with House().open() as house:
+        assert house.told[-1] == "3 of 3 members up"
+        environment = house.stage.there["worker-default-1"].environment
+        assert environment == {"CELERY5_APP": "shop", "EPOCH": "7"}
+    assert house.stage.there == {}
+    ended = [name for what, name in house.stage.did if what == "stop"]
+    assert ended[0] == "scheduler-default-1"
+    assert sorted(ended[1:]) == ["worker-default-1", "worker-default-2"]
+
+
+async def test_who_dies_is_started_again(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        house.stage.end("worker-default-1", -9)
+        assert house.foreman.conditions()["cluster"].startswith("worker-default-1: it was ended by SIGKILL")
+        await trio.sleep(1)
+        assert house.stage.did.count(("start", "worker-default-1")) == 2
+        assert house.foreman.conditions() == {"cluster": ""}
+
+
+async def test_what_cannot_be_started_is_tried_again_and_holds_up_nobody(autojump_clock: MockClock) -> None:
+    house = House()
+    house.stage.broken.add("worker-default-1")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.foreman.run)
+        await trio.sleep(1)
+        assert sorted(house.stage.there) == ["scheduler-default-1", "worker-default-2"]
+        assert "there is no room" in house.foreman.crew.wrong
+        assert not house.foreman.whole.is_set()
+        house.stage.broken.clear()
+        await house.foreman.whole.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_while_redis_is_away_no_death_counts(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        house.line.connected = False
+        for _ in range(30):
+            house.stage.end("worker-default-1", 1)
+            await trio.sleep(15)
+        assert house.foreman.crew.posts["worker-default-1"].phase is Phase.UP
+
+
+async def test_what_runs_already_is_not_started_again(autojump_clock: MockClock) -> None:
+    house = House()
+    house.stage.before = {"worker-default-1": "up", "scheduler-default-1": "up"}
+    house.stage.there = {name: Member(name=name, kind="worker", arguments=()) for name in house.stage.before}
+    async with house.open():
+        assert house.stage.did == [("start", "worker-default-2")]
+
+
+async def test_who_does_not_lead_ends_its_members_and_starts_none(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        house.lead.become(leads=False, sure=False)
+        await trio.sleep(3)
+        assert house.stage.there == {}
+        house.lead.become(leads=True, sure=True)
+        await trio.sleep(3)
+        assert len(house.stage.there) == 3
+
+
+async def test_a_platform_that_crashes_ends_the_foreman(autojump_clock: MockClock) -> None:
+    class Bad(Stage):
+        async def start(self, member: Member) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as told:
+        await House(stage=Bad()).foreman.run()
+    assert told.group_contains(ZeroDivisionError)
+
+
+async def test_members_that_do_not_end_hold_up_the_end_for_a_while_only(autojump_clock: MockClock) -> None:
+    class Deaf(Stage):
+        async def stop(self, name: str) -> None:
+            self.did.append(("stop", name))
+
+        async def kill(self, name: str) -> None:
+            self.did.append(("kill", name))
+
+    began = trio.current_time()
+    async with House(stage=Deaf()).open() as house:
+        pass
+    assert ("kill", "scheduler-default-1") in house.stage.did
+    assert 100 < trio.current_time() - began <= 55 * 2 + 20 + 5
+
+
+async def test_the_gate_opens_when_all_are_up(autojump_clock: MockClock) -> None:
+    house = House()
+    house.stage.quick = False
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.foreman.run)
+        with trio.move_on_after(0.5) as waited:
+            await AllUp(foreman=house.foreman).run()
+        assert waited.cancelled_caught
+        await nursery.start(AllUp(foreman=house.foreman).run)
+        assert house.foreman.crew.is_whole
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_scales_within_the_limits_of_the_autoscaler(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        scale = house.commands(scaled=True).handlers["scale"]
+        assert await scale({"workers": 2, "of": 3}) == {"workers": 3, "groups": {"worker-default": 3}}
+        await trio.sleep(1)
+        assert len(house.stage.there) == 4
+        assert await scale({"workers": 100}) == {"workers": 4, "groups": {"worker-default": 4}}
+        assert await scale({"workers": 0}) == {"workers": 1, "groups": {"worker-default": 1}}
+        await trio.sleep(3)
+        assert sorted(house.stage.there) == ["scheduler-default-1", "worker-default-1"]
+        for wrong in ("2", -1, None, True, 1.5):
+            with pytest.raises(CommandRefused):
+                await scale({"workers": wrong})
+
+
+async def test_a_scale_outlives_another_description() -> None:
+    async with House().open() as house:
+        commands = house.commands(lambda: read({"workers": {"default": {"count": 2}}}))
+        await commands.handlers["scale"]({"workers": 3})
+        assert await commands.reload() == {"started": [], "stopped": ["scheduler-default-1"], "restarted": []}
+        with trio.fail_after(10):
+            while len(house.stage.there) != 3 or "scheduler-default-1" in house.stage.there:
+                await trio.sleep(0.01)
+
+
+async def test_a_description_that_is_wrong_changes_nothing() -> None:
+    def wrong() -> Cluster:
+        raise Misconfigured("workers.a.cuont is not known")
+
+    async with House().open() as house:
+        with pytest.raises(CommandRefused, match="the old description stays: workers"):
+            await house.commands(wrong).reload()
+        with pytest.raises(CommandRefused, match="needs a Controller that is started anew"):
+            await house.commands(lambda: Cluster(platform="systemd")).reload()
+        assert len(house.stage.there) == 3
+
+
+async def test_members_that_go_on_read_their_configuration_again() -> None:
+    async with House(configuration="shop.settings").open() as house:
+        other = read({"workers": {"default": {"count": 2}}, "schedulers": {"default": {"inbox": False}}})
+        commands = house.commands(lambda: other)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(commands.run)
+            house.bell.ring()  # and a thread reads the description: no clock may jump meanwhile
+            with trio.fail_after(30):
+                while len(house.stage.did) < 3 + 2 + 2:  # three have started; two look, and one begins anew
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        told = [name for what, name in house.stage.did if what == "reload"]
+        assert sorted(told) == ["worker-default-1", "worker-default-2"]
+        assert ("stop", "scheduler-default-1") in house.stage.did
+
+
+async def test_it_tells_how_members_are_and_restarts_those_that_are_named(autojump_clock: MockClock) -> None:
+    async with House().open() as house:
+        handlers = house.commands().handlers
+        await trio.sleep(2)
+        told = await handlers["members"]({})
+        assert isinstance(told, dict)
+        assert (told["whole"], told["line"]) == (True, "3 of 3 members up")
+        assert told["members"][1]["status"] == "worker-default-1 is well"
+        assert await handlers["restart"]({"members": ["worker-default-2"]}) == {
+            "restarted": ("worker-default-2",)
+        }
+        await trio.sleep(2)
+        assert [name for what, name in house.stage.did if what == "stop"] == ["worker-default-2"]
+        for names in (["nobody"], [], "worker-default-1"):
+            with pytest.raises(CommandRefused):
+                await handlers["restart"]({"members": names})
+
+
+def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
+    own = platform_of(Cluster(platform=f"{__name__}:Stage"), "shop", {})
+    assert isinstance(own, Stage)
+    assert (own.app, isinstance(own, Platform)) == ("shop", True)
+    assert isinstance(platform_of(Cluster(platform="processes"), "shop", {}), SubProcesses)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("kubernets", "is not known: auto, processes"),
+        ("no.such.module:Class", "ModuleNotFoundError"),
+        ("trio:NoSuch", "has no class NoSuch"),
+        ("builtins:int", "it is called with cluster and app"),
+        ("builtins:dict", "lacks a method"),
+    ],
+)
+def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:
+    with pytest.raises(Misconfigured, match=wrong):
+        platform_of(Cluster(platform=name), "shop", {})
+
+
+def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
+    said = b"READY=1\nSTATUS=2 jobs\nWATCHDOG=1\nSTOPPING=1\nMAINPID=3\nREADY=2\nnonsense\n\xff"
+    assert list(words("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
+    assert how_ended(3) == "it ended with 3"
+    assert how_ended(-9) == "it was ended by SIGKILL"
+    assert how_ended(-99) == "it was ended by signal 99"
+
+
+async def test_a_sub_process_that_ends_is_told_of() -> None:
+    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, heard.append)
+        await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
+        with pytest.raises(PlatformError):
+            await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
+        with pytest.raises(PlatformError, match="here only"):
+            await platform.start(Member(name="v", kind="worker", host="web2", arguments=()))
+        with trio.fail_after(60):
+            while not heard:
+                await trio.sleep(0.01)
+        assert heard == [Ended("w", "it ended with 0", 0)]
+        await platform.stop("w")
+        await platform.kill("w")
+        assert await platform.living() == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_platform_that_is_cancelled_ends_its_children() -> None:
+    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, heard.append)
+        await platform.start(Member(name="w", kind="worker", arguments=("health", "--help")))
+        nursery.cancel_scope.cancel()
+    (ended,) = heard
+    assert isinstance(ended, Ended)
+    assert platform.pid_of("w") is None

@@ -1,0 +1,345 @@
+"""Listener: what clients may do, and what those do to others who may not: nothing.
+
+Floor: tests. Reads and writes: a unix socket of its own.
+"""
+
+import os
+import socket
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from celery5.errors import Misconfigured
+from celery5.log import Log
+from celery5.messages_backlog import MemoryBacklog, Room
+from celery5.protocol.parcels import (
+    Answer,
+    Frames,
+    FromClient,
+    FromDaemon,
+    Hand,
+    Hello,
+    Parcel,
+    Refused,
+    Told,
+    Welcome,
+    daemon_word,
+    frame,
+)
+from celery5.services import listener as listening
+from celery5.services.doors import Doors, Plan, inherited
+from celery5.services.listener import Listener
+from celery5.services.messages_store import MessagesStore
+
+HAND = Hand(((Parcel("a", "q", b"{}"),),))
+LIMIT = 20.0
+
+
+class Host:
+    """A listener with a store in memory."""
+
+    def __init__(self, plan: Plan, *, room: int = 100, most: int = 10, message_limit: int = 2000) -> None:
+        log = Log(worker="w", app="shop")
+        self.backlog = MemoryBacklog(room=Room(room, 10**9))
+        self.store = MessagesStore(broker="default", backlog=self.backlog, log=log)
+        self.plan = plan
+        self.clients: list[Client] = []
+        self.listener = Listener(
+            app_name="shop",
+            doors=Doors(plan=plan, log=log),
+            stores={"default": self.store},
+            broker_of=lambda _queue: "default",
+            message_limit=message_limit,
+            log=log,
+            most_connections=most,
+        )
+
+    @asynccontextmanager
+    async def up(self) -> AsyncGenerator["Host", None]:
+        """It listens while the block lasts."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.store.run)
+            await nursery.start(self.listener.run)
+            try:
+                yield self
+            finally:
+                for each in self.clients:
+                    await trio.aclose_forcefully(each.stream)
+            nursery.cancel_scope.cancel()
+
+    async def client(self, *, greet: bool = True) -> "Client":
+        """Another client."""
+        one = Client(await trio.open_unix_socket(self.plan.path))
+        self.clients.append(one)
+        if greet:
+            assert isinstance(await one.ask(Hello("shop")), Welcome)
+        return one
+
+
+class Client:
+    """A client that says what it likes."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self._frames = Frames(10**7)
+
+    async def ask(self, word: FromClient) -> FromDaemon:
+        """Say a word, and give the answer."""
+        await self.stream.send_all(frame(word))
+        return await self.heard()
+
+    async def heard(self) -> FromDaemon:
+        """What the daemon says next."""
+        with trio.fail_after(LIMIT):
+            while (body := self._frames.next()) is None:
+                received = bytes(await self.stream.receive_some(65536))
+                assert received, "it has hung up without a word"
+                self._frames.feed(received)
+        return daemon_word(body)
+
+    async def is_cut_off(self, said: bytes) -> bool:
+        """Whether the daemon hangs up on somebody who says that again and again, and reads nothing."""
+        with trio.move_on_after(LIMIT):
+            try:
+                while True:
+                    await self.stream.send_all(said)
+            except trio.BrokenResourceError:
+                return True
+        return False
+
+    async def is_alone(self) -> bool:
+        """Whether the daemon hangs up."""
+        with trio.fail_after(LIMIT):
+            try:
+                while await self.stream.receive_some(65536):
+                    pass
+            except trio.BrokenResourceError:
+                pass
+        return True
+
+
+@pytest.fixture
+def host(short_path: Path) -> Host:
+    """A listener on a unix socket."""
+    return Host(Plan(path=str(short_path / "p.sock")))
+
+
+async def test_groups_are_stored_in_order_and_then_acknowledged(host: Host) -> None:
+    async with host.up():
+        one = await host.client()
+        word = Hand(((Parcel("a", "q", b"1"), Parcel("b", "q", b"2")), (Parcel("c", "q", b"3"),)))
+        assert await one.ask(word) == Told((Answer(), Answer()))
+        assert [each.parcel.id for each in await host.store.first("q")] == ["a", "b", "c"]
+        assert await one.ask(Hand(())) == Told(())
+        assert (os.stat(host.plan.path).st_mode & 0o777) == 0o600
+    assert "p.sock" not in os.listdir(os.path.dirname(host.plan.path))
+
+
+async def test_of_groups_that_come_together_those_are_taken_that_there_is_room_for(short_path: Path) -> None:
+    host = Host(Plan(path=str(short_path / "p.sock")), room=3)
+    async with host.up():
+        one = await host.client()
+        large = tuple(Parcel(str(n), "q", b"") for n in range(4))
+        word = Hand(
+            (large, (Parcel("a", "q", b""),), (Parcel("b", "q", b"x" * 3000),), (Parcel("", "q", b""),))
+        )
+        answer = await one.ask(word)
+        assert isinstance(answer, Told)
+        assert [each.code for each in answer.answers] == ["full", "", "too-large", "unfit"]
+        assert [each.parcel.id for each in await host.store.first("q")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "too-large"),
+        ((5).to_bytes(4) + b"\x00\x01\x02\x03\x04", "unfit"),
+        (frame(HAND), "unfit"),
+        (frame(Hello("shop", 99)), "unfit"),
+        (frame(Hello("other")), "unfit"),
+        (frame(Hello("shop")) + frame(Hello("shop")), "unfit"),
+        (frame(Hello("shop")) + (10**8).to_bytes(4), "too-large"),
+        (frame(Hello("shop")) + (3).to_bytes(4) + b"abc", "unfit"),
+    ],
+)
+async def test_who_speaks_otherwise_is_told_so_and_sent_away(host: Host, said: bytes, code: str) -> None:
+    async with host.up():
+        good, bad = await host.client(), await host.client(greet=False)
+        await bad.stream.send_all(said)
+        last = await bad.heard()
+        if last == Welcome():
+            last = await bad.heard()
+        assert isinstance(last, Refused)
+        assert last.code == code
+        await bad.stream.aclose()
+        assert await good.ask(HAND) == Told((Answer(),))
+
+
+async def test_slow_clients_lose_their_connection_and_idle_ones_do_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HELLO_LIMIT", 0.2)
+    monkeypatch.setattr(listening, "FRAME_LIMIT", 0.2)
+    async with host.up():
+        silent, idle, slow = await host.client(greet=False), await host.client(), await host.client()
+        await slow.stream.send_all(frame(HAND)[:9])
+        assert isinstance(await slow.heard(), Refused)
+        assert await silent.is_alone()
+        await slow.stream.aclose()
+        await silent.stream.aclose()
+        assert await idle.ask(HAND) == Told((Answer(),))
+        assert host.backlog.size == 1
+
+
+async def test_who_does_not_read_its_answers_is_left(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "ANSWER_LIMIT", 0.2)
+    async with host.up():
+        deaf = await host.client()
+        bad = Hand(((Parcel("x" * 500, "q", b""),),) * 2000)  # a large answer
+        assert await deaf.is_cut_off(frame(bad))
+        assert await (await host.client()).ask(HAND) == Told((Answer(),))
+
+
+async def test_there_are_no_more_clients_than_there_is_room_for(short_path: Path) -> None:
+    host = Host(Plan(path=str(short_path / "p.sock")), most=2)
+    async with host.up():
+        first, _second = await host.client(), await host.client()
+        third = await host.client(greet=False)
+        assert await third.heard() == Refused("unavailable", "there are too many clients at once")
+        assert (
+            host.listener.conditions() == {"listener": "too many clients at once"} or await third.is_alone()
+        )
+        await first.stream.aclose()
+        await third.stream.aclose()
+        with trio.fail_after(LIMIT):
+            while host.listener.is_crowded or host.listener._clients > 1:
+                await trio.sleep(0.01)
+        assert await (await host.client()).ask(HAND) == Told((Answer(),))
+
+
+async def test_unfinished_frames_are_bounded_over_all_clients(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "UNFINISHED", 100_000)
+    async with host.up():
+        good, greedy = await host.client(), await host.client()
+        assert await greedy.is_cut_off((400_000).to_bytes(4) + b"x" * 300_000)
+        await greedy.stream.aclose()
+        assert await good.ask(HAND) == Told((Answer(),))
+
+
+async def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(host: Host) -> None:
+    async with host.up():
+        one = await host.client()
+        await one.stream.send_all(frame(HAND)[:-1])
+        await one.stream.aclose()
+        with trio.fail_after(LIMIT):
+            while host.listener._clients:
+                await trio.sleep(0.01)
+        assert (host.backlog.size, host.listener._unfinished) == (0, 0)
+
+
+async def test_tcp_speaks_tls_to_clients_with_the_right_certificate_only(short_path: Path) -> None:
+    ours, others = trustme.CA(), trustme.CA()
+    server = ours.issue_cert("127.0.0.1")
+    server.private_key_and_cert_chain_pem.write_to_path(short_path / "server.pem")
+    ours.cert_pem.write_to_path(short_path / "ca.pem")
+    plan = Plan(
+        tcp=("127.0.0.1", 0), certificate=str(short_path / "server.pem"), client_ca=str(short_path / "ca.pem")
+    )
+    host = Host(plan)
+    opened = list[Any]()
+    inner = host.listener._doors.listeners
+
+    async def listeners() -> Any:
+        opened.extend(await inner())
+        return opened
+
+    host.listener._doors.listeners = listeners  # type: ignore[method-assign]
+    async with host.up():
+        port = opened[0].socket.getsockname()[1]
+
+        async def talk(authority: trustme.CA | None) -> FromDaemon:
+            context = ssl.create_default_context()
+            ours.configure_trust(context)
+            if authority is not None:
+                authority.issue_cert("client").configure_cert(context)
+            raw = await trio.open_tcp_stream("127.0.0.1", port)
+            async with trio.SSLStream(raw, context, server_hostname="127.0.0.1") as stream:
+                return await Client(stream).ask(Hello("shop"))
+
+        assert await talk(ours) == Welcome()
+        for stranger in (others, None):
+            with pytest.raises((trio.BrokenResourceError, ssl.SSLError, AssertionError)):
+                await talk(stranger)
+        plain = Client(await trio.open_tcp_stream("127.0.0.1", port))
+        await plain.stream.send_all(frame(Hello("shop")))
+        assert await plain.is_alone()
+        await plain.stream.aclose()
+
+
+async def refusal(host: Host) -> str:
+    """Why a listener does not come up."""
+    try:
+        async with host.up():
+            return ""
+    except BaseExceptionGroup as group:
+        return str(group.split(Misconfigured)[0] and first_of(group))
+
+
+def first_of(group: BaseException) -> str:
+    """The first error in groups of groups."""
+    return first_of(group.exceptions[0]) if isinstance(group, BaseExceptionGroup) else str(group)
+
+
+async def test_an_old_socket_is_taken_away_and_anything_else_is_not(short_path: Path) -> None:
+    path = short_path / "p.sock"
+    with trio.socket.socket(trio.socket.AF_UNIX) as old:
+        await old.bind(str(path))
+    async with Host(Plan(path=str(path))).up() as host:
+        await host.client()
+        assert "another Publisher listens" in await refusal(Host(Plan(path=str(path))))
+    path.write_text("precious")
+    assert "is no socket" in await refusal(Host(Plan(path=str(path))))
+    assert path.read_text() == "precious"
+
+
+def test_what_systemd_has_opened_is_for_the_process_that_it_says() -> None:
+    assert inherited({"LISTEN_PID": "7", "LISTEN_FDS": "2"}, 7) == (3, 4)
+    assert inherited({"LISTEN_PID": "8", "LISTEN_FDS": "2"}, 7) == ()
+    assert inherited({"LISTEN_PID": "7", "LISTEN_FDS": "x"}, 7) == ()
+
+
+async def test_a_socket_that_was_opened_already_is_used(short_path: Path) -> None:
+    path = str(short_path / "given.sock")
+    with trio.socket.socket(trio.socket.AF_UNIX) as given:
+        await given.bind(path)
+        given.listen(5)
+        host = Host(Plan(path=path, inherited=(given.fileno(),)))
+        for _ in range(2):  # it stays when the listener goes
+            async with host.up():
+                one = await host.client()
+                assert await one.ask(HAND) == Told((Answer(),))
+                await one.stream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("address", "plain", "fits"),
+    [("0.0.0.0", False, False), ("0.0.0.0", True, True), ("127.0.0.1", False, True)],
+)
+async def test_a_socket_of_systemds_that_other_hosts_reach_needs_a_certificate(
+    address: str, plain: bool, fits: bool
+) -> None:
+    with socket.socket() as opened:
+        opened.bind((address, 0))
+        opened.listen()
+        doors = Doors(plan=Plan(inherited=(opened.fileno(),), plain=plain), log=Log(worker="w", app="shop"))
+        with nullcontext() if fits else pytest.raises(Misconfigured, match="other hosts"):
+            for each in await doors.listeners():
+                await each.aclose()

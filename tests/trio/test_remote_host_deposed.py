@@ -1,0 +1,81 @@
+"""Remote hosts, deposed: what a Controller had asked of a host that was away is not done once it leads no more.
+
+Floor: tests. Reads and writes: nothing.
+"""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from celery5.protocol.cluster import read
+from celery5.protocol.remote_units import MARK, Place, unit_of
+from celery5.services.hosts import Hosts
+from celery5.services.remote_host import RemoteHost
+from celery5.services.ssh_line import HostAway
+from tests.trio.test_foreman_service import House, Stage
+
+CLUSTER = read({"hosts": {"web2": {}}, "workers": {"default": {"count": 2, "hosts": ["web2"]}}})
+ORDER = re.compile(r"^do_(stop|kill) .*worker", re.MULTILINE)
+
+
+class OneHost:
+    """A host whose members are up, to which the line may be cut."""
+
+    def __init__(self, *names: str) -> None:
+        self.there, self.cut = trio.Event(), trio.Event()
+        self.there.set()
+        self.said: list[str] = []
+        self.scripts: list[str] = []
+        self.shown = [
+            f"{line}\n"
+            for name in names
+            for line in (f"Id={unit_of('shop', name)}", "ActiveState=active", "InvocationID=abc", "")
+        ]
+
+    @asynccontextmanager
+    async def listening(self, _script: bytes) -> AsyncGenerator[Any]:
+        if not self.there.is_set():
+            raise HostAway("no route")
+        self.cut = trio.Event()
+        yield self
+        raise HostAway("no route")
+
+    async def hear(self) -> str | None:
+        if self.cut.is_set():
+            return None
+        await trio.sleep(0.05)
+        if not self.said:
+            self.said = [*(each.strip() for each in self.shown), f"{MARK}seen"]
+        return self.said.pop(0)
+
+    async def call(self, script: bytes) -> list[str]:
+        self.scripts.append(script.decode())
+        return []
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_no_more(
+    knows: bool, autojump_clock: Any
+) -> None:
+    line: Any = OneHost("worker-default-1@web2", "worker-default-2@web2")
+    place = Place(app="shop", command="celery5", directory="/", hung_after=30.0)
+    remote = RemoteHost(name="web2", place=place, line=line, interval=0.1)
+    house = House(stage=Hosts(here=Stage(), there={"web2": remote}), cluster=CLUSTER)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.foreman.run)
+        await house.foreman.whole.wait()
+        line.there, gone = trio.Event(), line.cut
+        gone.set()  # the host is away
+        await trio.sleep(2)
+        house.foreman.restart()
+        await trio.sleep(2)
+        house.lead.become(leads=not knows, sure=False)
+        await trio.sleep(2)
+        line.there.set()  # it is back, and another Controller looks after it
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []

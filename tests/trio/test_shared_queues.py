@@ -1,0 +1,99 @@
+"""Shared queues: several lives of one process run no more jobs together than one would, and none of them starves.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+import random
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from celery5.services.internal_queues import TasksQueue
+from celery5.services.shared_queues import SharedSlots
+
+
+class Crew:
+    """Executors of one life, who note what they run."""
+
+    def __init__(self, slots: SharedSlots, ran: list[str], running: list[str]) -> None:
+        self.queue: TasksQueue = slots.queues()["trio"]
+        self._ran = ran
+        self._running = running
+
+    async def work(self, how_long: float) -> None:
+        """One executor, until it is one too many."""
+        while (job := cast("str | None", await self.queue.next())) is not None:
+            self._running.append(job)
+            await trio.sleep(how_long)
+            self._running.remove(job)
+            self._ran.append(job)
+
+    def put(self, *jobs: str) -> None:
+        """Jobs come."""
+        for job in jobs:
+            self.queue.put(cast("Any", job))
+
+    def begin(self, nursery: trio.Nursery, count: int, how_long: float = 1.0) -> None:
+        """So many executors come."""
+        for _ in range(self.queue.keep(count)):
+            nursery.start_soon(self.work, how_long)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_never_more_run_than_there_are_slots_and_all_are_run(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    dice, slots = random.Random(seed), SharedSlots(["trio"])
+    ran, running, most = list[str](), list[str](), 0
+    crews = [Crew(slots, ran, running) for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for crew in crews:
+            crew.begin(nursery, 2, dice.choice([0.1, 1.0]))
+        sent = 0
+        for _ in range(60):
+            for _ in range(dice.randrange(3)):
+                dice.choice(crews).put(f"job {sent}")
+                sent += 1
+            await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
+            most = max(most, len(running))
+        await trio.sleep(1000)
+        assert len(ran) == sent
+        nursery.cancel_scope.cancel()
+    assert most == 2
+
+
+async def test_who_was_turned_away_is_next(autojump_clock: MockClock) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    full, other = Crew(slots, ran, []), Crew(slots, ran, [])
+    async with trio.open_nursery() as nursery:
+        full.begin(nursery, 1)
+        other.begin(nursery, 1)
+        full.put(*["full"] * 50)
+        await trio.sleep(2.5)
+        other.put("other", "other")
+        await trio.sleep(4)
+        assert ran.count("other") == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockClock) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    ended, other = Crew(slots, ran, []), Crew(slots, ran, [])
+    async with trio.open_nursery() as nursery:
+        other.begin(nursery, 1)
+        async with trio.open_nursery() as inner:
+            ended.begin(inner, 1, 1000)
+            ended.put("never ends")
+            await wait_all_tasks_blocked()
+            other.put("other")
+            await trio.sleep(5)
+            assert ran == []
+            inner.cancel_scope.cancel()
+        ended.queue.left()
+        await trio.sleep(5)
+        assert ran == ["other"]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,3 @@
+from collections.abc import Iterator
+
+def get_connectable_addresses(addr: str) -> Iterator[str]: ...
