@@ -99,11 +99,13 @@ class Reading:
             room.take(keys.queue, got)
             if got == count:
                 more.append(keys)
-        for keys in more:  # what the others have left
-            if count := min(room.left(keys.queue), total - found):
-                got = await self._read(keys, count, receive)
-                found += got
-                room.take(keys.queue, got)
+        if found < total and more:  # what the others have left
+            left = self._split.deal(total - found, {keys.queue: weights[keys.queue] for keys in more})
+            for keys in more:
+                if count := min(left[keys.queue], room.left(keys.queue)):
+                    got = await self._read(keys, count, receive)
+                    found += got
+                    room.take(keys.queue, got)
         return found
 
     async def _by_share(self, shares: Mapping[int, Sequence[QueueKeys]], receive: Receives) -> int:
