@@ -9,6 +9,7 @@ cluster description.
 import os
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from celery5.processes.attendant_parts import GROUND, Listens, given
 from celery5.processes.described import Meaning
 from celery5.processes.foreground import ServeOptions, serve_here
 from celery5.processes.lives import Page, live
-from celery5.processes.own_broker import looked_after, own_broker, placed
+from celery5.processes.own_broker import StoppedBefore, looked_after, own_broker, placed
 from celery5.processes.own_log import own_log
 from celery5.processes.platforms import platform_of
 from celery5.processes.signals import Interruption
@@ -251,6 +252,7 @@ def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> i
     limit = end_limit(members(cluster, grace=app.settings.grace_period)) + 2 * STOP_SURPLUS
     limit += STOP_LIMIT if cluster.broker else 0
     with (
+        suppress(StoppedBefore),
         Interruption(limit=limit) as interruption,
         own_broker(app, cluster.broker, lambda: interruption.came) as server,
         own_log(app, options.log_format, options.log_level) as journal,

@@ -14,7 +14,7 @@ import trio
 
 from celery5.app import App
 from celery5.broker.kept_server import KeptServer
-from celery5.errors import Misconfigured
+from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.log import Log
 from celery5.protocol.own_broker import OwnBroker
 from celery5.services.own_server import OwnServer
@@ -33,6 +33,10 @@ def placed(told: OwnBroker, beside: Path) -> OwnBroker:
     )
 
 
+class StoppedBefore(Exception):
+    """Who was told to stop did so before the broker was up."""
+
+
 @contextmanager
 def own_broker(
     app: App, told: OwnBroker | None, given_up: Callable[[], bool]
@@ -40,7 +44,7 @@ def own_broker(
     """The broker that the description tells of, for as long as the block lasts; None when it tells of none.
 
     Raises Misconfigured when the application says another one, or another Controller runs it; ServerNotFound;
-    BrokerUnavailable when it does not come up, or that is `given_up`.
+    BrokerUnavailable when it does not come up; StoppedBefore when that is `given_up`.
     """
     if told is None:
         yield None
@@ -48,7 +52,7 @@ def own_broker(
     server = KeptServer(told)
     try:
         _check(app, server.url)
-        server.begin(given_up)
+        _begin(server, given_up)
         app.use_broker(server.url)
         sys.stderr.write(f"producers reach the broker with CELERY5_BROKER=\"$(cat '{server.folder}/url')\"\n")
         try:
@@ -57,6 +61,15 @@ def own_broker(
             app.close()
     finally:
         server.stop()
+
+
+def _begin(server: KeptServer, given_up: Callable[[], bool]) -> None:
+    try:
+        server.begin(given_up)
+    except BrokerUnavailable:
+        if given_up():
+            raise StoppedBefore from None
+        raise
 
 
 @asynccontextmanager

@@ -195,3 +195,15 @@ def test_a_server_that_hangs_is_killed_and_started_again(bank: Path) -> None:
         assert len(controller.logged("broker:hung")) == 1
         assert server_of(bank) != before
         assert send(app, [3])[0].get(timeout=LIMIT) == 3
+
+
+def test_who_stops_while_the_broker_reads_its_data_ends_in_order(bank: Path) -> None:
+    slow = bank / "slow"  # as silent as a server that has much to read
+    slow.write_text("#!/bin/sh\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    with Controlling(bank, CLUSTER.format(server=slow, more=MORE), target="bank") as controller:
+        said = bank / "data" / "server.lock"
+        until(lambda: said.exists() and said.read_text().strip())
+        controller.process.send_signal(signal.SIGTERM)
+        assert controller.process.wait(LIMIT) == 0, controller.err
+        assert not is_alive(server_of(bank))
