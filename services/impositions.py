@@ -120,7 +120,7 @@ class Impositions:
         for task, what in list(self._tripped.items()):
             before = self._suspended.get(task)
             if before is None or before.until:  # what an operator has suspended stays so
-                await self._redis.perform(imposing.suspend(self._keys, task, what))
+                await self._redis.perform(imposing.suspend_instead(self._keys, task, what, before))
             self._tripped.pop(task, None)
 
     async def _look(self) -> None:

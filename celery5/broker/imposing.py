@@ -38,6 +38,12 @@ def suspend(keys: Keys, task: str, what: Suspension) -> Call[bool]:
     return scripted(IMPOSE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True)
 
 
+def suspend_instead(keys: Keys, task: str, what: Suspension, before: Suspension | None) -> Call[bool]:
+    """Suspend a task that is as it was `before`; None: not suspended. Gives whether that changes anything."""
+    words, only = msgspec.json.encode(what), b"-" if before is None else msgspec.json.encode(before)
+    return scripted(IMPOSE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True)
+
+
 def resume(keys: Keys, task: str, only: Suspension | None = None) -> Call[bool]:
     """Let a task's jobs run again; with `only`, unless it is suspended in another way by now. Gives whether that
     changes anything."""

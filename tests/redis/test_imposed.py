@@ -6,6 +6,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import redis
 import trio
@@ -20,6 +21,7 @@ from celery5 import (
     UnknownTask,
     agather,
 )
+from celery5.broker import imposing
 from celery5.broker.call import Call
 from celery5.event import Event
 from celery5.processes.router import ROUTER
@@ -325,16 +327,58 @@ async def is_suspended(app: App, task: str) -> bool:
     return told is not None and told.suspended and told.why == "no answer"
 
 
-async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(app: App) -> None:
+async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(url: str, app_name: str) -> None:
+    policy = BreakerPolicy(threshold=1, reset=0.1)
+    app = App(app_name, broker=url, breaker=policy, retry_policy={"max_retries": 0}, breaker_suspends=True)
+    begun, goes_on = trio.Event(), trio.Event()
+
     @app.task
     async def shaky() -> None:
+        begun.set()
+        await goes_on.wait()
+        raise OSError("away")
+
+    with Lines() as lines:
+        async with working(app):
+            await shaky.adelay()
+            await begun.wait()
+            await app.limits.asuspend(shaky, by="ann")
+            await until(lambda: bool(lines.of("task:suspended")))
+            goes_on.set()
+            await until(lambda: bool(lines.of("breaker:tripped")))
+            await app.limits.aimpose(shaky, 5)
+            await until(lambda: bool(lines.of("task:limited")))  # whatever the breaker does it has done
+            assert (await app.limits.atold())[shaky.name].suspended_by == "ann"
+            assert not lines.of("task:resumed")
+    await app.limits.aresume(shaky)
+    await app.limits.alift(shaky)
+    app.close()
+
+
+def test_a_breaker_suspends_only_what_is_as_it_was_seen(app: App) -> None:
+    def instead(what: str, before: str) -> bool:
+        seen = Suspension(by=before) if before else None
+        trip = imposing.suspend_instead(app.keys, "mail", Suspension(by=what), seen)
+        return app.perform(trip, instead="")
+
+    assert instead("one", "")
+    assert not instead("two", ""), "somebody else was first"
+    assert not instead("two", "three")
+    assert instead("two", "one")
+    assert app.perform(imposing.imposed(app.keys), instead="").suspended == {"mail": Suspension(by="two")}
+
+
+async def test_what_no_message_told_of_is_found_at_a_beat(app: App, redis_client: "redis.Redis") -> None:
+    @app.task
+    async def mail() -> None:
         pass
 
-    await app.limits.asuspend(shaky, by="ann")
-    async with working(app):
-        await trio.sleep(0.2)
-        assert (await app.limits.atold())[shaky.name].suspended_by == "ann"
-    assert Suspension(by="ann").until == 0.0
+    with Lines() as lines:
+        async with working(app):
+            redis_client.hset(app.keys.suspended, mail.name, msgspec.json.encode(Suspension(by="ann")))
+            await until(lambda: bool(lines.of("task:suspended")))
+            redis_client.delete(app.keys.suspended)
+            await until(lambda: bool(lines.of("task:resumed")))
 
 
 def test_what_makes_no_sense_is_refused(app: App) -> None:
