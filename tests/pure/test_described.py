@@ -33,6 +33,10 @@ from celery5.protocol.cluster import read
             {"environment": {"CELERY5_BROKER": "ftp://x"}},
             "workers.default.environment.CELERY5_BROKER is no broker",
         ),
+        (
+            {"environment": {"CELERY5_BROKERS": '{"mails": "ftp://x"}'}},
+            "workers.default.environment.CELERY5_BROKERS is no broker",
+        ),
         ({"environment": {"CELERY5_BUDGETS": "x"}}, "workers.default.environment.CELERY5_BUDGETS is 'x': "),
         ({"environment": {"CELERY5_CONFG": "x"}}, "did you mean CELERY5_CONFIG?"),
     ],

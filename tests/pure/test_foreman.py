@@ -396,3 +396,4 @@ def test_who_waits_for_anothers_place_is_never_given_up() -> None:
         clock.tick()
     assert clock.phase(name) is Phase.STARTING
     assert "started again" in clock.crew.posts[name].trouble
+    assert clock.crew.posts[name].died == 0

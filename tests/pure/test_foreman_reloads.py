@@ -50,6 +50,19 @@ def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_to
     assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
 
 
+def test_who_stays_does_so_when_the_same_description_is_read_again() -> None:
+    clock = Clock(described(2, kind="schedulers")).up()
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.tick() == [Stop("scheduler-default-1")]
+    for _ in range(4):
+        clock.say(Ended("scheduler-default-1", "it ended with 1", 1))
+        clock.tick()
+    assert clock.phase("scheduler-default-1") is Phase.GIVEN_UP
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.wait(10, beats=clock.crew.posts) == []
+    assert clock.phase("scheduler-default-2") is Phase.UP
+
+
 def test_who_stays_is_wanted_again_when_the_old_description_is_back() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))

@@ -154,6 +154,9 @@ def test_jitter_puts_off_and_everybody_says_the_same() -> None:
     assert all(0 <= each <= 30_000 for each in put_off)
     assert len(set(put_off)) > 150
     assert schedule.look(NOW) == schedule.look(NOW + 5)
+    another = decode(encode(schedule))
+    assert another is not None
+    assert another.look(NOW) == schedule.look(NOW)
     at = schedule.look(NOW) or 0
     assert due(schedule, at - 1, busy=False, following=following) is None
     assert done(schedule, at).fires[0].at == NOW + 60_000
@@ -186,6 +189,14 @@ def test_a_changed_definition_replaces_the_old_one_and_what_was_fired_stays() ->
     assert after is not None
     assert (after.fired, after.last, after.next) == (1, NOW + 1000, NOW + 5000)
     assert after.rev == old.rev + 1
+
+
+def test_another_trigger_does_not_fire_for_times_before_the_last_one_though_the_clock_was_put_back() -> None:
+    old = done(made(), NOW + 1000).after
+    another = replace(made(Interval(every=100), now=NOW - 60_000), stamp=(0, 2))
+    after = schedules.declared(old, another, NOW - 60_000, following)
+    assert after is not None
+    assert (after.last, after.next) == (NOW + 1000, NOW + 1100)
 
 
 def test_the_same_trigger_keeps_its_next_fire_time_so_that_a_restart_loses_none() -> None:

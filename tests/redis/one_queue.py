@@ -101,6 +101,11 @@ def released(entry: Entry, job_id: str) -> Words:
     return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
 
 
+def held(entry: Entry, job_id: str, delay: int = 0) -> Words:
+    """The job waits as it is."""
+    return ("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
+
+
 VERBS: dict[str, tuple[Callable[[Entry, str], Words], str]] = {
     "complete": (done, "ENDED"),
     "retry": (failed, "RETRY"),

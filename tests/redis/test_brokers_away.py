@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: the keys of the test's applications, on two real servers.
 """
 
+import asyncio
 import threading
 from functools import partial
 from typing import Any
@@ -11,7 +12,17 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, AsyncResult, BrokerUnavailable, JobState, Misconfigured, UnknownQueue, every
+from celery5 import (
+    App,
+    AsyncResult,
+    BrokerDenied,
+    BrokerUnavailable,
+    JobState,
+    Misconfigured,
+    UnknownQueue,
+    every,
+)
+from celery5.broker.absent import absent, leaving_out, without_those_away
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.together import atogether, together
 from tests.redis.graves import bury
@@ -150,6 +161,61 @@ async def test_all_are_asked_at_the_same_time(count: int) -> None:
         return at
 
     assert await atogether([partial(ameet, at) for at in range(count)]) == list(range(count))
+
+
+def test_all_are_asked_at_the_same_time_from_asyncio_too() -> None:
+    barrier = asyncio.Barrier(3)
+
+    async def meet(at: int) -> int:
+        async with asyncio.timeout(30):
+            await barrier.wait()
+        return at
+
+    assert asyncio.run(atogether([partial(meet, at) for at in range(3)])) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+async def test_a_broker_that_lets_nobody_in_is_left_out_like_one_that_is_away(
+    app: App, own_server: EmbeddedServer, colour: str
+) -> None:
+    def shut() -> None:
+        with redis.Redis.from_url(own_server.url) as client:
+            client.config_set("requirepass", "hush")
+
+    await trio.to_thread.run_sync(shut)
+    app.close()  # who has a connection is in
+    for plain, awaited in _all_of(app):
+        with pytest.raises(BrokerDenied):
+            await asked(colour, plain, awaited)
+        with app.brokers.reachable() as away:
+            await asked(colour, plain, awaited)
+        assert [type(each) for each in away.values()] == [BrokerDenied]
+
+
+async def test_what_is_under_way_when_a_broker_goes_is_begun_again_without_it_where_it_may_be_left_out() -> (
+    None
+):
+    error = BrokerUnavailable("it has gone")
+
+    async def work() -> list[str]:
+        away = absent()
+        if away is None or not away:
+            if away is not None:
+                away["mails"] = error
+            raise error
+        return list(away)
+
+    with pytest.raises(BrokerUnavailable):
+        await without_those_away(work)
+    with leaving_out() as away:
+        assert await without_those_away(work) == ["mails"]
+        assert away == {"mails": error}
+
+        async def fails() -> None:
+            raise error  # by one that is known to be away, so another attempt would not help
+
+        with pytest.raises(BrokerUnavailable):
+            await without_those_away(fails)
 
 
 def test_an_error_that_is_none_of_the_brokers_is_raised_when_all_have_ended() -> None:

@@ -12,6 +12,7 @@ import redis
 import trio
 
 from celery5 import App, every
+from celery5.broker import scheduling
 from celery5.broker.call import Call
 from celery5.broker.embedded import EmbeddedServer
 from celery5.fire_times import following
@@ -116,6 +117,8 @@ async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
     assert found["post"].next == 3_600_000
     with pytest.raises(Theirs):
         await Code(app, "default", "near", 1).settle()
+    found = kept(app, redis_client, second)
+    assert (list(found), active(found)) == (["post"], ["post"]), "older code leaves it where it is"
     await Code(app, "default", "near", 3).settle()
     found = kept(app, redis_client, second)
     assert (list(found), active(found)) == (["near"], ["near"])
@@ -165,6 +168,34 @@ async def test_whatever_two_schedulers_do_at_once_it_never_fires_on_both(
     assert active(found) == ["post"]
     assert list(found) == ["post"]
     assert all(len(each) <= 1 for each in seen), seen
+
+
+@pytest.mark.parametrize("number", range(1, 20))
+async def test_what_it_fires_while_it_is_moved_it_does_not_fire_again(
+    app: App, redis_client: "redis.Redis", second: "redis.Redis", number: int
+) -> None:
+    fired = list[int]()
+
+    async def fires() -> None:
+        found = kept(app, redis_client, second)
+        for queue, broker in (("near", "default"), ("post", "mails")):
+            if queue not in active(found):
+                continue
+            step = schedules.due(found[queue], 3_600_000, busy=False, following=following)
+            if step is None:
+                continue
+            fired.extend(each.at for each in step.fires)
+            before, after = schedules.encode(found[queue]), schedules.encode(step.after)
+            trip = scheduling.fire(app.keys, app.queue(queue), "ticks", before=before, after=after, look=None)
+            assert await Afar(app, broker).perform(trip)
+
+    await Code(app, "default", "near", 1).settle()
+    await Code(app, "mails", "post", 2).settle(Before(number, fires))
+    await fires()
+    found = kept(app, redis_client, second)
+    assert (list(found), active(found)) == (["post"], ["post"])
+    assert fired == [3_600_000]
+    assert (found["post"].fired, found["post"].next) == (1, 7_200_000)
 
 
 async def test_one_that_died_in_the_middle_is_gone_on_with(

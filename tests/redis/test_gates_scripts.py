@@ -97,6 +97,21 @@ def test_a_worker_that_has_no_room_tells_the_others(gate: Gated) -> None:
     assert gate.ids(gate.pull("other")) == "b"
 
 
+def test_of_one_that_is_to_wait_though_there_is_room_the_others_are_told(gate: Gated) -> None:
+    def told(*ids: str, within: float) -> object:
+        gate.send(*ids)
+        with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
+            heard.subscribe(gate.keys.free)
+            heard.get_message(timeout=5)
+            assert gate.ask("w", gate.read("w"), how="wait") == [0] * len(ids)
+            said = heard.get_message(timeout=within)
+        return said and said["data"]
+
+    assert told("a", "b", within=5) == b"shop.t"
+    assert gate.ids(gate.pull("other")) == "a"
+    assert told("c", within=0.1) is None
+
+
 def test_nobody_is_told_when_nobody_could_go_on(gate: Gated) -> None:
     (a,) = gate.come("w", *"abc")
     with gate.client.pubsub(ignore_subscribe_messages=True) as heard:

@@ -79,6 +79,16 @@ def test_after_an_end_in_order_another_leads_at_once_in_a_new_epoch(
     assert (second.leader, second.epoch > first.epoch) == ("b", True)
 
 
+def test_who_leads_anew_is_not_deposed_by_what_it_said_in_an_epoch_before(
+    driver: BlockingRedis, app_name: str
+) -> None:
+    keys = Keys(app_name)
+    first = lead(driver, keys, "a", replaces=NOTHING)
+    driver.perform(leading.resign(keys, "a", epoch=first.epoch))
+    second = lead(driver, keys, "a")
+    assert driver.perform(leading.resign(keys, "a", epoch=first.epoch)) == second
+
+
 def test_the_epoch_grows_when_redis_has_forgotten_everything(
     driver: BlockingRedis, app_name: str, redis_client: "redis.Redis"
 ) -> None:

@@ -85,3 +85,14 @@ def test_a_job_that_was_revoked_is_not_given_back_by_a_worker_that_stops(
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     has_been_revoked(deaf)
+
+
+@pytest.mark.parametrize("gate", GATES[:2])
+def test_a_job_that_runs_is_told_at_once_and_not_at_the_next_beat(
+    staff: Staff, tmp_path: Path, gate: str
+) -> None:
+    staff.start(lease=300)  # the next beat is long away
+    job = send(staff, gate, str(tmp_path / "open"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    assert job.revoke() is True
+    has_been_revoked(job)

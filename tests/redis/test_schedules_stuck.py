@@ -9,9 +9,16 @@ from typing import Any
 
 import redis
 import trio
+from msgspec.structs import replace
 
 from celery5 import App
+from celery5.broker import scheduling
+from celery5.log import Log
 from celery5.processes.scheduler import SCHEDULER
+from celery5.processes.several import Afar
+from celery5.protocol import schedules
+from celery5.scheduled import all_of, job_of
+from celery5.services.declarations import Declarations
 from celery5.triggers import every
 from tests.redis.test_schedules import akept, nothing, sent
 from tests.redis.workers import Lines, start, until
@@ -29,6 +36,69 @@ async def test_a_queue_that_redis_refuses_holds_up_no_other(app: App, redis_clie
             await one.stop()
     redis_client.delete(key)
     assert {line["schedule"] for line in lines.of("schedule:stuck")} == {"refused"}
+
+
+async def test_a_job_that_is_known_or_has_ended_is_not_published_by_another_state_of_its_schedule(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    queue = app.queue("default")
+    await app.schedule.aadd(nothing(app).s(), every(3600), name="s")
+    ((schedule, record),) = await all_of(app, await app.connections.awaiting())
+
+    async def fired(before: bytes, number: int) -> bytes:
+        after = schedules.encode(replace(schedule, fired=number))
+        jobs = [job_of(schedule.of, "job", 1.0)]
+        trip = scheduling.fire(app.keys, queue, "s", before=before, after=after, look=None, jobs=jobs)
+        assert await app.aperform(trip)
+        return after
+
+    record = await fired(await fired(record, 1), 2)
+    assert sent(redis_client, app) == ["job"]
+    redis_client.delete(queue.stream, queue.jobs)
+    redis_client.set(queue.result("job"), "{}", px=10_000)
+    await fired(record, 3)
+    assert sent(redis_client, app) == []
+
+
+async def test_what_nobody_declares_is_retired_after_a_while_and_when_all_who_live_have_spoken(
+    app: App,
+) -> None:
+    code = App(app.name, broker=app.settings.broker)
+    code.schedule(nothing(code).s(), 3600, name="goes")
+
+    def scheduler(of: App, name: str) -> Declarations:
+        way, log = Afar(of, "default"), Log(worker=name, app=of.name)
+        return Declarations(
+            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=1000.0, log=log, others={}
+        )
+
+    async def state() -> str:
+        return (await akept(app))["goes"].state
+
+    one, two = scheduler(code, "one"), scheduler(app, "two")
+    await one.declare()
+    await trio.sleep(0.002)  # of equal versions the one that began later counts
+    await two.declare()
+    two.follow(("one", "two"))
+    await two.retire()
+    two._lease = 0.0
+    await two.retire()
+    assert await state() == "active", "one of those who live declares it"
+    two._lease = 1000.0
+    two.follow(("two",))
+    await two.retire()
+    await two.retire()
+    assert await state() == "active", "whoever declared it may be starting anew"
+    two._lease = 0.0
+    two.follow(("three", "two"))
+    await two.retire()
+    assert await state() == "active", "three has not said yet what it declares"
+    two.follow(("two",))
+    await two.retire()
+    assert await state() == "retired"
+    for name in ("one", "two"):
+        await app.aperform(scheduling.undeclare(app.keys, name))
+    code.close()
 
 
 async def test_a_schedule_in_code_that_would_never_fire_is_told_of_and_holds_up_no_other(

@@ -11,7 +11,7 @@ import pytest
 from celery5.broker import calls
 from celery5.broker.keys import GROUP
 from celery5.errors import BrokerReplied
-from tests.redis.one_queue import Queue, done, envelope, released
+from tests.redis.one_queue import Queue, done, envelope, held, released
 
 
 @pytest.mark.plants
@@ -152,6 +152,19 @@ def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue
         (entry,) = queue.read("other")
         assert entry.deliveries == 1
         queue.settle("other", released(entry, "a"))
+
+
+def test_holding_a_job_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.recover("w")
+    queue.join("other")
+    for _ in range(3):
+        (entry,) = queue.read("other")
+        assert entry.deliveries == 1
+        queue.settle("other", held(entry, "a"))
+        assert queue(calls.promote(queue.keys, limit=10))[0] == 1
 
 
 def test_the_last_portion_may_be_full(queue: Queue) -> None:

@@ -77,6 +77,30 @@ async def test_who_is_not_sure_starts_and_ends_nothing_and_does_not_spin(autojum
         assert "worker-default-1" in house.stage.there
 
 
+async def test_what_was_decided_and_waits_is_not_done_by_who_is_not_sure_any_more(
+    autojump_clock: MockClock,
+) -> None:
+    class Slow(Stage):
+        """Whoever is to read its configuration takes its time."""
+
+        async def reload(self, name: str) -> None:
+            await trio.sleep(10)
+            await super().reload(name)
+
+    async with House(stage=Slow()).open() as house, trio.open_nursery() as nursery:
+        starts = house.stage.did.count(("start", "worker-default-1"))
+        nursery.start_soon(house.foreman.reread, ["worker-default-1"])
+        await trio.sleep(1)
+        house.stage.end("worker-default-1", -9)
+        await trio.sleep(3)  # it is decided to start it, when what is done to it now is done
+        house.lead.become(leads=True, sure=False)
+        await trio.sleep(30)
+        assert house.stage.did.count(("start", "worker-default-1")) == starts
+        house.lead.become(leads=True, sure=True)
+        await trio.sleep(10)
+        assert house.stage.did.count(("start", "worker-default-1")) == starts + 1
+
+
 async def test_who_ends_lets_another_one_begin_first_unless_that_would_adopt_what_is_ended(
     autojump_clock: MockClock,
 ) -> None:
