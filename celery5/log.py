@@ -156,9 +156,6 @@ class Journal:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)
-        close = getattr(self._outlet, "close", None)
-        if callable(close):
-            close()
 
     def _write_on(self) -> None:
         while not self._stop.wait(0.05):
@@ -168,6 +165,11 @@ class Journal:
             time.sleep(0.01)
         if self._buffer:
             self.give_up(len(self._buffer), "the log was not read")
+        close = getattr(self._outlet, "close", None)
+        if callable(
+            close
+        ):  # here, where it is written to: a journal that is closed while it is would open another line
+            close()
 
     def _flush(self) -> bool:
         """Write what is there, 256 messages at a time; gives whether the outlet is too busy for all of it. One that is

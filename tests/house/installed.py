@@ -70,7 +70,7 @@ def run_jobs() -> None:
         double, shout = shop.double.delay(21), shop.shout.delay("done")
         command = [str(Path(sys.executable).with_name("celery5")), "-A", "shop", "worker", "start", "--burst"]
         subprocess.run(command, check=True, timeout=30, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        given = (double.get(timeout=5), shout.get(timeout=5))
+        given = (double.get(timeout=30), shout.get(timeout=30))
         if given != (42, "DONE"):
             raise SystemExit(f"the jobs gave {given}")
     print("a worker of the installed command ran two jobs")

@@ -31,7 +31,7 @@ def test_git_keeps_the_links_as_links() -> None:
             cwd=HERE,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
     except FileNotFoundError:

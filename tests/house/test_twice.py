@@ -47,7 +47,7 @@ def run(folder: Path, source: str, *arguments: str) -> "subprocess.CompletedProc
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
 

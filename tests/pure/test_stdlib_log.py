@@ -167,7 +167,7 @@ def test_threads_may_log_at_once() -> None:
         for each in threads:
             each.start()
         for each in threads:
-            each.join(10)
+            each.join(30)
     assert len(said) == 1600
 
 

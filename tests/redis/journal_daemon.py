@@ -100,7 +100,7 @@ class JournalDaemon:
             ["journalctl", f"--directory={self._folder}/run/log/journal", *_AS_JSON, *matches],
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=30,
             check=True,
         )
         return [json.loads(line) for line in done.stdout.splitlines()]

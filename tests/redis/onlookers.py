@@ -58,7 +58,7 @@ def meanwhile(action: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(20)
+        thread.join(30)
     assert not thread.is_alive(), "the action did not end"
     if errors:
         raise errors[0]

@@ -70,7 +70,7 @@ async def test_jobs_that_wait_raise_the_prefetch_then_the_workers_and_all_goes_b
             assert stats.answer == {"factor": 4.0}
             go.set()
             for each in jobs:
-                await each.aget(10)
+                await each.aget(30)
             await until_async(lambda: wanted(app, 1))
             await until_async(lambda: reads_ahead(app, 1.0))
             await one.stop()
@@ -128,7 +128,7 @@ async def test_what_a_worker_reports_is_how_it_does(app_name: str, url: str) -> 
         assert said.executing == {"thread": 0, "trio": 3}
         assert 0 <= said.means["think"] < 1
         go.set()
-        await jobs[0].aget(5)
+        await jobs[0].aget(30)
 
 
 async def reports(app: App) -> Mapping[str, Report]:
@@ -173,7 +173,7 @@ async def test_controllers_are_told_their_shares_by_signed_commands(app_name: st
         await until_async(lambda: inbox_has(app, "host2", 1))
         go.set()
         for each in jobs:
-            await each.aget(5)
+            await each.aget(30)
         await one.stop()
     # Each was told of a number once.
     for name in ("host1", "host2"):
@@ -215,7 +215,7 @@ async def test_one_scheduler_has_the_turn_and_the_next_goes_on_where_it_was(app_
             assert now.course == left.course
             go.set()
             for each in jobs:
-                await each.aget(5)
+                await each.aget(30)
             await two.stop()
     assert [line["after"] for line in lines.of("autoscale:step")] == [2.0]
 
@@ -276,7 +276,7 @@ async def test_a_strategy_of_ones_own_decides(app_name: str, url: str) -> None:
         await until_async(lambda: reads_ahead(app, 3.0))
         go.set()
         for each in jobs:
-            await each.aget(5)
+            await each.aget(30)
         await one.stop()
 
 
@@ -346,7 +346,7 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
         assert not any(name.startswith("celery5_scaling") for name in numbers(vitals[1]))
         go.set()
         for each in jobs:
-            await each.aget(5)
+            await each.aget(30)
         await one.stop()
         await two.stop()
 
@@ -383,5 +383,5 @@ async def test_jobs_of_a_suspended_task_need_nobody(app_name: str, url: str) -> 
         await until_async(lambda: wanted(app, 8))
         go.set()
         for each in jobs:
-            await each.aget(5)
+            await each.aget(30)
         await one.stop()

@@ -81,7 +81,7 @@ def test_one_who_queues_gets_the_connection_that_is_given_back(
         waiter.start()
         until(lambda: driver._pool.queued)
         redis_client.lpush(app_name, "go")
-        waiter.join(5)
+        waiter.join(30)
     assert answers == [b"PONG"]
     driver.close()
 

@@ -21,7 +21,7 @@ def nested(staff: Staff, path: Path, task: str = "nest") -> list[int]:
 
 def assert_they_end(pids: list[int]) -> None:
     """All of them, soon."""
-    wait_until(lambda: not any(map(is_alive, pids)), within=5)
+    wait_until(lambda: not any(map(is_alive, pids)), within=30)
 
 
 def test_a_box_and_all_that_it_has_started_end_with_a_worker_that_is_killed(

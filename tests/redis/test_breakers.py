@@ -25,6 +25,8 @@ from tests.redis.workers import Lines, until, until_async, working
 
 QUICK = BreakerPolicy(threshold=3, reset=0.3)
 ONCE = RetryPolicy(max_retries=0)
+SPAN = 5.0
+"""Seconds, within which a test that stands still for a while still sees what is held meanwhile."""
 
 
 class Patient:
@@ -61,7 +63,7 @@ async def test_after_three_failures_jobs_are_held_and_one_probe_sets_them_free(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(reset=0.5))
+    ask = declared(app, patient, breaker=BreakerPolicy(reset=SPAN))
     with Lines() as lines:
         async with working(app):
             await failed(ask, 3)
@@ -95,7 +97,7 @@ async def test_a_probe_that_fails_trips_it_again_and_the_third_trip_is_an_error(
 
 async def test_a_breaker_that_fails_jobs_fails_them_by_their_retry_policy(app: App) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(reset=0.4, mode="fail"))
+    ask = declared(app, patient, breaker=BreakerPolicy(reset=SPAN, mode="fail"))
     async with working(app):
         await failed(ask, 3)
         with pytest.raises(TaskFailed, match=r"CircuitOpen: the circuit breaker of .* is open"):
@@ -131,7 +133,7 @@ async def test_a_breaker_can_be_off(url: str, app_name: str) -> None:
 
 
 async def test_the_applications_breaker_is_that_of_all_its_tasks(url: str, app_name: str) -> None:
-    app = App(app_name, broker=url, breaker=BreakerPolicy(threshold=1, reset=0.3))
+    app = App(app_name, broker=url, breaker=BreakerPolicy(threshold=1, reset=SPAN))
     patient = Patient()
     ask = declared(app, patient)
     async with working(app):
@@ -195,7 +197,7 @@ async def test_a_held_job_can_be_revoked_and_expires_like_any_other(app: App) ->
     ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=30))
     async with working(app):
         await failed(ask, 1)
-        gone, late = await ask.adelay(), await ask.options(expires=0.2).adelay()
+        gone, late = await ask.adelay(), await ask.options(expires=SPAN).adelay()
         await until_async(lambda: has_state(gone, "HELD"))
         await until_async(lambda: has_state(late, "HELD"))
         assert await gone.arevoke()
@@ -206,7 +208,7 @@ async def test_a_held_job_can_be_revoked_and_expires_like_any_other(app: App) ->
 
 async def test_held_jobs_are_run_by_a_worker_that_comes_later(app: App) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.5))
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=SPAN))
     async with working(app):
         await failed(ask, 1)
         held = await ask.adelay()
@@ -271,8 +273,8 @@ async def test_each_worker_has_its_own_breaker_and_what_one_holds_another_may_ru
     ill, well = Patient(), Patient()
     well.ill = False
     other = App(app_name, broker=url, lease=1.0)
-    ask = declared(app, ill, name="ask", breaker=BreakerPolicy(threshold=1, reset=0.3))
-    declared(other, well, name="ask", breaker=BreakerPolicy(threshold=1, reset=0.3))
+    ask = declared(app, ill, name="ask", breaker=BreakerPolicy(threshold=1, reset=SPAN))
+    declared(other, well, name="ask", breaker=BreakerPolicy(threshold=1, reset=SPAN))
     with Lines() as lines:
         async with working(app, name="ill"):
             await failed(ask, 1)
@@ -320,7 +322,7 @@ async def test_held_jobs_are_counted_among_those_that_have_not_ended(app: App) -
 
 async def test_a_burst_ends_when_held_jobs_have_run(app: App) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.3))
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=SPAN))
     sent = [await ask.adelay() for _ in range(3)]
     async with working(app, burst=True) as worker:
         await until_async(lambda: has_state(sent[0], "DEAD"))
@@ -332,7 +334,7 @@ async def test_a_burst_ends_when_held_jobs_have_run(app: App) -> None:
 
 async def test_a_held_job_keeps_its_key(app: App) -> None:
     patient = Patient()
-    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=0.4)).options(key="one")
+    ask = declared(app, patient, breaker=BreakerPolicy(threshold=1, reset=SPAN)).options(key="one")
     async with working(app):
         await failed(ask, 1)
         held = await ask.adelay()

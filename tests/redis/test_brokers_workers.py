@@ -46,7 +46,7 @@ async def test_each_life_has_a_name_of_its_own_and_takes_commands_on_its_broker(
 
 
 async def _answers(app: App, names: set[str]) -> bool:
-    return {each.worker for each in await app.control.aping(timeout=10) if each.ok} == names
+    return {each.worker for each in await app.control.aping(timeout=30) if each.ok} == names
 
 
 async def test_a_shutdown_of_one_life_ends_the_process(app: App) -> None:

@@ -176,13 +176,13 @@ def test_a_scheduled_job_has_its_key_from_the_moment_it_is_sent(queue: Queue) ->
     while not heard:
         told = listening.get_message(timeout=5)
         heard = [told["data"]] if told and told["type"] == "message" else []
-    assert abs(int(heard[0]) / 1000 - time.time() - 60) < 5
+    assert abs(int(heard[0]) / 1000 - time.time() - 60) < 30
     listening.close()
     earlier = str(int(time.time() * 1000) - 1)
     assert claim(queue, "c", at=earlier, key="other") == {}
     moved, due_in = queue(calls.promote(queue.keys, limit=10))
     assert moved == 1
-    assert 55 < due_in <= 60
+    assert 30 < due_in <= 60
     assert queue.where("c") == "SENT"
 
 
@@ -193,7 +193,7 @@ def test_unique_for_keeps_others_away_when_the_job_has_ended_until_its_time_is_o
     assert holder(queue) is None
     assert claim(queue, "b", unique_for=60) == claim(queue, "b") == {"b": "a"}
     window = queue.keys.window(LOCK)
-    assert 55_000 < queue.client.pttl(window) <= 60_000, "those who came later did not prolong it"
+    assert 30_000 < queue.client.pttl(window) <= 60_000, "those who came later did not prolong it"
     queue.client.pexpire(window, 1)
     while queue.client.exists(window):
         time.sleep(0.001)
@@ -220,7 +220,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
         assert queue.settle("w", *words) == 1000
     queue(calls.leave(queue.keys, "w"))
     left = set(queue.contents())
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while len(left) > 1 and time.monotonic() < give_up:
         left = set(queue.contents())
     assert left == {queue.keys.stream}

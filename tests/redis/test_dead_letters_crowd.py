@@ -29,7 +29,7 @@ def test_two_who_replay_at_once_replay_each_job_once(app: App, redis_client: "re
     for each in replaying:
         each.start()
     for each in replaying:
-        each.join(20)
+        each.join(30)
     assert sum(tally.done for tally in tallies) == 600
     assert sorted(sent(redis_client, app)) == sorted(ids)
     assert list(app.dlq.read()) == []

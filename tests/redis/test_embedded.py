@@ -145,7 +145,7 @@ def test_a_killed_owner_leaves_no_server_and_no_folder(server_binary: str | None
 
 def test_an_owner_that_forgets_to_stop_leaves_nothing_either(server_binary: str | None) -> None:
     process, pid, folder = owner(server_binary, "pass")
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert not is_running(pid)
     assert not folder.exists()
 
@@ -153,7 +153,7 @@ def test_an_owner_that_forgets_to_stop_leaves_nothing_either(server_binary: str 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_server(server_binary: str | None) -> None:
     process, pid, folder = owner(server_binary, "time.sleep(60)")
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-    process.communicate(timeout=5)
+    process.communicate(timeout=30)
     assert process.returncode == 0
     assert not is_running(pid)
     assert not folder.exists()
@@ -163,7 +163,7 @@ def test_a_server_outlives_the_thread_that_started_it(server_binary: str | None)
     started: list[EmbeddedServer] = []
     thread = threading.Thread(target=lambda: started.append(EmbeddedServer.start(server_binary)))
     thread.start()
-    thread.join(10)
+    thread.join(30)
     (server,) = started
     with server, redis.Redis.from_url(server.url) as client:
         assert client.ping()
@@ -180,7 +180,7 @@ def test_a_forked_child_does_not_stop_its_parents_server(own_server: EmbeddedSer
         [sys.executable, "-c", code, str(own_server.binary)],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=30,
         check=True,
     )
     assert said.stdout.strip() == "True"

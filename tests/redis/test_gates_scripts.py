@@ -200,9 +200,10 @@ def test_fair_keys_take_turns_though_one_of_them_has_many_concurrency_keys(gate:
 def test_no_more_begin_in_a_span_than_the_rate_allows(gate: Gated) -> None:
     gate.rule = Rule(TASK, rate=Rate("2/60s"))
     assert gate.ids(gate.come("w", *"abcd")) == "ab"
-    assert 60 < gate.waits[0] <= 61
+    first = gate.waits[0]
+    assert 60 < first <= 61
     assert gate.pull("w") == []
-    assert 60 < gate.waits[0] <= 61
+    assert 30 < gate.waits[0] <= first  # as long as is left of it
 
 
 def test_a_rate_lets_the_next_one_through_when_its_span_is_over(gate: Gated) -> None:
@@ -231,7 +232,7 @@ def test_the_starts_of_a_rate_are_forgotten_in_time(gate: Gated) -> None:
     gate.rule = Rule(TASK, rate=Rate("2/m"))
     gate.come("w", "a")
     (key,) = gate.client.keys(gate.keys.room_prefix.replace("{", "[{]") + "starts*")
-    assert 59_000 < gate.client.pttl(key) <= 61_000
+    assert 30_000 < gate.client.pttl(key) <= 61_000
 
 
 # Deaths
@@ -322,10 +323,11 @@ def test_what_was_revoked_before_it_came_to_the_gate_is_not_held(gate: Gated) ->
 def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
     gate.come("w", "a")
     gate.send("b")
-    gate.ask("w", gate.read("w"), expires=str(int(time.time() * 1000) + 20))
+    gate.ask("w", gate.read("w"), expires=str(int(time.time() * 1000) + 60_000))
     assert gate.size().gated == 1
     assert gate.size().due == 0
-    time.sleep(0.05)
+    assert gate(calls.promote(gate.keys, limit=9))[0] == 0
+    gate.fall_due("b")
     assert gate(calls.promote(gate.keys, limit=9)) == (1, None)
     assert gate.ids(gate.read("w")) == "b"
     assert gate.held() == {}

@@ -4,7 +4,6 @@ Floor: tests. Reads and writes: the keys of the tests' applications.
 """
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,7 @@ async def test_of_a_global_check_one_worker_looks_for_all(
     app: App, other: App, redis_client: "redis.Redis"
 ) -> None:
     looked: list[float] = []
-    period = 0.2
+    period = 0.1
 
     async def look() -> str:
         looked.append(trio.current_time())
@@ -163,13 +162,15 @@ async def test_of_a_global_check_one_worker_looks_for_all(
         await until(
             lambda: (
                 all(one.health_check.known["all"].state == "degraded" for one in (app, other))
-                and len(looked) >= 5
+                and len(looked) >= 20
             )
         )
+        periods = (looked[-1] - looked[0]) / period
         left: Any = redis_client.pttl(app.keys.check("all"))
-        assert 0 < left <= 3 * period * 1000  # as long as it is believed
-    gaps = [later - earlier for earlier, later in itertools.pairwise(looked)]
-    assert min(gaps) > 0.4 * period  # once in a period, not once for each worker
+        assert left != -1, "it is believed for a while only"
+        assert left <= 3 * period * 1000
+    # Once in a period, not once for each worker. After the machine has stood still each may look at once.
+    assert len(looked) <= 1.5 * periods + 2
 
 
 async def test_what_one_worker_reports_of_a_global_check_holds_the_jobs_of_all(app: App, other: App) -> None:

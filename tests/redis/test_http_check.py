@@ -63,7 +63,7 @@ def endpoint() -> Iterator[Endpoint]:
         thread.start()
         yield one
         one.shutdown()
-        thread.join(5)
+        thread.join(30)
 
 
 async def state_of(check: HttpEndpoint) -> str:

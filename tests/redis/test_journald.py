@@ -160,5 +160,6 @@ def test_thousands_of_messages_at_once_are_all_there_in_order(journal: JournalDa
         log._buffer.clear()
         for n in range(3000):
             log({"message_type": "celery5:x", "level": "info", "worker": "w", "n": n})
+        wait_until(lambda: log.counts.written == 3000)  # at its end it would give up, if the journal is slow
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=x")) == 3000)
     assert [int(each["CELERY5_N"]) for each in journal.entries("CELERY5_EVENT=x")] == list(range(3000))

@@ -57,10 +57,10 @@ def test_the_setting_ignore_result_holds_unless_a_task_or_a_call_says_otherwise(
         one, two = await api.delay(ignored), await api.delay(kept)
         three = await api.delay(ignored.options(ignore_result=False))
         four = await api.delay(kept.options(ignore_result=True))
-        assert [await api.get(each, timeout=10) for each in (two, three)] == [2, 1]
+        assert [await api.get(each, timeout=30) for each in (two, three)] == [2, 1]
         for each in (one, four):
             with pytest.raises(ResultsDisabled, match="was sent with ignore_result"):
-                await api.get(each, timeout=10)
+                await api.get(each, timeout=30)
         done, left = await api.wait([one, four], timeout=30)
         assert (len(done), left) == (2, set())
         assert await api.status(one) is JobState.SUCCESS
@@ -69,7 +69,7 @@ def test_the_setting_ignore_result_holds_unless_a_task_or_a_call_says_otherwise(
         told = await api.gather([again, two, four], timeout=30)
         assert [type(each) for each in told] == [ResultsDisabled, int, ResultsDisabled]
         with pytest.raises(ResultsDisabled):
-            await api.get(again, timeout=10)
+            await api.get(again, timeout=30)
         ttl: Any = redis_client.ttl(one.key)
         assert ttl <= 60
 

@@ -52,7 +52,7 @@ def slow(url: str) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(30)
 
 
 def test_a_slow_server_slows_jobs_down_and_does_no_harm(own_staff: Staff, own_server: EmbeddedServer) -> None:
@@ -172,7 +172,7 @@ def test_whoever_waits_for_ever_is_told_after_a_restart(
     assert time.monotonic() - began < BACK
     Path(path).touch()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert sorted(told) == sorted(COLOURS)
     assert {len(set(each)) for each in told.values()} == {1}
     app.close()
@@ -193,7 +193,7 @@ def connections_during(client: "redis.Redis", work: Callable[[], Any]) -> tuple[
         return work(), most - before
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(30)
 
 
 @in_every_colour

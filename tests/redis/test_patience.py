@@ -34,7 +34,7 @@ def told_after_an_outage(server: EmbeddedServer, result: AsyncResult[int]) -> It
     thread = threading.Thread(target=happen)
     thread.start()
     yield
-    thread.join(20)
+    thread.join(30)
 
 
 @pytest.mark.parametrize("colour", ["plain", "trio"])

@@ -110,7 +110,7 @@ def worker_elsewhere(app: App) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(30)
 
 
 @in_every_colour
@@ -125,10 +125,10 @@ def test_a_job_is_sent_waited_for_and_looked_at(app: App, colour: str) -> None:
 
     async def story(api: Api) -> list[Any]:
         one = await api.delay(half, 3)
-        value = await api.get(one, timeout=10)
+        value = await api.get(one, timeout=30)
         other = await api.delay(fail)
         with pytest.raises(TaskFailed, match="no"):
-            await api.get(other, timeout=10)
+            await api.get(other, timeout=30)
         both = await api.gather([one, other], timeout=30, return_exceptions=True)
         assert isinstance(both[1], TaskFailed)
         done, left = await api.wait([one, other], timeout=30)

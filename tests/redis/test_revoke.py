@@ -92,7 +92,7 @@ async def is_(result: AsyncResult[Any], state: JobState) -> None:
 async def has_been_revoked(result: AsyncResult[Any]) -> None:
     """The job ends as revoked, soon, for whoever asks."""
     with pytest.raises(TaskRevoked):
-        await result.aget(5)
+        await result.aget(30)
     assert await result.astatus() is JobState.REVOKED
     assert await result.arevoke() is True, "it may be said again"
 
@@ -108,7 +108,7 @@ async def test_a_job_that_waits_does_not_run_any_more(stage: Stage, redis_client
     assert not again.duplicate, "its key is free"
     assert again.id != keyed.id
     async with working(stage.app):
-        assert await again.aget(5) == "again"
+        assert await again.aget(30) == "again"
         failed = await stage.fail.adelay()
         await is_(failed, JobState.RETRY)
         assert await failed.arevoke() is True
@@ -123,12 +123,12 @@ async def test_a_job_that_has_ended_or_is_not_known_cannot_be_revoked(stage: Sta
     stage.go.set()
     async with working(stage.app):
         done = await stage.send("done")
-        assert await done.aget(5) == "done"
+        assert await done.aget(30) == "done"
         dead = await stage.fail.options(max_retries=0).adelay()
         await is_(dead, JobState.DEAD)
         unknown: AsyncResult[Any] = stage.app.result("unknown")
         assert await arevoke([done, dead, unknown]) == [False, False, False]
-        assert await done.aget(5) == "done"
+        assert await done.aget(30) == "done"
         assert [await each.astatus() for each in (done, dead, unknown)] == ["SUCCESS", "DEAD", "UNKNOWN"]
 
 
@@ -148,8 +148,8 @@ async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage:
             second = await stage.send("second", key="k")
             assert not second.duplicate
             stage.go.set()
-            assert [await jobs[n].aget(5) for n in (0, 2, 3)] == ["0", "2", "3"]
-            assert await second.aget(5) == "second"
+            assert [await jobs[n].aget(30) for n in (0, 2, 3)] == ["0", "2", "3"]
+            assert await second.aget(30) == "second"
     assert sorted(stage.ended) == ["0", "2", "3", "second"]
     said = {line["job"]: line["state"] for line in lines.of("job")}
     assert [said[each.id] for each in (*jobs, first)] == [
@@ -173,7 +173,7 @@ async def test_a_job_that_a_worker_has_read_and_not_begun_is_taken_out(
     stage.go.set()
     async with working(app):
         for _ in range(3):  # now the worker knows that these are short
-            await (await stage.send("short")).aget(5)
+            await (await stage.send("short")).aget(30)
         stage.go.clear()
         jobs = await app.asend_many([stage.work.s(str(n)) for n in range(5)])
         await until(lambda: "0" in stage.began)
@@ -185,7 +185,7 @@ async def test_a_job_that_a_worker_has_read_and_not_begun_is_taken_out(
         assert (story.started, story.finished > 0) == (0, True), "it never was begun"
         assert stage.began[-1] == "0"
         stage.go.set()
-        assert [await jobs[n].aget(5) for n in (0, 1, 3, 4)] == ["0", "1", "3", "4"]
+        assert [await jobs[n].aget(30) for n in (0, 1, 3, 4)] == ["0", "1", "3", "4"]
     assert "2" not in stage.began
     app.close()
 
@@ -249,7 +249,7 @@ async def test_a_thread_that_takes_no_notice_is_waited_for_and_what_it_returns_c
         await trio.sleep(0.1)
         assert await result.astatus() is JobState.EXECUTING
         go.set()
-        assert await result.aget(5) == 1
+        assert await result.aget(30) == 1
 
 
 async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: str, app_name: str) -> None:
@@ -272,7 +272,7 @@ async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: s
             await trio.sleep(0.1)
             assert began == [1]
             go.set()
-            assert await after.aget(5) == 2
+            assert await after.aget(30) == 2
     assert [line["job"] for line in lines.of("job:left-behind")] == [result.id]
     app.close()
 
@@ -297,7 +297,7 @@ async def test_what_a_revoked_job_raises_is_not_its_failure_and_what_it_returns_
         await until(lambda: len(began) == 2)
         assert await arevoke([failing, returning]) == [True, True]
         await has_been_revoked(failing)
-        assert await returning.aget(5) == 1
+        assert await returning.aget(30) == 1
 
 
 async def test_a_revocation_that_races_with_the_end_is_never_told_wrongly(

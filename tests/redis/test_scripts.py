@@ -53,7 +53,7 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     assert (moved, due_in) == (2, 0)
     moved, due_in = queue(calls.promote(queue.keys, limit=2))
     assert moved == 1
-    assert 50 < due_in <= 60
+    assert 30 < due_in <= 60
     assert queue(calls.promote(queue.keys, limit=2))[0] == 0
     assert [queue.where(each) for each in ("late", "a", "b", "c")] == ["SCHEDULED", "SENT", "SENT", "SENT"]
     assert queue.client.hkeys(queue.keys.waiting) == [b"late"]
@@ -79,10 +79,10 @@ def test_workers_are_woken_only_for_a_job_that_is_now_the_first(queue: Queue) ->
         queue.schedule("later", "+90000")
         queue.schedule("sooner", "+10000")
         queue.schedule("sooner", "+1")  # known
-        told = [heard.get_message(timeout=0.2) for _ in range(4)]
-    times = [int(each["data"]) for each in told if each]
-    assert len(times) == 2
-    assert 35_000 < times[0] - times[1] < 45_000
+        queue.client.publish(queue.keys.wake, "0")  # whatever was said was said before this
+        told = list(iter(lambda: (heard.get_message(timeout=30) or {"data": b"0"})["data"], b"0"))
+    first, sooner = map(int, told)
+    assert 10_000 < first - sooner <= 40_000
 
 
 # Settling
@@ -122,7 +122,7 @@ def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
         queue.settle("w", done(a, "a", 60_000), buried(b, "b", 1))
         told = [each["channel"] for each in [heard.get_message(timeout=1) for _ in range(4)] if each]
     assert told == [queue.keys.result(each).encode() for each in "ab"]
-    assert 50_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
+    assert 30_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
     expired(queue, "b")
     assert queue.where("b") == "DEAD"  # for as long as it is in the dead-letter queue
     assert queue(calls.forget(queue.keys, ["a", "b"])) == 1
@@ -131,7 +131,7 @@ def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
 
 def expired(queue: Queue, job_id: str) -> None:
     """Wait until the document of a job is gone."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while queue.client.exists(queue.keys.result(job_id)):
         assert time.monotonic() < end
         time.sleep(0.002)

@@ -327,7 +327,7 @@ async def test_a_section_waits_no_longer_than_its_cap(app: App) -> None:
 
     with Lines() as lines:
         async with working(app):
-            assert await (await task.adelay()).aget(4) == 5
+            assert await (await task.adelay()).aget(30) == 5
     assert [line["delay"] for line in lines.of("section:again")] == [0.02]
     assert [line["delay"] for line in lines.of("job") if line["state"] == "RETRY"] == [0.02]
 

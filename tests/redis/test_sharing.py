@@ -198,7 +198,7 @@ async def test_a_worker_that_waits_on_ordered_queues_runs_at_once_what_comes_on_
                 for level in LEVELS:
                     before = len(ran)
                     await note.options(queue=queue, priority=level).adelay(queue)
-                    await until(partial(_more, ran, before), within=20)
+                    await until(partial(_more, ran, before), within=30)
 
 
 def _more(ran: list[str], than: int) -> bool:

@@ -253,7 +253,7 @@ async def test_a_single_source_runs_in_one_router_and_another_takes_over(
         assert running == ["run"]
         assert _text(redis_client.get(key)) == before
         first.cancel()
-        await until(lambda: running == ["run"] and _text(redis_client.get(key)) == "two", within=5)
+        await until(lambda: running == ["run"] and _text(redis_client.get(key)) == "two", within=30)
     assert running == []
     assert redis_client.get(key) is None
 

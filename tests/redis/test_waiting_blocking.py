@@ -34,7 +34,7 @@ def test_threads_share_one_connection_and_each_gets_its_own(own_server: Embedded
     results = BlockingResults(BlockingRedis(endpoint), endpoint)
     keys = [f"key:{number}" for number in range(30)]
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(30) as threads:
-        futures = {key: threads.submit(results.wait, [key], timeout=10) for key in keys}
+        futures = {key: threads.submit(results.wait, [key], timeout=30) for key in keys}
         until(lambda: all(listeners(client, key) for key in keys))
         assert len([one for one in clients(client) if one["sub"] != "0"]) == 1
         random.Random(seed).shuffle(keys)
@@ -52,21 +52,21 @@ def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(results.wait, [f"{app_name}:never"], timeout=0.3)
         until(lambda: results._leader)
-        second = threads.submit(results.wait, [app_name], timeout=10)
+        second = threads.submit(results.wait, [app_name], timeout=30)
         assert first.result(5) == {}
         settle(redis_client, app_name)
-        assert second.result(2) == {app_name: b"done"}
+        assert second.result(30) == {app_name: b"done"}
 
 
 def test_a_thread_that_only_follows_runs_out_of_time_too(
     results: BlockingResults, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     with ThreadPoolExecutor(2) as threads:
-        leading = threads.submit(results.wait, [app_name], timeout=10)
+        leading = threads.submit(results.wait, [app_name], timeout=30)
         until(lambda: results._leader)
-        assert threads.submit(results.wait, [f"{app_name}:never"], timeout=0.1).result(2) == {}
+        assert threads.submit(results.wait, [f"{app_name}:never"], timeout=0.1).result(30) == {}
         settle(redis_client, app_name)
-        assert leading.result(2) == {app_name: b"done"}
+        assert leading.result(30) == {app_name: b"done"}
     until(lambda: not listeners(redis_client, f"{app_name}:never"))
     assert results._leader is None
     assert not results._followers
@@ -76,10 +76,10 @@ def test_two_who_wait_for_the_same_both_get_it(
     results: BlockingResults, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     with ThreadPoolExecutor(5) as threads:
-        futures = [threads.submit(results.wait, [app_name], timeout=10) for _ in range(5)]
+        futures = [threads.submit(results.wait, [app_name], timeout=30) for _ in range(5)]
         until(lambda: len(results._followers) == 5)
         settle(redis_client, app_name)
-        assert [future.result(2) for future in futures] == [{app_name: b"done"}] * 5
+        assert [future.result(30) for future in futures] == [{app_name: b"done"}] * 5
 
 
 def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedServer) -> None:
@@ -87,7 +87,7 @@ def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedSe
     results = BlockingResults(BlockingRedis(endpoint), endpoint)
     keys = [f"key:{number}" for number in range(12)]
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(12) as threads:
-        futures = [threads.submit(results.wait, [key], timeout=20) for key in keys]
+        futures = [threads.submit(results.wait, [key], timeout=30) for key in keys]
         for key in keys:
             until(lambda: all(listeners(client, one) for one in keys if not client.exists(one)))
             client.client_kill_filter(_type="pubsub")

@@ -130,7 +130,7 @@ def test_two_asyncio_loops_have_a_driver_each(url: str) -> None:
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     asyncio.run(main())
-    thread.join(10)
+    thread.join(30)
     assert len({id(driver) for driver in drivers}) == 2
 
 

@@ -189,7 +189,7 @@ async def test_a_job_that_is_sent_only_later_is_waited_for_wherever_that_will_be
     got: list[Any] = []
 
     async def waiting(*ids: str) -> None:
-        got.append(await asked(gather, agather, [app.result(each) for each in ids], timeout=10))
+        got.append(await asked(gather, agather, [app.result(each) for each in ids], timeout=30))
 
     async with working(app, queues=("slow", "other")):
         await task.adelay("so that the queue is known")
@@ -265,5 +265,5 @@ def test_it_is_looked_for_through_an_outage(colour: str, own_server: EmbeddedSer
     back.start()
     assert (result.get(timeout=30) if colour == "plain" else trio.run(result.aget, 15.0)) is None
     assert result.queue == "slow"
-    back.join(20)
+    back.join(30)
     app.close()

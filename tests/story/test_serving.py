@@ -24,8 +24,8 @@ def test_a_burst_ends_when_all_is_done(desk: Desk) -> None:
     product, retried = shop.multiply.delay(6, 7), shop.moody.delay()
     later = shop.add.options(countdown=0.5).delay(20, 22)
     out = desk("worker", "start", "--burst")
-    assert [each.get(timeout=0.1) for each in sums] == list(range(1, 101))
-    assert (product.get(timeout=0.1), retried.get(timeout=0.1), later.get(timeout=0.1)) == (42, 3, 42)
+    assert [each.get(timeout=30) for each in sums] == list(range(1, 101))
+    assert (product.get(timeout=30), retried.get(timeout=30), later.get(timeout=30)) == (42, 3, 42)
     kinds = [json.loads(line).get("message_type") for line in out.splitlines()]
     assert kinds.count("celery5:job") == 105, "100 sums, a product, 3 attempts, and one that was scheduled"
 
@@ -34,7 +34,7 @@ def test_a_burst_of_several_processes(desk: Desk) -> None:
     shop = sys.modules["shop"]
     results = desk.app.send_many([shop.add.s(number, 1) for number in range(500)])
     out = desk("worker", "start", "--burst", "--processes", 2, "--concurrency", 4)
-    assert [each.get(timeout=0.1) for each in results] == list(range(1, 501))
+    assert [each.get(timeout=30) for each in results] == list(range(1, 501))
     ready = [line for line in out.splitlines() if '"celery5:worker:ready"' in line]
     assert len(ready) == 2
 
@@ -43,7 +43,7 @@ def test_a_burst_of_chosen_queues_leaves_the_others_alone(desk: Desk) -> None:
     shop = sys.modules["shop"]
     total, product = shop.add.delay(1, 2), shop.multiply.delay(6, 7)
     desk("worker", "start", "--burst", "--queues", "slow, slow")
-    assert product.get(timeout=0.1) == 42
+    assert product.get(timeout=30) == 42
     assert total.status() is JobState.SENT
 
 
@@ -91,7 +91,7 @@ def test_flags_win_over_the_environment_and_that_over_the_default(desk: Desk, ur
     flags = ("--cpu-slots", 2, "--grace-period", 1.5, "--broker", url, "--burst", "--name", "teller")
     ended = celery5("-A", "told", "worker", "start", *flags, cwd=desk.folder, env=environment)
     assert (ended.code, ended.err) == (0, "")
-    assert result.get(timeout=0.1) == [7, 2, 1.5]
+    assert result.get(timeout=30) == [7, 2, 1.5]
     assert '"worker":"teller:' in ended.out
 
 

@@ -74,7 +74,7 @@ class Desk:
 
     async def until(self, condition: Any) -> None:
         """Wait for the log's thread."""
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while not condition():
                 await trio.sleep(0.005)
 

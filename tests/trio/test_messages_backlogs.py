@@ -181,7 +181,7 @@ async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_pu
         assert [each.parcel.id for each in last] == ["old", "new"]
         store.gone("q", last)
         assert list(await store.first("q")) == []
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while backlog.size:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()

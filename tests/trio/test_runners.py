@@ -5,7 +5,6 @@ Floor: tests. Reads: nothing. Writes: nothing.
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -167,16 +166,16 @@ async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
     runners: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_asyncio, "CANCEL_LIMIT", 0.1)
-    go = threading.Event()
+    go, ended = threading.Event(), threading.Event()
 
     async def task() -> None:
-        go.wait(10)
+        go.wait(60)
+        ended.set()
 
-    began = time.monotonic()
     with trio.move_on_after(0.02) as scope:
         await runners["asyncio"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
-    assert time.monotonic() - began < 1
+    assert not ended.is_set()
     go.set()
     assert await execute(runners, "asyncio", lambda n: n) == Returned(b"3")
 
@@ -189,7 +188,7 @@ async def test_asyncio_tasks_run_side_by_side_and_each_gets_its_own_outcome(runn
         return n
 
     async def ask(n: int) -> None:
-        with trio.move_on_after(0.005 if n % 5 == 0 else 5):
+        with trio.move_on_after(0.005 if n % 5 == 0 else 30):
             found[n] = await runners["asyncio"].execute(task, [n], {}, Hand())
 
     async with trio.open_nursery() as nursery:
@@ -204,20 +203,18 @@ async def test_a_cancelled_thread_is_left_to_itself_and_can_find_out(runners: di
     go, told = threading.Event(), threading.Event()
 
     def task() -> None:
-        go.wait(10)
+        assert go.wait(60), "nobody was held up by it"
         try:
             trio.from_thread.check_cancelled()
         except trio.Cancelled:
             told.set()
             raise
 
-    began = time.monotonic()
     with trio.move_on_after(0.02) as scope:
         await runners["thread"].execute(task, [], {}, Hand())
     assert scope.cancelled_caught
-    assert time.monotonic() - began < 1
     go.set()
-    assert told.wait(5)
+    assert told.wait(30)
 
 
 async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:

@@ -189,7 +189,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
         await wait_all_tasks_blocked(0.01)
         tasks = trio.lowlevel.current_statistics().tasks_living
         for _ in range(3):
-            with trio.fail_after(10):
+            with trio.fail_after(30):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(partial(one.run, task_status=trio.TASK_STATUS_IGNORED))
                     nursery.cancel_scope.cancel()
@@ -203,7 +203,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
             await wait_all_tasks_blocked(0.01)
             assert trio.lowlevel.current_statistics().tasks_living == tasks
         around.cancel_scope.cancel()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while ours(threads):
             await trio.sleep(0.01)
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from celery5.log import Log
 from celery5.probe import ask
@@ -53,7 +54,7 @@ async def opened(nursery: trio.Nursery, vitals: Vitals, port: int, ports: int = 
 
 async def said(port: int, data: bytes, *, ends: bool = False) -> bytes:
     """All that is answered to `data`."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream:
             await stream.send_all(data)
@@ -133,13 +134,19 @@ async def test_whoever_is_slow_is_sent_away_and_holds_up_nobody(
     one = await opened(nursery, Vitals(), port)
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(b"GET /livez HTTP/1.1\r\nHo")
+    with trio.fail_after(30):
+        while not one._open:
+            await trio.sleep(0.01)
+    await wait_all_tasks_blocked()  # it is being read, with that limit
+    monkeypatch.setattr(status_port, "LIMIT", 30)
     assert await status(port, b"/livez") == 200
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with stream:
             assert (await stream.receive_some(9999)).startswith(b"HTTP/1.1 408 ")
+    monkeypatch.setattr(status_port, "LIMIT", 0.4)
     deaf = await trio.open_tcp_stream("127.0.0.1", port)  # asks, and never reads
     await deaf.send_all(GET % b"/livez")
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while one._open:
             await trio.sleep(0.01)
     await deaf.aclose()
@@ -149,13 +156,13 @@ async def test_more_connections_than_there_is_room_for_are_told_to_come_again(nu
     port = free_port()
     one = await opened(nursery, Vitals(), port)
     idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS)]
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while one._open < CONNECTIONS:
             await trio.sleep(0.01)
     assert b" 503 " in await said(port, b"")
     for each in idle:
         await each.aclose()
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while one._open:
             await trio.sleep(0.01)
     assert await status(port, b"/livez") == 200
@@ -179,8 +186,8 @@ async def test_a_port_that_is_taken_is_tried_again(
         other.listen()
         port = int(other.getsockname()[1])
         await opened(nursery, Vitals(), port)
-    answered = partial(trio.to_thread.run_sync, partial(ask, "127.0.0.1", port, "/livez", within=1))
-    with trio.fail_after(5):
+    answered = partial(trio.to_thread.run_sync, partial(ask, "127.0.0.1", port, "/livez", within=30))
+    with trio.fail_after(30):
         while not (await answered()).ok:
             await trio.sleep(0.02)
 
