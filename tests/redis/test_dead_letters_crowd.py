@@ -62,10 +62,14 @@ async def dead_again(app: App, count: int) -> bool:
 
 
 REPLAYING = """
-import sys
+import signal
 from celery5 import App
 app = App({name!r}, broker={url!r})
-app.dlq.replay(rate=4000, progress=lambda tally: print(tally.done, flush=True))
+def progress(tally):
+    print(tally.done, flush=True)
+    if tally.done > 4000:
+        signal.pause()  # whoever is to kill it is slow
+app.dlq.replay(rate=4000, progress=progress)
 """
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import redis
-import trio
 
 from celery5 import App, AsyncResult, JobState, TaskFailed, gather
 from celery5.broker import calls
@@ -61,13 +60,15 @@ def test_jobs_of_a_worker_whose_machine_is_lost_are_finished_by_another(
     sent = [*gates, *send(staff, "nap", 0.02, count=200)]
     wait_until(lambda: len(staff.notes("end")) > 50)
     victim.lose_its_machine()
+    settled = {each.id for each in sent if redis_client.exists(each.key)}
+    once = Counter(each.job for each in staff.notes("begin"))
     (tmp_path / "gate").touch()
     gather(sent, timeout=30)
     assert_each_job_ended_with_its_last_run(staff, redis_client, sent)
     runs = Counter(each.job for each in staff.notes("begin"))
     assert [runs[each.id] for each in gates] == [2, 2, 2]
-    ended_unsettled = 8  # at most what ran, and what had ended within one trip
-    assert len([job for job, times in runs.items() if times > 1]) <= 3 + ended_unsettled
+    # Nothing runs again but what had begun and was not settled when its worker was lost.
+    assert {job for job, times in runs.items() if times > 1} <= set(once) - settled
     wait_until(lambda: sum(each["put_back"] for each in other.lines("recoverer:recovered")) >= 3)
     assert list(held(redis_client, staff.app)) == [other.lines("worker:starting")[0]["name"]]
 
@@ -183,19 +184,19 @@ def test_jobs_read_by_a_worker_already_taken_for_dead_are_not_lost(staff: Staff)
 
 
 def test_a_stopped_worker_finishes_what_runs_and_gives_back_the_rest(
-    staff: Staff, redis_client: "redis.Redis"
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
-    worker = staff.start(lease=LEASE, concurrency=2)
+    worker = staff.start(lease=LEASE, concurrency=2, grace_period=60)
     warm = send(staff, "nap", 0.001, count=20)  # it has learnt that jobs are short, and holds some ahead
     gather(warm, timeout=30)
-    sent = send(staff, "nap", 0.4, count=10)
-    wait_until(lambda: len(staff.notes()) >= 22)
+    sent = send(staff, "gate", str(tmp_path / "gate"), count=10)
+    wait_until(lambda: len(staff.notes()) == 22)
     worker.signal(signal.SIGTERM)
+    wait_until(lambda: sum(held(redis_client, staff.app).values()) == 2)  # the rest it has given back
+    (tmp_path / "gate").touch()
     assert worker.wait() == 0
-    states = Counter(each.status() for each in sent)
-    begun = len(staff.notes()) - 20
-    assert states == {JobState.SUCCESS: begun, JobState.SENT: 10 - begun}
-    assert 2 <= begun <= 4
+    assert Counter(each.status() for each in sent) == {JobState.SUCCESS: 2, JobState.SENT: 8}
+    assert len(staff.notes()) == 22
     assert held(redis_client, staff.app) == {}
     assert not redis_client.exists(staff.app.queue("default").leases)
     assert worker.lines("worker:stopped")
@@ -244,20 +245,18 @@ def test_a_burst_that_is_done_ends_with_success(staff: Staff, redis_client: "red
 async def test_a_lapsed_lease_is_noticed_when_it_lapses_and_not_a_beat_later(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
-    app = App(app_name, broker=url, lease=1.5)  # beats at 0, 0.5, 1, 1.5, 2 s
+    app = App(app_name, broker=url, lease=180)  # a beat in a minute
 
     @app.task
     async def nothing() -> None:
         pass
 
     keys = app.queue("default")
-    await app.aperform(calls.join(keys, "ghost", lease=1.65))
-    began = trio.current_time()
+    await app.aperform(calls.join(keys, "ghost", lease=3))
     sent = await nothing.adelay()
     redis_client.xreadgroup(GROUP, "ghost", {keys.stream: ">"})
     async with working(app):
         await sent.aget(timeout=30)
-        assert 1.65 <= trio.current_time() - began < 1.9
 
 
 def test_a_killed_child_is_replaced_and_its_jobs_are_put_back_at_once(staff: Staff, tmp_path: Path) -> None:
