@@ -1,7 +1,7 @@
 """Kept server: a Redis of a cluster's own, whose data stays, and which outlives who has started it (C92).
 
-Floor: broker. Reads: PATH; whether a server runs already. Writes: a folder of mode 0700: the server's data, its
-configuration, its log, its URL, and two locks.
+Floor: broker. Reads: PATH; whether a server runs already. Writes: a kept folder: the server's data, its configuration,
+its log, its URL, and two locks.
 
 Whoever has `controller.lock` keeps the server: one process at a time. `server.lock` is held by the server itself, which
 inherits it and knows nothing of it: so there never are two over the same data, and one that a dead Controller has left
@@ -9,10 +9,8 @@ is found and taken over. It also names its configuration file: what else may ans
 folder that has other things in it, and a process that has not that very lock open, whatever its number.
 """
 
-import fcntl
 import os
 import re
-import secrets
 import signal
 import socket
 import stat
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from celery5.broker import kept_folder
 from celery5.broker.embedded import LONGEST_PATH, binary_of
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.protocol.own_broker import OwnBroker
@@ -38,8 +37,6 @@ ANSWER_LIMIT = 5.0
 LONGEST_LOG = 10**6
 """Bytes of the server's log; what is longer when it starts is put aside, once."""
 _LAST = 10_000
-OURS = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
-"""What may be in a folder that is new to us: the data of a backup, and what a disk has."""
 _ASK = b"PING\r\nINFO server\r\nQUIT\r\n"
 
 
@@ -58,9 +55,9 @@ class KeptServer:
         self._child: subprocess.Popen[bytes] | None = None
         self._own = -1
         self._check_socket()
-        self._lock = _kept(self.folder)
+        self._lock = kept_folder.taken(self.folder)
         try:
-            self._password = _password(self.folder / "password") if told.port else ""
+            self._password = kept_folder.password_in(self.folder / "password") if told.port else ""
         except OSError as error:
             os.close(self._lock)
             raise Misconfigured(f"broker: its password cannot be kept: {error}") from None
@@ -95,10 +92,10 @@ class KeptServer:
         if not adopted:
             self._end()
             self._hold(given_up)
-            _write(file, configuration)
+            kept_folder.write(file, configuration)
             self._start(file)
         self._wait_until_it_answers(given_up)
-        _write(self.folder / "url", f"{self.url}\n")
+        kept_folder.write(self.folder / "url", f"{self.url}\n")
         return adopted
 
     def answers(self) -> bool:
@@ -153,10 +150,10 @@ class KeptServer:
         another server answers on the socket, or one over this data that no Controller has started."""
         if self._child is not None:
             return False
-        held = _held(self.folder / "server.lock")
+        held = kept_folder.holder_of(self.folder / "server.lock")
         # Who began it may have died before it wrote the number down: what is there then is another's.
         found = () if held is None else (held.pid, _said(self.socket, "", ask=False).pid)
-        self.pid = next((each for each in found if held and _has_open(each, held.file)), 0)
+        self.pid = next((each for each in found if held and kept_folder.has_open(each, held.file)), 0)
         asked = self._asked()
         if asked is not None and held is None:
             raise Misconfigured(
@@ -170,9 +167,9 @@ class KeptServer:
         """Have the lock that the server inherits. Raises Misconfigured when a server has it that does not end."""
         if self._own >= 0:
             return
-        self._own = os.open(self.folder / "server.lock", _LOCK, 0o600)
+        self._own = kept_folder.lock_at(self.folder / "server.lock")
         limit = time.monotonic() + STOP_LIMIT
-        while not _locks(self._own):
+        while not kept_folder.locks(self._own):
             if given_up() or time.monotonic() > limit:
                 raise Misconfigured(
                     f"broker: a server over the data in {self.folder} runs already, and does not end"
@@ -199,7 +196,7 @@ class KeptServer:
                 pass_fds=(self._own,),
             )
         self.pid = self._child.pid
-        os.pwrite(self._own, f"{self.pid:<20}\n".encode(), 0)
+        kept_folder.sign(self._own, self.pid)
 
     def _wait_until_it_answers(self, given_up: Callable[[], bool]) -> None:
         limit = time.monotonic() + START_LIMIT
@@ -247,94 +244,6 @@ class KeptServer:
             return str(error)
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
-
-
-def _kept(folder: Path) -> int:
-    """The lock of whoever keeps the server in that folder. Raises Misconfigured."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.geteuid():
-            raise Misconfigured(f"broker: the folder {folder} is another user's")
-        _check_is_ours(folder)
-        folder.chmod(0o700)
-        lock = os.open(folder / "controller.lock", _LOCK, 0o600)
-    except OSError as error:
-        raise Misconfigured(f"broker: the folder {folder} cannot be used: {error.strerror}") from None
-    if not _locks(lock):
-        other = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise Misconfigured(
-            f"broker: another Controller (process {other}) runs the broker in {folder}: with [broker] there is one "
-            "Controller; for several, name a broker that they share"
-        )
-    os.pwrite(lock, f"{os.getpid():<20}\n".encode(), 0)
-    return lock
-
-
-def _locks(file: int) -> bool:
-    """Whether this process has the lock now."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _check_is_ours(folder: Path) -> None:
-    """Raises Misconfigured when something else is in the folder: it might be another server's, and we write there."""
-    found = {each.name for each in folder.iterdir()}
-    if "controller.lock" not in found and (strange := sorted(found - OURS)):
-        raise Misconfigured(
-            f"broker: the folder {folder} has other things in it ({', '.join(strange[:3])}): name a new or an empty one"
-        )
-
-
-class _Held(NamedTuple):
-    """A lock that somebody has: who it says that this is (0: it does not), and the file itself."""
-
-    pid: int
-    file: os.stat_result
-
-
-def _held(path: Path) -> _Held | None:
-    """What is known of whoever has the lock; None when nobody does."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        if _locks(file):
-            return None
-        said = os.pread(file, 20, 0).strip()
-        return _Held(int(said) if said.isdigit() else 0, os.fstat(file))
-    finally:
-        os.close(file)
-
-
-def _has_open(pid: int, file: os.stat_result) -> bool:
-    """Whether that process has that file open; no when nobody can tell."""
-    with suppress(OSError):
-        for each in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{each}"), file):
-                    return True
-    return False
-
-
-def _password(path: Path) -> str:
-    """What is in that file, which is made when it is not there, or when a lost disk has left nothing in it."""
-    if not path.exists() or not path.read_text().strip():
-        _write(path, secrets.token_hex(24))
-    return path.read_text().strip()
-
-
-def _write(path: Path, text: str) -> None:
-    """A file for this user alone, all of it or none."""
-    new = path.with_name(f"{path.name}.new")
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w") as to:
-        to.write(text)
-    new.replace(path)
 
 
 def _listening(port: int, password: str) -> tuple[str, ...]:
@@ -395,5 +304,4 @@ def _listens(line: socket.socket) -> int:
     return int(pid)
 
 
-_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _NOT_ITS_AFFAIR = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
