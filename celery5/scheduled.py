@@ -140,7 +140,7 @@ async def time_of(app: "App", redis: AwaitingRedis, queue: str) -> int:
 
 async def listed(app: "App", redis: AwaitingRedis) -> "list[ScheduleState]":
     """All schedules, by name."""
-    found = [told(schedule) for schedule, _ in await all_of(app, redis) if not schedule.moved]
+    found = [told(schedule) for schedule, _ in await all_of(app, redis) if schedule.stage == "settled"]
     return sorted(found, key=lambda each: each.name)
 
 
@@ -162,7 +162,7 @@ async def _looked_up(app: "App", redis: AwaitingRedis, name: str) -> tuple[Sched
     asked = [scheduling.record(app.keys, each, name) for each in queues]
     for record in await redis.perform_all(asked) if asked else []:
         schedule = schedules.decode(record) if record else None
-        if schedule is not None and not schedule.moved:
+        if schedule is not None and schedule.stage == "settled":
             return schedule, record
     return None
 

@@ -2,10 +2,10 @@
 
 Floor: services. Reads: the schedule's records on all queues of all brokers. Writes: those records.
 
-A record that is `moved` does not fire. One that is moved to its own queue is arriving: it fires when nobody else has
-one. Whoever wants it elsewhere first writes an arriving one, then looks everywhere, has each other one rest, takes over
-what it has fired, removes it, and only then lets its own fire: each step for the very record that was seen. Of two who
-do that at once one at least sees the other, and the newer one wins. Whoever dies in between leaves it resting.
+Only a record that is settled fires. Whoever wants it on another queue first writes an arriving one there, then looks
+everywhere, has each other one rest, takes over what it has fired, removes it, and only then settles its own: each step
+for the very record that was seen. Of two who do that at once one at least sees the other, and the newer one wins.
+Whoever dies in between leaves none that fires, and the next one goes on from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,16 +78,16 @@ class Moving:
         for _ in range(TRIES):
             seen = await self._look(new)
             for _redis, other, _record in seen.others:
-                if _counts(other) and schedules.declared(other, new, now, following) is None:
+                if other.stage != "resting" and schedules.declared(other, new, now, following) is None:
                     raise Theirs(other)
             old, record = seen.here or (None, b"")
-            if (old is None or old.moved) and seen.away:
+            if (old is None or old.stage != "settled") and seen.away:
                 raise Held(f"it may still be on broker {', '.join(seen.away)}, which is away")
             if seen.others and (old is None or await self._took_over(seen, old, record, now)):
                 if old is None:
                     await self._put(self._redis, _arriving(seen.others[0][1], new), b"", now)
                 continue
-            if old is None or (old.moved and old.moved != new.of.queue):
+            if old is None or old.stage == "resting":
                 await self._put(self._redis, _arriving(old or new, new), record, now)
                 continue
             after = _settled(old, new, now)
@@ -100,14 +100,15 @@ class Moving:
     async def _took_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> bool:
         """One step towards having the only record; what is newer is taken over before it goes. True: look again."""
         for redis, other, there in seen.others:
-            if here.moved and not _counts(other) and other.rev > here.rev:
+            rests = other.stage == "resting"
+            if here.stage != "settled" and rests and other.rev > here.rev:
                 await self._put(self._redis, _arriving(other, here), record, now)
                 continue
             try:
-                if _counts(other):
-                    await self._put(redis, _resting(other, here), there, now)
-                else:
+                if rests:
                     await self._put(redis, other, there, now, gone=True)
+                else:
+                    await self._put(redis, _resting(other), there, now)
             except BrokerError as error:
                 if redis is self._redis:
                     raise
@@ -157,22 +158,14 @@ def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
     """What becomes of the only record; None when it stays as it is. One that is arriving as it was written here is
     there now."""
     after = schedules.declared(old, new, now, following)
-    if after is None and old.moved and old.origin != "runtime" and old.stamp == new.stamp:
-        return replace(old, rev=old.rev + 1, moved="")
+    if after is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:
+        return replace(old, rev=old.rev + 1, stage="settled")
     return after
 
 
-def _counts(schedule: Schedule) -> bool:
-    """Whether it fires, or is about to: it does not rest."""
-    return not schedule.moved or schedule.moved == schedule.of.queue
-
-
-def _resting(found: Schedule, wanted: Schedule) -> Schedule:
-    """What was found, as it does not fire any more. It may be on the queue that is wanted, on another broker: as no
-    queue is called, so that it is not taken for one that arrives."""
-    queue = wanted.of.queue
-    where = queue if found.of.queue != queue else f"{queue}, on another broker"
-    return replace(found, rev=found.rev + 1, moved=where)
+def _resting(found: Schedule) -> Schedule:
+    """What was found, as it does not fire any more."""
+    return replace(found, rev=found.rev + 1, stage="resting")
 
 
 def _arriving(found: Schedule, wanted: Schedule) -> Schedule:
@@ -183,7 +176,7 @@ def _arriving(found: Schedule, wanted: Schedule) -> Schedule:
         found,
         of=replace(of, queue=queue),
         rev=found.rev + 1,
-        moved=queue,
+        stage="arriving",
         waiting=found.waiting if stays else None,
         job=found.job if stays else "",
     )

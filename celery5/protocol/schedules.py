@@ -33,6 +33,9 @@ KEPT = 7 * 24 * 3600 * 1000
 Policy = Literal["skip", "once", "catch-up"]
 Overlap = Literal["allow", "skip", "queue"]
 Origin = Literal["code", "configuration", "runtime"]
+Stage = Literal["settled", "arriving", "resting"]
+"""How far a record is with moving to another queue. `settled`: it is where it should be. `arriving`: it is, and others
+may still be elsewhere. `resting`: it is one of those others. Only a settled one fires."""
 Following = Callable[[AnyTrigger, int], int | None]
 """Gives the first fire time of a trigger after another."""
 
@@ -82,8 +85,8 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     """A schedule as it is kept. `stamp` says who declared it last: the version of their code, and when they began.
     `next` is the next fire time, `last` the last one that was published, as the job `job`; `waiting` is one that waits
-    for that job to end. `retired` is when the last code that declared it was gone; `moved` the queue that it is on its
-    way to, `by` whoever wrote this, so that no two write the same."""
+    for that job to end. `retired` is when the last code that declared it was gone; `stage` says how far it is
+    with moving to another queue, `by` who wrote this, so that no two write the same."""
 
     name: str
     of: Definition
@@ -100,13 +103,13 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     missed: int = 0
     skipped: int = 0
     triggered: int = 0
-    moved: str = ""
+    stage: Stage = "settled"
     by: str = ""
 
     @property
     def active(self) -> bool:
         """Whether it fires at all."""
-        return not self.paused and self.retired is None and not self.moved
+        return not self.paused and self.retired is None and self.stage == "settled"
 
     def look(self, now: int) -> int | None:
         """When to look at it next; None for never."""
@@ -271,7 +274,7 @@ def declared(old: Schedule | None, new: Schedule, now: int, following: Following
         stamp=new.stamp,
         rev=old.rev + 1,
         retired=None,
-        moved="",
+        stage="settled",
         waiting=old.waiting if new.of.overlap == "queue" else None,
         next=following(new.of.trigger, max(now, old.last or 0)) if moves else old.next,
     )
