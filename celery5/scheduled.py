@@ -4,13 +4,14 @@ Floor: domain. Reads: schedules. Writes: schedules; `triggered` sends a job, to 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from celery5.broker import calls, scheduling
 from celery5.broker.absent import leaving_out, may_be_there, without_those_away
+from celery5.broker.call import Call
 from celery5.broker.scheduling import Sent
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
@@ -172,20 +173,35 @@ async def shown_one(app: "App", redis: AwaitingRedis, name: str) -> ScheduleStat
     return told((await found_one(app, redis, name))[0])
 
 
+def put(
+    app: "App",
+    schedule: Schedule,
+    record: bytes,
+    after: Schedule | None,
+    now: int,
+    jobs: Sequence[Sent] = (),
+) -> Call[bool]:
+    """The trip that puts `after` (None: nothing) in the place of that very record of a schedule (b"": none), sends
+    these jobs and tells the Schedulers. It gives False, and does nothing, when another record is there."""
+    raw, look = (b"", None) if after is None else (schedules.encode(after), after.look(now))
+    queue = app.queue(schedule.of.queue)
+    if jobs:  # else its lane does not matter: one that this version does not know can be changed and removed
+        queue = queue.on(schedule.of.lane)
+    return scheduling.fire(
+        app.keys, queue, schedule.name, before=record, after=raw, look=look, jobs=jobs, tell=True
+    )
+
+
 async def added(app: "App", redis: AwaitingRedis, name: str, of: Definition) -> ScheduleState:
     """Add a schedule. Raises Misconfigured for one that is there, or would never fire."""
     if any(each.name == name for each in await listed(app, redis)):
         raise Misconfigured(f"a schedule {name!r} is there already: remove it first, or give another name")
-    queue = app.queue(of.queue)
     now = await time_of(app, redis, of.queue)
     made = schedules.begun(name, of, now, following, origin="runtime")
     if made.next is None:
         raise Misconfigured(f"schedule {name!r} would never fire: {shown(of.trigger)}")
     await redis.perform(scheduling.remember(app.keys, of.queue))
-    put = scheduling.fire(
-        app.keys, queue, name, before=b"", after=schedules.encode(made), look=made.look(now), tell=True
-    )
-    if not await redis.perform(put):
+    if not await redis.perform(put(app, made, b"", made, now)):
         raise Misconfigured(f"a schedule {name!r} was just added by somebody else")
     return told(made)
 
@@ -194,12 +210,9 @@ async def changed(app: "App", redis: AwaitingRedis, name: str, change: Change) -
     """Change a schedule, whatever others do with it meanwhile; gives it as it is then, or was. Raises Misconfigured."""
     for _ in range(TRIES):
         before, record = await found_one(app, redis, name)
-        queue = app.queue(before.of.queue)
         now = await time_of(app, redis, before.of.queue)
         after = change(before, now)
-        raw, look = (b"", None) if after is None else (schedules.encode(after), after.look(now))
-        put = scheduling.fire(app.keys, queue, name, before=record, after=raw, look=look, tell=True)
-        if await redis.perform(put):
+        if await redis.perform(put(app, before, record, after, now)):
             return told(before if after is None else after)
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
 
@@ -209,18 +222,10 @@ async def triggered(app: "App", redis: AwaitingRedis, name: str) -> "AsyncResult
     job = new_id()
     for _ in range(TRIES):
         before, record = await found_one(app, redis, name)
-        queue = app.queue(before.of.queue).on(before.of.lane)
-        after = schedules.triggered(before, job)
-        put = scheduling.fire(
-            app.keys,
-            queue,
-            name,
-            before=record,
-            after=schedules.encode(after),
-            look=after.look(await time_of(app, redis, before.of.queue)),
-            jobs=[job_of(before.of, job, time.time())],
-        )
-        _, done = await redis.perform_all([calls.announce(app.keys, before.of.queue), put])
+        now = await time_of(app, redis, before.of.queue)
+        after, sent = schedules.triggered(before, job), job_of(before.of, job, time.time())
+        trips = [calls.announce(app.keys, before.of.queue), put(app, before, record, after, now, [sent])]
+        _, done = await redis.perform_all(trips)
         if done:
             return app.result(job, queue=before.of.queue)
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")

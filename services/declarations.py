@@ -26,7 +26,7 @@ from celery5.protocol import schedules
 from celery5.protocol.routes import DEFAULT
 from celery5.protocol.schedules import KEPT, Definition, Schedule
 from celery5.protocol.triggers import shown
-from celery5.scheduled import all_of, time_of
+from celery5.scheduled import all_of, put, time_of
 from celery5.services.moving import Held, Moving, Theirs
 
 LEASES = 3
@@ -182,11 +182,8 @@ class Declarations:
         if old is not None and old.origin == "runtime":
             self._log.event("schedule:shadowed", "warning", schedule=old.name, hint=_SHADOWED)
 
-    async def _put(self, before: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
-        raw, look = (b"", None) if after is None else (schedules.encode(after), after.look(now))
-        queue = self._app.queue(before.of.queue)
-        call = scheduling.fire(self._keys, queue, before.name, before=record, after=raw, look=look, tell=True)
-        done: bool = await self._redis.perform(call)
+    async def _put(self, schedule: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
+        done: bool = await self._redis.perform(put(self._app, schedule, record, after, now))
         return done
 
     async def _leave(self) -> None:

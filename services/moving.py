@@ -24,6 +24,7 @@ from celery5.errors import BrokerError
 from celery5.fire_times import following
 from celery5.protocol import schedules
 from celery5.protocol.schedules import Schedule
+from celery5.scheduled import put
 
 TRIES = 20
 """Times that a change is tried which others are quicker with."""
@@ -83,37 +84,31 @@ class Moving:
             old, record = seen.here or (None, b"")
             if (old is None or old.stage != "settled") and seen.away:
                 raise Held(f"it may still be on broker {', '.join(seen.away)}, which is away")
-            if seen.others and (old is None or await self._took_over(seen, old, record, now)):
-                if old is None:
-                    await self._put(self._redis, _arriving(seen.others[0][1], new), b"", now)
-                continue
-            if old is None or old.stage == "resting":
-                await self._put(self._redis, _arriving(old or new, new), record, now)
-                continue
-            after = _settled(old, new, now)
-            if after is None:
+            if old is not None and seen.others:
+                await self._take_over(seen, old, record, now)
+            elif old is None or old.stage == "resting":
+                found = old or (seen.others[0][1] if seen.others else new)
+                await self._redis.perform(put(self._app, new, record, _arriving(found, new), now))
+            elif (after := _settled(old, new, now)) is None:
                 raise Theirs(old)
-            if await self._put(self._redis, after, record, now):
+            elif await self._redis.perform(put(self._app, new, record, after, now)):
                 return old
         raise Held(f"others have changed it {TRIES} times meanwhile")
 
-    async def _took_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> bool:
-        """One step towards having the only record; what is newer is taken over before it goes. True: look again."""
+    async def _take_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> None:
+        """One step towards having the only record; what is newer is taken over before it goes."""
         for redis, other, there in seen.others:
             rests = other.stage == "resting"
-            if here.stage != "settled" and rests and other.rev > here.rev:
-                await self._put(self._redis, _arriving(other, here), record, now)
+            if rests and here.stage != "settled" and other.rev > here.rev:
+                await self._redis.perform(put(self._app, here, record, _arriving(other, here), now))
                 continue
             try:
-                if rests:
-                    await self._put(redis, other, there, now, gone=True)
-                else:
-                    await self._put(redis, _resting(other), there, now)
+                after = None if rests else _resting(other)
+                await redis.perform(put(self._app, other, there, after, now))
             except BrokerError as error:
                 if redis is self._redis:
                     raise
                 raise Held(f"the broker that it was on is away: {error}") from None
-        return True
 
     async def _look(self, new: Schedule) -> _Seen:
         """The records of this name, on all queues of all brokers."""
@@ -140,18 +135,6 @@ class Moving:
         found: list[bytes] = await redis.perform_all(asked) if asked else []
         read = [(schedules.decode(record), record) for record in found if record]
         return [(schedule, record) for schedule, record in read if schedule is not None]
-
-    async def _put(
-        self, redis: Redis, schedule: Schedule, record: bytes, now: int, *, gone: bool = False
-    ) -> bool:
-        """Put it in the place of that very record."""
-        raw, look = (b"", None) if gone else (schedules.encode(schedule), schedule.look(now))
-        queue = self._app.queue(schedule.of.queue)
-        call = scheduling.fire(
-            self._keys, queue, schedule.name, before=record, after=raw, look=look, tell=True
-        )
-        done: bool = await redis.perform(call)
-        return done
 
 
 def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
