@@ -5,7 +5,6 @@ Floor: domain. Reads: nothing. Writes: nothing.
 Opened when first needed and never before: a Django process pays nothing for Trio, an importer nothing for Redis.
 """
 
-import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop
+from celery5.protocol.masking import masked
 
 if TYPE_CHECKING:
     from celery5.broker.blocking import BlockingRedis
@@ -92,10 +92,7 @@ class Connections:
     @property
     def masked(self) -> str:
         """The URL without its password."""
-        shown = re.sub(
-            r"//([^:/@]*):.*@", r"//\1:***@", self._url
-        )  # up to the last @: a password may hold others
-        return re.sub(r"(password=)[^&]*", r"\1***", shown)
+        return str(masked(self._url))
 
     @property
     def endpoint(self) -> "Endpoint":

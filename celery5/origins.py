@@ -6,22 +6,18 @@ Whoever wonders why a worker does what it does asks this first (Celery's answer 
 """
 
 import os
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from celery5.protocol.masking import masked
 from celery5.settings import PREFIX, Settings, source_of
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.settings import Found
 
-_URL = re.compile(r"(?<=//)([^\s/@:]*):[^\s/]*@")
-_QUERY = re.compile(r"(?i)((?:password|passwd|secret|token)=)[^&\s]*")
-_SECRET = re.compile(r"(?i)passw|secret|token|credential|api_?key")
-MASK = "***"
 _OTHERS = ("APP", "CLUSTER", "CONFIG", "CONTROLLER", "JOB", "JOURNAL", "TEST")
 """What variables of ours that are no settings begin with."""
 
@@ -42,18 +38,6 @@ def origins(app: "App") -> list[Origin]:
         Origin(name, masked(getattr(settings, name)), _origin(name, app, found))
         for name in Settings.__struct_fields__
     ]
-
-
-def masked(value: object) -> Any:
-    """The same value without passwords: those in URLs, and whatever is named like one."""
-    if isinstance(value, str):
-        return _QUERY.sub(rf"\1{MASK}", _URL.sub(rf"\1:{MASK}@", value))
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[object, object]", value).items()
-        return {key: MASK if each and _SECRET.search(str(key)) else masked(each) for key, each in pairs}
-    if isinstance(value, list | tuple):
-        return [masked(each) for each in cast("list[object]", value)]
-    return value
 
 
 def oddities(settings: Settings, environ: Mapping[str, str]) -> list[str]:

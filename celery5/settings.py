@@ -7,7 +7,6 @@ Services never see this page: wiring hands them values.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_type_hints
@@ -19,6 +18,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.autoscale_words import autoscale_in
 from celery5.protocol.budget_words import budgets_in
 from celery5.protocol.daemon_address import address_in, connections_in, door_in
+from celery5.protocol.masking import masked
 from celery5.protocol.prioritisation import strategy_in
 from celery5.protocol.recycling import bytes_in
 from celery5.protocol.retry import LONGEST
@@ -308,8 +308,8 @@ def value_of(name: str, raw: object) -> Any:
 
 
 def shown(raw: object) -> str:
-    """What was said, without the passwords of URLs in it."""
-    return re.sub(r"(password=)[^&\s'\"]*", r"\1***", re.sub(r"//.*@", "//***@", repr(raw)))
+    """What was said, without passwords."""
+    return str(masked(repr(masked(raw)), doubtful=True))
 
 
 def fault_of_variable(name: str, value: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from redis import connection as redis_connection
 
 from celery5.errors import BadBrokerURL
+from celery5.protocol.masking import masked
 
 Kind = Literal["tcp", "tls", "unix"]
 
@@ -125,9 +126,7 @@ class Endpoint:
 
 
 def _bad(url: object, why: str) -> BadBrokerURL:
-    shown = re.sub(r"//.*@", "//***@", str(url))
-    shown = re.sub(r"(password=)[^&]*", r"\1***", shown)
-    return BadBrokerURL(f"broker URL {shown!r}: {why}; expected {EXPECTED}")
+    return BadBrokerURL(f"broker URL {masked(str(url), doubtful=True)!r}: {why}; expected {EXPECTED}")
 
 
 def _refuse_unknown(url: str, found: dict[str, Any]) -> None:

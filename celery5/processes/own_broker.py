@@ -16,6 +16,7 @@ from celery5.app import App
 from celery5.broker.kept_server import KeptServer
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.log import Log
+from celery5.protocol.masking import masked
 from celery5.protocol.own_broker import OwnBroker
 from celery5.services.own_server import OwnServer
 from celery5.settings import source_of
@@ -98,11 +99,6 @@ def _check(app: App, url: str) -> None:
     source = source_of("broker", app.said, os.environ, None)
     if source is not None and source.raw != url:
         raise Misconfigured(
-            f"{source.where} says another broker than [broker] in the cluster description, which is at {_masked(url)}: "
+            f"{source.where} says another broker than [broker] in the cluster description, which is at {masked(url)}: "
             "leave one of them out, or say the same"
         )
-
-
-def _masked(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.partition('//')[0]}//:***@{tail}" if at and "//" in head else url

@@ -1,0 +1,51 @@
+"""Masking: no password is shown, whatever else is.
+
+Floor: tests. Reads: nothing. Writes: nothing.
+"""
+
+from typing import Any
+
+import pytest
+
+from celery5.protocol.masking import masked
+from celery5.settings import shown as said
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("redis://u:pa:ss@w0rd@host:1/2", "redis://u:***@host:1/2"),
+        ("redis://me:se@cr/et:hush@host/0", "redis://me:***@host/0"),
+        ("redis://me:two words@host", "redis://me:***@host"),
+        ("unix:///run/user@1000/r.sock", "unix:///run/user@1000/r.sock"),
+        ("rediss://:hush@host", "rediss://:***@host"),
+        ("unix:///run/r.sock?password=hush&db=1", "unix:///run/r.sock?password=***&db=1"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ({"mails": "redis://a:hush@b"}, {"mails": "redis://a:***@b"}),
+        (
+            {"s": {"kwargs": {"api_key": "hush", "db_password": "hush", "n": 2}}},
+            {"s": {"kwargs": {"api_key": "***", "db_password": "***", "n": 2}}},
+        ),
+        (["redis://a:hush@b", 3], ["redis://a:***@b", 3]),
+        (None, None),
+    ],
+)
+def test_no_password_is_ever_shown(value: Any, shown: Any) -> None:
+    assert masked(value) == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "redis://me/hu:sh@host",
+        "redis://hush@host",
+        "://hush:hush@",
+        "redis://a:hush@b, redis://c:hush@d",
+        "unix:///run/r.sock?db=1&password=hush'hush",
+        b"redis://:hush@host",
+        {"mails": "redis://hu/sh@b", "password": "hush"},
+    ],
+)
+def test_of_what_is_no_url_everything_is_hidden_that_may_be_a_password(value: object) -> None:
+    assert "hu" not in said(value)
+    assert "sh" not in said(value).replace("password", "")
