@@ -281,28 +281,10 @@ def test_of_publishers_and_schedulers_there_are_never_two_in_the_place_of_one() 
     assert {"publisher-default-1", "scheduler-default-1"} < set(names(clock.tick(), Stop))
 
 
-def changed(**flags: object) -> Cluster:
-    return read({"restart_limit": 3, "workers": {"default": {"count": 3, **flags}}})
-
-
 def test_only_what_has_changed_is_restarted() -> None:
     clock = Clock(read({"workers": {"a": {"count": 1}, "b": {"count": 2}}})).up()
     clock.want(read({"workers": {"a": {"count": 1}, "b": {"count": 2, "queues": ["x"]}}}))
     assert clock.tick() == [Stop("worker-b-1")]
-
-
-def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
-    clock = Clock(changed()).up()
-    clock.want(changed(queues=["other"]))
-    assert clock.tick() == [Stop("worker-default-1")]
-    clock.say(Ended("worker-default-1", "it ended with 0", 0))
-    for _ in range(3):
-        assert names(clock.tick(), Start) == ["worker-default-1"]
-        clock.say(Ended("worker-default-1", "it ended with 1", 1))
-    assert clock.wait(100, beats=clock.crew.posts) == []
-    assert [clock.phase(f"worker-default-{n}") for n in (1, 2, 3)] == [Phase.GIVEN_UP, Phase.UP, Phase.UP]
-    clock.want(changed())
-    assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
 
 
 def test_who_goes_waits_for_who_comes() -> None:

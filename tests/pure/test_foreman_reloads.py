@@ -21,6 +21,26 @@ def replaced(clock: Clock, name: str) -> None:
     clock.say(Ready(name))
 
 
+def cannot_live(clock: Clock, name: str) -> None:
+    """It ends as it was asked to, and its successors die, until nobody tries any more."""
+    clock.say(Ended(name, "it ended with 0", 0))
+    for _ in range(3):
+        assert names(clock.tick(), Start) == [name]
+        clock.say(Ended(name, "it ended with 1", 1))
+    assert clock.wait(100, beats=clock.crew.posts) == []
+    assert clock.phase(name) is Phase.GIVEN_UP
+
+
+def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
+    clock = Clock(described(3)).up()
+    clock.want(described(3, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    cannot_live(clock, "worker-default-1")
+    assert [clock.phase(f"worker-default-{n}") for n in (2, 3)] == [Phase.UP] * 2
+    clock.want(described(3))
+    assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
+
+
 def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))
@@ -35,12 +55,8 @@ def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_to
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))
     assert clock.tick() == [Stop("worker-default-1")]
-    clock.say(Ended("worker-default-1", "it ended with 0", 0))
-    for _ in range(3):
-        assert names(clock.tick(), Start) == ["worker-default-1"]
-        clock.say(Ended("worker-default-1", "it ended with 1", 1))
-    assert clock.wait(100, beats=clock.crew.posts) == []
-    assert [clock.phase(f"worker-default-{n}") for n in (1, 2, 3, 4)] == [Phase.GIVEN_UP, *[Phase.UP] * 3]
+    cannot_live(clock, "worker-default-1")
+    assert [clock.phase(f"worker-default-{n}") for n in (2, 3, 4)] == [Phase.UP] * 3
     assert [each.member.name for each in clock.crew.staying] == ["worker-default-3", "worker-default-4"]
     assert "worker-default-1: given up" in clock.crew.wrong
     assert "worker-default-3, worker-default-4: not wanted any more, and kept" in clock.crew.wrong

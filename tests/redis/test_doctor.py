@@ -31,20 +31,14 @@ def own(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[A
     app.close()
 
 
-@pytest.fixture
-def client(own_server: EmbeddedServer) -> Iterator["redis.Redis"]:
-    with redis.Redis.from_url(own_server.url) as one:
-        yield one
-
-
 def broker_of(app: App) -> BrokerChecks:
     return BrokerChecks(app.connections.endpoint, app.keys, "default")
 
 
-def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, client: "redis.Redis") -> None:
+def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "redis.Redis") -> None:
     def found(appendonly: str, appendfsync: str, save: str) -> Finding:
         for name, value in (("appendonly", appendonly), ("appendfsync", appendfsync), ("save", save)):
-            client.config_set(name, value)
+            second.config_set(name, value)
         return broker_of(own).persistence()
 
     assert found("yes", "everysec", "").state == "ok"
@@ -54,14 +48,14 @@ def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, client: "re
     assert (none.state, none.remedy.startswith("CONFIG SET appendonly yes")) == ("fail", True)
 
 
-def test_a_server_that_would_throw_jobs_away_is_found(own: App, client: "redis.Redis") -> None:
+def test_a_server_that_would_throw_jobs_away_is_found(own: App, second: "redis.Redis") -> None:
     assert broker_of(own).memory().state == "ok"
-    client.config_set("maxmemory-policy", "allkeys-lru")
+    second.config_set("maxmemory-policy", "allkeys-lru")
     assert broker_of(own).memory().state == "fail"
-    client.config_set("maxmemory-policy", "noeviction")
-    client.config_set("maxmemory", 1024)
+    second.config_set("maxmemory-policy", "noeviction")
+    second.config_set("maxmemory", 1024)
     assert broker_of(own).memory().state == "warn"
-    client.config_set("maxmemory", 0)
+    second.config_set("maxmemory", 0)
 
 
 def test_a_sound_server_is_sound(own: App) -> None:
@@ -85,9 +79,9 @@ def test_a_sound_server_is_sound(own: App) -> None:
     ],
 )
 def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
-    own: App, client: "redis.Redis", rules: list[str], words: list[str]
+    own: App, second: "redis.Redis", rules: list[str], words: list[str]
 ) -> None:
-    client.execute_command("ACL", "SETUSER", "clerk", "on", ">hush", *rules)  # type: ignore[no-untyped-call]
+    second.execute_command("ACL", "SETUSER", "clerk", "on", ">hush", *rules)  # type: ignore[no-untyped-call]
     path = own.connections.endpoint.path
     app = App(own.name, broker=f"unix://clerk:hush@{path}?db=0")
     found = broker_of(app).permissions()
@@ -95,21 +89,21 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
     assert [word for word in words if word not in found.says] == []
     assert found.remedy.startswith("ACL SETUSER clerk ")
     assert "hush" not in found.says + found.remedy
-    assert list(client.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
+    assert list(second.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
     # What it says is what helps.
-    client.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
+    second.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
     assert broker_of(app).permissions().state == "ok"
     app.close()
 
 
 @pytest.mark.plants
 def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
-    own: App, client: "redis.Redis"
+    own: App, second: "redis.Redis"
 ) -> None:
-    client.set(f"celery5:{{{own.name}}}:old-thing", "1")
-    client.set(f"celery5:{{{own.name}}}:passing", "1", ex=100)
-    client.set(f"celery5:{{{own.name}-other}}:not-ours", "1")
-    client.sadd(own.keys.queues, "default")
+    second.set(f"celery5:{{{own.name}}}:old-thing", "1")
+    second.set(f"celery5:{{{own.name}}}:passing", "1", ex=100)
+    second.set(f"celery5:{{{own.name}-other}}:not-ours", "1")
+    second.sadd(own.keys.queues, "default")
     found = broker_of(own).keys()
     assert found.state == "warn"
     assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.says
@@ -140,14 +134,15 @@ def test_each_of_several_brokers_is_looked_at(
     app.close()
 
 
-def test_no_connection_is_left_open(own: App, own_server: EmbeddedServer, tmp_path: Path) -> None:
-    with redis.Redis.from_url(own_server.url) as client:
-        before = len(client.client_list())
-        app = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
-        checks = checks_of(app, root=tmp_path)
-        assert all(each.check for each in examined(checks))
-        app.close()
-        wait_until(lambda: len(client.client_list()) == before)
+def test_no_connection_is_left_open(
+    own: App, own_server: EmbeddedServer, second: "redis.Redis", tmp_path: Path
+) -> None:
+    before = len(second.client_list())
+    app = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
+    checks = checks_of(app, root=tmp_path)
+    assert all(each.check for each in examined(checks))
+    app.close()
+    wait_until(lambda: len(second.client_list()) == before)
     assert checks  # they are held: it is not for being forgotten that the connections are closed
 
 

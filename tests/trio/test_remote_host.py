@@ -95,6 +95,18 @@ async def platform(host: OtherHost, heard: Heard, **changed: object) -> AsyncGen
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def cut_off(host: OtherHost, heard: Heard) -> AsyncGenerator[RemoteHost]:
+    """One whose member was ready there before the host went away."""
+    async with platform(host, heard) as one:
+        await one.start(member())
+        await heard.of(Ready)
+        since = len(heard.words)
+        host.down()
+        await heard.unknown("", since)
+        yield one
+
+
 async def test_a_member_starts_speaks_reloads_and_stops_there(host: OtherHost) -> None:
     heard = Heard()
     async with platform(host, heard) as one:
@@ -198,10 +210,7 @@ async def test_a_host_that_logs_its_users_off_starts_nothing_and_says_what_to_do
 
 async def test_members_outlive_the_connection_are_unknown_meanwhile_and_known_again(host: OtherHost) -> None:
     heard = Heard()
-    async with platform(host, heard) as one:
-        await one.start(member())
-        await heard.of(Ready)
-        host.down()
+    async with cut_off(host, heard):
         await heard.unknown("host web2 (web2) is away: ")
         since = len(heard.words)
         await heard.of(Unknown, since)  # and again: a Foreman that hears nothing would take them for hung
@@ -214,12 +223,7 @@ async def test_members_outlive_the_connection_are_unknown_meanwhile_and_known_ag
 
 async def test_what_is_asked_of_a_host_that_is_away_is_done_when_it_is_back(host: OtherHost) -> None:
     heard, other = Heard(), "worker-default-2@web2"
-    async with platform(host, heard) as one:
-        await one.start(member())
-        await heard.of(Ready)
-        since = len(heard.words)
-        host.down()
-        await heard.unknown("", since)
+    async with cut_off(host, heard) as one:
         await one.stop(NAME)
         await one.start(member(other))
         await heard.until(lambda w: isinstance(w, Unknown) and w.name == other, "unknown")
@@ -233,12 +237,7 @@ async def test_whoever_is_to_be_killed_on_a_host_that_is_away_counts_as_ended_an
     host: OtherHost,
 ) -> None:
     heard = Heard()
-    async with platform(host, heard) as one:
-        await one.start(member())
-        await heard.of(Ready)
-        since = len(heard.words)
-        host.down()
-        await heard.unknown("", since)
+    async with cut_off(host, heard) as one:
         await one.kill(NAME)
         ended = await heard.of(Ended)
         assert isinstance(ended, Ended)
@@ -254,12 +253,7 @@ async def test_one_that_could_not_be_asked_to_end_is_asked_when_its_host_is_back
     host: OtherHost,
 ) -> None:
     heard, left = Heard(), host.home / f"{NAME}.left"
-    async with platform(host, heard) as one:
-        await one.start(member())
-        await heard.of(Ready)
-        since = len(heard.words)
-        host.down()
-        await heard.unknown("", since)
+    async with cut_off(host, heard) as one:
         await one.stop(NAME)
         await one.kill(NAME)  # who ends all has waited long enough
         await heard.of(Ended)
