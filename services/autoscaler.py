@@ -217,7 +217,7 @@ class Autoscaler:
         try:
             await self.look()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if isinstance(error, BrokerReplied) and not passes(error):
+            if not passes(error):
                 raise
             self._told_once("redis", str(error))
         else:

@@ -122,7 +122,7 @@ class Gates:
                     await self.ask()
                     await self.take()
                 except (BrokerUnavailable, BrokerReplied) as error:
-                    if isinstance(error, BrokerReplied) and not passes(error):
+                    if not passes(error):
                         raise
                     self._log.event("gates:waiting", "warning", why=str(error))
                     await trio.sleep(AGAIN)

@@ -143,7 +143,7 @@ class Leadership:
         try:
             await self.look()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if isinstance(error, BrokerReplied) and not passes(error):
+            if not passes(error):
                 raise
             if self._told != str(error):
                 self._told = str(error)

@@ -34,6 +34,7 @@ from celery5.protocol.parcels import (
     frame,
     frame_limit,
 )
+from celery5.services.accepting import accepted
 from celery5.services.doors import Doors
 from celery5.services.messages_store import MessagesStore
 
@@ -105,12 +106,7 @@ class Listener:
         self, listener: trio.SocketListener, context: ssl.SSLContext | None, nursery: trio.Nursery
     ) -> None:
         while True:
-            try:
-                stream = await listener.accept()
-            except OSError:  # no room for one more, or the network's own trouble: that passes
-                await trio.sleep(0.1)
-                continue
-            nursery.start_soon(self._serve, stream, context)
+            nursery.start_soon(self._serve, await accepted(listener), context)
 
     # ---- one client
 

@@ -1,14 +1,14 @@
-"""Passing: which error replies of Redis pass by themselves, so that a worker waits instead of ending.
+"""Passing: which troubles with Redis pass by themselves, so that a worker waits instead of ending.
 
 Floor: services. Reads: nothing. Writes: nothing.
 """
 
-from celery5.errors import BrokerReplied
+from celery5.errors import BrokerReplied, BrokerUnavailable
 
 _CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
 """Memory is full; the disk is full; too few replicas; a blocked read was ended, by a failover or a lost key."""
 
 
-def passes(error: BrokerReplied) -> bool:
-    """Whether trying again later makes sense."""
-    return error.code in _CODES
+def passes(error: BrokerReplied | BrokerUnavailable) -> bool:
+    """Whether trying again later makes sense. That it is away does pass."""
+    return isinstance(error, BrokerUnavailable) or error.code in _CODES

@@ -83,7 +83,7 @@ class Presence:
         try:
             await self.beat()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if isinstance(error, BrokerReplied) and not passes(error):
+            if not passes(error):
                 raise
             self._log.event("presence:missed", "debug" if self._missed else "warning", why=str(error))
             self._missed = True

@@ -17,6 +17,7 @@ from celery5.log import Log
 from celery5.loop import lateness
 from celery5.protocol.http import BadRequest, Request, Response, read_request
 from celery5.protocol.metrics import CONTENT_TYPE, exposition
+from celery5.services.accepting import accepted
 from celery5.services.http_reading import read_head, read_on
 from celery5.services.vitals import Report, Vitals
 
@@ -79,12 +80,7 @@ class StatusPort:
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         async with listener:
             while True:
-                try:
-                    stream = await listener.accept()
-                except OSError:  # no room for one more, or the network's own trouble: that passes
-                    await trio.sleep(0.1)
-                    continue
-                nursery.start_soon(self._serve, stream)
+                nursery.start_soon(self._serve, await accepted(listener))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         """One connection, whatever comes on it."""

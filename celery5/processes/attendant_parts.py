@@ -3,24 +3,26 @@
 Floor: processes. Reads: the environment's systemd variables. Writes: nothing.
 
 `GROUND` are the parts, `given` the values that they ask for, `make_ground` and `make_top` the two ends of the boot
-graph; what lies between is on the process' own page.
+graph; what lies between is on the process' own page. With all that, `attend` is such a process.
 """
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import trio
-from dependencies import value
+from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Step
+from celery5.bootsteps.boot import Boot, Step
 from celery5.bootsteps.listen import Hears, Listen
 from celery5.broker.on_trio import PushRedis, Timing, TrioRedis
 from celery5.log import Log
 from celery5.processes.connection_parts import LooksAgain, make_push
 from celery5.processes.link_log import LinkLog
+from celery5.processes.lives import live
 from celery5.processes.worker import WorkerOptions, address_of
 from celery5.services.board import RETRY, Board
 from celery5.services.commands import Commands, Handler
@@ -32,6 +34,7 @@ from celery5.services.reloader import Next, Reloader
 from celery5.services.systemd_notify import SystemdNotify, from_environment
 from celery5.services.vital_sources import Commanded, Connections, LogKept
 from celery5.services.vitals import Source, Vitals, VitalSigns
+from celery5.wiring import build
 
 Known = tuple[str, ...]
 
@@ -123,7 +126,7 @@ GROUND: Mapping[str, Any] = {
 
 
 def given(
-    app: App, options: WorkerOptions, kind: str, name: str, log: Log, done: trio.Event, next_life: Next
+    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next, *, kind: str
 ) -> dict[str, Any]:
     """The values that the parts in `GROUND` ask for by name."""
     vitals = options.vitals or Vitals(app=app.name)
@@ -157,6 +160,30 @@ def given(
         "another": another,
         "systemd": SystemdNotify(**notification, status=lambda: _line(vitals), leaving=lambda: not another()),
     }
+
+
+async def attend(
+    app: App,
+    options: WorkerOptions,
+    kind: str,
+    parts: Injector,
+    given: Callable[[App, WorkerOptions, str, Log, trio.Event, Next], dict[str, Any]],
+    *,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Be a process of that kind until cancelled: each life is built of its `parts` and what they are `given`."""
+    vitals = options.vitals or Vitals(app=app.name)
+    options = replace(options, vitals=vitals)
+
+    def boot_of(name: str, next_life: Next) -> Boot:
+        log.event(f"{kind}:starting", name=name)
+        return build(Boot, parts, **given(app, options, name, log, done, next_life))
+
+    await live(
+        kind, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
+    )
 
 
 def _line(vitals: Vitals) -> str:

@@ -209,7 +209,7 @@ async def run(
 
     def boot_of(name: str, next_life: Next) -> Boot:
         log.event("controller:starting", name=name)
-        told = given(app, options, KIND, name, log, done, next_life)
+        told = given(app, options, name, log, done, next_life, kind=KIND)
         notification = from_environment(os.environ, os.getpid())
         told["systemd"] = SystemdNotify(
             **notification, status=lambda: status.line, leaving=lambda: not next_life.due

@@ -29,7 +29,7 @@ from celery5.messages_backlog import Room, backlog_for
 from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import GROUND, Listens
 from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import Page, live
+from celery5.processes.lives import Page
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.daemon_address import LOOPBACK, connections_in, door_in, fitting
 from celery5.protocol.routes import DEFAULT
@@ -44,8 +44,7 @@ from celery5.services.messages_store import MessagesStore
 from celery5.services.publishing_checks import PublishingChecks
 from celery5.services.reloader import Next, Reloader
 from celery5.services.systemd_notify import SystemdNotify
-from celery5.services.vitals import Source, Vitals, VitalSigns
-from celery5.wiring import build
+from celery5.services.vitals import Source, VitalSigns
 
 KIND = "publisher"
 FAREWELL = 10.0
@@ -219,7 +218,7 @@ def given(
     """The values that the parts ask for by name."""
     endpoints = endpoints_of(app)
     return {
-        **attendant_parts.given(app, options, KIND, name, log, done, next_life),
+        **attendant_parts.given(app, options, name, log, done, next_life, kind=KIND),
         "app_name": app.name,
         "follows": (),
         "plan": plan_of(app),
@@ -240,15 +239,9 @@ async def run(
 ) -> None:
     """Be a Publisher until cancelled; `done` is set when a command has it end. Of the options those about queues and
     jobs mean nothing to it."""
-    vitals, larder = options.vitals or Vitals(app=app.name), Larder()
-    options = replace(options, vitals=vitals)
-
-    def boot_of(name: str, next_life: Next) -> Boot:
-        log.event("publisher:starting", name=name)
-        return build(Boot, PublisherParts, **given(app, options, name, log, done, next_life, larder))
-
-    await live(
-        KIND, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
+    known = partial(given, larder=Larder())
+    await attendant_parts.attend(
+        app, options, KIND, PublisherParts, known, log=log, done=done, task_status=task_status
     )
 
 

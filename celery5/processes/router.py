@@ -9,7 +9,6 @@ point. The command ingestion is its inbox (C56).
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import trio
@@ -17,7 +16,7 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.boot_step import BootStep
-from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.boot import Step
 from celery5.bootsteps.join_events import JoinEvents
 from celery5.bootsteps.open_publishing import OpenPublishing
 from celery5.broker.keys import EVENTS
@@ -27,7 +26,7 @@ from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import GROUND, Listens
 from celery5.processes.connection_parts import make_reader
 from celery5.processes.data_parts import DATA, given_of_data, has_data, make_data_steps
-from celery5.processes.lives import Page, live
+from celery5.processes.lives import Page
 from celery5.processes.worker import WorkerOptions, known_of
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Handler, PostsToItself
@@ -44,7 +43,6 @@ from celery5.services.source_ingestion import SourceIngestion
 from celery5.services.vital_sources import Connections, Documents, LeaseHeld, Routed
 from celery5.services.vitals import Source, Vitals
 from celery5.sinks import check_sinks
-from celery5.wiring import build
 
 KIND = "router"
 NEVER = 10**9
@@ -197,7 +195,7 @@ def given(
     settings, vitals = app.settings, options.vitals or Vitals(app=app.name)
     lease = Lease(seconds=settings.lease)
     return {
-        **attendant_parts.given(app, options, KIND, name, log, done, next_life),
+        **attendant_parts.given(app, options, name, log, done, next_life, kind=KIND),
         **known_of(options, vitals, lease, next_life),
         **given_of_data(app),
         "consumed": (app.queue(EVENTS),),
@@ -222,15 +220,8 @@ async def run(
 ) -> None:
     """Be a Router until cancelled; `done` is set when a command has it end. Of the options those about queues and jobs
     mean nothing to it. Raises BrokerError when Redis lets nobody in."""
-    vitals = options.vitals or Vitals(app=app.name)
-    options = replace(options, vitals=vitals)
-
-    def boot_of(name: str, next_life: Next) -> Boot:
-        log.event("router:starting", name=name)
-        return build(Boot, RouterParts, **given(app, options, name, log, done, next_life))
-
-    await live(
-        KIND, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
+    await attendant_parts.attend(
+        app, options, KIND, RouterParts, given, log=log, done=done, task_status=task_status
     )
 
 

@@ -6,22 +6,22 @@ It publishes and commands, and runs no job. There may be any number of Scheduler
 does is one atomic step that the others may try as well. Kill any of them at any time.
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import trio
 from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.boot import Step
 from celery5.broker.keys import Keys
 from celery5.checks import all_checks
 from celery5.errors import CeleryError, Misconfigured
 from celery5.fire_times import checked
 from celery5.log import Log
 from celery5.periodic import definition
-from celery5.processes.attendant_parts import GROUND, Listens, given
-from celery5.processes.lives import Page, live
+from celery5.processes.attendant_parts import GROUND, Listens, attend, given
+from celery5.processes.lives import Page
 from celery5.processes.scaling_parts import SCALING
 from celery5.processes.several import Afar
 from celery5.processes.worker import WorkerOptions
@@ -32,11 +32,9 @@ from celery5.services.declarations import Declarations
 from celery5.services.elsewhere import Elsewhere
 from celery5.services.expirations import Expirations
 from celery5.services.inbox import Inbox
-from celery5.services.reloader import Next
 from celery5.services.timetable import Timetable
-from celery5.services.vitals import Source, Vitals
+from celery5.services.vitals import Source
 from celery5.strategies import autoscale_of, is_scaled, prioritise_of
-from celery5.wiring import build
 
 KIND = "scheduler"
 
@@ -154,16 +152,8 @@ async def run(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a Scheduler until cancelled. Raises BrokerError when Redis lets nobody in."""
-    vitals = options.vitals or Vitals(app=app.name)
-    options = replace(options, vitals=vitals)
-
-    def boot_of(name: str, next_life: Next) -> Boot:
-        log.event("scheduler:starting", name=name)
-        return build(Boot, SchedulerParts, **given(app, options, KIND, name, log, done, next_life))
-
-    await live(
-        KIND, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
-    )
+    known = partial(given, kind=KIND)
+    await attend(app, options, KIND, SchedulerParts, known, log=log, done=done, task_status=task_status)
 
 
 def check(app: App) -> None:
