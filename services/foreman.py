@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import trio
+from msgspec.structs import replace
 
 from celery5.errors import PlatformError
 from celery5.log import Log
@@ -20,6 +21,7 @@ from celery5.protocol.foreman import STOP_ORDER, Crew
 from celery5.protocol.members import Ended, Kind, Member, Word
 from celery5.protocol.metrics import Family, gauge
 from celery5.protocol.posts import Action, Kill, Phase, Start, Stop
+from celery5.services import succession
 
 TICK = 1.0
 """Seconds between two decisions when nothing happens."""
@@ -107,10 +109,8 @@ class Foreman:
         """Set when all members have been up."""
         self._lives = False
         self._hands: trio.Nursery | None = None
-        leads.follow(lambda: self._changed.set())
-        fence: Callable[[Callable[[], bool]], None] | None = getattr(platform, "fence", None)
-        if fence is not None:
-            fence(lambda: self._leads.sure)
+        leads.follow(lambda: self._changed.set())  # looked up then: each turn has another event
+        succession.fence(platform, lambda: leads.sure)
         self.plan(cluster)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -246,14 +246,11 @@ class Foreman:
 
     def _leave(self) -> None:
         self.crew.forget([name for name in self.crew.posts if self._outlives(name)])
-        leave: Callable[[], None] | None = getattr(self._platform, "leave", None)
-        if leave is not None:
-            leave()
+        succession.leave(self._platform)
 
     def _outlives(self, name: str) -> bool:
         """Whether a member goes on without this process, so that another Controller may have adopted it."""
-        outlives: Callable[[str], bool] | None = getattr(self._platform, "outlives", None)
-        return outlives is not None and outlives(name)
+        return succession.outlives(self._platform, name)
 
     async def _do(self, action: Action) -> None:
         name = action.member.name if isinstance(action, Start) else action.name
@@ -274,7 +271,8 @@ class Foreman:
         match action:
             case Start(member):
                 self._log.event("member:starting", name=member.name, host=member.host)
-                await self._platform.start(_stamped(member, self._leads.stamp()))
+                told = {**member.environment, **self._leads.stamp()}
+                await self._platform.start(replace(member, environment=told))
             case Stop(name):
                 self._log.event("member:stopping", name=name)
                 await self._platform.stop(name)
@@ -350,20 +348,6 @@ def end_limit(crew: Iterable[Member]) -> float:
     for each in crew:
         longest[each.kind] = max(longest[each.kind], each.stop_after)
     return sum(longest.values()) + SURPLUS
-
-
-def _stamped(member: Member, stamp: Mapping[str, str]) -> Member:
-    if not stamp:
-        return member
-    return Member(
-        name=member.name,
-        kind=member.kind,
-        group=member.group,
-        host=member.host,
-        arguments=member.arguments,
-        environment={**member.environment, **stamp},
-        stop_after=member.stop_after,
-    )
 
 
 _NOT_OURS = "this Controller is not sure that it leads"

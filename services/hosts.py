@@ -10,6 +10,7 @@ import trio
 from celery5.errors import PlatformError
 from celery5.platform import Platform
 from celery5.protocol.members import Member, State, Word
+from celery5.services import succession
 
 
 class Hosts:
@@ -18,6 +19,7 @@ class Hosts:
     def __init__(self, *, here: Platform, there: Mapping[str, Platform]) -> None:
         self._here = here
         self._there = dict(there)
+        self._all = (here, *there.values())
         self._of: dict[str, Platform] = {}
 
     async def live(
@@ -25,7 +27,7 @@ class Hosts:
     ) -> None:
         """All of them, together."""
         async with trio.open_nursery() as nursery:
-            for each in (self._here, *self._there.values()):
+            for each in self._all:
                 await nursery.start(each.live, heard)
             task_status.started()
 
@@ -54,22 +56,17 @@ class Hosts:
 
     def outlives(self, name: str) -> bool:
         """Whether it goes on when this process has died."""
-        outlives: Callable[[str], bool] | None = getattr(self._where(name), "outlives", None)
-        return outlives is not None and outlives(name)
+        return succession.outlives(self._where(name), name)
 
     def fence(self, may: Callable[[], bool]) -> None:
         """Each of those that do later what they are asked for asks first whether it still `may`."""
-        for each in (self._here, *self._there.values()):
-            fence: Callable[[Callable[[], bool]], None] | None = getattr(each, "fence", None)
-            if fence is not None:
-                fence(may)
+        for each in self._all:
+            succession.fence(each, may)
 
     def leave(self) -> None:
         """What outlives this process is another Controller's from now on."""
-        for each in (self._here, *self._there.values()):
-            leave: Callable[[], None] | None = getattr(each, "leave", None)
-            if leave is not None:
-                leave()
+        for each in self._all:
+            succession.leave(each)
 
     async def living(self) -> Mapping[str, State]:
         """What runs anywhere. All are asked at once: one that is away is waited for, not one after the other."""
@@ -81,7 +78,7 @@ class Hosts:
                 self._of[name] = platform
 
         async with trio.open_nursery() as nursery:
-            for each in (self._here, *self._there.values()):
+            for each in self._all:
                 nursery.start_soon(ask, each)
         return found
 

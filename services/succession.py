@@ -1,0 +1,30 @@
+"""Succession: what a platform may do beside what each must, for when another Controller takes over (C91).
+
+Floor: services. Reads: nothing. Writes: nothing.
+
+`celery5.platform` tells what these are. A platform without one of them has nothing to do then.
+"""
+
+from collections.abc import Callable
+
+from celery5.platform import Platform
+
+
+def outlives(platform: Platform, name: str) -> bool:
+    """Whether this member goes on without the Controller that has started it."""
+    tells: Callable[[str], bool] | None = getattr(platform, "outlives", None)
+    return tells is not None and tells(name)
+
+
+def fence(platform: Platform, may: Callable[[], bool]) -> None:
+    """What it does later than it was asked, it does only when this Controller still `may`."""
+    fences: Callable[[Callable[[], bool]], None] | None = getattr(platform, "fence", None)
+    if fences is not None:
+        fences(may)
+
+
+def leave(platform: Platform) -> None:
+    """Another Controller looks after its members from now on."""
+    leaves: Callable[[], None] | None = getattr(platform, "leave", None)
+    if leaves is not None:
+        leaves()
