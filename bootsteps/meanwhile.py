@@ -7,6 +7,7 @@ that it lives, follows when Redis is there.
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -31,7 +32,7 @@ class Meanwhile:
         attempt = 0
         while True:
             try:
-                await self._company.run(task_status=_Up(self._log, self._why))
+                await self._company.run(task_status=_Up(self._is_up))
             except* (BrokerError, BootFailed, LeaseLost) as ended:
                 why = _first_of(ended)
                 if why != self._why:
@@ -40,17 +41,20 @@ class Meanwhile:
             await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random))
             attempt += 1
 
-
-class _Up(trio.TaskStatus[None]):
-    """Says so when it had been said that it is not."""
-
-    def __init__(self, log: Log, why: str) -> None:
-        self._log = log
-        self._why = why
-
-    def started(self, value: None = None) -> None:
+    def _is_up(self) -> None:
         if self._why:
             self._log.event("process:in-company")
+        self._why = ""
+
+
+class _Up(trio.TaskStatus[None]):
+    """Tells that the company is up."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def started(self, value: None = None) -> None:
+        self._tell()
 
 
 def _first_of(group: Any) -> str:

@@ -105,9 +105,11 @@ class PublishingChecks:
     async def _keep_looking(self, each: _Watched) -> None:
         """A check that reports by itself, and is looked at by nobody, is only waited upon to close its breaker."""
         while True:
+            self._look_now[each.check.name] = (
+                trio.Event()
+            )  # before: who fails meanwhile is to be looked at, too
             if each.check.is_looked_at:
                 await self._look(each)
-            self._look_now[each.check.name] = trio.Event()
             if each.circuit.is_closed:
                 with trio.move_on_after(each.check.period):
                     await self._look_now[each.check.name].wait()

@@ -87,7 +87,11 @@ class SubProcesses:
         path = os.path.join(self._folder, str(self._count))
         try:
             ear = _listening(path)
-            process = self._begun(member, path)
+            try:
+                process = self._begun(member, path)
+            except OSError:
+                ear.close()
+                raise
         except OSError as error:
             raise PlatformError(f"{member.name} cannot be started: {error}") from None
         child = self._children[member.name] = _Child(member, process, ear, path)

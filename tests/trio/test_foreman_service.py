@@ -24,7 +24,7 @@ from celery5.services.all_up import AllUp
 from celery5.services.foreman import Foreman
 from celery5.services.foreman_commands import ForemanCommands
 from celery5.services.reloader import Bell
-from celery5.services.sub_processes import SubProcesses, how_ended, words
+from celery5.services.sub_processes import SubProcesses, how_ended
 
 CLUSTER = read({"workers": {"default": {"count": 2}}, "schedulers": {"default": {}}})
 
@@ -356,41 +356,3 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
 def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=wrong):
         platform_of(Cluster(platform=name), "shop", {})
-
-
-def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
-    said = b"READY=1\nSTATUS=2 jobs\nWATCHDOG=1\nSTOPPING=1\nMAINPID=3\nREADY=2\nnonsense\n\xff"
-    assert list(words("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
-    assert how_ended(3) == "it ended with 3"
-    assert how_ended(-9) == "it was ended by SIGKILL"
-    assert how_ended(-99) == "it was ended by signal 99"
-
-
-async def test_a_sub_process_that_ends_is_told_of() -> None:
-    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(platform.live, heard.append)
-        await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
-        with pytest.raises(PlatformError):
-            await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
-        with pytest.raises(PlatformError, match="here only"):
-            await platform.start(Member(name="v", kind="worker", host="web2", arguments=()))
-        with trio.fail_after(60):
-            while not heard:
-                await trio.sleep(0.01)
-        assert heard == [Ended("w", "it ended with 0", 0)]
-        await platform.stop("w")
-        await platform.kill("w")
-        assert await platform.living() == {}
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_platform_that_is_cancelled_ends_its_children() -> None:
-    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(platform.live, heard.append)
-        await platform.start(Member(name="w", kind="worker", arguments=("health", "--help")))
-        nursery.cancel_scope.cancel()
-    (ended,) = heard
-    assert isinstance(ended, Ended)
-    assert platform.pid_of("w") is None

@@ -1,0 +1,32 @@
+"""Publishing Checks: who has failed is looked at soon, also when it fails while it is looked at.
+
+Floor: tests. Reads and writes: nothing.
+"""
+
+import trio
+from trio.testing import MockClock
+
+from celery5.broker.keys import Keys
+from celery5.health import HealthCheck
+from celery5.log import Silence
+from celery5.services.publishing_checks import PublishingChecks
+
+
+async def test_what_fails_while_it_is_looked_at_is_looked_at_again_soon(autojump_clock: MockClock) -> None:
+    looks: list[float] = []
+
+    async def look() -> str:
+        looks.append(trio.current_time())
+        await trio.sleep(1)
+        return "healthy"
+
+    check = HealthCheck("slow", look, period=1000.0)
+    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=Silence())
+    begun = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(checks.run)
+        await trio.sleep(0.5)
+        checks.failed("slow", "somebody met it")
+        await trio.sleep(500)
+        nursery.cancel_scope.cancel()
+    assert [round(each - begun) for each in looks] == [0, 2]

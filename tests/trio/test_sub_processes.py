@@ -1,0 +1,72 @@
+"""Sub-processes: what a child says is heard, that it ends, too, and one that cannot be begun leaves nothing.
+
+Floor: tests. Reads and writes: children of this process.
+"""
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+import trio
+
+from celery5.errors import PlatformError
+from celery5.platform import Beat, Ended, Member, Ready, Stopping, Word
+from celery5.protocol.cluster import read
+from celery5.services.sub_processes import SubProcesses, how_ended, words
+
+CLUSTER = read({"workers": {"default": {}}})
+
+
+def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
+    said = b"READY=1\nSTATUS=2 jobs\nWATCHDOG=1\nSTOPPING=1\nMAINPID=3\nREADY=2\nnonsense\n\xff"
+    assert list(words("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
+    assert how_ended(3) == "it ended with 3"
+    assert how_ended(-9) == "it was ended by SIGKILL"
+    assert how_ended(-99) == "it was ended by signal 99"
+
+
+async def test_a_sub_process_that_ends_is_told_of() -> None:
+    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, heard.append)
+        await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
+        with pytest.raises(PlatformError):
+            await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
+        with pytest.raises(PlatformError, match="here only"):
+            await platform.start(Member(name="v", kind="worker", host="web2", arguments=()))
+        with trio.fail_after(60):
+            while not heard:
+                await trio.sleep(0.01)
+        assert heard == [Ended("w", "it ended with 0", 0)]
+        await platform.stop("w")
+        await platform.kill("w")
+        assert await platform.living() == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_platform_that_is_cancelled_ends_its_children() -> None:
+    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, heard.append)
+        await platform.start(Member(name="w", kind="worker", arguments=("health", "--help")))
+        nursery.cancel_scope.cancel()
+    (ended,) = heard
+    assert isinstance(ended, Ended)
+    assert platform.pid_of("w") is None
+
+
+async def test_one_that_cannot_be_begun_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_said: Any, **_more: Any) -> None:
+        raise BlockingIOError("no room for another process")
+
+    platform = SubProcesses(cluster=CLUSTER)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(platform.live, list[Word]().append)
+        monkeypatch.setattr(subprocess, "Popen", no_room)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(PlatformError, match="w cannot be started: no room"):
+                await platform.start(Member(name="w", kind="worker", arguments=()))
+        assert len(os.listdir("/proc/self/fd")) == before
+        nursery.cancel_scope.cancel()
