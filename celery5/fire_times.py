@@ -125,9 +125,8 @@ def _moment(step: Wall, zone: tzinfo, after: datetime, *, every_hour: bool) -> d
             found = (wall - now).replace(tzinfo=UTC)
             if found <= after + DAY:
                 return found
-            after = max(
-                after, found - DAY / 2
-            )  # nothing lies between: look from there, clocks may be set until then
+            # Nothing lies between: look from there, clocks may be set until then.
+            after = max(after, found - DAY / 2)
             continue
         turn = _turn(zone, after - DAY, after + DAY)
         found_one = _around(step, zone, turn, after, every_hour=every_hour)

@@ -80,9 +80,8 @@ class Gated:
         try:
             args, kwargs = arguments()
             found = self.keys_of(tuple(args), dict(kwargs))
-        except (
-            Exception
-        ):  # arguments that do not fit are said when the job is to run; the function is the user's
+        except Exception:
+            # Arguments that do not fit are told of when the job is to run; the function is the user's.
             return slot, turn
         return slot or found[0], turn or found[1]
 

@@ -148,9 +148,8 @@ def _name(name: str) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    if name == "task_level" and isinstance(
-        value, list
-    ):  # the place in the action, as eliot writes it on one line
+    if name == "task_level" and isinstance(value, list):
+        # The place in the action, as eliot writes it on one line.
         return "".join(f"/{each}" for each in cast("list[object]", value))
     if isinstance(value, str):
         return value.removeprefix("celery5:") if name == "message_type" else value

@@ -309,7 +309,7 @@ def value_of(name: str, raw: object) -> Any:
 
 def shown(raw: object) -> str:
     """What was said, without passwords."""
-    return str(masked(repr(masked(raw)), doubtful=True))
+    return str(masked(repr(raw), doubtful=True))
 
 
 def fault_of_variable(name: str, value: str) -> str:

@@ -203,9 +203,8 @@ class Circuits:
             return Barred(failure, _KINDS)
         envelope = delivery.envelope
         if envelope is not None and envelope.expires is not None:
-            wait = min(
-                wait, max(envelope.expires - time.time(), 0.0)
-            )  # who waits for it hears of that in time
+            # Who waits for it hears of that in time.
+            wait = min(wait, max(envelope.expires - time.time(), 0.0))
         return Barred(failure, _KINDS, wait)
 
     def learn(self, delivery: Delivery, task: str, outcome: Outcome) -> None:

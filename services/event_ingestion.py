@@ -21,7 +21,7 @@ from celery5.broker.calls import Entry
 from celery5.broker.events import Ending
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
-from celery5.log import Log
+from celery5.log import Level, Log
 from celery5.protocol.derived import AFTERWARDS
 from celery5.protocol.envelope import id_of
 from celery5.protocol.events import (
@@ -86,7 +86,7 @@ class EventIngestion:
         self._redis = redis
         self._routed = routed
         self._home = home
-        self._held: set[str] = set()
+        self._away: set[str] = set()
         self._held_until = math.inf
         self._reader = reader
         self._keys = keys
@@ -156,17 +156,15 @@ class EventIngestion:
         await self._lease.sure()
         await self._learn()
         decided = [await self._decided(entry) for entry in entries]
-        endings, made = [each for each, _ in decided], [jobs for _, jobs in decided]
         await self._lease.sure()  # whoever was frozen since may have been taken for dead
-        await self._publish([job for jobs in made for job in jobs])
-        sent = [n for n, jobs in enumerate(made) if not any(job.id in self._held for job in jobs)]
-        if self._held:  # their events stay this Router's, who tries again, and reads others meanwhile
+        held = await self._publish([job for _, jobs in decided for job in jobs])
+        if held:  # their events stay this Router's, who tries again, and reads others meanwhile
             self._look, self._held_until = False, trio.current_time() + AGAIN
-        ended = await self._finish([endings[n] for n in sent])
+        sent = [(ending, jobs) for ending, jobs in decided if held.isdisjoint(job.id for job in jobs)]
+        ended = await self._finish([ending for ending, _ in sent])
         # An event that another Router has by now may come again: its jobs must be remembered.
-        await self._forget(
-            [job for n, is_mine in zip(sent, ended, strict=True) if is_mine for job in made[n]]
-        )
+        mine = [jobs for (_, jobs), is_mine in zip(sent, ended, strict=True) if is_mine]
+        await self._forget([job for jobs in mine for job in jobs])
 
     async def _learn(self) -> None:
         """Who is subscribed now: asked after the events were read, so whoever subscribed before they were sent is
@@ -201,10 +199,10 @@ class EventIngestion:
         now = self._clock()
         return [job_of(event, each, now=now) for each in subscribed]
 
-    async def _publish(self, jobs: Sequence[Job]) -> None:
-        """All of them, each queue's in one script or a few. They are there when this returns, but for those that are
-        `_held`: their broker is another one than the events', and away."""
-        self._held = set()
+    async def _publish(self, jobs: Sequence[Job]) -> set[str]:
+        """All of them, each queue's in one script or a few. They are there when this returns, but for those whose ids
+        it gives: their broker is another one than the events', and away."""
+        held = set[str]()
         for (app, broker), mine in self._apart(jobs).items():
             publisher = self._publishers.setdefault(app, Publisher(keys=Keys(app)))
             redis = self._redis if broker == DEFAULT else self._routed
@@ -213,10 +211,14 @@ class EventIngestion:
             except BrokerUnavailable as error:
                 if broker == DEFAULT:
                     raise
-                self._log.event("events:held", "warning", broker=broker, jobs=len(mine), why=str(error))
-                self._held |= {job.id for job in mine}
+                level: Level = "debug" if broker in self._away else "warning"
+                self._log.event("events:held", level, broker=broker, jobs=len(mine), why=str(error))
+                self._away.add(broker)
+                held |= {job.id for job in mine}
             else:
+                self._away.discard(broker)
                 self.routed["jobs"] += len(mine)
+        return held
 
     def _apart(self, jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
         """The jobs by application and broker."""

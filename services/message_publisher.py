@@ -44,6 +44,8 @@ REFUSED = 5.0
 """Seconds until a broker that lets nobody in is asked again."""
 LOOK = 0.1
 """Seconds between looks at whether the broker takes anything, when the process ends."""
+MOST_TOLD = 100
+"""Things that are wrong at the same time of which the log tells."""
 BACKOFF_CAP = 2.0
 """Seconds between attempts to publish what Redis refuses: a random part of a time that doubles, up to this."""
 
@@ -89,7 +91,7 @@ class MessagePublisher:
         self._refused: dict[str, int] = {}
         self._attempts = 0
         self._failures = 0
-        self._why = ""
+        self._told: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Publish until cancelled, then what is left. What Redis does not take by then stays in the store."""
@@ -232,9 +234,8 @@ class MessagePublisher:
         """One attempt; gives the seconds until the next one if it failed, else 0."""
         self._attempts += 1
         try:
-            if any(
-                each.due is not None for each in kept
-            ):  # what is left is worked out when there is a connection
+            if any(each.due is not None for each in kept):
+                # What is left of a countdown is reckoned when there is a connection.
                 await redis.perform(calls.PING)
             jobs = [_now(each) for each in kept]
             answers = await redis.perform_all(self._publisher.publish(jobs))
@@ -249,8 +250,8 @@ class MessagePublisher:
             self._publisher.published(jobs, answers)
             self._store.gone(queue, kept)
             self._refused.pop(queue, None)
-            if self._why and not self._refused:
-                self._why = ""
+            if self._told and not self._refused:
+                self._told.clear()
                 self._log.event("publisher:goes-on", broker=self._store.broker)
             return 0.0
         attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
@@ -271,9 +272,9 @@ class MessagePublisher:
 
     def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
         """Once for each thing that is wrong."""
-        if why != self._why:
+        if why not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(why)
             self._log.event(what, level, broker=self._store.broker, why=why, **fields)
-        self._why = why
 
     # ---- how it does
 

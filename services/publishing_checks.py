@@ -105,9 +105,8 @@ class PublishingChecks:
     async def _keep_looking(self, each: _Watched) -> None:
         """A check that reports by itself, and is looked at by nobody, is only waited upon to close its breaker."""
         while True:
-            self._look_now[each.check.name] = (
-                trio.Event()
-            )  # before: who fails meanwhile is to be looked at, too
+            # Before the look: of whom it is told meanwhile that it fails is looked at again.
+            self._look_now[each.check.name] = trio.Event()
             if each.check.is_looked_at:
                 await self._look(each)
             if each.circuit.is_closed:

@@ -114,7 +114,7 @@ class Recycling:
         self._look_at = 0
         async with trio.open_nursery() as nursery:
             if self._limits.memory:
-                self._has_room()
+                self._check_limit()
                 nursery.start_soon(self._watch_memory)
             task_status.started()
             await self._due.wait()
@@ -133,7 +133,7 @@ class Recycling:
         except BrokerError:
             return False
 
-    def _has_room(self) -> None:
+    def _check_limit(self) -> None:
         """A limit that is reached before the first job would have this process begin anew for ever."""
         memory = self._memory()
         if memory >= self._limits.memory:

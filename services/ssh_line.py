@@ -8,18 +8,16 @@ ends and ssh with it. Nothing is asked (BatchMode) and no key is believed that t
 A cancelled call ends here and there.
 """
 
-import shutil
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import trio
 
 from celery5.errors import PlatformError
 from celery5.protocol.remote_units import BOOT
+from celery5.services.own_folder import own_folder
 
 CONNECT = 30.0
 """Seconds for which a host may say nothing, from the first word on: that it is gone ssh notices sooner."""
@@ -79,27 +77,24 @@ class SSHLine:
         self._name = name
         self._destination = destination
         self._program = tuple(program)
-        self._socket: Path | None = None
+        self._socket = ""
 
     @asynccontextmanager
     async def listening(self, script: bytes) -> AsyncGenerator["Lines"]:
         """Connect, have the script run there, and hear its lines, until there is none. Calls are possible meanwhile.
         Raises HostAway, or PlatformError for a script that failed, when it is left after the lines have ended."""
-        folder = Path(
-            tempfile.mkdtemp(prefix="celery5-ssh-")
-        )  # 0700, and short: a socket's path has 100 characters
-        path = folder / "line"
-        options = ("ControlMaster=yes", f"ControlPath={path}")
-        try:
-            async with self._running(options, script, 0) as (process, trouble):
-                self._socket = path
-                lines = Lines(process, CONNECT)
-                yield lines
-                self._socket = None
-                code = None if lines.silent or not lines.ended else await _code(process)
-        finally:
-            self._socket = None
-            shutil.rmtree(folder, ignore_errors=True)
+        with own_folder("celery5-ssh") as folder:
+            path = f"{folder}/line"  # short: a socket's path has 100 characters
+            options = ("ControlMaster=yes", f"ControlPath={path}")
+            try:
+                async with self._running(options, script, 0) as (process, trouble):
+                    self._socket = path
+                    lines = Lines(process, CONNECT)
+                    yield lines
+                    self._socket = ""
+                    code = None if lines.silent or not lines.ended else await _code(process)
+            finally:
+                self._socket = ""
         if lines.silent:
             raise HostAway(f"host {self._name} has said nothing for {lines.limit:g} seconds")
         if lines.ended:
@@ -107,7 +102,7 @@ class SSHLine:
 
     async def call(self, script: bytes) -> list[str]:
         """Have a script run there, and give what it said. Raises HostAway; PlatformError for a script that failed."""
-        if self._socket is None:
+        if not self._socket:
             raise HostAway(f"host {self._name} is away")
         options = ("ControlMaster=no", f"ControlPath={self._socket}")
         said: list[str] = []

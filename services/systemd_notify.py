@@ -116,9 +116,8 @@ class SystemdNotify:
     def _shown(self) -> tuple[str, ...]:
         if self._status is None:
             return ()
-        return (
-            f"STATUS={' '.join(self._status().split())}",
-        )  # one line, whatever it is: a newline would begin a field
+        # One line, whatever it is: a newline would begin a field.
+        return (f"STATUS={' '.join(self._status().split())}",)
 
     async def _insist(self, *lines: str) -> None:
         """Say it again while systemd's socket is full, for a second at most: we must not hang with it."""

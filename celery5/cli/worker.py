@@ -42,8 +42,7 @@ def start(target: Target, /, **said: Any) -> int:
     if options.processes > 1 and not app.brokers.several:
         from celery5.broker import calls
 
-        app.perform(
-            calls.queues(app.keys), instead="aperform"
-        )  # and a broker that is away once, not by each process
+        # A broker that is away is told of once, too, not by each process.
+        app.perform(calls.queues(app.keys), instead="aperform")
         app.close()
     return serve(app, options)

@@ -42,9 +42,8 @@ def begins(environ: MutableMapping[str, str], *, processes: int) -> Anew:
 def begin_again(folder: str) -> None:
     """Execute the program that this process began with, from the `folder` where it did. Nothing of it may be left: no
     thread that matters, no handler of a signal. Its exit handlers run first. Returns only when that cannot be."""
-    notify(
-        from_environment(os.environ, os.getpid())["address"], "WATCHDOG=1"
-    )  # it has to wait for the next one
+    # systemd has to wait for the next one.
+    notify(from_environment(os.environ, os.getpid())["address"], "WATCHDOG=1")
     exits: Any = atexit
     exits._run_exitfuncs()
     sys.stdout.flush()

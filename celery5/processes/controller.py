@@ -244,9 +244,8 @@ class _Status:
 def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> int:
     """Keep the cluster alive until stopped; gives the exit code. Raises BrokerError, Misconfigured."""
     if not cluster_options.file and Path(FILE).exists():
-        cluster_options = replace(
-            cluster_options, file=FILE
-        )  # should it be gone at a reload, that is a mistake
+        # Should it be gone at a reload, that is a mistake.
+        cluster_options = replace(cluster_options, file=FILE)
     cluster = describe(app, cluster_options)
     platform_of(cluster, app.name, os.environ)
     limit = end_limit(members(cluster, grace=app.settings.grace_period)) + 2 * STOP_SURPLUS

@@ -56,8 +56,8 @@ class Child:
 class _Fleet:
     """How many are `wanted`; the children that run, by process id, with their numbers, and which of them consume and
     which were told to end for good; when to start others; the deaths of late; the signal that `insisted` when it was
-    `stopping`; what systemd wants and has heard; the `terminal` that it
-    was started from; and the pipe on which children say how they are."""
+    `stopping`; what systemd wants and has heard; the `terminal` that it was started from; and the pipe on which
+    children say how they are."""
 
     app: App
     wanted: int

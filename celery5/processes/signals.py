@@ -104,9 +104,8 @@ class Interruption:
         for each, handler in self._before.items():
             signal.signal(each, handler)
         if self._bell[1] >= 0:
-            os.write(
-                self._bell[1], b"."
-            )  # the end of the pipe alone may not come: forked processes have it, too
+            # The end of the pipe alone may not come: forked processes have it, too.
+            os.write(self._bell[1], b".")
             os.close(self._bell[1])
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

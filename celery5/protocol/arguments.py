@@ -166,9 +166,8 @@ class Parameters:
         except _FAULTS as error:
             raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
         if whole is None or not _is_read(raw_args, whole):
-            self.decode(
-                raw_args, raw_kwargs
-            )  # what the worker will do with them; it says which one it cannot read
+            # What the worker will do with them; it says which one it cannot read.
+            self.decode(raw_args, raw_kwargs)
         return raw_args, raw_kwargs
 
     def canonical(self, args: Raw, kwargs: Raw) -> bytes:

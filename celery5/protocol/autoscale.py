@@ -157,9 +157,8 @@ def advance(course: Course, policy: Autoscale, situation: Situation, now: float)
     if now >= until + policy.quiet and course.events:
         course = msgspec.structs.replace(course, events=0)
     elif course.at > now and course.events:
-        course = msgspec.structs.replace(
-            course, at=now
-        )  # the clock was put back: no cool-down lasts for ever
+        # The clock was put back: no cool-down lasts for ever.
+        course = msgspec.structs.replace(course, at=now)
     load = Load(
         situation=situation,
         now=course.scale,

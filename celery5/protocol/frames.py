@@ -200,10 +200,8 @@ def read_from_box(line: bytes) -> FromBox | Malformed | None:
         why = str(error)
     try:
         known = _TYPED.decode(line).type in _TAGS
-    except (
-        ValueError,
-        RecursionError,
-    ):  # no JSON: a NaN, say. Whoever meant an answer must not wait for ever
+    except (ValueError, RecursionError):
+        # No JSON: a NaN, say. Whoever meant an answer must not wait for ever.
         known = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
     return Malformed(why) if known else None
 

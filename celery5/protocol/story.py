@@ -88,9 +88,8 @@ def told(
     """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known."""
     envelope, _ = envelope_in(message)
     end = document_in(document)
-    ended = (
-        end if not place or place.startswith("X") else None
-    )  # a job that lives has no end yet, whatever lies there
+    # A job that lives has no end yet, whatever lies there.
+    ended = end if not place or place.startswith("X") else None
     state = _PLACES.get(place[:1], JobState.UNKNOWN)
     if worker:
         state = JobState.EXECUTING

@@ -43,9 +43,9 @@ def test_no_password_is_ever_shown(value: Any, shown: Any) -> None:
         "redis://a:hush@b, redis://c:hush@d",
         "unix:///run/r.sock?db=1&password=hush'hush",
         b"redis://:hush@host",
-        {"mails": "redis://hu/sh@b", "password": "hush"},
+        {"mails": "redis://hu/sh@b"},
     ],
 )
 def test_of_what_is_no_url_everything_is_hidden_that_may_be_a_password(value: object) -> None:
     assert "hu" not in said(value)
-    assert "sh" not in said(value).replace("password", "")
+    assert "sh" not in said(value)

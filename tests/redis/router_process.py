@@ -43,11 +43,11 @@ def die_at(point: str, times: int) -> None:
 
         setattr(EventIngestion, name, call)
 
-    async def in_part(self: Any, jobs: Any) -> None:
+    async def in_part(self: Any, jobs: Any) -> Any:
         part = jobs[: max(1, len(jobs) // 2)]
-        await inner_publish(self, part)
+        held = await inner_publish(self, part)
         passed()
-        await inner_publish(self, jobs[len(part) :])
+        return held | await inner_publish(self, jobs[len(part) :])
 
     inner_publish: Any = EventIngestion._publish
     if point == "some published":

@@ -15,7 +15,7 @@ from celery5.event import Event
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from tests.redis.sinking import Kept
-from tests.redis.workers import start, until, working
+from tests.redis.workers import Lines, start, until, working
 
 
 @pytest.fixture
@@ -60,15 +60,18 @@ async def test_while_a_broker_is_away_events_reach_the_others_and_it_gets_its_ow
 ) -> None:
     got = list[tuple[str, int]]()
     event = subscribed(app, got)
-    async with working(app), working(app, page=ROUTER):
-        await event.adelay(number=0)
-        await until(lambda: len(got) == 2, within=30)
-        await trio.to_thread.run_sync(own_server.kill)
-        for number in range(1, 6):
-            await event.adelay(number=number)
-            await until(lambda n=number: ("here", n) in got, within=30)  # type: ignore[misc]
-        await trio.to_thread.run_sync(own_server.revive)
-        await until(lambda: len(got) >= 12, within=40)
+    with Lines() as lines:
+        async with working(app), working(app, page=ROUTER):
+            await event.adelay(number=0)
+            await until(lambda: len(got) == 2, within=30)
+            await trio.to_thread.run_sync(own_server.kill)
+            for number in range(1, 6):
+                await event.adelay(number=number)
+                await until(lambda n=number: ("here", n) in got, within=30)  # type: ignore[misc]
+            await trio.to_thread.run_sync(own_server.revive)
+            await until(lambda: len(got) >= 12, within=40)
+    told = [each["level"] for each in lines.of("events:held")]
+    assert told == ["warning", *["debug"] * (len(told) - 1)]
     assert sorted(got) == sorted((name, number) for name in ("here", "there") for number in range(6))
 
 

@@ -123,6 +123,29 @@ async def test_a_queue_that_redis_refuses_stays_and_holds_up_no_other(
         assert numbers(numbered, "wrong") == [0, 1, 2]
 
 
+async def test_of_what_is_refused_for_several_reasons_each_is_told_once(
+    numbered: App, redis_client: "redis.Redis"
+) -> None:
+    press, one, other = Press(numbered), numbered.queue("one"), numbered.queue("other")
+    redis_client.set(one.stream, "no stream", ex=120)
+    redis_client.set(other.jobs, "no hash", ex=120)
+
+    def failures() -> float:
+        (found,) = [each for each in press.publisher.families() if each.name.endswith("failures_total")]
+        return sum(each.value for each in found.samples)
+
+    with Lines() as lines:
+        async with press.up():
+            await press.put(1, "one")
+            await press.put(1, "other")
+            await until(lambda: failures() >= 12, within=LONG)
+            redis_client.delete(one.stream, other.jobs)
+            await until(lambda: press.store.published == 2, within=LONG)
+    told = [each["why"] for each in lines.of("publisher:refused")]
+    assert len(lines.of("publisher:goes-on")) == 1
+    assert len(told) == len(set(told)) == 2
+
+
 async def test_each_check_has_a_breaker_and_one_that_is_open_keeps_everything_back(numbered: App) -> None:
     states = {"bank": "unhealthy", "post": "healthy"}
     checks = tuple(

@@ -3,6 +3,8 @@
 Floor: tests. Reads and writes: a folder; processes of a real sshd and a real ssh on this machine.
 """
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,6 +63,20 @@ async def test_a_login_that_is_refused_and_an_ssh_that_is_not_there_are_told_of_
     nothing = SSHLine(name="web2", destination="web2", program=("ssh-that-is-not-there",))
     with pytest.raises(PlatformError, match="install an OpenSSH client"):
         await connect(nothing)
+
+
+def left_behind() -> Path:
+    """What a Controller leaves that is killed."""
+    left = Path(tempfile.mkdtemp(prefix="celery5-ssh-"))
+    (left / "lock").write_text("held\n")
+    return left
+
+
+async def test_what_a_controller_that_was_killed_has_left_is_taken_away(host: OtherHost) -> None:
+    left = left_behind()
+    with pytest.raises(PlatformError):
+        await connect(host.line())
+    assert left.name not in os.listdir(left.parent)
 
 
 async def test_a_cancelled_call_leaves_nothing_running_at_either_end(host: OtherHost) -> None:
