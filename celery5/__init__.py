@@ -6,8 +6,23 @@ General layout, from the ground up:
 
 protocol/   values and decisions, pure: envelope, arguments, states, verdict, retry, prefetch, breaker
 broker/     the one room that knows Redis: keys, calls, Lua, connections of three colours, the embedded server
-runners/    where user code runs: Trio, asyncio, threads
-app, task, result, publisher, connections, settings, log: what application code imports
+runners/    where user code runs: Trio, asyncio, threads, boxes
+*.py        what application code imports, and what that is made of; here by what it is about:
+
+    applications  app brokers connections settings configuration origins strategies include owning spellings
+    tasks         task declaring binding sections gate deduplicate
+    sending       sending sendable publisher backlog replicas colourless; by way of a daemon:
+                  handing publisher_client daemon_line messages_backlog sqlite_backlog
+    results       result patience whereabouts overview dead_letters graves
+    events        event event_fields events
+    documents     sinks file_sink sql_sink sources
+    schedules     schedule scheduled periodic triggers fire_times
+    limits        limiting suspending
+    health        health checks http_check loop machine probe; of a whole installation:
+                  doctor broker_checks host_checks
+    processes     control keyring own_commands boot_step platform
+    logs          log log_lines log_runtime journald stdlib_log trace
+
 services/   what lives until it is cancelled; bootsteps/ what must happen before
 processes/  one wiring page for each process; cli/ words on a terminal
 """

@@ -3,14 +3,19 @@
 Floor: tests. Reads: the checkout, git's index. Writes: nothing.
 """
 
+import ast
 import os
+import re
 import subprocess
 import tomllib
+from collections import Counter
 
 import pytest
 
-from tests.house.sources import HERE, ROOMS
+from tests.house.sources import HERE, ROOMS, tree
 
+LABEL = "    applications  "
+"""What each line of the map begins with is as wide as this."""
 TOOLS = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]
 
 
@@ -21,6 +26,18 @@ def test_a_room_at_the_top_is_a_relative_link_inside_the_package(room: str) -> N
     assert os.readlink(link) == f"../{room}"
     assert (HERE / room).is_dir()
     assert not (HERE / room).is_symlink()
+
+
+def test_each_module_of_the_domain_has_its_place_on_the_map() -> None:
+    there = {path.stem for path in (HERE / "celery5").glob("*.py")} - {
+        "__init__",
+        "__main__",
+        "errors",
+        "wiring",
+    }
+    lines = (ast.get_docstring(tree(HERE / "celery5" / "__init__.py")) or "").splitlines()
+    map_of_domain = [re.sub(r";.*", "", line[len(LABEL) :]) for line in lines if line.startswith("    ")]
+    assert Counter(word for line in map_of_domain for word in line.split()) == Counter(there)
 
 
 def test_git_keeps_the_links_as_links() -> None:
