@@ -105,6 +105,7 @@ class Foreman:
         self._locks: dict[str, trio.Lock] = {}
         self._changed = trio.Event()
         self._told = ""
+        self._unheard = ""
         self.whole = trio.Event()
         """Set when all members have been up."""
         self._lives = False
@@ -216,8 +217,12 @@ class Foreman:
         self._changed = trio.Event()
         try:
             await self._stand()
-        except PlatformError as error:
-            self._log.event("cluster:not-adopted", "warning", why=str(error))
+        except PlatformError as error:  # it is tried again at each turn, and told of once
+            if self._unheard != str(error):
+                self._log.event("cluster:not-adopted", "warning", why=str(error))
+            self._unheard = str(error)
+        else:
+            self._unheard = ""
         now = trio.current_time()
         decides = self._leads.sure if self._acts else not self._leads.leads
         for action in self.crew.decide(now) if decides else ():

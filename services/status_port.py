@@ -112,9 +112,8 @@ class StatusPort:
             return _refused(405, "GET or HEAD", ("Allow", "GET, HEAD"))
         try:
             return answer()
-        except (
-            Exception
-        ) as error:  # a source of somebody else's: the probe must be told, the worker must live
+        except Exception as error:
+            # A source of somebody else's: the probe must be told, the worker must live.
             return _refused(500, f"{type(error).__name__}: {error}")
 
     def _livez(self) -> Response:

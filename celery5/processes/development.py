@@ -37,10 +37,10 @@ def serve(app: App, options: ServeOptions) -> int:
     worker.check(app)
     if router.needed(app):
         router.check(app)
+    broker = next(iter(worker.brokers_of(app, WorkerOptions(options.queues))))
     with (
-        standing_by(
-            app, next(iter(worker.brokers_of(app, WorkerOptions(options.queues))))
-        ) as understudy,  # first, so that it keeps nothing open that is to end with this process
+        # First, so that it keeps nothing open that is to end with this process.
+        standing_by(app, broker) as understudy,
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
         own_log(app, options.log_format, options.log_level) as journal,

@@ -302,9 +302,8 @@ def make_steps(
         Step("revocations", revocations, ("heartbeat", "listen")),
         Step("health", health, ("redis",)),
         Step("results", result_publisher, ("heartbeat", "publishing")),
-        Step(
-            "gates", gates, ("results", "limits")
-        ),  # who is suspended must be known before anybody is let through
+        # Who is suspended must be known before anybody is let through.
+        Step("gates", gates, ("results", "limits")),
         Step(
             "execution",
             task_execution,

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.errors import CommandRefused, Misconfigured, PlatformError
-from celery5.log import Silence
+from celery5.log import Log, Silence
 from celery5.platform import Beat, Cluster, Ended, Member, Platform, Ready, State, Stopping, Word
 from celery5.processes.platforms import platform_of
 from celery5.protocol.autoscale import Autoscale
@@ -126,6 +126,7 @@ class House:
     cluster: Cluster = CLUSTER
     configuration: object = None
     bell: Bell = field(default_factory=Bell)
+    log: Log = field(default_factory=Silence)
 
     def __post_init__(self) -> None:
         self.foreman = Foreman(
@@ -136,7 +137,7 @@ class House:
             redis=self.line,
             surroundings={"CELERY5_APP": "shop"},
             grace=5.0,
-            log=Silence(),
+            log=self.log,
             tell=self.told.append,
         )
 

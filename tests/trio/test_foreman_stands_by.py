@@ -8,6 +8,8 @@ import trio
 from trio.testing import MockClock
 
 from celery5.errors import PlatformError
+from celery5.log import Level, Log, Silence
+from celery5.platform import State
 from tests.trio.test_foreman_service import House, Lead, Stage
 
 
@@ -19,9 +21,10 @@ class Lasting(Stage):
         return name.startswith("worker")
 
 
-def standing_by(stage: Stage | None = None) -> House:
+def standing_by(stage: Stage | None = None, log: Log | None = None) -> House:
     """A Foreman that does not lead yet."""
-    return House(stage=stage or Stage(), lead=Lead(sure=False, leads=False, line="stands by: b leads"))
+    lead = Lead(sure=False, leads=False, line="stands by: b leads")
+    return House(stage=stage or Stage(), lead=lead, log=log or Silence())
 
 
 async def test_who_stands_by_has_no_members_and_is_whole(autojump_clock: MockClock) -> None:
@@ -40,6 +43,33 @@ async def test_who_begins_to_lead_adopts_what_runs_and_starts_the_rest(autojump_
         await trio.sleep(1)
         assert sorted(house.stage.did) == [("start", "scheduler-default-1"), ("start", "worker-default-2")]
         assert house.told[-1] == "3 of 3 members up"
+
+
+async def test_a_platform_that_cannot_tell_what_runs_is_told_of_once(autojump_clock: MockClock) -> None:
+    class Heard(Silence):
+        def __init__(self) -> None:
+            super().__init__()
+            self.said: list[str] = []
+
+        def event(self, name: str, _level: Level = "info", /, **_fields: object) -> None:
+            self.said.append(name)
+
+    class Mute(Stage):
+        asked = 0
+
+        async def living(self) -> dict[str, State]:
+            self.asked += 1
+            if self.asked < 10:
+                raise PlatformError("the bus is gone")
+            return {}
+
+    log = Heard()
+    house = standing_by(Mute(), log)
+    async with house.open():
+        house.lead.become(leads=True, sure=True)
+        await trio.sleep(30)
+        assert len(house.stage.there) == 3
+    assert log.said.count("cluster:not-adopted") == 1
 
 
 async def test_who_leads_no_more_ends_its_own_members_and_is_back_when_it_leads_again(
