@@ -43,14 +43,18 @@ HARM: dict[str, Callable[[asyncio.AbstractEventLoop], Any]] = {
 async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRunner, how: str) -> None:
     async def hostile() -> int:
         loops = asyncio.get_running_loop()
+        await begun.wait()
         kept.append(HARM[how](loops))
         await asyncio.sleep(0.02)
+        over.set()
         return 1
 
     async def other() -> int:
-        await asyncio.sleep(0.04)
+        begun.set()
+        await over.wait()
         return 2
 
+    begun, over = asyncio.Event(), asyncio.Event()
     kept: list[Any] = []
     found: list[Any] = []
 
@@ -61,7 +65,7 @@ async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRu
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, other)
             nursery.start_soon(ask, hostile)
-        assert found == [Returned(b"1"), Returned(b"2")]
+        assert sorted(each.value for each in found) == [b"1", b"2"]
         assert await loop.execute(other, [], {}, Hand()) == Returned(b"2")
     for each in kept:
         if isinstance(each, asyncio.Task):
