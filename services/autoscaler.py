@@ -1,31 +1,30 @@
 """Autoscaler: looks at all queues and workers, and tells workers how far to read ahead and what to prefer, and Foremen
 how many workers there should be (C99, C103, C104).
 
-Floor: services. Reads: what waits on the queues, the reports of workers, which processes live. Writes: where the
-scaling is; the inboxes of workers and Controllers.
+Floor: services. Reads: what the Outlook sees, which processes live. Writes: where the scaling is; the inboxes of
+workers and Controllers.
 
-Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in Redis, so the next one
-goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
+Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in Redis, on the default
+broker, so the next one goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
 import trio
 
-from celery5.broker import calls, imposing, pausing, presence, scaling
+from celery5.broker import presence, scaling
 from celery5.broker.call import Call
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import Keys
 from celery5.broker.scaling import Scaling, Turn
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.autoscale import Autoscale, Course, Load, advance, begin, cool_until, steps
-from celery5.protocol.limits import Gate
+from celery5.protocol.autoscale import Autoscale, Course, Load, advance, cool_until, resume, steps
 from celery5.protocol.metrics import Family, gauge
 from celery5.protocol.prioritisation import Preference, Strategy, prefer
-from celery5.protocol.report import picture, terms_of
 from celery5.protocol.situation import Situation
+from celery5.services.outlook import Outlook
 from celery5.services.passing import passes
 from celery5.services.telling import Telling
 
@@ -33,8 +32,6 @@ LOOK = 2.0
 """Seconds between looks."""
 A_SECOND = 3
 """Commands to Redis in a second, at most, in the mean of a look with many queues and its pause."""
-QUEUES = 64
-"""Queues that are looked at, at most."""
 LEAVE_LIMIT = 1.0
 """Seconds that giving up the turn may take at the end; else it ends by itself."""
 
@@ -42,11 +39,9 @@ T = TypeVar("T")
 
 
 class Redis(Protocol):
-    """Makes trips to Redis."""
+    """Makes one trip to Redis."""
 
     async def perform(self, call: Call[T], /) -> T: ...
-
-    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
 
 
 class Autoscaler:
@@ -59,9 +54,7 @@ class Autoscaler:
         keys: Keys,
         autoscale: Autoscale | None,
         prioritise: Strategy | None,
-        kinds: Mapping[str, str],
-        gates: Mapping[str, Gate],
-        known_queues: Collection[str],
+        outlook: Outlook,
         telling: Telling,
         worker: str,
         log: Log,
@@ -70,13 +63,10 @@ class Autoscaler:
         self._keys = keys
         self._policy = autoscale
         self._strategy = prioritise
-        self._kinds = kinds
-        self._gates = gates
-        self._known = known_queues
+        self._outlook = outlook
         self._telling = telling
         self._name = worker
         self._log = log
-        self._queues: dict[str, QueueKeys] = {}
         self._has_turn = False
         self._pause = LOOK
         self._failed: dict[str, str] = {}
@@ -107,6 +97,7 @@ class Autoscaler:
             return
         yield gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
         yield gauge("celery5_scaling_workers", "Workers that live.", found.workers)
+        yield gauge("celery5_scaling_unseen", "Brokers that could not be looked at.", len(found.unseen))
         if found.course is not None:
             yield gauge(
                 "celery5_scaling_needed", "Workers that would have a slot for each job.", found.needed
@@ -123,7 +114,8 @@ class Autoscaler:
         self._change_turn(turn.mine)
         if not turn.mine:
             return
-        situation = await self._see()
+        situation = await self._outlook.look()
+        self._pause = max(LOOK, (self._outlook.breadth + 6) / A_SECOND)
         found = self._decide(turn, situation)
         preference = self._prefer(situation)
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
@@ -137,38 +129,24 @@ class Autoscaler:
         if mine != self._has_turn:
             self._has_turn, self._found = mine, None
             self._telling.forget()
+            self._outlook.forget()
             self._log.event("autoscale:turn" if mine else "autoscale:turn-lost", "info" if mine else "debug")
 
-    async def _see(self) -> Situation:
-        names = await self._redis.perform(calls.queues(self._keys))
-        paused = await self._redis.perform(pausing.paused(self._keys))
-        imposed = await self._redis.perform(imposing.imposed(self._keys))
-        looked_at = sorted(names, key=lambda name: name not in self._known)[:QUEUES]
-        if len(names) > QUEUES:
-            self._told_once("queues", f"{len(names)} queues: only {QUEUES} of them are looked at")
-        self._pause = max(LOOK, (len(looked_at) + 6) / A_SECOND)
-        censuses = await self._redis.perform_all(
-            [scaling.census(self._keys, self._queue(name)) for name in looked_at]
-        )
-        workers = sorted({name for each in censuses for name in each.workers})
-        reports = await self._redis.perform(scaling.reports(self._keys, workers)) if workers else {}
-        terms = terms_of(
-            self._kinds, self._gates, limits=imposed.limits, suspended=imposed.suspended, paused=paused
-        )
-        return picture(censuses, reports, terms)
-
-    def _queue(self, name: str) -> QueueKeys:
-        return self._queues.setdefault(name, self._keys.of(name))
-
     def _decide(self, turn: Turn, situation: Situation) -> Scaling:
-        jobs = sum(situation.demand().values())
-        found = Scaling(workers=len(situation.members), jobs=jobs, by=self._name, at=turn.now)
+        found = Scaling(
+            workers=len(situation.members),
+            jobs=sum(situation.demand().values()),
+            unseen=situation.unseen,
+            by=self._name,
+            at=turn.now,
+        )
         policy = self._policy
         if policy is None:
             return found
         known = None if turn.scaling is None else turn.scaling.course
-        # Before the first step there are to be as many as there are.
-        before = known if known is not None and known.at else begin(policy, situation)
+        before = resume(known, policy, situation)
+        if before is None:
+            return found
         try:
             course = advance(before, policy, situation, turn.now)
         except Exception as error:  # the user's strategy

@@ -48,6 +48,7 @@ class Reporter:
         vitals: Vitals,
         reach: Reach,
         worker: str,
+        process: str,
         reports: bool,
         log: Log,
     ) -> None:
@@ -60,6 +61,7 @@ class Reporter:
         self._vitals = vitals
         self._reach = reach
         self._worker = worker
+        self._process = process
         self._reports = reports
         self._log = log
         self._seen: dict[str, tuple[int, float]] = {}
@@ -92,6 +94,7 @@ class Reporter:
             held=self._held(),
             means=self._lately(),
             prefetch=self._reach.factor,
+            process=self._process,
         )
 
     def _held(self) -> dict[str, dict[str, int]]:

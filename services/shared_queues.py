@@ -14,6 +14,7 @@ import trio
 from trio.lowlevel import Task
 
 from celery5.protocol.delivery import Delivery
+from celery5.protocol.job import new_id
 from celery5.services.internal_queues import TasksQueue
 
 
@@ -117,9 +118,10 @@ class SharedTasksQueue(TasksQueue):
 
 
 class SharedSlots:
-    """The slots of one process, by kind."""
+    """The slots of one process, by kind. `process` is a name that no other one's have."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
+        self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
     def queues(self) -> dict[str, TasksQueue]:

@@ -3,7 +3,7 @@
 Floor: services. Reads: nothing. Writes: the inboxes of workers and Controllers; log messages.
 
 What a worker is told holds for some minutes, and is said again before that is over: should all Schedulers be gone,
-workers do as usual.
+workers do as usual. One that works for several brokers is told in each of its lives, by the inbox that it has there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,15 +58,18 @@ class Telling:
         controllers: Sequence[str],
     ) -> None:
         """Tell whoever does not know it yet."""
-        names = {each.name for each in situation.members}
+        lives = [life for each in situation.members for life in each.told]
+        names = {each.name for each in lives}
         for known in (self._reach, self._preferred):
             for gone in known.keys() - names:
                 del known[gone]
-        for member in situation.members:
+        for life in lives:
             if course is not None:
-                await self._tell_reach(member, course.prefetch_of(member.queues))
-            await self._tell_preferred(member, preference)
-        if course is not None and (course.at or course.workers != len(situation.members)):
+                await self._tell_reach(life, course.prefetch_of(life.queues))
+            await self._tell_preferred(life, preference)
+        # A number that was never decided may be less than there are, where not all can be seen.
+        other = course is not None and course.workers != len(situation.members) and not situation.unseen
+        if course is not None and (course.at or other):
             await self._tell_workers(course.workers, sorted(controllers))
 
     async def _tell_reach(self, member: Member, factor: float) -> None:

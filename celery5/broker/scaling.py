@@ -39,8 +39,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Where the scaling of an application is, as the Scheduler `by` left it `at` a time (seconds since 1970).
 
     The `course`; the workers that live (`workers`) and the least and the most there may be; the `jobs` that there are
-    and the workers these would need (`needed`); until when nothing changes (`cool_until`, 0 when that is over); and
-    which tasks go first (`preferred`, weights by name).
+    and the workers these would need (`needed`); until when nothing changes (`cool_until`, 0 when that is over); which
+    tasks go first (`preferred`, weights by name); and the brokers that could not be looked at (`unseen`).
     """
 
     course: Course | None = None
@@ -51,6 +51,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     needed: int = 0
     cool_until: float = 0.0
     preferred: dict[str, float] = {}
+    unseen: tuple[str, ...] = ()
     by: str = ""
     at: float = 0.0
 

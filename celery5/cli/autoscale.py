@@ -57,6 +57,8 @@ def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
     if found.preferred:
         first_last = sorted(found.preferred.items(), key=lambda each: each[1])
         fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
+    if found.unseen:
+        fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"
     by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
     return {**fields, "decided": f"{span(max(0.0, time.time() - found.at))} ago by {by}"}
 

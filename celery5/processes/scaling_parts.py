@@ -3,18 +3,27 @@
 Floor: processes. Reads: the user's strategies, when they are named. Writes: nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dependencies import value
 
 from celery5.app import App
 from celery5.bootsteps.boot import Step
+from celery5.broker.junction import AwaitedJunction, Map
+from celery5.broker.keys import Keys
+from celery5.broker.on_trio import TrioRedis
+from celery5.log import Log
+from celery5.processes.several import Afar
 from celery5.protocol.autoscale import Autoscale
 from celery5.protocol.limits import Gate
 from celery5.protocol.prioritisation import Strategy
+from celery5.protocol.routes import DEFAULT
 from celery5.services.autoscaler import Autoscaler
-from celery5.services.orders import Orders
+from celery5.services.inbox import Address
+from celery5.services.orders import Keyring, Orders
+from celery5.services.outlook import Outlook, Redis
+from celery5.services.promptly import Promptly
 from celery5.services.telling import Telling
 from celery5.strategies import autoscale_of, prioritise_of
 
@@ -44,6 +53,30 @@ def make_known_queues(app: App) -> frozenset[str]:
     return frozenset(task.queue for task in app.tasks.values())
 
 
+def make_ways(app: App, redis: TrioRedis) -> dict[str, Redis]:
+    """The ways to all brokers, by their names."""
+    further = {name: Promptly(redis=Afar(app, name), broker=name) for name in app.brokers.names[1:]}
+    return {DEFAULT: redis, **further}
+
+
+def make_home(app: App) -> Callable[[str], str]:
+    """Which broker a queue is on."""
+    return app.brokers.home
+
+
+def make_orders(
+    app: App, ways: dict[str, Redis], keys: Keys, keyring: Keyring, address: Address, log: Log
+) -> Orders:
+    """What posts commands to the workers of all brokers: an inbox is on that of its worker's life."""
+
+    async def reach(broker: str) -> Redis:
+        return ways[broker]
+
+    chart = Map(app.brokers.names, app.brokers.home, app.name)
+    junction = AwaitedJunction(chart, reach)
+    return Orders(redis=junction, keys=keys, keyring=keyring, address=address, log=log)
+
+
 def make_scaling(autoscaler: Autoscaler) -> tuple[Step, ...]:
     """The part of the boot graph that looks at the whole cluster."""
     return (Step("autoscaler", autoscaler, ("presence",)),)
@@ -55,7 +88,10 @@ SCALING: Mapping[str, Any] = {
     "kinds": value(make_kinds),
     "gates": value(make_gates),
     "known_queues": value(make_known_queues),
-    "orders": Orders,
+    "ways": value(make_ways),
+    "home": value(make_home),
+    "outlook": Outlook,
+    "orders": value(make_orders),
     "telling": Telling,
     "autoscaler": Autoscaler,
     "scaling_steps": value(make_scaling),

@@ -253,6 +253,7 @@ def _given(
         "understudy": understudy,
         "black_box": black_box,
         "queues": options.slots.queues() if options.slots else {kind: TasksQueue() for kind in KINDS},
+        "process": options.slots.process if options.slots else "",
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
         **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),

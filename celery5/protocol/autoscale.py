@@ -9,6 +9,8 @@ is short again after a quiet period.
 
 Three things keep it from going to and fro: the cool-down; a margin, since fewer are enough only when they would have
 some room left; and patience, since fewer must have been enough all the time for a while.
+
+While a broker is not seen nothing becomes less: how much waits there, and who works on it, nobody knows.
 """
 
 import math
@@ -139,6 +141,14 @@ def begin(policy: Autoscale, situation: Situation) -> Course:
     return Course(workers=min(max(len(situation.members), policy.minimum), policy.maximum))
 
 
+def resume(known: Course | None, policy: Autoscale, situation: Situation) -> Course | None:
+    """Where an autoscaler goes on: at the course that is known. Before its first step it begins again at each look,
+    with as many workers as there are; unless not all of them can be seen: then it stays, or does not begin (None)."""
+    if known is not None and known.at:
+        return known
+    return known if situation.unseen else begin(policy, situation)
+
+
 def cool_until(course: Course, policy: Autoscale) -> float:
     """Until when nothing changes."""
     if not course.events:
@@ -149,8 +159,9 @@ def cool_until(course: Course, policy: Autoscale) -> float:
 def advance(course: Course, policy: Autoscale, situation: Situation, now: float) -> Course:
     """One look, at the time `now`. A step was made when its `at` is another one than before, or its scale is.
 
-    Limits that have changed hold at once, without waiting for a cool-down. Raises whatever the user's strategy raises,
-    and ValueError when it gives no numbers.
+    Limits that have changed hold at once, without waiting for a cool-down. While a broker is not seen nothing else
+    becomes less, and the patience for less begins anew afterwards. Raises whatever the user's strategy raises, and
+    ValueError when it gives no numbers.
     """
     course = _within(course, policy)
     until = cool_until(course, policy)
@@ -167,6 +178,8 @@ def advance(course: Course, policy: Autoscale, situation: Situation, now: float)
         prefetch=policy.prefetch,
     )
     wanted = _bounded(policy.strategy(load), policy)
+    if situation.unseen:
+        wanted = Scale(max(wanted.workers, course.workers), max(wanted.prefetch, course.prefetch))
     less = wanted != course.scale and wanted.workers <= course.workers and wanted.prefetch <= course.prefetch
     since = (now if course.low_since is None else min(course.low_since, now)) if less else None
     crowded = _crowded(course, course.scale, situation)

@@ -14,7 +14,8 @@ from celery5.protocol.situation import Line, Member, Situation
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker does: the `queues` it reads; of each kind of its tasks the slots it has now, the `most` there may
     be, and the jobs `executing`; the jobs it has, by queue and task (`held`); how long jobs took lately, by task, in
-    seconds (`means`); the factor on how far it reads ahead (`prefetch`)."""
+    seconds (`means`); the factor on how far it reads ahead (`prefetch`). Lives of one `process` on several brokers,
+    which share its slots, tell the same name for it; '' of one that has no other."""
 
     queues: tuple[str, ...] = ()
     slots: Mapping[str, int] = {}
@@ -23,6 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     held: Mapping[str, Mapping[str, int]] = {}
     means: Mapping[str, float] = {}
     prefetch: float = 1.0
+    process: str = ""
 
 
 class Census(msgspec.Struct, frozen=True):
@@ -142,4 +144,5 @@ def _member(name: str, report: Report) -> Member:
         most=report.most,
         executing=report.executing,
         prefetch=report.prefetch,
+        process=report.process,
     )

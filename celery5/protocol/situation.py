@@ -6,7 +6,7 @@ It is a picture, not the truth: how many jobs of each task wait on a queue is to
 they are only every few seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -44,6 +44,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process, by the `name` of its inbox: the `queues` it reads, and of each kind of task it has the
     `slots` now, the `most` there may be, and the jobs `executing`. `prefetch` is the factor on how far it reads ahead.
+
+    One that works for several brokers has a life on each, and an inbox there: its `lives`, each as it would be by
+    itself; with one there are none. Lives of one `process` share its slots.
     """
 
     name: str
@@ -52,13 +55,22 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     most: Mapping[str, int] = {}
     executing: Mapping[str, int] = {}
     prefetch: float = 1.0
+    process: str = ""
+    lives: tuple["Member", ...] = ()
+
+    @property
+    def told(self) -> tuple["Member", ...]:
+        """Whom to tell what it is to do: each of its lives."""
+        return self.lives or (self,)
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at one moment: the `lines` of jobs, and the `members`, the workers that live."""
+    """What is known at one moment: the `lines` of jobs, and the `members`, the workers that live. Of what is on the
+    brokers that are `unseen`, by their names, nothing is known: there may be more of both."""
 
     lines: tuple[Line, ...] = ()
     members: tuple[Member, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def cpu_use(self) -> float:
@@ -94,3 +106,34 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             if each.demand:
                 found[each.kind] = found.get(each.kind, 0) + each.demand
         return found
+
+
+def joined(parts: Iterable[Situation], unseen: Iterable[str] = ()) -> Situation:
+    """The situation on several brokers, from that on each of them: a worker process that has a life on some of them is
+    one member, with the slots it has once."""
+    lines: list[Line] = []
+    processes: dict[str, list[Member]] = {}
+    for part in parts:
+        lines += part.lines
+        for each in part.members:
+            processes.setdefault(each.process or each.name, []).append(each)
+    members = tuple(_one(lives) for lives in processes.values())
+    return Situation(lines=tuple(lines), members=members, unseen=tuple(sorted(unseen)))
+
+
+def _one(lives: list[Member]) -> Member:
+    """A process, of its lives. Each may use all of its slots, and the jobs that take them are spread over its lives."""
+    first = lives[0]
+    if len(lives) == 1:
+        return first
+    kinds = sorted({kind for each in lives for kind in (*each.slots, *each.most, *each.executing)})
+    return Member(
+        name=first.name,
+        queues=tuple(dict.fromkeys(queue for each in lives for queue in each.queues)),
+        slots={kind: max(each.slots.get(kind, 0) for each in lives) for kind in kinds},
+        most={kind: max(each.most.get(kind, 0) for each in lives) for kind in kinds},
+        executing={kind: sum(each.executing.get(kind, 0) for each in lives) for kind in kinds},
+        prefetch=max(each.prefetch for each in lives),
+        process=first.process,
+        lives=tuple(lives),
+    )

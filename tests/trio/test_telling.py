@@ -154,3 +154,32 @@ async def test_a_controller_that_may_not_have_heard_is_told_again_after_a_while(
         await telling.tell(workers("w:a"), NEAR, Preference(), ("c:a",))
         await trio.sleep(2)
     assert post.told("scale") == [(0, "c"), (RENEW, "c")]
+
+
+async def test_a_worker_of_several_brokers_is_told_in_each_life_once_what_is_of_its_queues(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    lives = (
+        Member(name="w:a", queues=("near",), process="p"),
+        Member(name="w@mails:b", queues=("q",), process="p"),
+    )
+    one = Situation(members=(Member(name="w:a", queues=("near", "q"), process="p", lives=lives),))
+    for _ in range(3):
+        await telling.tell(one, FAR, FIRST, ())
+        await trio.sleep(1)
+    assert post.told("prefetch") == [(0, "w@mails")]
+    assert post.told("prefer") == [(0, "w"), (0, "w@mails")]
+
+
+async def test_while_not_all_can_be_seen_controllers_are_told_only_what_was_decided(
+    autojump_clock: MockClock,
+) -> None:
+    post = Post()
+    telling = post.begin()
+    partly = Situation(members=workers("w:a").members, unseen=("mails",))
+    await telling.tell(partly, Course(workers=5), Preference(), ("c:1",))
+    assert not post.sent
+    await telling.tell(partly, Course(workers=5, at=1.0), Preference(), ("c:1",))
+    assert post.told("scale") == [(0, "c")]

@@ -1,0 +1,135 @@
+"""Outlook: sees what waits on all brokers and how the workers there do, for who decides for all of them (C103, C108).
+
+Floor: services. Reads: what waits on the queues; the reports of workers. Writes: log messages.
+
+All brokers are asked at the same time. Without the default one nothing can be decided; any other that does not answer
+is left out, and told of once.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import trio
+
+from celery5.broker import calls, imposing, pausing, scaling
+from celery5.broker.call import Call
+from celery5.broker.imposing import Impositions
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.together import atogether
+from celery5.errors import BrokerError
+from celery5.log import Log
+from celery5.protocol.limits import Gate
+from celery5.protocol.report import picture, terms_of
+from celery5.protocol.routes import DEFAULT
+from celery5.protocol.sight import Sight, look
+from celery5.protocol.situation import Situation, joined
+
+QUEUES = 64
+"""Queues of one broker that are looked at, at most."""
+SETTLES = scaling.REPORTED
+"""Seconds after its return in which a broker still counts as unseen: until then all its workers have reported."""
+
+T = TypeVar("T")
+
+
+class Redis(Protocol):
+    """Makes trips to Redis."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
+
+
+class Outlook:
+    """What can be seen of one application. `ways` lead to its brokers, by their names, the default one first; `home`
+    tells on which of them a queue is."""
+
+    def __init__(
+        self,
+        *,
+        ways: Mapping[str, Redis],
+        home: Callable[[str], str],
+        keys: Keys,
+        kinds: Mapping[str, str],
+        gates: Mapping[str, Gate],
+        known_queues: Collection[str],
+        log: Log,
+    ) -> None:
+        self._ways = ways
+        self._home = home
+        self._keys = keys
+        self._kinds = kinds
+        self._gates = gates
+        self._known = known_queues
+        self._log = log
+        self._queues: dict[str, QueueKeys] = {}
+        self._looked_at: dict[str, int] = {}
+        self._too_many: dict[str, int] = {}
+        self._sight = Sight()
+
+    @property
+    def breadth(self) -> int:
+        """How many queues of one broker were looked at, at most."""
+        return max(self._looked_at.values(), default=0)
+
+    def forget(self) -> None:
+        """Somebody else has looked meanwhile."""
+        self._sight = Sight()
+
+    async def look(self) -> Situation:
+        """The situation now. Raises BrokerError without the default broker."""
+        found = await atogether([partial(self._on, broker) for broker in self._ways])
+        parts: list[Situation] = []
+        away: dict[str, BrokerError] = {}
+        for broker, part in zip(self._ways, found, strict=True):
+            if not isinstance(part, BrokerError):
+                parts.append(part)
+            elif broker == DEFAULT:
+                raise part
+            else:
+                away[broker] = part
+        self._see(away)
+        return joined(parts, self._sight.unseen)
+
+    def _see(self, away: Mapping[str, BrokerError]) -> None:
+        before, now = self._sight, trio.current_time()
+        self._sight = look(before, away, now, settles=SETTLES)
+        for broker in self._sight.until.keys() - before.until.keys():
+            self._log.event(
+                "autoscale:unseen", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
+            )
+        for broker in before.until.keys() - self._sight.until.keys():
+            self._log.event("autoscale:seen", "info", broker=broker)
+
+    async def _on(self, broker: str) -> Situation:
+        """The situation on one broker."""
+        redis, keys = self._ways[broker], self._keys
+        asked: list[Call[Any]] = [calls.queues(keys), pausing.paused(keys), imposing.imposed(keys)]
+        names, paused, imposed = await redis.perform_all(asked)
+        censuses = await redis.perform_all(
+            [scaling.census(keys, self._queue(name)) for name in self._of(broker, names)]
+        )
+        workers = sorted({name for each in censuses for name in each.workers})
+        reports = await redis.perform(scaling.reports(keys, workers)) if workers else {}
+        said: Impositions = imposed
+        terms = terms_of(
+            self._kinds, self._gates, limits=said.limits, suspended=said.suspended, paused=paused
+        )
+        return picture(censuses, reports, terms)
+
+    def _of(self, broker: str, names: Sequence[str]) -> list[str]:
+        """Which of the queues that a broker knows are looked at. One that has moved is served nowhere else."""
+        here = [name for name in names if self._home(name) == broker]
+        looked_at = sorted(here, key=lambda name: name not in self._known)[:QUEUES]
+        if len(here) > QUEUES and self._too_many.get(broker) != len(here):
+            why = f"{len(here)} queues: only {QUEUES} of them are looked at"
+            self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)
+        self._too_many[broker], self._looked_at[broker] = len(here), len(looked_at)
+        return looked_at
+
+    def _queue(self, name: str) -> QueueKeys:
+        return self._queues.setdefault(name, self._keys.of(name))
+
+
+_MEANWHILE = "decided by what is on the others; there will be no fewer workers before it is seen again"
