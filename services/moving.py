@@ -42,8 +42,8 @@ class Redis(Protocol):
 
 
 class Held(Exception):
-    """A broker is away that may have the schedule, too, or others change it all the time: it does not fire here before
-    that is settled."""
+    """A broker is away that may have the schedule, too, or others change it all the time, or a newer version has it: it
+    does not fire here before that is settled."""
 
 
 class Theirs(Exception):
@@ -133,8 +133,13 @@ class Moving:
         queues = await redis.perform(scheduling.queues(self._keys))
         asked = [scheduling.record(self._keys, each, name) for each in queues]
         found: list[bytes] = await redis.perform_all(asked) if asked else []
-        read = [(schedules.decode(record), record) for record in found if record]
-        return [(schedule, record) for schedule, record in read if schedule is not None]
+        read = list[tuple[Schedule, bytes]]()
+        for record in filter(None, found):
+            schedule = schedules.decode(record)
+            if schedule is None:
+                raise Held("its record was written by a newer version, and says what only that understands")
+            read.append((schedule, record))
+        return read
 
 
 def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:

@@ -124,6 +124,20 @@ async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
     assert (list(found), active(found)) == (["near"], ["near"])
 
 
+@pytest.mark.parametrize("where", ["near", "post"])
+async def test_a_record_that_newer_code_has_written_is_left_alone_and_does_not_fire_twice(
+    app: App, redis_client: "redis.Redis", second: "redis.Redis", where: str
+) -> None:
+    await Code(app, "default", "near", 1).settle()
+    await Code(app, "mails", "post", 2).settle()  # both queues are known to have schedules
+    second.delete(app.keys.schedules("post"), app.keys.schedule_times("post"))
+    client = redis_client if where == "near" else second
+    client.hset(app.keys.schedules(where), "ticks", '{"name":"ticks","of":{"later":1}}')
+    with pytest.raises(Held, match="a newer version"):
+        await Code(app, "default", "near", 3).settle()
+    assert kept(app, redis_client, second) == {}
+
+
 async def test_a_queue_that_moves_to_another_broker_takes_its_schedules_along(
     app: App, redis_client: "redis.Redis", second: "redis.Redis"
 ) -> None:
