@@ -11,18 +11,10 @@ import pytest
 import redis
 import trio
 
-from celery5 import (
-    App,
-    AsyncResult,
-    BreakerPolicy,
-    JobState,
-    Misconfigured,
-    RetryPolicy,
-    UnknownTask,
-    agather,
-)
+from celery5 import App, AsyncResult, BreakerPolicy, JobState, Misconfigured, RetryPolicy, agather
 from celery5.broker import imposing
 from celery5.broker.call import Call
+from celery5.errors import UnknownTask
 from celery5.event import Event
 from celery5.processes.router import ROUTER
 from celery5.protocol.limits import Suspension
