@@ -14,7 +14,7 @@ GATE = os.environ.get("PUBLISHED_GATE", "")
 
 if GATE:
 
-    @app.publisher_check(name="bank", period=0.2, allowed={"unhealthy": 0})
+    @app.publisher_check(name="bank", period=0.2, timeout=30, allowed={"unhealthy": 0})
     def bank() -> bool:
         """Whether nobody has shut the gate."""
         return not Path(GATE).exists()

@@ -125,7 +125,7 @@ def test_who_waits_for_a_dead_job_hears_of_it_soon_when_its_document_has_expired
             one.get(timeout=None)
         assert [type(each) for each in gather([one, nobody], timeout=0.2)] == [TaskFailed, ResultTimeout]
         assert wait([nobody, other], return_when="FIRST_EXCEPTION") == ({other}, {nobody})
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 async def test_an_application_is_seen_before_and_after_it_has_workers(

@@ -136,4 +136,4 @@ def test_a_certificate_of_a_stranger_is_refused(colour: str, door: TLSDoor) -> N
         await here.redis.perform(raw("PING"))
 
     with pytest.raises(BrokerUnavailable, match=r"(?i)certificate"):
-        live(colour, f"rediss://localhost:{door.port}/0", story, timing=Timing(first_connect=0.5))
+        live(colour, f"rediss://localhost:{door.port}/0", story, timing=Timing(first_connect=8))

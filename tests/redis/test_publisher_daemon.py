@@ -70,9 +70,14 @@ class Sender(threading.Thread):
         self.todo = range(first, first + count)
         self.stored: list[int] = []
         self.failures = 0
+        self.enough = threading.Event()
+        """Enough has happened: it may come to its end."""
+        self.enough.set()
 
     def run(self) -> None:
         for n in self.todo:
+            if n == self.todo[-20]:
+                self.enough.wait(LONG)
             again = self.task.options(id=f"{self.task.options_.queue}-{n}")
             while True:
                 try:
@@ -92,6 +97,7 @@ def test_killed_at_random_points_while_clients_send_and_redis_comes_and_goes_eac
     app = own_daemon.app()
     senders = [Sender(app, f"q{n % 2}", 1000 * n, 300) for n in range(4)]
     for each in senders:
+        each.enough.clear()
         each.start()
     chance, deaths = random.Random(), 0
     while any(each.is_alive() for each in senders) and deaths < 40:
@@ -105,6 +111,9 @@ def test_killed_at_random_points_while_clients_send_and_redis_comes_and_goes_eac
             time.sleep(chance.uniform(0, 0.3))
             own_server.revive()
         deaths += 1
+        if deaths == 3:  # on a machine that is fast they would have ended before
+            for each in senders:
+                each.enough.set()
     for each in senders:
         each.join(LONG)
     assert deaths >= 2

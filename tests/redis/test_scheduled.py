@@ -16,8 +16,8 @@ from celery5 import App, JobState, Misconfigured, agather
 from tests.redis.staff import Staff
 from tests.redis.workers import working
 
-LATE = 0.1
-"""Seconds after its time by which a job has started, on an idle worker."""
+LATE = 10.0
+"""Seconds after its time by which a job has started, on an idle worker whose heart beats every 40 s."""
 
 
 def server_time(client: "redis.Redis") -> float:
@@ -26,10 +26,9 @@ def server_time(client: "redis.Redis") -> float:
     return float(seconds + micros / 1e6)
 
 
-async def test_jobs_start_within_100_ms_of_their_time_on_an_idle_worker(
-    app: App, redis_client: "redis.Redis"
-) -> None:
+async def test_jobs_start_at_their_time_and_not_at_a_beat(app: App, redis_client: "redis.Redis") -> None:
     """By countdown and by eta. The machine of a test may stand still at any moment, so the better half counts."""
+    app.configure(lease=120.0)
 
     @app.task
     async def when() -> float:
@@ -56,9 +55,10 @@ async def test_one_that_is_sent_later_and_due_sooner_is_not_held_up(
     async def when() -> float:
         return server_time(redis_client)
 
+    app.configure(lease=120.0)
     async with working(app):
         await when.options(countdown=3600).adelay()
-        late = []
+        late = list[float]()
         for _ in range(5):
             at = server_time(redis_client) + 0.1
             sent = await when.options(countdown=0.1).adelay()

@@ -295,9 +295,9 @@ async def test_one_that_was_added_for_once_is_gone_when_it_has_fired(
     app: App, redis_client: "redis.Redis"
 ) -> None:
     task = nothing(app)
-    await app.schedule.aadd(task.s(), datetime.now(UTC) + timedelta(seconds=0.2), name="once")
     async with trio.open_nursery() as nursery:
         one = await start(nursery, app, page=SCHEDULER)
+        await app.schedule.aadd(task.s(), datetime.now(UTC) + timedelta(seconds=0.2), name="once")
         await until(lambda: len(sent(redis_client, app)) == 1)
         await one.stop()
     assert await app.schedule.alist() == []
@@ -325,6 +325,7 @@ async def test_a_job_that_has_not_ended_holds_the_next_ones_up(app: App, overlap
             return (await app.schedule.ashow(slow.name)).skipped >= 2
 
         await until_async(skipped)
+        await until(lambda: ran >= 1)
         assert (ran, most) == (1, 1)
         waits = (await app.schedule.ashow(slow.name)).waiting is not None
         assert waits is (overlap == "queue")
