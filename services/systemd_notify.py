@@ -13,6 +13,8 @@ from typing import TypedDict
 
 import trio
 
+from celery5.protocol.liveness import beat_of
+
 PATIENCE = 1.0
 """Seconds for which a message that matters is offered again to a systemd that is too busy to read."""
 
@@ -27,8 +29,9 @@ class Notification(TypedDict):
 def from_environment(environ: Mapping[str, str], pid: int) -> Notification:
     """What systemd asks of the process `pid` through its environment; nothing when it was not started by systemd.
 
-    The interval is half of WATCHDOG_USEC, as sd_watchdog_enabled(3) advises. Variables that were meant for another
-    process (WATCHDOG_PID), that make no sense, or that name no unix socket are as good as absent.
+    The interval is a small part of WATCHDOG_USEC: what is killed for its silence has hung nearly as long as that, and
+    the status is fresh. Variables that were meant for another process (WATCHDOG_PID), that make no sense, or that name
+    no unix socket are as good as absent.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if len(address) < 2 or address[0] not in "/@":
@@ -36,7 +39,7 @@ def from_environment(environ: Mapping[str, str], pid: int) -> Notification:
     limit = environ.get("WATCHDOG_USEC", "")
     ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
     watched = ours and limit.isascii() and limit.isdigit() and int(limit) > 0
-    return {"address": address, "interval": int(limit) / 2_000_000 if watched else None}
+    return {"address": address, "interval": beat_of(int(limit) / 1e6) if watched else None}
 
 
 def taken_from_environment(environ: MutableMapping[str, str], pid: int) -> Notification:

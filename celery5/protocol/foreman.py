@@ -13,6 +13,7 @@ from math import inf
 from celery5.errors import OCCUPIED
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.cluster import Cluster
+from celery5.protocol.liveness import silence_of
 from celery5.protocol.members import Beat, Ended, Kind, Member, State, Unknown, Word
 from celery5.protocol.posts import HEARD, Action, Kill, Phase, Post, Start, Stop
 from celery5.protocol.recycling import RECYCLED
@@ -201,7 +202,7 @@ class Crew:
             return f"it had not ended {_patience(post):g} s after it was asked to"
         if post.phase is Phase.STARTING and now - post.since >= self._cluster.start_limit:
             return f"it was not ready {self._cluster.start_limit:g} s after its start"
-        if post.phase is Phase.UP and limit and silent >= limit:
+        if post.phase is Phase.UP and limit and silent >= silence_of(limit):
             return f"its event loop has said nothing for {limit:g} s"
         return ""
 

@@ -16,6 +16,21 @@ HUNG_AFTER = 300.0
 BUSY = 0.05
 """Part of one core that is work. Less is what threads use that only look whether the lock is free."""
 
+BEAT = 2.0
+"""Seconds between two words of an event loop, at most; a short limit is divided by more than ten."""
+
+
+def beat_of(limit: float) -> float:
+    """Seconds between two words of a process that is given up when it has said nothing for `limit` seconds."""
+    return min(limit / 12, BEAT)
+
+
+def silence_of(hung_after: float) -> float:
+    """Seconds without a word after which a loop surely has hung for `hung_after`: its last word may be as old as a beat
+    when it begins to hang."""
+    return hung_after + min(hung_after / 10, BEAT)
+
+
 _STOPPED = frozenset("Tt")
 _GONE = frozenset("ZXx")
 _RUNNING = "R"

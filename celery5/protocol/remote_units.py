@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from celery5.protocol.liveness import silence_of
 from celery5.protocol.members import Member
 
 Verb = Literal["start", "stop", "kill", "reload"]
@@ -84,7 +85,7 @@ EnvironmentFile=%t/celery5/{unit}.env
 ExecStart=/usr/bin/env {words}
 # Who is started again, and when, the Foreman decides.
 Restart=no
-WatchdogSec={hung_after:.0f}
+WatchdogSec={silence:g}
 WatchdogSignal=SIGKILL
 # A worker that has died leaves its understudy, which puts its jobs back within moments, if it is left half a second.
 KillMode=mixed
@@ -191,7 +192,7 @@ def unit_file(place: Place, member: Member) -> str:
         directory=_path(place.directory),
         words=" ".join([words, *map(_quoted, (*others, *member.arguments))]),
         start_limit=place.start_limit,
-        hung_after=place.hung_after,
+        silence=silence_of(place.hung_after),
         stop_after=member.stop_after,
     )
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from celery5.protocol.liveness import silence_of
 from celery5.protocol.members import PARENT, Ended, Member, Ready, State, Stopping, Word
 
 SLICE = "celery5.slice"
@@ -153,7 +154,7 @@ def properties(member: Member, command: Command) -> list[tuple[str, tuple[str, A
         **HARDENED,
     }
     if command.hung_after:
-        found["WatchdogUSec"] = ("t", _micro(command.hung_after))
+        found["WatchdogUSec"] = ("t", _micro(silence_of(command.hung_after)))
         found["WatchdogSignal"] = ("i", 9)
     return list(found.items())
 

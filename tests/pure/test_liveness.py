@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.liveness import BUSY, HUNG_AFTER, Life, Sign, Vigil, began, heard, judge_life, read_stat
+from celery5.protocol.liveness import (
+    BUSY,
+    HUNG_AFTER,
+    Life,
+    Sign,
+    Vigil,
+    beat_of,
+    began,
+    heard,
+    judge_life,
+    read_stat,
+    silence_of,
+)
 
 STAT = "4112 (python3 (a) b) {state} 1 4112 4112 0 -1 4194304 9 0 0 0 {user} {system} 0 0 20 0 3 0 811 1 1"
 
@@ -91,3 +103,12 @@ def test_one_word_ends_the_doubt() -> None:
     assert life is Life.HUNG
     assert judge_life(heard(HUNG_AFTER + 2), Sign(HUNG_AFTER + 3, "S", 0.0))[1] is Life.STILL
     assert judge_life(vigil, Sign(HUNG_AFTER + 3, "S", 2.0))[1] is Life.WORKING  # and so does work
+
+
+def test_who_is_given_up_for_its_silence_has_hung_as_long_as_was_said() -> None:
+    for hung_after in (0.5, 10.0, 20.0, 60.0, 600.0):
+        silent = silence_of(hung_after)
+        for told in (hung_after, silent):  # what a member is told: by the Foreman, and by systemd
+            assert silent - beat_of(told) >= hung_after
+            assert beat_of(told) <= min(2.0, hung_after / 10)
+    assert silence_of(0) == 0

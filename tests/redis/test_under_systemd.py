@@ -59,6 +59,7 @@ def test_the_main_process_says_that_it_is_ready_alive_and_stopping(
     wait_until(lambda: systemd.heard("READY=1", worker) == 1)
     wait_until(lambda: systemd.heard("WATCHDOG=1", worker) >= 3)
     worker.signal(signal.SIGTERM)
+    wait_until(lambda: systemd.heard("STOPPING=1", worker) == 1)  # read on: ten messages fill the socket
     assert worker.wait() == 0
     assert systemd.heard("READY=1", worker) == 1
     assert systemd.heard("STOPPING=1", worker) == 1
@@ -77,6 +78,7 @@ def test_a_fleet_whose_worker_is_replaced_does_not_begin_again(staff: Staff, sys
     staff.app.send_many([staff.app.signature("die")])
     wait_until(lambda: len(fleet.lines("worker:ready")) >= 3)
     fleet.signal(signal.SIGTERM)
+    wait_until(lambda: systemd.heard("STOPPING=1", fleet) == 1)  # read on: ten messages fill the socket
     assert fleet.wait() == 0
     assert systemd.heard("READY=1", fleet) == 1
     assert systemd.heard("STOPPING=1", fleet) == 1

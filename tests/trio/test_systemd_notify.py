@@ -135,10 +135,10 @@ async def test_ready_is_said_as_soon_as_a_busy_systemd_reads_again(
         ({"NOTIFY_SOCKET": "vsock:2:1234"}, NOTHING),
         ({"WATCHDOG_USEC": "30000000"}, NOTHING),
         ({"NOTIFY_SOCKET": "/run/n"}, {"address": "/run/n", "interval": None}),
-        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "30000000"}, {"address": "@n", "interval": 15.0}),
+        ({"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "30000000"}, {"address": "@n", "interval": 2.0}),
         (
             {"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "7"},
-            {"address": "@n", "interval": 15.0},
+            {"address": "@n", "interval": 2.0},
         ),
         (
             {"NOTIFY_SOCKET": "@n", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "8"},
@@ -165,9 +165,9 @@ async def test_what_the_environment_says_is_what_the_service_takes(
 def test_a_parent_takes_out_of_the_environment_what_its_children_must_not_use(
     address: str, heard: Callable[[], list[str]]
 ) -> None:
-    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "7", "HOME": "/"}
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "7", "HOME": "/"}
     wanted = taken_from_environment(environ, 7)
-    assert wanted == {"address": address, "interval": 1.0}
+    assert wanted == {"address": address, "interval": 0.5}
     assert environ == {"HOME": "/"}
     insist(wanted["address"], "READY=1", "STATUS=up")
     assert heard() == ["READY=1\nSTATUS=up"]

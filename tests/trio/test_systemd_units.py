@@ -123,7 +123,7 @@ async def test_a_member_is_a_transient_unit_with_its_command_its_limits_and_hard
         assert (told["Type"], told["NotifyAccess"], told["Restart"]) == ("notify", "main", "no")
         assert (told["KillMode"], told["KillSignal"], told["Slice"]) == ("mixed", 15, SLICE)
         assert told["CollectMode"] == "inactive-or-failed", "what has ended can be started again"
-        assert told["WatchdogUSec"] == 7_000_000
+        assert told["WatchdogUSec"] == 7_700_000
         assert told["TimeoutStopUSec"] > 20_000_000, "the Foreman's limit comes first"
         assert told["WorkingDirectory"] == os.getcwd()
         assert (told["NoNewPrivileges"], told["ProtectSystem"]) == (True, "full")
