@@ -7,6 +7,7 @@ bounded by the ledger: no job is read that it has no room for.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import trio
@@ -110,6 +111,9 @@ class TasksQueue(HandOver[Delivery]):
         self.surplus += count
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
+
+    def weigh(self, weight: Callable[[Delivery], float]) -> None:
+        """What weights its jobs have, should there be other queues to share slots with."""
 
     def left(self) -> None:
         """All executors are gone."""

@@ -21,11 +21,13 @@ from celery5.services.internal_queues import TasksQueue
 class Preferences:
     """The weights of queues and tasks; neutral unless something was said lately."""
 
-    def __init__(self, *, log: Log) -> None:
+    def __init__(self, *, queues: Mapping[str, TasksQueue], log: Log) -> None:
         self._log = log
         self._now = Preference()
         self._until = -math.inf
         self._turns: dict[str, float] = {}
+        for each in queues.values():
+            each.weigh(self.weight)
 
     @property
     def queues(self) -> Mapping[str, float]:
@@ -54,6 +56,11 @@ class Preferences:
         self._now, self._until = preference, trio.current_time() + seconds
         self._turns.clear()
         return self.told()
+
+    def weight(self, job: Delivery) -> float:
+        """That of a job among those of other lives: its task's or its queue's, whichever is less."""
+        now = self._current()
+        return min(now.tasks.get(_task_of(job), BEST), now.queues.get(job.queue, BEST))
 
     def arrange(self, queue: TasksQueue) -> None:
         """Put what waits in `queue` into the order in which it is to begin: tasks take turns by their weights, and none

@@ -3,19 +3,24 @@
 Floor: services. Reads: nothing. Writes: nothing.
 
 A worker of several brokers has a life for each, with executors of its own. Each job of theirs needs a slot of the
-process, and who was turned away is next: a broker that is full of jobs does not keep another's waiting. With one broker
-there is nothing of this.
+process, and who was turned away is next: a broker that is full of jobs does not keep another's waiting. While jobs have
+weights, since some are preferred, slots go by these. With one broker there is nothing of this.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import trio
 from trio.lowlevel import Task
 
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.job import new_id
+from celery5.protocol.prioritisation import BEST
 from celery5.services.internal_queues import TasksQueue
+
+
+def _alike(_job: Delivery) -> float:
+    return BEST
 
 
 class _Pool:
@@ -24,6 +29,7 @@ class _Pool:
     def __init__(self) -> None:
         self.queues: list[SharedTasksQueue] = []
         self.taken = 0
+        self.now = 0.0
         self._turned_away: deque[SharedTasksQueue] = deque()
 
     def grant(self, queue: "SharedTasksQueue") -> bool:
@@ -32,22 +38,46 @@ class _Pool:
             queue.reserved -= 1
             return True
         if self.taken < max(each.crew for each in self.queues):
-            self.taken += 1
+            self._take(queue)
             return True
         if queue not in self._turned_away:
             self._turned_away.append(queue)
         return False
 
-    def give_back(self, slots: int) -> None:
-        """So many slots are free: they are for those who were turned away first."""
+    def give_back(self, slots: int, by: "SharedTasksQueue | None" = None) -> None:
+        """So many slots are free. Where jobs have weights one may be for whoever gives it back, and goes on (`by`)."""
         self.taken -= slots
         for _ in range(slots):
-            while self._turned_away:
-                queue = self._turned_away.popleft()
-                if queue.items and queue.call_one():
-                    queue.reserved += 1
-                    self.taken += 1
-                    break
+            if any(each.weight() < BEST for each in self.queues):
+                self._give_by_weight(by)
+            else:
+                self._give_in_turn()
+
+    def _give_in_turn(self) -> None:
+        """To those who were turned away first."""
+        while self._turned_away:
+            queue = self._turned_away.popleft()
+            if queue.items and queue.call_one():
+                self._reserve(queue)
+                break
+
+    def _give_by_weight(self, by: "SharedTasksQueue | None") -> None:
+        """To whoever has jobs and whose turn is the earliest. Who was idle has saved nothing up."""
+        rivals = [each for each in self.queues if len(each.items) > each.reserved]
+        for queue in sorted(rivals, key=lambda each: max(each.turn, self.now)):
+            if queue is by or queue.call_one():
+                self._reserve(queue)
+                break
+
+    def _reserve(self, queue: "SharedTasksQueue") -> None:
+        queue.reserved += 1
+        self._take(queue)
+
+    def _take(self, queue: "SharedTasksQueue") -> None:
+        """It has a slot; the lighter its next job, the longer until its next turn."""
+        self.taken += 1
+        self.now = max(self.now, queue.turn)
+        queue.turn = self.now + BEST / queue.weight()
 
     def forget(self, queue: "SharedTasksQueue") -> None:
         """A life has ended."""
@@ -64,17 +94,28 @@ class SharedTasksQueue(TasksQueue):
         super().__init__()
         self._pool = pool
         self._at_work: set[Task] = set()
+        self._weight: Callable[[Delivery], float] = _alike
         self.crew = 0
         """How many executors it has."""
         self.reserved = 0
         """Slots that are kept for it, until one of its executors wakes up."""
+        self.turn = 0.0
+        """When it is its turn again, by weights: where that of another one is earlier, the other one is first."""
+
+    def weigh(self, weight: Callable[[Delivery], float]) -> None:
+        """As TasksQueue.weigh."""
+        self._weight = weight
+
+    def weight(self) -> float:
+        """That of its next job."""
+        return self._weight(self.items[0]) if self.items else BEST
 
     async def next(self) -> Delivery | None:
         """As TasksQueue.next; whoever asks has ended its former job."""
         me = trio.lowlevel.current_task()
         if me in self._at_work:
             self._at_work.discard(me)
-            self._pool.give_back(1)
+            self._pool.give_back(1, None if self.surplus else self)
         while not self.surplus:
             if not self.items and self.reserved:
                 unused, self.reserved = self.reserved, 0

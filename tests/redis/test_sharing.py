@@ -20,10 +20,13 @@ from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.errors import CommandRefused
 from celery5.log import Log
-from celery5.protocol.envelope import read_envelope
+from celery5.protocol.delivery import Delivery
+from celery5.protocol.envelope import Envelope, read_envelope
+from celery5.services.internal_queues import TasksQueue
 from celery5.services.lanes import Lanes
 from celery5.services.preferences import Preferences
 from celery5.services.reading import Reading, Room
+from celery5.services.shared_queues import SharedSlots, SharedTasksQueue
 from tests.redis.staff import Staff, wait_until
 from tests.redis.workers import until, working
 
@@ -57,7 +60,7 @@ class Reader:
         self._reading = Reading(
             consumed=self._queues,
             lanes=self._lanes,
-            preferences=Preferences(log=Log(worker="reader", app=app.name)),
+            preferences=Preferences(queues={}, log=Log(worker="reader", app=app.name)),
             worker="reader",
             priorities=app.settings.priorities,
             queue_order=app.settings.queue_order,
@@ -285,3 +288,38 @@ async def test_of_what_a_worker_holds_preferred_tasks_begin_first_and_the_others
         turns = {name: [n for n, each in enumerate(ran) if each == name] for name in ("note", "other")}
         assert sum(turns["note"]) < sum(turns["other"])
         assert ran != sorted(ran)  # the other ones have had a turn before all these were done
+
+
+def job(task: str, queue: str = "q") -> Delivery:
+    """A job as a worker holds it."""
+    return Delivery(queue=queue, entry=b"1-0", message=b"", envelope=Envelope(v=1, id="x", task=task))
+
+
+async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
+    queue = TasksQueue()
+    preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
+    await preferences.order({"tasks": {"other": 0.1}, "seconds": 60})
+    for _ in range(40):
+        queue.put(job("other"))
+        queue.put(job("note"))
+    preferences.arrange(queue)
+    order = [each.envelope.task for each in queue.items if each.envelope]
+    assert order[:9] == ["note"] * 9
+    assert order[:44].count("note") == 40  # one in ten is another one
+    assert order.index("other") < 12
+    queue.drain(20)
+    queue.put(job("note"))
+    preferences.arrange(queue)  # who comes later takes its turn behind those that were there
+    assert [each.envelope.task for each in queue.items if each.envelope][:5].count("note") >= 4
+
+
+async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_queue_does() -> None:
+    queue = SharedSlots(["trio"]).queues()["trio"]
+    assert isinstance(queue, SharedTasksQueue)
+    preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
+    queue.put(job("note", "a"))
+    assert queue.weight() == 1.0
+    await preferences.order({"tasks": {"note": 0.5}, "queues": {"a": 0.25}, "seconds": 60})
+    assert queue.weight() == 0.25
+    await preferences.order({"tasks": {"other": 0.1}, "queues": {"b": 0.1}, "seconds": 60})
+    assert queue.weight() == 1.0

@@ -97,3 +97,76 @@ async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockC
         await trio.sleep(5)
         assert ran == ["other"]
         nursery.cancel_scope.cancel()
+
+
+def of_weight(crew: Crew, weight: float) -> None:
+    """All its jobs have this weight."""
+    crew.queue.weigh(lambda _job: weight)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
+    count: int, autojump_clock: MockClock
+) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
+    of_weight(light, 0.25)
+    async with trio.open_nursery() as nursery:
+        for crew in (light, heavy):
+            crew.begin(nursery, count)
+        light.put(*["light"] * 200)
+        heavy.put(*["heavy"] * 200)
+        await trio.sleep(100.5 / count)
+        assert abs(ran.count("light") - 20) <= 3
+        assert len(ran) >= 98
+        ran.clear()
+        of_weight(light, 1.0)
+        await trio.sleep(40 / count)
+        assert 0.3 <= ran.count("light") / len(ran) <= 0.7
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_has_light_jobs_alone_has_all_slots_and_owes_nothing_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
+    of_weight(light, 0.1)
+    async with trio.open_nursery() as nursery:
+        for crew in (light, heavy):
+            crew.begin(nursery, 2)
+        light.put(*["light"] * 100)
+        await trio.sleep(20.5)
+        assert ran.count("light") == 40
+        heavy.put(*["heavy"] * 100)
+        await trio.sleep(40)
+        assert 6 <= ran.count("light") - 40 <= 12
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autojump_clock: MockClock) -> None:
+    dice, slots = random.Random(seed), SharedSlots(["trio"])
+    ran = list[str]()
+    running = list[str]()
+    crews = [Crew(slots, ran, running) for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for crew in crews:
+            crew.begin(nursery, 2)
+        for number in range(60):
+            of_weight(dice.choice(crews), dice.choice([0.01, 0.3, 1.0]))
+            dice.choice(crews).put(f"job {number}")
+            if number % 9 == 8:
+                crew = dice.choice(crews)
+                crew.queue.dismiss(1)
+                crew.begin(nursery, 1)
+            await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
+            await wait_all_tasks_blocked()
+            waiting = sum(len(each.queue) for each in crews)
+            assert len(running) == 2 or not waiting
+            assert len(running) <= 2
+        await trio.sleep(1000)
+        assert len(ran) == 60
+        nursery.cancel_scope.cancel()
