@@ -16,7 +16,8 @@ import pytest
 from celery5.cli.main import cli
 from celery5.processes import fleet, foreground
 from celery5.protocol.cluster import SURPLUS
-from celery5.protocol.members import KINDS
+from celery5.protocol.members import KINDS, Member
+from celery5.protocol.remote_units import Place, unit_file
 from celery5.protocol.units import CRASHES, LAST_RITES
 from celery5.protocol.units import HARDENED as OF_MEMBERS
 from celery5.settings import Settings
@@ -141,6 +142,16 @@ def test_members_that_a_controller_starts_are_as_hardened_as_the_unit_files() ->
     assert {
         name: "native" if name == "SystemCallArchitectures" else shown[value] for name, value in told.items()
     } == (HARDENED)
+
+
+MOUNTS = {"PrivateTmp", "ProtectSystem", "ProtectControlGroups", "ProtectKernelTunables"}
+"""What another host's kernel may not give a user's service."""
+
+
+def test_members_on_other_hosts_are_as_hardened_as_is_possible_without_a_mount_namespace() -> None:
+    member = Member(name="worker-default-1@web2", kind="worker", host="web2", arguments=("worker", "start"))
+    lines = unit_file(Place(app="shop"), member).splitlines()
+    assert {name for name, value in HARDENED.items() if f"{name}={value}" not in lines} == MOUNTS
 
 
 def test_the_understudy_of_a_worker_that_has_died_is_left_half_a_second() -> None:

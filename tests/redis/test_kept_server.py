@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from celery5.broker import kept_server
+from celery5.broker.embedded import binary_of
 from celery5.broker.kept_server import KeptServer
 from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 from celery5.protocol.own_broker import OwnBroker
@@ -136,6 +137,53 @@ def test_a_port_has_a_password(keep: Keep) -> None:
     assert (server.folder / "password").read_text() not in command.stdout
     forsake(server)
     assert keep(port=port).begin() is True
+
+
+def test_it_throws_no_job_away_is_no_affair_of_systemds_and_ends_in_order(
+    keep: Keep, server_binary: str | None, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setattr(kept_server, "LONGEST_LOG", 10)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program, surroundings = short_path / "program", short_path / "surroundings"
+    binary = binary_of(server_binary)
+    program.write_text(f'#!/bin/sh\nenv > {surroundings}\nexec {binary} "$@"\n')
+    program.chmod(0o755)
+    server = keep(port=port, server=str(program))
+    server.begin()
+    with client(server) as line:
+        assert line.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert line.config_get("bind") == {"bind": "127.0.0.1"}
+    assert "NOTIFY_SOCKET" not in surroundings.read_text()
+    assert os.getsid(server.pid) == server.pid, "Ctrl-C is for the Controller, which ends it last"
+    server.stop()
+    log = server.folder / "server.log"
+    assert "SIGTERM" in log.read_text()
+    keep(port=port).begin()
+    assert "SIGTERM" not in log.read_text()
+    assert "SIGTERM" in (server.folder / "server.log.1").read_text()
+
+
+def test_one_that_still_reads_its_data_is_waited_for(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = keep()
+    server.begin()
+    said = [(server.pid, False), None, (server.pid, False), (server.pid, True)]
+    monkeypatch.setattr(server, "_asked", lambda: said.pop(0))
+    server._wait_until_it_answers(lambda: False)
+    assert said == []
+    monkeypatch.undo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_is_let_alone(keep: Keep, short_path: Path) -> None:
+    theirs = short_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, 12345, 12345)
+    with pytest.raises(Misconfigured, match="is another user's"):
+        keep(folder=str(theirs))
+    assert list(theirs.iterdir()) == []
 
 
 def test_a_port_that_is_taken_is_told_of(keep: Keep) -> None:

@@ -18,6 +18,7 @@ from celery5 import App
 from celery5.broker import leading
 from celery5.log import Log
 from celery5.processes import stacks
+from celery5.processes.fence import pass_fence
 from celery5.processes.foreground import _introduce
 from celery5.processes.stacks import Stacks
 from celery5.processes.worker import WorkerOptions
@@ -255,3 +256,11 @@ def test_an_epoch_that_makes_no_sense_is_told_of_in_one_line(staff: Staff) -> No
     assert one.wait(LIMIT) == 2
     (line,) = one.output.read_text().splitlines()
     assert line.startswith("Error: CELERY5_CONTROLLER_EPOCH is 'soon'")
+
+
+def test_of_the_epoch_in_which_a_process_was_started_its_jobs_know_nothing(
+    staff: Staff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EPOCH, "1")
+    assert pass_fence(staff.app)
+    assert EPOCH not in os.environ

@@ -114,6 +114,33 @@ async def test_many_who_put_at_once_share_a_few_transactions(tmp_path: Path) -> 
     assert len(written) < 20
 
 
+async def test_what_one_of_many_puts_too_much_of_costs_no_other_anything(tmp_path: Path) -> None:
+    async def too_much() -> None:
+        with pytest.raises(BacklogFull):
+            await one.put(pairs("b", "c", "d", "e"))
+
+    async with opened(SQLiteBacklog(path=tmp_path / "b.db", room=Room(3, 999))) as one:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.put, pairs("a"))
+            nursery.start_soon(too_much)
+            nursery.start_soon(one.put, pairs("f"))
+        assert sorted(await ids(one)) == ["a", "f"]
+
+
+async def test_what_is_put_as_it_ends_is_written_and_each_commit_waits_for_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "b.db"
+    one = SQLiteBacklog(path=path, room=Room(9, 999))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(one.run)
+        asked = [one._open_file.execute(f"PRAGMA {each}") for each in ("synchronous", "journal_mode")]
+        assert [each.fetchone()[0] for each in asked] == [2, "wal"]
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await one.put(pairs("a"))
+    async with opened(SQLiteBacklog(path=path, room=Room(9, 999))) as again:
+        assert await ids(again) == ["a"]
+
+
 async def refusal(path: Path) -> str:
     """Why a backlog does not come up."""
     try:
