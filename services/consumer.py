@@ -34,6 +34,7 @@ from celery5.services.recent import Recent
 from celery5.services.rooms import Rooms
 from celery5.services.suspects import Suspects
 from celery5.services.turnstile import GATE, Turnstile
+from celery5.services.waits import Waits
 from celery5.task import Task
 
 AGAIN = 0.1
@@ -65,7 +66,6 @@ class Consumer:
     _audit_at = math.inf
     _stopping = False
     _resting = False
-    _waiting_since: float | None = None
 
     def __init__(
         self,
@@ -104,14 +104,13 @@ class Consumer:
         self._recent = recent
         self._suspects = suspects
         self._turnstile = turnstile
-        turnstile.take, turnstile.settle, turnstile.look_again = (
-            self.take_new,
-            self._settle,
-            self._look_for_lost,
-        )
+        turnstile.take = self.take_new
+        turnstile.settle = self._settle
+        turnstile.look_again = self._look_for_lost
         turnstile.closed = lambda queue: self._stopping or queue in self._paused
         self._lease = lease
         self._log = log
+        self._waits = Waits(log, "consumer:waiting", "consumer:resumed")
         self._worker = worker
         self._block = read_block
         self._ttl = results_ttl
@@ -204,16 +203,10 @@ class Consumer:
                 raise
             await self._wait(error)
         else:
-            if self._waiting_since is not None:
-                away = round(trio.current_time() - self._waiting_since, 1)
-                self._log.event("consumer:resumed", "info", after=away)
-                self._waiting_since = None
+            self._waits.over()
 
     async def _wait(self, error: BrokerError) -> None:
-        """Redis does not serve: told once for each outage."""
-        if self._waiting_since is None:
-            self._waiting_since = trio.current_time()
-            self._log.event("consumer:waiting", "warning", why=str(error))
+        self._waits.tell(error)
         await trio.sleep(AGAIN)
 
     async def _free(self) -> dict[str, int]:

@@ -39,6 +39,7 @@ from celery5.publisher import Publisher
 from celery5.services.event_acts import EventActs
 from celery5.services.lease import Lease
 from celery5.services.passing import passes
+from celery5.services.waits import Waits
 
 AT_ONCE = 200
 """Events read in one trip."""
@@ -93,6 +94,7 @@ class EventIngestion:
         (self._events,) = consumed
         self._lease = lease
         self._log = log
+        self._waits = Waits(log, "events:waiting", "events:resumed")
         self._router = worker
         self._block = read_block
         self._retention = event_retention
@@ -114,9 +116,11 @@ class EventIngestion:
                 if entries:
                     await self._route_all(entries)
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._log.event("events:waiting", "warning", why=str(error))
+                self._waits.tell(error)
                 self._look = True  # an answer that was lost may have carried events
                 await trio.sleep(AGAIN)
+            else:
+                self._waits.over()
 
     async def _read(self) -> list[Entry]:
         if trio.current_time() >= self._held_until:

@@ -33,6 +33,7 @@ from celery5.services.passing import passes
 from celery5.services.recent import Recent
 from celery5.services.task_execution import TaskExecution
 from celery5.services.turnstile import Turnstile, expired
+from celery5.services.waits import Waits
 from celery5.task import Task
 
 BATCH = 256
@@ -85,6 +86,7 @@ class Gates:
         self._lease = lease
         self._log = log
         self._worker = worker
+        self._waits = Waits(log, "gates:waiting", "gates:resumed")
         self._connects = 1
         self._wanted: set[Place] = set()
         self._due: dict[Place, float] = {}
@@ -124,9 +126,11 @@ class Gates:
                 except (BrokerUnavailable, BrokerReplied) as error:
                     if not passes(error):
                         raise
-                    self._log.event("gates:waiting", "warning", why=str(error))
+                    self._waits.tell(error)
                     await trio.sleep(AGAIN)
                     self._turnstile.news.set()
+                else:
+                    self._waits.over()
         finally:
             self.give_back()
 

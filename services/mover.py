@@ -18,6 +18,7 @@ from celery5.broker.calls import Pulse
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
+from celery5.services.waits import Waits
 
 PORTION = 100
 """Jobs moved in one trip."""
@@ -39,7 +40,7 @@ class Mover:
     def __init__(self, *, redis: Performs, consumed: Sequence[QueueKeys], log: Log) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
-        self._log = log
+        self._waits = Waits(log, "mover:waiting", "mover:resumed")
         self._due: dict[str, float] = {}
         self._news = trio.Event()
 
@@ -82,8 +83,10 @@ class Mover:
             try:
                 moved, due_in = await self._redis.perform(calls.promote(keys, limit=PORTION))
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._log.event("mover:waiting", "warning", queue=keys.queue, why=str(error))
+                self._waits.tell(error)
                 moved, due_in = 0, AGAIN
+            else:
+                self._waits.over()
             total += moved
             if due_in is not None:
                 self._expect(keys, trio.current_time() + due_in)

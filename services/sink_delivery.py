@@ -29,6 +29,7 @@ from celery5.protocol.documents import ResultDocument, result_document
 from celery5.protocol.envelope import Failure
 from celery5.protocol.flow import Flow
 from celery5.protocol.names import kinds_of
+from celery5.services.waits import Waits
 from celery5.sinks import Outlet
 
 LEASE = 5.0
@@ -70,7 +71,7 @@ class SinkDelivery:
         self._redis = redis
         self._keys = keys
         self._takers = takers
-        self._log = log
+        self._waits = Waits(log, "sinks:waiting", "sinks:resumed")
         self._queues: dict[str, QueueKeys] = {}
         self._said = -math.inf
         self._waiting: dict[str, int] = {}
@@ -114,8 +115,10 @@ class SinkDelivery:
                         await self._find_queues()
                         await self._count()
                     except BrokerError as error:
-                        self._log.event("sinks:waiting", "warning", why=str(error))
+                        self._waits.tell(error)
                         await self._find_some()
+                    else:
+                        self._waits.over()
                     self.look_again()
                     await trio.sleep(POLL)
         finally:
@@ -166,6 +169,7 @@ class _Outflow:
         self._redis = redis
         self._outlet = outlet
         self._log = log
+        self._waits = Waits(log, "sinks:waiting", "sinks:resumed", sink=outlet.name)
         self._flow = Flow.begun(outlet.batch)
         self._due: dict[str, float] = {}
         self._keys: dict[str, QueueKeys] = {}
@@ -190,9 +194,11 @@ class _Outflow:
                     try:
                         await self._take_from(self._keys[queue])
                     except BrokerError as error:
-                        self._log.event("sinks:waiting", "warning", sink=self.name, why=str(error))
+                        self._waits.tell(error)
                         self.expect(self._keys[queue], trio.current_time() + AGAIN)
                         await trio.sleep(AGAIN)
+                    else:
+                        self._waits.over()
 
     async def close(self) -> None:
         """Close the sink, if it is one that can be closed: it opens again when another Router needs it here."""
