@@ -29,6 +29,7 @@ from celery5.protocol.parcels import Hello, Refused, Welcome
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.control import Reply
 
 ANSWERS = 3.0
 """Seconds that workers have to answer."""
@@ -126,7 +127,7 @@ class HostChecks:
         found = [Answered(each, "") for each in state.workers]
         if found and asked:
             replies = app.control.send("stats", timeout=ANSWERS)
-            found = [Answered(each.worker, _told_version(each.answer)) for each in replies]
+            found = [Answered(each.worker, _told_version(each.answer), _refusal(each)) for each in replies]
         unrouted = app.events.own and not state.routers
         return diagnosis.workers(found, celery5.__version__, asked=asked, unrouted=unrouted)
 
@@ -185,6 +186,11 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def _refusal(reply: "Reply") -> str:
+    """Why a worker does not do what it was asked for; '' when it does, or has not answered."""
+    return "" if reply.ok or reply.reason == "no-answer" else reply.why or reply.reason
 
 
 def _told_version(answer: object) -> str:

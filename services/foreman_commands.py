@@ -106,9 +106,12 @@ class ForemanCommands:
             raise CommandRefused(
                 "the old description stays: another [broker] needs a Controller that is started anew"
             )
+        settings = _others(self._foreman.cluster, cluster)
         self._foreman.plan(cluster)
         after = {name: post.member for name, post in posts.items() if post.wanted}
-        found = _compared(before, posts) if self._leads.leads else {"stands_by": True}
+        found = (
+            {**_compared(before, posts), "settings": settings} if self._leads.leads else {"stands_by": True}
+        )
         self._log.event("cluster:reloaded", **found)
         if self._configuration is not None:
             await self._foreman.reread(name for name in after if before.get(name) == after[name])
@@ -161,6 +164,12 @@ class ForemanCommands:
             self._scaled = scale
             self._log.event("cluster:scaled", workers=wanted)
         return {"workers": wanted, "groups": scale}
+
+
+def _others(before: Cluster, after: Cluster) -> list[str]:
+    """What has changed of a description beside its members, by name."""
+    names = ("restart_limit", "restart_period", "hung_after", "start_limit")
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
 def _compared(before: Mapping[str, Member], posts: Mapping[str, Post]) -> dict[str, Any]:

@@ -121,28 +121,30 @@ class PublishingChecks:
         found = await self._seen(each)
         well = found == each.check.good
         if each.circuit.breaker.state is BreakerState.HALF_OPEN:
-            each.circuit.done(each, well=well, why=f"health check {each.check.name} is {found}")
+            learnt = None if found is None else well
+            each.circuit.done(each, well=learnt, why=f"health check {each.check.name} is {found}")
         elif not well and found:
             self._report(each, found, each.check.why)
         self._settle()
 
-    async def _seen(self, each: _Watched) -> str:
-        """The worst state that one of the check's functions says; the good one where nobody says anything: one that
-        fails or hangs is told of, and ignored (C31)."""
-        check, found = each.check, list[str]()
+    async def _seen(self, each: _Watched) -> str | None:
+        """The worst state that one of the check's functions says; the good one where nobody complains; None where all
+        of them failed or hung, which is told of, and teaches nothing (C31)."""
+        check, found, looked = each.check, list[str](), False
         functions: Sequence[Look | None] = check.functions or [None]
         for function in functions:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
                     found += said(await check.look(function, self), check.states)
+                    looked = True
                     continue
             except (Exception, SystemExit) as error:  # the user's code
                 why = f"{type(error).__name__}: {error}"
             if why != each.fault:
                 self._log.event("health:failed", "error", check=check.name, why=why)
             each.fault = why
-        return worst(found, check.states) or check.good
+        return (worst(found, check.states) or check.good) if looked else None
 
     def _report(self, each: _Watched, state: str, why: str) -> None:
         each.circuit.report(each.check, state, why)

@@ -6,6 +6,9 @@ Floor: cli. Reads: nothing. Writes: stderr.
 it was interrupted. What celery5 raises on purpose never shows a traceback; what nobody foresaw always does.
 """
 
+import errno
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -47,10 +50,13 @@ def guarded(command: Callable[[], Any]) -> int:
     """Run `command` and give the exit code. Errors that nobody foresaw pass through."""
     try:
         code = command()
+        sys.stdout.flush()  # what cannot be written is told of here, and not by the interpreter at its end
     except BaseException as error:
         told = explained(error)
         if told is None:
             raise
+        if _is_unwritable(error):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = told
         click.echo(line, err=True)
     return code if isinstance(code, int) else 0
@@ -62,6 +68,8 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     Trio's nurseries wrap what was raised in groups: the first error of ours inside one is what counts.
     """
     leaves = list(_leaves(error))
+    if _is_unwritable(error):
+        return f"Error: what there is to say cannot be written: {cast('OSError', error).strerror}", FAILED
     for leaf in leaves:
         if isinstance(leaf, Occupied):
             return f"Error: {_one_line(str(leaf))}", OCCUPIED
@@ -73,6 +81,11 @@ def explained(error: BaseException) -> tuple[str, int] | None:
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
         return "Interrupted.", INTERRUPTED
     return None
+
+
+def _is_unwritable(error: BaseException) -> bool:
+    """Whether a disk is full, or fails, on which the command's words were to be."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

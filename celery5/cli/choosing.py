@@ -43,7 +43,7 @@ def rate(text: str) -> float:
 def choosing_flags(command: F) -> F:
     """Add the flags that say which dead jobs are meant."""
     flags = (
-        click.option("--queue", "queues", default="", metavar="A,B", help="Queues to look at; default: all."),
+        click.option("--queue", "queues", metavar="A,B", help="Queues to look at; default: all."),
         click.option(
             "--task", "tasks", multiple=True, metavar="NAME", help="Of this task; 'shop.*' will do."
         ),

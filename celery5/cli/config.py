@@ -73,19 +73,21 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
 @setting_flags
 @click.pass_obj
 def check(target: Target, /, *, file: str, **said: Any) -> None:
-    """Check all settings, wherever they were said, and the cluster description, if there is one; exits with 2 when one
-    cannot be used, and says which.
+    """Check all settings, wherever they were said, what the application declares, and the cluster description, if there
+    is one; exits with 2 when one cannot be used, and says which.
 
     What is allowed and hardly meant is told as a warning.
     """
     from celery5.configuration import usable
     from celery5.origins import oddities, origins
+    from celery5.processes import fitness
 
     app = _configured(target, said)
     settings = usable(app.settings, app.name, app.settings.broker)
     for each in oddities(settings, os.environ):
         click.echo(f"Warning: {cell(each)}", err=True)
     found = origins(app)
+    fitness.check(app)
     if file or os.path.exists(FILE):
         _check_cluster(app, file)
     chosen = sum(each.origin != "default" for each in found)

@@ -53,6 +53,11 @@ def _imported(name: str, here: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+        parent, _, last = name.rpartition(".")
+        if isinstance(getattr(sys.modules.get(parent), last, None), App):
+            raise CannotLoad(
+                f"no module {name!r}, but module {parent!r} has that application: -A {parent}:{last}"
+            ) from None
         raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, here)}") from None
     except (Exception, SystemExit) as error:
         _raise_if_said_elsewhere(error)

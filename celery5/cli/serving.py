@@ -45,9 +45,7 @@ _OF_JOBS: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--max-memory", metavar="SIZE", help="Memory with which it is recycled: '500 MiB'; default: never."
     ),
-    click.option(
-        "--queues", metavar="A,B", default="", help="Queues to work on; default: all that the tasks name."
-    ),
+    click.option("--queues", metavar="A,B", help="Queues to work on; default: all that the tasks name."),
     click.option("--burst", is_flag=True, help="End when all is done, scheduled jobs and retries included."),
     click.option(
         "--grace-period",
@@ -131,13 +129,14 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
     if config:
         app.use_config(config)
     app.configure(**{name: said.pop(name) for name in SETTINGS if name in said})
-    return ServeOptions(queues=queue_names(said.pop("queues", "")), **said)
+    return ServeOptions(queues=queue_names(said.pop("queues", None)), **said)
 
 
-def queue_names(listed: str) -> tuple[str, ...]:
-    """The names in a list with commas. Raises Misconfigured for one that no queue can have, and for a list of none."""
-    names = [each.strip() for each in listed.split(",") if each.strip()]
-    if listed and not names:
+def queue_names(listed: str | None) -> tuple[str, ...]:
+    """The names in a list with commas; without a list none, which means all. Raises Misconfigured for one that no queue
+    can have, and for a list of none: what a shell makes of a variable that is not set must not mean all."""
+    names = [each.strip() for each in (listed or "").split(",") if each.strip()]
+    if listed is not None and not names:
         raise Misconfigured(f"--queues {listed!r} names no queue; leave it out for all")
     for name in names:
         Options(queue=name).checked()

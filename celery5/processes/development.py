@@ -17,7 +17,7 @@ from celery5.app import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.log import Log
-from celery5.processes import router, scheduler, worker
+from celery5.processes import fitness, router, scheduler, worker
 from celery5.processes.foreground import ServeOptions, run_beside, serve_here, stopping
 from celery5.processes.lives import Page, new_name
 from celery5.processes.own_log import own_log
@@ -34,9 +34,7 @@ def serve(app: App, options: ServeOptions) -> int:
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
     """
-    worker.check(app)
-    if router.needed(app):
-        router.check(app)
+    fitness.check(app)
     broker = next(iter(worker.brokers_of(app, WorkerOptions(options.queues))))
     with (
         # First, so that it keeps nothing open that is to end with this process.

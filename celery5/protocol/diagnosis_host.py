@@ -41,10 +41,12 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A worker that lives, and the version that it says it is of; '' when it did not answer."""
+    """A worker that lives, and the version that it says it is of; '' when it did not answer, or when it answered with a
+    `refusal`."""
 
     name: str
     version: str
+    refusal: str = ""
 
 
 def folder(path: str, modes: Mapping[str, int] | None) -> Finding:
@@ -144,6 +146,11 @@ def workers(found: Sequence[Answered], ours: str, *, asked: bool, unrouted: bool
         return Finding("workers", "warn", f"{says}, and no Router: events wait", "celery5 router start")
     if not asked:
         return Finding("workers", "ok", f"{says}; no key to ask them with yet")
+    refused = [each for each in found if each.refusal]
+    if refused:
+        names = ", ".join(each.name for each in refused)
+        remedy = "celery5 keys show says what is trusted; celery5 keys trust, on the worker's host"
+        return Finding("workers", "fail", f"{says}; {names}: {refused[0].refusal}", remedy)
     silent = [each.name for each in found if not each.version]
     if silent:
         remedy = "look at their logs; a worker without an inbox does not answer"

@@ -107,6 +107,13 @@ CASES: list[tuple[Finding, str, str]] = [
         "no answer from w",
     ),
     (diagnosis_host.workers([Answered("w", "0")], "1", asked=True, unrouted=False), "warn", "w 0"),
+    (
+        diagnosis_host.workers(
+            [Answered("v", "1"), Answered("w", "", "nobody vouches")], "1", asked=True, unrouted=False
+        ),
+        "fail",
+        "2 live; w: nobody vouches",
+    ),
     (diagnosis_host.workers([Answered("w", "1")], "1", asked=True, unrouted=True), "warn", "no Router"),
     (diagnosis_host.python((3, 12, 1), "1"), "ok", "Python 3.12.1"),
     (diagnosis_host.python((3, 10, 9), "1"), "fail", "Python 3.10.9"),

@@ -6,6 +6,7 @@ What a producer sends wrongly and what a worker gets is in `test_bad_messages.py
 """
 
 import socketserver
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import redis
 
 from celery5 import App, BadBrokerURL, BrokerDenied, BrokerTooOld, BrokerUnavailable
 from celery5.broker.embedded import EmbeddedServer
-from tests.story.commands import Ended, celery5
+from tests.story.commands import COMMAND, Ended, celery5
 
 SHOP = """
 from celery5 import App
@@ -66,13 +67,30 @@ def test_something_that_is_no_app(plain_shop: Path) -> None:
     assert ended.error == "Error: shop:add is a task, not a celery5 App; its applications: shop:app"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
+@pytest.mark.parametrize("words", [("--version",), ("-A", "shop", "config", "show", "--json")])
+def test_what_cannot_be_written_is_told_in_one_line(plain_shop: Path, words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words], cwd=plain_shop, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    told = "Error: what there is to say cannot be written: No space left on device"
+    assert (done.returncode, done.stderr) == (1, f"{told}\n")
+
+
+def test_an_app_that_is_named_as_elsewhere(plain_shop: Path) -> None:
+    ended = celery5("-A", "shop.app", "worker", "start", cwd=plain_shop)
+    assert ended.code == 2
+    assert ended.error == "Error: no module 'shop.app', but module 'shop' has that application: -A shop:app"
+
+
 def test_a_setting_out_of_bounds(plain_shop: Path) -> None:
     ended = start(plain_shop, "--concurrency", 0)
     assert ended.code == 2
     assert "concurrency" in ended.error
 
 
-@pytest.mark.parametrize("listed", [",", " ", ", ,"])
+@pytest.mark.parametrize("listed", ["", ",", " ", ", ,"])
 def test_a_list_of_queues_with_no_queue_in_it(plain_shop: Path, listed: str) -> None:
     ended = start(plain_shop, "--queues", listed)
     assert ended.code == 2

@@ -60,6 +60,18 @@ def test_config_check_finds_what_only_its_user_would_find_wrong(shop: Path) -> N
     assert (wrong.code, "http://there" in wrong.error) == (2, True)
     wrong = celery5("-A", "shop", "config", "check", cwd=shop, env={"CELERY5_PRIORITISE": "shop:nothing"})
     assert (wrong.code, "nothing" in wrong.error) == (2, True)
+    said = '{"night": {"task": "shop.nothing", "every": 3}}'
+    wrong = celery5("-A", "shop", "config", "check", cwd=shop, env={"CELERY5_SCHEDULES": said})
+    assert (wrong.code, "shop.nothing" in wrong.error) == (2, True)
+
+
+def test_config_check_looks_at_the_schedules_that_are_declared(shop: Path) -> None:
+    (shop / "shop.py").write_text(
+        'from celery5 import App\napp = App("shop")\n\n@app.task(schedule="99 * * * *")\ndef night() -> None: ...\n'
+    )
+    wrong = celery5("-A", "shop", "config", "check", cwd=shop)
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "schedule 'shop.night': cron '99 * * * *': the minute '99' is wrong" in wrong.error
 
 
 def test_config_check_blames_the_environment_for_what_is_wrong_there_and_no_module(shop: Path) -> None:

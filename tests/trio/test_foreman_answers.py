@@ -24,12 +24,23 @@ async def test_a_reload_lists_who_is_restarted_and_nobody_who_goes_on() -> None:
         if name == "worker-default-2":
             post.phase, post.running = Phase.GIVEN_UP, None
     commands = house.commands(lambda: said.pop(0))
-    first = {"started": ["worker-default-2"], "stopped": [], "restarted": ["worker-default-1"]}
+    first = {
+        "started": ["worker-default-2"],
+        "stopped": [],
+        "restarted": ["worker-default-1"],
+        "settings": [],
+    }
     assert await commands.reload() == first
-    nothing: dict[str, list[str]] = {"started": [], "stopped": [], "restarted": []}
+    nothing: dict[str, list[str]] = {"started": [], "stopped": [], "restarted": [], "settings": []}
     assert await commands.reload() == nothing, "what the reload before has changed is not changed again"
     third = await commands.reload()
     assert third == {**nothing, "started": ["worker-default-2"]}, "the other one runs as it is to be again"
+
+
+async def test_a_reload_names_what_else_has_changed() -> None:
+    changed = read({"workers": {"default": {}}, "hung_after": 7, "restart_limit": 2})
+    house = House(cluster=read({"workers": {"default": {}}}))
+    assert (await house.commands(lambda: changed).reload())["settings"] == ["restart_limit", "hung_after"]
 
 
 async def test_who_stands_by_restarts_nobody_and_says_so() -> None:

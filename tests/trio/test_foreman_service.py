@@ -285,7 +285,8 @@ async def test_a_scale_outlives_another_description() -> None:
     async with House().open() as house:
         commands = house.commands(lambda: read({"workers": {"default": {"count": 2}}}))
         await commands.handlers["scale"]({"workers": 3})
-        assert await commands.reload() == {"started": [], "stopped": ["scheduler-default-1"], "restarted": []}
+        nothing: dict[str, list[str]] = {"started": [], "restarted": [], "settings": []}
+        assert await commands.reload() == {**nothing, "stopped": ["scheduler-default-1"]}
         with trio.fail_after(10):
             while len(house.stage.there) != 3 or "scheduler-default-1" in house.stage.there:
                 await trio.sleep(0.01)

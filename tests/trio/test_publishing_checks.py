@@ -30,3 +30,28 @@ async def test_what_fails_while_it_is_looked_at_is_looked_at_again_soon(autojump
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
     assert [round(each - begun) for each in looks] == [0, 2]
+
+
+async def test_a_check_that_hangs_neither_opens_nor_closes_the_breaker(autojump_clock: MockClock) -> None:
+    says: list[str] = ["unhealthy"]
+
+    async def look() -> str:
+        if not says:
+            await trio.sleep_forever()
+        return says[0]
+
+    check = HealthCheck("disk", look, period=10.0, timeout=1.0)
+    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=Silence())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(checks.run)
+        await trio.sleep(60)
+        assert not checks.are_closed
+        says.clear()
+        await trio.sleep(3600)
+        assert not checks.are_closed, "whether it is well again nobody knows"
+        says.append("healthy")
+        await checks.closed()
+        says.clear()
+        await trio.sleep(3600)
+        assert checks.are_closed
+        nursery.cancel_scope.cancel()
