@@ -129,7 +129,12 @@ class HostChecks:
             replies = app.control.send("stats", timeout=ANSWERS)
             found = [Answered(each.worker, _told_version(each.answer), _refusal(each)) for each in replies]
         unrouted = app.events.own and not state.routers
-        return diagnosis.workers(found, celery5.__version__, asked=asked, unrouted=unrouted)
+        unread = [
+            name
+            for name, each in state.queues.items()
+            if each.waiting and not any(one.alive for one in each.workers)
+        ]
+        return diagnosis.workers(found, celery5.__version__, asked=asked, unrouted=unrouted, unread=unread)
 
     def _units(self) -> Iterator[Unit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(

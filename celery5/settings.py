@@ -263,6 +263,12 @@ def source_of(
     return None
 
 
+def _meant(name: str) -> str:
+    """Which setting was probably meant; where nobody can tell, all there are."""
+    near = get_close_matches(name, _TYPES, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(_TYPES))}"
+
+
 def read_settings(
     said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None = None
 ) -> Settings:
@@ -272,9 +278,8 @@ def read_settings(
     """
     values: dict[str, Any] = {}
     configured: Mapping[str, Any] = {} if found is None else found.values
-    known = ", ".join(sorted(_TYPES))
     errors = [
-        f"setting {name!r} {place}is not known{hint('setting', name)}; known: {known}"
+        f"setting {name!r} {place}is not known{hint('setting', name)}{_meant(name)}"
         for each, place in ((said, ""), (configured, f"in {found.where} " if found else ""))
         for name in each
         if name not in _TYPES

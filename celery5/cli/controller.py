@@ -25,8 +25,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OWN = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags that are about the Controller's own process, and are not its members'."""
-USUAL: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True, "queues": ""}
+USUAL: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
 """What flags say that nobody has given."""
+DOING = {"started": "starting", "stopped": "stopping", "restarted": "restarting", "settings": "changed"}
+"""What to call for people what has only begun when a Controller answers."""
 GONE = 2.0
 """Seconds for which a Controller's own broker is away when it has ended, and was not just started again."""
 
@@ -187,7 +189,7 @@ def _done(answer: Mapping[str, Any]) -> str:
     """What becomes of whom, for people."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
-    told = [f"{what}: {', '.join(names)}" for what, names in answer.items() if names]
+    told = [f"{DOING.get(what, what)}: {', '.join(names)}" for what, names in answer.items() if names]
     return "; ".join(told) or "nothing has changed"
 
 

@@ -136,14 +136,24 @@ def settings(said: int, oddities: Sequence[str]) -> Finding:
     return Finding("settings", "ok", f"{said} said, the rest are defaults")
 
 
-def workers(found: Sequence[Answered], ours: str, *, asked: bool, unrouted: bool) -> Finding:
+def workers(
+    found: Sequence[Answered], ours: str, *, asked: bool, unrouted: bool, unread: Sequence[str] = ()
+) -> Finding:
     """The workers that live; not all may be asked which version they are of. `unrouted`: there are events of the
-    application's own, and no Router."""
+    application's own, and no Router; on the queues `unread` jobs wait, and no worker reads them."""
     if not found:
         return Finding("workers", "warn", "none lives", "celery5 worker start")
     says = f"{len(found)} live"
     if unrouted:
         return Finding("workers", "warn", f"{says}, and no Router: events wait", "celery5 router start")
+    if unread:
+        queues = ",".join(unread)
+        return Finding(
+            "workers",
+            "warn",
+            f"{says}, and jobs wait on queues that none of them reads: {queues}",
+            f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done",
+        )
     if not asked:
         return Finding("workers", "ok", f"{says}; no key to ask them with yet")
     refused = [each for each in found if each.refusal]

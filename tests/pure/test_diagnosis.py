@@ -108,6 +108,11 @@ CASES: list[tuple[Finding, str, str]] = [
     ),
     (diagnosis_host.workers([Answered("w", "0")], "1", asked=True, unrouted=False), "warn", "w 0"),
     (
+        diagnosis_host.workers([Answered("w", "1")], "1", asked=True, unrouted=False, unread=["a", "b"]),
+        "warn",
+        "jobs wait on queues that none of them reads: a,b",
+    ),
+    (
         diagnosis_host.workers(
             [Answered("v", "1"), Answered("w", "", "nobody vouches")], "1", asked=True, unrouted=False
         ),

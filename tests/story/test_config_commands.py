@@ -52,7 +52,7 @@ def test_config_check_tells_all_that_is_wrong_at_once(shop: Path) -> None:
     bad = celery5("-A", "shop", "config", "check", cwd=shop)
     assert bad.code == 2
     assert "lease in file celery5.toml=0" in bad.error
-    assert "setting 'concurency' in file celery5.toml is not known" in bad.error
+    assert "setting 'concurency' in file celery5.toml is not known; did you mean 'concurrency'?" in bad.error
 
 
 def test_config_check_finds_what_only_its_user_would_find_wrong(shop: Path) -> None:

@@ -5,10 +5,12 @@ Floor: tests. Reads: what the command prints. Writes: an application in a folder
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from celery5 import App
 from celery5.broker.embedded import EmbeddedServer
 from tests.story.commands import Serving, celery5
 
@@ -48,6 +50,11 @@ def test_all_is_well_with_a_worker_that_lives_and_keys(
         assert "not of version 9.9" in newer.out
         assert "restart them: celery5 worker shutdown" in newer.out
         assert newer.out.splitlines()[-1].endswith(" 0 fail")
+
+        with closing(App("shop", broker=own_server.url)) as app:
+            app.task(name="shop.add", queue="elsewhere")(len).delay("a")
+        unread = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        assert "1 live, and jobs wait on queues that none of them reads: elsewhere" in unread.out
 
 
 def test_it_exits_with_1_when_something_fails_and_says_what_to_do(shop: Path) -> None:
