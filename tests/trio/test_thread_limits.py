@@ -4,6 +4,7 @@ waited for as long as its hand has patience.
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import gc
 import math
 import sys
 import threading
@@ -190,11 +191,13 @@ def test_an_error_never_hits_what_a_thread_does_after_the_call() -> None:
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.00001)
+    gc.disable()  # an error that hits what hypothesis does at each collection is shown as one that nobody could raise
     try:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(30)
     finally:
+        gc.enable()
         sys.setswitchinterval(interval)
     assert not thread.is_alive()
     assert stray == []
