@@ -39,8 +39,9 @@ class Clustered:
 
     @property
     def members(self) -> dict[str, int]:
-        """The processes of the members that run now, by name, whoever has started them."""
-        found: dict[str, int] = {}
+        """The processes of the members that run now, by name, whoever has started them. What a member forks looks just
+        like it for a moment."""
+        found: dict[int, tuple[str, int]] = {}
         for each in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError, IndexError):  # it has just ended, or is somebody else's
                 words = (each / "cmdline").read_bytes().decode().split("\0")
@@ -49,8 +50,9 @@ class Clustered:
                     b"\0"
                 )
                 if ours and (each / "comm").read_text() != "understudy\n" and _runs(each):
-                    found[name] = int(each.name)
-        return found
+                    parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+                    found[int(each.name)] = name, parent
+        return {name: pid for pid, (name, parent) in found.items() if parent not in found}
 
     def said(self, message: str, name: str = "") -> list[dict[str, Any]]:
         """What the Controller has logged under `celery5:<message>`, about one member or about all."""

@@ -140,6 +140,7 @@ def test_a_worker_that_is_frozen_under_load_is_replaced_and_its_jobs_run_elsewhe
     with Load(staff, events=False) as load:
         wait_for_more(staff, load)
         pid = cluster.kill(ONE, signal.SIGSTOP)
+        wait_until(lambda: bool(cluster.said("member:killed", ONE)), within=LIMIT)
         cluster.back(ONE, pid)
         assert "said nothing" in cluster.said("member:killed", ONE)[0]["why"]
         wait_for_more(staff, load)
