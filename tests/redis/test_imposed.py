@@ -5,13 +5,14 @@ Floor: tests. Reads and writes: the keys of the test's application.
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
 import redis
 import trio
 
-from celery5 import App, AsyncResult, BreakerPolicy, JobState, Misconfigured, RetryPolicy, agather
+from celery5 import App, AsyncResult, BreakerPolicy, JobState, Misconfigured, RetryPolicy, Task, agather
 from celery5.broker import imposing
 from celery5.broker.call import Call
 from celery5.errors import UnknownTask
@@ -37,6 +38,13 @@ async def are(sent: list[AsyncResult[None]], state: JobState) -> bool:
     return all([await each.astatus() is state for each in sent])
 
 
+async def suspend(app: App, task: Task[..., Any], **said: str) -> None:
+    """Suspend a task, and wait until the worker has heard of it: what it reads before that may begin."""
+    with Lines() as lines:
+        assert await app.limits.asuspend(task, **said)
+        await until(lambda: bool(lines.of("task:suspended")))
+
+
 async def test_a_suspended_task_is_held_and_goes_on_when_it_is_resumed(app: App) -> None:
     done: list[int] = []
 
@@ -49,7 +57,7 @@ async def test_a_suspended_task_is_held_and_goes_on_when_it_is_resumed(app: App)
         pass
 
     async with working(app):
-        assert await app.limits.asuspend(mail, why="the provider is down", by="ann")
+        await suspend(app, mail, why="the provider is down", by="ann")
         sent = await app.asend_many([mail.s(n) for n in range(20)])
         await until_async(lambda: are(sent, JobState.HELD), within=30)
         await (await other.adelay()).aget(timeout=30)
@@ -70,7 +78,7 @@ async def test_a_scheduled_job_of_a_suspended_task_is_held_when_it_falls_due(app
         done.append(n)
 
     async with working(app):
-        assert await app.limits.asuspend(mail)
+        await suspend(app, mail)
         later = [await mail.options(countdown=0.05 * n).adelay(n) for n in range(1, 4)]
         await until_async(lambda: are(later, JobState.HELD), within=30)
         assert done == []
@@ -118,9 +126,8 @@ async def test_a_suspension_outlives_workers(app: App) -> None:
 
     await app.limits.asuspend(mail)
     sent = await mail.adelay()
-    for _ in range(
-        8
-    ):  # each begins with a job that waits: it must not be let in before it is known that it may not
+    # Each begins with a job that waits: it must not be let in before it is known that it may not.
+    for _ in range(8):
         async with working(app):
             await until_async(lambda: are([sent], JobState.HELD), within=30)
     assert not ran.is_set()
