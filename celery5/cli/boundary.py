@@ -50,7 +50,6 @@ def guarded(command: Callable[[], Any]) -> int:
     """Run `command` and give the exit code. Errors that nobody foresaw pass through."""
     try:
         code = command()
-        sys.stdout.flush()  # what cannot be written is told of here, and not by the interpreter at its end
     except BaseException as error:
         told = explained(error)
         if told is None:

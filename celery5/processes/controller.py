@@ -79,8 +79,10 @@ def describe(app: App, options: ClusterOptions) -> Cluster:
     if options.file or path.exists():
         try:
             cluster = _placed(read(path.read_bytes(), Meaning()), path)
-        except (Misconfigured, OSError) as error:
+        except Misconfigured as error:
             raise Misconfigured(f"cluster description {path}: {error}") from None
+        except OSError as error:
+            raise Misconfigured(f"cluster description {path} cannot be read: {error.strerror}") from None
     else:
         kinds: tuple[tuple[Kind, bool], ...] = (
             ("router", router.needed(app)),
