@@ -43,6 +43,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
 def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
     text = unit_file(PLACE, MEMBER)
     assert 'ExecStart=/usr/bin/env "%h/venv/bin/celery5" "worker" "start" "--queues" ' in text
+    assert "WatchdogSec=62\n" in text, "a minute, and what its last word may be older than its silence"
     assert '"a \\"b\\" $$HOME %%h; \\\\x"' in text
     assert "WorkingDirectory=%h/shop 50%%\n" in text
     assert "EnvironmentFile=%h/.config/shop.env\n" in text

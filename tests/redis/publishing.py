@@ -3,13 +3,12 @@
 Floor: tests. Reads: the keys of the test's application. Writes: nothing itself.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import redis
 
 from celery5 import App
 from celery5.protocol.envelope import read_envelope
-from tests.redis.staff import wait_until
+from tests.redis.staff import logged, wait_until
 
 ROOT = Path(__file__).parents[2]
 LONG = 40.0
@@ -87,13 +86,7 @@ class Daemon:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """What this life has logged under `celery5:<name>`."""
-        found = []
-        for line in self.output.read_text().splitlines():
-            with suppress(ValueError):
-                message = json.loads(line)
-                if message.get("message_type") == f"celery5:{name}":
-                    found.append(message)
-        return found
+        return logged(self.output, name)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

@@ -19,6 +19,17 @@ from celery5 import App
 from tests.redis.historian import app as historian
 
 
+def logged(output: Path, name: str) -> list[dict[str, Any]]:
+    """What a process has logged in that file under `celery5:<name>`."""
+    found = []
+    for line in output.read_text().splitlines():
+        with suppress(ValueError):
+            message = json.loads(line)
+            if message.get("message_type") == f"celery5:{name}":
+                found.append(message)
+    return found
+
+
 @dataclass(frozen=True)
 class Note:
     """One line of the history."""
@@ -39,13 +50,7 @@ class Employee:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """What it has logged under `celery5:<name>`."""
-        found = []
-        for line in self.output.read_text().splitlines():
-            with suppress(ValueError):
-                message = json.loads(line)
-                if message.get("message_type") == f"celery5:{name}":
-                    found.append(message)
-        return found
+        return logged(self.output, name)
 
     @property
     def understudy(self) -> int:

@@ -125,6 +125,9 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         assert refused.error.startswith("Error: w1 did not do it (unknown-issuer): ")
         assert "celery5 keys trust" in refused.error
         assert one.logged("inbox:refused")
+        examined = told(desk, "doctor", **theirs)
+        assert (examined.code, "fail  workers" in examined.out) == (1, True), examined.out
+        assert "celery5 keys trust, on the worker's host" in examined.out
 
         authority = tmp_path / "theirs" / "ca.pem"
         trusted = told(desk, "keys", "trust", authority, **ours)
