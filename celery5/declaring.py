@@ -4,13 +4,14 @@ Floor: domain. Reads: nothing. Writes: the tasks of an application.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Literal,
+    Never,
     ParamSpec,
     Protocol,
     TypedDict,
@@ -44,30 +45,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry(Mapping[str, Task[Any, Any]]):
-    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one."""
+class Registry(dict[str, Task[Any, Any]]):
+    """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one.
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, Task[Any, Any]] = {}
+    A dict, since each job asks four times: a mapping of our own takes three times as long.
+    """
 
-    def __getitem__(self, name: str) -> Task[Any, Any]:
-        try:
-            return self._tasks[name]
-        except KeyError:
-            raise UnknownTask(name, self._tasks) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tasks
+    def __missing__(self, name: str) -> Never:
+        raise UnknownTask(name, self)
 
     def add(self, task: Task[Any, Any]) -> None:
         """Remember a task. Raises DuplicateTask when another function has its name."""
-        known = self._tasks.setdefault(task.name, task)
+        known = self.setdefault(task.name, task)
         if known.__wrapped__ is not task.__wrapped__:
             raise DuplicateTask(f"two tasks are named {task.name!r}: give one of them @task(name=...)")
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self, TextIO, cast
 import eliot
 import msgspec
 
-from celery5.log_lines import Lines, Message, shed_told
+from celery5.log_lines import JobLine, Lines, Message, as_message, shed_told
 from celery5.runners.context import CURRENT
 
 Format = Literal["auto", "json", "console", "journal"]
@@ -77,10 +77,13 @@ class Journal:
             if hasattr(outlet, "isatty")
             else cast("Outlet", outlet)
         )
+        self._job_lines = isinstance(self._outlet, Lines) and self._outlet.takes_job_lines
+        self._listeners: list[object] | None = None
+        self._global_fields: Mapping[str, object] = {}
         self._least = _RANK[level]
         self._level: Level = level
         self._followers: list[Callable[[Level], None]] = []
-        self._buffer: deque[Message] = deque()
+        self._buffer: deque[Message | JobLine] = deque()
         self._capacity = capacity
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -125,6 +128,22 @@ class Journal:
         else:
             self._buffer.append(message)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else hears what eliot is told, and eliot has nothing to add: then it need not be told."""
+        return self._listeners == [self] and not self._global_fields
+
+    def takes(self, level: Level) -> bool:
+        """Whether messages of this level are taken."""
+        return _RANK[level] >= self._least
+
+    def take(self, line: JobLine) -> None:
+        """Take what is said of a job, when nobody else listens."""
+        if len(self._buffer) >= self._capacity:
+            self.lose(1)
+        else:
+            self._buffer.append(line)
+
     def take_again(self, messages: Iterable[Message]) -> int:
         """Take messages that were given to `bring_again`; gives how many of them there was room for."""
         taken = 0
@@ -145,6 +164,7 @@ class Journal:
     def __enter__(self) -> Self:
         """Install it for this process."""
         eliot.add_destinations(self)
+        self._listeners, self._global_fields = _in_eliot()
         self._stop.clear()
         self._thread = threading.Thread(target=self._write_on, name="celery5-log", daemon=True)
         self._thread.start()
@@ -176,14 +196,15 @@ class Journal:
         gone costs messages, never the process."""
         while self._buffer or self._shed:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
+            said = cast("list[Message]", batch) if self._job_lines else [as_message(each) for each in batch]
             with self._counting:
                 shed, self._shed = self._shed, 0
             try:
-                done = self._outlet.write([*batch, shed_told(shed)] if shed else batch)
+                done = self._outlet.write([*said, shed_told(shed)] if shed else said)
             except Exception as error:  # the outlet may be the user's own
                 with self._counting:
                     self._shed += shed
-                self._could_not_write(batch, error)
+                self._could_not_write([as_message(each) for each in batch], error)
                 return False
             self._written += min(done, len(batch))
             if done < len(batch) + bool(shed):
@@ -236,7 +257,7 @@ class Log:
         self._uuid, _, branch = self._action.serialize_task_id().decode().partition("@")
         self._branch = [int(part) for part in branch.split("/") if part]
         self._jobs = 0
-        self._write_job = eliot.Logger().write
+        self._tell_eliot = eliot.Logger().write
 
     def named(self, worker: str) -> None:
         """From here on this is the worker's name: each of its incarnations has another."""
@@ -247,6 +268,54 @@ class Log:
         fields.setdefault("worker", self._worker)
         self._write(message_type=f"celery5:{name}", level=level, **fields)
 
+    def ended(
+        self,
+        level: Level,
+        *,
+        job: str,
+        task: str,
+        queue: str,
+        state: str,
+        attempt: int,
+        seconds: float,
+        trace: str = "",
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A job has ended here. The same as `job`; at a third of the cost where there is not `more` to say of it, and
+        eliot has no other listeners than the journal."""
+        journal = self.journal
+        if more is not None or journal is None or not journal.alone:
+            said = {
+                "job": job,
+                "task": task,
+                "queue": queue,
+                "state": state,
+                "attempt": attempt,
+                "seconds": seconds,
+            }
+            said |= {"trace": trace} if trace else {}
+            self.job(level, **said, **(more or {}))
+        elif journal.takes(level):
+            self._jobs += 1
+            place = (*self._branch, self._jobs)
+            journal.take(
+                JobLine(
+                    job,
+                    task,
+                    queue,
+                    state,
+                    attempt,
+                    seconds,
+                    self._worker,
+                    time.time(),
+                    level,
+                    "celery5:job",
+                    self._uuid,
+                    place,
+                    trace,
+                )
+            )
+
     def job(self, level: Level, **fields: Any) -> None:
         """A job has ended here: the one message of its run."""
         self._jobs += 1
@@ -256,7 +325,7 @@ class Log:
         fields["message_type"] = "celery5:job"
         fields["task_uuid"] = self._uuid
         fields["task_level"] = [*self._branch, self._jobs]
-        self._write_job(fields)
+        self._tell_eliot(fields)
 
     def finish(self, error: BaseException | None = None) -> None:
         """The process ends, by an `error` if there is one; of a group its first."""
@@ -279,6 +348,9 @@ class Silence(Log):
     def job(self, level: Level, **fields: Any) -> None:
         """Nothing."""
 
+    def ended(self, level: Level, **fields: Any) -> None:
+        """Nothing."""
+
     def finish(self, error: BaseException | None = None) -> None:
         """Nothing."""
 
@@ -288,6 +360,17 @@ def eliot_context() -> str:
     any (C17)."""
     action = eliot.current_action()
     return "" if action is None else action.serialize_task_id().decode()
+
+
+def _in_eliot() -> tuple[list[object] | None, Mapping[str, object]]:
+    """Who hears what eliot is told, and what it adds to each message, as eliot itself keeps both: they change when the
+    application adds something. None for the first where eliot keeps them in another way than we know."""
+    kept = getattr(eliot.Logger, "_destinations", None)
+    listeners: object = getattr(kept, "_destinations", None)
+    fields: object = getattr(kept, "_globalFields", None)
+    if not isinstance(listeners, list) or not isinstance(fields, dict):
+        return None, {}
+    return cast("list[object]", listeners), cast("dict[str, object]", fields)
 
 
 def _whose(message: Message) -> Message:

@@ -18,6 +18,29 @@ import msgspec
 Message = dict[str, Any]
 """One message, as eliot hands it on: `message_type`, `level`, `timestamp`, and fields of its own."""
 
+
+class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
+    """The message of a job of which there is no more to say than that it has ended: nearly all that a worker writes.
+
+    As a dict it would take three times the memory, which is cold again when the log's thread comes to it, and keep the
+    garbage collector busy: together two thirds of what the log costs.
+    """
+
+    job: str
+    task: str
+    queue: str
+    state: str
+    attempt: int
+    seconds: float
+    worker: str
+    timestamp: float
+    level: str
+    message_type: str
+    task_uuid: str
+    task_level: tuple[int, ...]
+    trace: str = ""
+
+
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 _HIDDEN = {
     "timestamp",
@@ -48,7 +71,12 @@ class Lines:
         self._encoding = stream.encoding or "utf-8"
         self._coloured = stream.isatty() and not os.environ.get("NO_COLOR")
 
-    def write(self, messages: Sequence[Message]) -> int:
+    @property
+    def takes_job_lines(self) -> bool:
+        """Whether it makes lines of them as they are, as well as of dicts."""
+        return self._form == "json"
+
+    def write(self, messages: Sequence[Message | JobLine]) -> int:
         """Write them all, however long that takes. Raises OSError or ValueError when the stream is gone."""
         text = self._text(messages)
         with _turn(self._stream):
@@ -56,14 +84,14 @@ class Lines:
             self._stream.flush()
         return len(messages)
 
-    def _text(self, batch: Sequence[Message]) -> str:
+    def _text(self, batch: Sequence[Message | JobLine]) -> str:
         """The lines of a batch. The stream's encoding takes every one of them."""
         try:
             if self._form != "json":
                 raise ValueError("lines for people are made one by one")
             text = _ENCODER.encode_lines(batch).decode()
         except Exception:  # values of user code, with methods of their own
-            text = "".join([self._shown(message) for message in batch])
+            text = "".join([self._shown(as_message(message)) for message in batch])
         if text.isascii():
             return text
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
@@ -97,6 +125,17 @@ def _turn(stream: TextIO) -> Generator[None, None, None]:
     finally:
         with suppress(OSError):
             fcntl.lockf(mine, fcntl.LOCK_UN)
+
+
+def as_message(line: Message | JobLine) -> Message:
+    """What was said, as a dict."""
+    if not isinstance(line, JobLine):
+        return line
+    said = msgspec.structs.asdict(line)
+    said["task_level"] = list(line.task_level)
+    if not line.trace:
+        del said["trace"]
+    return said
 
 
 def shed_told(count: int) -> Message:

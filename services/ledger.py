@@ -5,7 +5,7 @@ Floor: services. Reads: nothing. Writes: nothing.
 It is what bounds everything in a worker: the Consumer reads no more than the ledger has room for.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 import trio
@@ -18,7 +18,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, bytes], Delivery] = {}
-        self._kinds: Counter[str] = Counter()
+        self._kinds: defaultdict[str, int] = defaultdict(int)
         self._changed = trio.Event()
         self._watching: list[Callable[[], None]] = []
         self.total = 0
@@ -42,7 +42,7 @@ class Ledger:
 
     def held(self, kind: str) -> int:
         """How many jobs of one kind are held."""
-        return self._kinds[kind]
+        return self._kinds.get(kind, 0)
 
     def adopt(self, delivery: Delivery) -> None:
         """This worker holds `delivery` now."""

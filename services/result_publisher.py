@@ -8,6 +8,7 @@ waits, at high load it is hundreds. An outcome is kept until Redis has it, howev
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -97,19 +98,20 @@ class ResultPublisher:
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Settle outcomes of any queues, each lane of one in one trip, or in several where they are large."""
-        by_lane: dict[tuple[str, str], list[tuple[Delivery, Words]]] = {}
+        by_lane: dict[tuple[str, str], list[tuple[Delivery, Words]]] = defaultdict(list)
         for outcome in outcomes:
             delivery, words = outcome
-            by_lane.setdefault((delivery.queue, delivery.lane), []).append(outcome)
-            if goes_back(words, delivery):
+            by_lane[delivery.queue, delivery.lane].append(outcome)
+            if words[0] != "complete" and goes_back(words, delivery):
                 # Before the trip, not after: the answer and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
             for part in _portions(batch):
                 settled = await self._settle(self._queues[queue].on(lane), part)
+                done = [delivery for delivery, _ in settled]
                 if self._turnstile.used:
-                    self._turnstile.left(delivery for delivery, _ in settled)
-                self._ledger.settled(delivery for delivery, _ in settled)
+                    self._turnstile.left(done)
+                self._ledger.settled(done)
                 if self._handed is not None:
                     self._handed()
                     self._handed = None
@@ -193,7 +195,7 @@ class ResultPublisher:
 
 def _portions(batch: Outcomes) -> Iterator[Outcomes]:
     """The outcomes in their order, as many at a time as go in one trip."""
-    sizes = [_size(words) for _, words in batch]
+    sizes = [len(words[3]) + (len(words[5]) if isinstance(words[5], bytes) else 0) for _, words in batch]
     if sum(sizes) <= BATCH_BYTES:
         yield batch
         return
@@ -204,11 +206,6 @@ def _portions(batch: Outcomes) -> Iterator[Outcomes]:
             first, total = at, 0
         total += size
     yield batch[first:]
-
-
-def _size(words: Words) -> int:
-    message, extra = words[3], words[5]
-    return len(message) + (len(extra) if isinstance(extra, bytes) else 0)
 
 
 def _documents(batch: Outcomes) -> list[tuple[bytes, str, bytes]]:

@@ -5,6 +5,7 @@ Floor: broker. Reads and writes: what the Lua files of the same names say; all k
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import msgspec
@@ -180,7 +181,8 @@ def settle(
 
     Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
     """
-    results = tuple([keys.result(each[2]) for each in outcomes])
+    prefix = keys.result_prefix
+    results = tuple([prefix + each[2] for each in outcomes])
     named = (
         keys.stream,
         keys.jobs,
@@ -192,9 +194,9 @@ def settle(
         keys.documents,
         *results,
     )
-    args: tuple[Word, ...] = tuple([word for each in outcomes for word in each])
+    args: tuple[Word, ...] = tuple(chain.from_iterable(outcomes))
     if documents:
-        args += tuple([word for each in documents for word in each])
+        args += tuple(chain.from_iterable(documents))
     return scripted(SETTLE, named, (GROUP, worker, keys.wake, keys.lane, *args), int, repeatable=True)
 
 

@@ -55,7 +55,7 @@ _FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
 def _encode(value: Any) -> bytes:
     """JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
     encoded = _ENCODER.encode(value)
-    if b"null" in encoded and value is not None:
+    if encoded.find(b"null") >= 0 and value is not None:  # `in` takes twice as long: it tries a number first
         _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
     return encoded
 

@@ -82,13 +82,13 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
     """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
     envelope, entry = delivery.envelope, delivery.entry
     job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
+    if isinstance(verdict, Complete):  # nearly all: `match` takes each apart before it looks
+        assert envelope is not None
+        kept = TOMBSTONE if envelope.ignore_result else ttl
+        content, reason = (b"null", IGNORED) if envelope.ignore_result else (verdict.value, "")
+        document = _document(delivery, worker, _SUCCESS, content, reason=reason)
+        return ("complete", entry, job_id, document, int(kept * 1000), lock)
     match verdict:
-        case Complete(value):
-            assert envelope is not None
-            kept = TOMBSTONE if envelope.ignore_result else ttl
-            content, reason = (b"null", IGNORED) if envelope.ignore_result else (value, "")
-            document = _document(delivery, worker, JobState.SUCCESS, content, reason=reason)
-            return ("complete", entry, job_id, document, int(kept * 1000), lock)
         case Retry(delay, failure, section):
             message = next_attempt(delivery.message, _signed(failure, delivery, worker), section)
             return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
@@ -107,7 +107,7 @@ def settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
             message = with_failure(delivery.message, signed) if envelope else delivery.message
-            document = _document(delivery, worker, JobState.DEAD, b"null", signed, reason.value)
+            document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
             return ("bury", entry, job_id, message, int(ttl * 1000), document)
 
 
@@ -116,13 +116,15 @@ def unkept(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
     they are given the same as everybody."""
     if type(verdict) is not Complete or delivery.envelope is None or not delivery.envelope.ignore_result:
         return b""
-    return _document(delivery, worker, JobState.SUCCESS, verdict.value)
+    return _document(delivery, worker, _SUCCESS, verdict.value)
 
 
-_DROPPED: Mapping[type, JobState] = {
-    Expire: JobState.EXPIRED,
-    Reject: JobState.REJECTED,
-    Revoke: JobState.REVOKED,
+# Plain text, which is encoded at once; a member of an enumeration is asked for it.
+_SUCCESS, _DEAD = JobState.SUCCESS.value, JobState.DEAD.value
+_DROPPED: Mapping[type, str] = {
+    Expire: JobState.EXPIRED.value,
+    Reject: JobState.REJECTED.value,
+    Revoke: JobState.REVOKED.value,
 }
 
 
@@ -143,7 +145,7 @@ def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
 def _document(
     delivery: Delivery,
     worker: str,
-    state: JobState,
+    state: str,
     value: bytes,
     failure: Failure | None = None,
     reason: str = "",

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 HORIZON = 0.1
 """Seconds. What is held unstarted should have started after this long."""
-LIMIT = 512
-"""The most jobs held unstarted, however short they are."""
+LIMIT = 1024
+"""The most jobs held unstarted, however short they are. So many run while one batch is settled and the next is on its
+way; with half as many a worker waits for Redis a sixth of its time."""
 BATCH = 256
 """The most jobs read in one trip."""
 FEW = 16

@@ -210,9 +210,9 @@ def judge(
 ) -> Verdict:
     """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
     far were made for a section, which the task's own policy does not count; `backoff` waits instead of the policy."""
+    if isinstance(outcome, Returned):  # nearly all: `match` takes each apart before it looks
+        return Complete(outcome.value)
     match outcome:
-        case Returned(value):
-            return Complete(value)
         case Raised():
             return _after_failure(outcome, attempt, policy, random, sections or _NONE, backoff)
         case Asked():

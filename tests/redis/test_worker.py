@@ -210,7 +210,7 @@ async def test_a_job_knows_itself_in_every_kind_of_task(app: App) -> None:
     tasks = []
     for kind in ("trio", "asyncio", "thread"):
         tasks.append(of_kind(app, kind, body))
-        app.tasks._tasks[f"flaky-{kind}"] = app.tasks._tasks.pop("flaky")
+        app.tasks[f"flaky-{kind}"] = app.tasks.pop("flaky")
         tasks[-1].name = f"flaky-{kind}"
     async with working(app, name="knower"):
         for task in tasks:
