@@ -43,6 +43,11 @@ STALE = 5.0
 """Horizons that a job may wait unstarted in this worker before it is given back for others to run."""
 LINGER = 1.0
 """Seconds beyond its time that a read may go on at a server that has not heard of the connection's end."""
+FEW = 16
+"""Jobs that are so few that whoever waits for them comes before the next read: to make that ready takes longer than to
+run them, if they are short."""
+TURNS = 3
+"""Turns of the loop in which a job that never waits runs and is settled: those of its executor and of the publisher."""
 PAGE = 100
 """Jobs of its own that a worker looks through in one trip."""
 
@@ -142,7 +147,11 @@ class Consumer:
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
-        return await self._read(await self._free())
+        found = await self._read(await self._free())
+        if 0 < found <= FEW:
+            for _ in range(TURNS):
+                await trio.lowlevel.checkpoint()
+        return found
 
     def give_back(self) -> None:
         """Release what waits unstarted; its attempt is not counted (I9)."""

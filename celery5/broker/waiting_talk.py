@@ -22,6 +22,10 @@ SUBSCRIBE_AT_ONCE = 1000
 # Seconds after which whatever is still missing is read again: a safety net, and the connection's sign of life.
 LOOK_AGAIN_EVERY = 5.0
 
+# Channels on which all has been said that there will be. They are left in the next write for something else: one of
+# its own would be every third of a lone waiter's.
+LEFT_TOGETHER = 25
+
 
 def look_again_every(timing: Timing) -> float:
     """The same for connections with these limits."""
@@ -38,7 +42,8 @@ class WaitingTalk:
         self._unread: dict[bytes, None] = {}
         self._stale: dict[bytes, None] = {}
         self._reading: list[bytes] = []
-        self._left = False
+        # Whether somebody left who has not all he wanted: what comes now would pile up, with nobody to read it.
+        self._gave_up = False
 
     def join(self, wait: Wait) -> None:
         """`wait` begins."""
@@ -52,8 +57,9 @@ class WaitingTalk:
 
     def leave(self, wait: Wait) -> None:
         """`wait` is over, however it ended."""
-        self._forget(self._waiting.leave(wait))
-        self._left = True
+        missing = self._waiting.leave(wait)
+        self._forget(missing)
+        self._gave_up = self._gave_up or bool(missing)
 
     def hear(self, frames: Iterable[Any]) -> None:
         """Take what has been received, and wake whoever has all he wants.
@@ -77,10 +83,10 @@ class WaitingTalk:
     def to_send(self) -> bytes:
         """What is to be sent now; nothing most of the time."""
         commands: list[tuple[Word, ...]] = []
-        if self._stale and (self._left or len(self._stale) >= SUBSCRIBE_AT_ONCE):
+        if self._stale and (self._gave_up or self._unsubscribed or len(self._stale) >= self._most_stale):
             commands += _in_chunks("UNSUBSCRIBE", self._stale)
             self._stale = {}
-        self._left = False
+        self._gave_up = False
         if self._unsubscribed:
             commands += _in_chunks("SUBSCRIBE", self._unsubscribed)
             self._unsubscribed = {}
@@ -115,6 +121,10 @@ class WaitingTalk:
     def busy(self) -> bool:
         """Whether anybody waits."""
         return bool(self._waiting)
+
+    @property
+    def _most_stale(self) -> int:
+        return SUBSCRIBE_AT_ONCE if self._waiting else LEFT_TOGETHER
 
     def _arrive(self, key: bytes, document: bytes) -> None:
         if self._waiting.arrive(key, document):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery5.broker.outage import PATIENCE, Outage
 from celery5.broker.timing import Timing
 from celery5.broker.waiting import Wait, Waiting
-from celery5.broker.waiting_talk import READ_AT_ONCE, SUBSCRIBE_AT_ONCE, WaitingTalk
+from celery5.broker.waiting_talk import LEFT_TOGETHER, READ_AT_ONCE, SUBSCRIBE_AT_ONCE, WaitingTalk
 from celery5.broker.wire import NOT_YET, PushNotification, Replies, ReplyError
 from celery5.errors import BrokerDenied, BrokerUnavailable
 
@@ -137,7 +137,7 @@ def message(key: bytes, document: bytes) -> PushNotification:
     return PushNotification([b"message", key, document])
 
 
-def test_one_key_is_subscribed_and_read_in_one_write_and_left_in_another() -> None:
+def test_one_key_is_subscribed_and_read_in_one_write_and_left_in_the_next_one_for_another() -> None:
     talk = WaitingTalk()
     wait, woken = a_wait("a")
     talk.join(wait)
@@ -147,8 +147,44 @@ def test_one_key_is_subscribed_and_read_in_one_write_and_left_in_another() -> No
     talk.hear([message(b"a", b"1")])
     assert woken.times == 1
     talk.leave(wait)
-    assert said(talk) == [[b"UNSUBSCRIBE", b"a"]]
+    assert said(talk) == []
     assert not talk.busy
+    talk.join(a_wait("b")[0])
+    assert said(talk) == [[b"UNSUBSCRIBE", b"a"], [b"SUBSCRIBE", b"b"], [b"MGET", b"b"]]
+
+
+def test_who_gives_up_leaves_at_once_since_what_comes_now_nobody_reads() -> None:
+    talk = WaitingTalk()
+    had, never = a_wait("a"), a_wait("b", "c")
+    for wait, _ in (had, never):
+        talk.join(wait)
+        said(talk)
+    talk.hear([message(b"a", b"1"), message(b"b", b"1")])
+    talk.leave(had[0])
+    assert said(talk) == []
+    talk.leave(never[0])
+    assert said(talk) == [[b"UNSUBSCRIBE", b"a", b"b", b"c"]]
+    talk.join(a_wait("d")[0])
+    assert said(talk) == [[b"SUBSCRIBE", b"d"]]  # one question at a time: nothing was answered yet
+
+
+def test_those_on_whose_channels_all_was_said_are_few() -> None:
+    talk = WaitingTalk()
+    for number in range(LEFT_TOGETHER):
+        wait, _ = a_wait(f"k{number}")
+        talk.join(wait)
+        said(talk)
+        talk.hear([[None]])
+        talk.hear([message(f"k{number}".encode(), b"1")])
+        talk.leave(wait)
+        assert said(talk) == []
+    many = [f"m{number}" for number in range(LEFT_TOGETHER)]
+    wait, _ = a_wait(*many)
+    talk.join(wait)
+    said(talk)
+    talk.hear([[b"1"] * LEFT_TOGETHER])
+    talk.leave(wait)
+    assert said(talk) == [[b"UNSUBSCRIBE", *[key.encode() for key in many]]]
 
 
 def test_the_second_who_waits_for_a_key_costs_nothing() -> None:
@@ -163,7 +199,8 @@ def test_the_second_who_waits_for_a_key_costs_nothing() -> None:
     talk.hear([[b"document"]])
     assert second[0].found == {"a": b"document"}
     talk.leave(second[0])
-    assert said(talk) == [[b"UNSUBSCRIBE", b"a"]]
+    talk.join(a_wait("b")[0])
+    assert said(talk)[0] == [b"UNSUBSCRIBE", b"a"]
 
 
 def test_a_key_that_is_left_and_wanted_again_before_anything_was_said_stays_subscribed() -> None:
@@ -305,12 +342,14 @@ class World:
         max_size=60,
     )
 )
-def test_whatever_happens_in_whatever_order_everybody_gets_all_and_nothing_is_left(
+def test_whatever_happens_in_whatever_order_everybody_gets_all_and_no_channel_is_left_on_which_more_will_come(
     steps: list[tuple[Callable[[World, int], None], int]],
 ) -> None:
     world = World()
     for step, number in steps:
         step(world, number)
+        awaited = {key.encode() for _, keys in world.waits for key in keys}
+        assert world.server.subscribed <= awaited | world.server.documents.keys()
     for number in range(8):
         world.settle(number)
     while world.server.outbox:
@@ -320,7 +359,9 @@ def test_whatever_happens_in_whatever_order_everybody_gets_all_and_nothing_is_le
         world.talk.leave(wait)
     world.say()
     assert not world.talk.busy
-    assert not world.server.subscribed
+    world.talk.join(a_wait("another")[0])
+    world.say()
+    assert world.server.subscribed == {b"another"}
 
 
 def test_an_outage_is_suffered_for_half_a_minute_and_a_refusal_not_at_all() -> None:

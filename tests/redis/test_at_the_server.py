@@ -6,7 +6,7 @@ Floor: tests. Reads: the server's own list of clients and what it is told. Write
 import asyncio
 import itertools
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -79,4 +79,35 @@ async def test_a_worker_has_three_connections_however_many_jobs_it_runs(
         go.set()
     assert len(names) == CONNECTIONS
     assert all(name.startswith(f"celery5:{app_name}") for name in names)
+    app.close()
+
+
+async def test_a_job_that_comes_alone_is_settled_before_the_worker_reads_on(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    app = App(app_name, broker=url)
+    keys, untyped = app.queue("default"), cast("Any", redis_client)
+
+    @app.task
+    async def quick(number: int) -> int:
+        return number
+
+    def reads() -> bool:
+        ours = [each for each in untyped.client_list() if each["name"].startswith(f"celery5:{app_name}")]
+        return any("b" in each["flags"] for each in ours)
+
+    async def send() -> None:
+        for number in itertools.count():
+            await until(reads)
+            await (await quick.adelay(number)).aget()
+
+    async with working(app, name=app_name), trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        lines = await told(redis_client, until_said=f"XACK {keys.stream} ", times=20)
+        nursery.cancel_scope.cancel()
+    words = [said.split()[0] for _, said in lines if keys.stream in said]
+    steps = [word for word in words if word in ("XADD", "XACK", "XREADGROUP")]
+    after = [second for first, second in itertools.pairwise(steps) if first == "XADD"]
+    assert after
+    assert set(after) == {"XACK"}
     app.close()
