@@ -6,7 +6,7 @@ jobs that cannot run here and for jobs given back.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import trio
@@ -46,8 +46,8 @@ LINGER = 1.0
 FEW = 16
 """Jobs that are so few that whoever waits for them comes before the next read: to make that ready takes longer than to
 run them, if they are short."""
-TURNS = 3
-"""Turns of the loop in which a job that never waits runs and is settled: those of its executor and of the publisher."""
+TURNS = 2
+"""Turns of the loop in which a job that never waits is run and settled: by its executor, and by the publisher."""
 PAGE = 100
 """Jobs of its own that a worker looks through in one trip."""
 
@@ -58,8 +58,12 @@ class Performs(Protocol):
     async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
 
 
-class Reader(Performs, Protocol):
+class Reader(Protocol):
     """A connection for blocking reads, which counts how often it was made."""
+
+    async def perform(
+        self, call: Call[list[Entry]], take: Callable[[list[Entry]], None], /
+    ) -> list[Entry]: ...
 
     def statistics(self) -> LinkStatistics: ...
 
@@ -262,9 +266,8 @@ class Consumer:
         return found
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
-        entries = await self._reader.perform(call)
-        # No checkpoint between the read and the ledger: what was read must be known to be ours.
-        self.take(entries)
+        # Nothing comes between the read and the ledger: what was read must be known to be ours.
+        entries = await self._reader.perform(call, self.take)
         self._budget.look()
         return entries
 

@@ -79,8 +79,11 @@ class ParkedRedis:
         if failure is not None:
             raise failure
 
-    async def perform(self, call: Call[T]) -> T:
+    async def perform(self, call: Call[T], take: Callable[[T], None] | None = None) -> T:
         """Make one call, blocking or not, and give its decoded reply; others wait for their turn.
+
+        `take` is given the reply, unless it is empty, in the very step in which it comes: a turn of the loop before
+        the caller, and whatever becomes of that one.
 
         The reply is due `call.blocks` seconds plus `timing.reply` after sending. When cancelled before
         sending, it never runs. When cancelled afterwards the server is asked to end the wait: a reply that
@@ -88,10 +91,18 @@ class ParkedRedis:
         checkpoint; an empty one raises it here.
         """
         await checkpoint_if_cancelled()
+        decoded: list[T] = []
+
+        def heard(raw: Any) -> None:
+            if type(raw) is not ReplyError and not _is_empty(raw):
+                decoded.append(call.reply(raw))
+                if take is not None:
+                    take(decoded[0])
+
         async with self._turn:
-            ticket = await self._read(call, pack(call.words))
+            ticket = await self._read(call, pack(call.words), heard)
             if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
-                ticket = await self._read(call, pack(call.in_full))
+                ticket = await self._read(call, pack(call.in_full), heard)
         if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
             await checkpoint_if_cancelled()
         if ticket.error is not None:
@@ -101,13 +112,14 @@ class ParkedRedis:
             if isinstance(error, BrokerReadOnly):
                 self._link.drop(str(error))
             raise error
-        return call.reply(ticket.reply)
+        return decoded[0] if decoded else call.reply(ticket.reply)
 
-    async def _read(self, call: Call[Any], data: bytes) -> Ticket:
+    async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> Ticket:
         link = self._link
         if not link.flowing:
             await link.admit()
         ticket = Ticket(data, link.deadline(call.blocks), call.repeatable)
+        ticket.heard = heard
 
         def leave(_raise_cancel: object) -> Abort:
             if not ticket.sent:

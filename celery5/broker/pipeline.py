@@ -245,10 +245,9 @@ class Pipeline:
                 if ticket.replies is None:
                     inflight.popleft()
                     ticket.reply = reply
-                    task = ticket.task
-                    if task is not None:
-                        ticket.task = None
-                        reschedule(task)
+                    if ticket.heard is not None:
+                        ticket.heard(reply)
+                    ticket.wake()
                 elif ticket.take(reply):
                     inflight.popleft()
                     ticket.wake()

@@ -3,6 +3,7 @@
 Floor: broker. Reads: nothing. Writes: nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -17,7 +18,8 @@ class Ticket:
     A ticket that was not sent yet can be withdrawn without a trace. One that was sent keeps its place in the
     row until its replies have come, because replies are told apart by their order alone; when nobody waits
     any more they are dropped. `deadline` is a time of Trio's clock. `repeatable`: may be sent once more when
-    nobody knows whether it ran.
+    nobody knows whether it ran. `heard` is called with a single reply in the very step in which it comes, before the
+    task is woken.
     """
 
     __slots__ = (
@@ -25,6 +27,7 @@ class Ticket:
         "data",
         "deadline",
         "error",
+        "heard",
         "missing",
         "patient",
         "repeatable",
@@ -46,6 +49,7 @@ class Ticket:
         self.replies: list[Any] | None = None if count == 1 else []
         self.reply: Any = None
         self.error: BrokerError | None = None
+        self.heard: Callable[[Any], None] | None = None
         self.task: trio.lowlevel.Task | None = None
         # Whether its bytes have left us over this connection, and whether they had over an earlier one.
         self.sent = False

@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: streams named after the test.
 """
 
+import hashlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,10 +13,10 @@ import pytest
 import redis as blocking
 import trio
 
-from celery5.broker.call import Call
+from celery5.broker.call import Call, Script, scripted
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, TrioRedis
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerReplied, BrokerUnavailable
 from tests.faults.calls import raw, until
 from tests.faults.conftest import BRISK, OpenLink
 from tests.faults.proxy import FaultyProxy
@@ -101,6 +102,60 @@ async def test_a_cancelled_read_that_already_has_messages_returns_them(
             with pytest.raises(trio.Cancelled):
                 await trio.lowlevel.checkpoint_if_cancelled()
     proxy.delay = 0
+
+
+async def test_what_comes_is_taken_before_the_caller_goes_on(parked: Parked, control: TrioRedis) -> None:
+    steps: list[object] = []
+    async with trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            steps.append(await parked.redis.perform(parked.read(), lambda ids: steps.append(list(ids))))
+
+        nursery.start_soon(read)
+        await control.perform(raw("XADD", parked.stream, "*", "n", 1))
+    first, then = steps
+    assert first == then
+    assert len(steps) == 2
+
+
+async def test_what_comes_to_one_who_was_cancelled_is_taken_all_the_same(
+    parked: Parked, control: TrioRedis, proxy: FaultyProxy
+) -> None:
+    proxy.delay = 0.05
+    taken: list[list[bytes]] = []
+    with trio.CancelScope() as scope:
+
+        async def add_then_cancel() -> None:
+            await trio.sleep(0.02)
+            await control.perform(raw("XADD", parked.stream, "*", "n", 1))
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(add_then_cancel)
+            await parked.redis.perform(parked.read(), taken.append)
+    assert [len(ids) for ids in taken] == [1]
+    proxy.delay = 0
+
+
+async def test_nothing_and_a_refusal_are_not_taken(parked: Parked) -> None:
+    taken: list[list[bytes]] = []
+    assert await parked.redis.perform(parked.read(block=0.01), taken.append) == []
+    with pytest.raises(BrokerReplied, match="NOGROUP"):
+        await parked.redis.perform(
+            Call(("XREADGROUP", "GROUP", "none", "me", "STREAMS", parked.stream, ">"), _ids), taken.append
+        )
+    assert taken == []
+
+
+async def test_what_a_script_gives_that_the_server_did_not_know_is_taken_once(
+    parked: Parked, control: TrioRedis, app_name: str
+) -> None:
+    body = f"return {{{{'{app_name}', {{{{'1-0', {{}}}}}}}}}}"
+    script = Script("given", body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest())
+    taken: list[list[bytes]] = []
+    for _ in range(2):
+        await parked.redis.perform(scripted(script, (), (), _ids), taken.append)
+    assert taken == [[b"1-0"]] * 2
 
 
 async def test_a_read_in_a_scope_that_is_cancelled_already_is_not_sent(
