@@ -126,4 +126,15 @@ class TasksQueue(HandOver[Delivery]):
 
 
 class ResultsQueue(HandOver[tuple[Delivery, Words]]):
-    """Outcomes that wait to be settled."""
+    """Outcomes that wait to be settled. `ahead` is told of one that finds the publisher waiting, before that wakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead: Callable[[Delivery, Words], None] | None = None
+
+    def put(self, item: tuple[Delivery, Words]) -> None:
+        """Keep an outcome for the publisher. Never blocks."""
+        lone = bool(self._parked) and not self.items
+        super().put(item)
+        if lone and self.ahead is not None:
+            self.ahead(*item)

@@ -11,13 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from celery5.broker import calls, gating
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
+from celery5.broker.ticket import Ticket
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery, Words, goes_back
@@ -49,6 +50,10 @@ class Performs(Protocol):
 
     async def perform(self, call: Call[T], /) -> T: ...
 
+    def begin(self, call: Call[Any], /) -> Ticket | None: ...
+
+    async def finish(self, call: Call[T], ticket: Ticket, /) -> T: ...
+
 
 class ResultPublisher:
     """Settles what the executors and the Consumer put into the results queue."""
@@ -70,6 +75,8 @@ class ResultPublisher:
         self._redis = redis
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
+        results.ahead = self._begin
+        self._begun: tuple[Call[int], Ticket] | None = None
         self._ledger = ledger
         self._recent = recent
         self._unpublishable = unpublishable
@@ -86,7 +93,7 @@ class ResultPublisher:
         try:
             while True:
                 first = await self._results.take()
-                self._unsettled = [first, *self._results.drain(BATCH - 1)]
+                self._unsettled = [first, *(() if self._begun else self._results.drain(BATCH - 1))]
                 await self.settle(self._unsettled)
                 self._unsettled = ()
         finally:
@@ -95,6 +102,20 @@ class ResultPublisher:
                 with trio.move_on_after(FLUSH_LIMIT, shield=True):
                     await self._flush()
             self._tell_dropped()
+
+    def _begin(self, delivery: Delivery, words: Words) -> None:
+        """The only job that this worker has is done: send its outcome now, and not in our next turn. Somebody probably
+        waits for it."""
+        if (
+            words[0] == "complete"
+            and delivery.takers is None
+            and delivery.rule is None
+            and len(self._ledger) == 1
+        ):
+            keys = self._queues[delivery.queue].on(delivery.lane)
+            settle = calls.settle(keys, self._worker, [words])
+            if delivery.lane != HANDED and (ticket := self._redis.begin(settle)):
+                self._begun = settle, ticket
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Settle outcomes of any queues, each lane of one in one trip, or in several where they are large."""
@@ -148,7 +169,10 @@ class ResultPublisher:
         return batch
 
     async def _perform(self, keys: QueueKeys, batch: Outcomes) -> int:
-        """One trip. Where there are jobs in the batch that have slots at gates, others may be handed over for them."""
+        """One trip, unless it has begun. Where jobs in it have slots at gates, others may be handed over for them."""
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return await self._redis.finish(*begun)
         settle = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
         used = self._turnstile.used or keys.lane == HANDED
         every = keys.lane == HANDED  # these have slots, also those that could not be taken in

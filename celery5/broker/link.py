@@ -131,6 +131,18 @@ class Link:
         if ticket.error is not None:
             raise ticket.error
 
+    def begin(self, ticket: Ticket) -> bool:
+        """Send a ticket at once, if nothing else is under way, for somebody who will `finish` it."""
+        ticket.awaited = self.flowing and self.pipeline.eager and self.pipeline.send_alone(ticket)
+        return ticket.awaited
+
+    async def finish(self, ticket: Ticket) -> None:
+        """Wait until a ticket that was begun is done. Raises the ticket's error."""
+        if not ticket.over:
+            await self.pipeline.wait(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+
     def deadline(self, extra: float = 0.0) -> float:
         """When a call made now must have its reply; `extra` seconds of the server's time are allowed for."""
         return trio.current_time() + self.timing.reply + extra

@@ -86,7 +86,7 @@ class Pipeline:
         Raises BrokerUnavailable when too much waits already.
         """
         parked = self._parked
-        if parked is not None and self.last_batch == 1 and not self.inflight and self._send_alone(ticket):
+        if parked is not None and self.last_batch == 1 and not self.inflight and self.send_alone(ticket):
             return
         size = len(ticket.data)
         if self.unsent_bytes + size > self.max_unsent_bytes and self.unsent:
@@ -98,7 +98,8 @@ class Pipeline:
         if parked is not None:
             self._wake_writer()
 
-    def _send_alone(self, ticket: Ticket) -> bool:
+    def send_alone(self, ticket: Ticket) -> bool:
+        """Send a ticket, or say that it cannot be sent at once: ask only while `eager`."""
         transport = self._transport
         if transport is None or not transport.immediate:
             return False
@@ -136,6 +137,7 @@ class Pipeline:
 
         def abandon(_raise_cancel: object) -> Abort:
             ticket.task = None
+            ticket.awaited = False
             if not ticket.sent:
                 self.withdraw(ticket)
             return Abort.SUCCEEDED
@@ -266,7 +268,7 @@ class Pipeline:
         again: list[Ticket] = []
         failed = 0
         for ticket in self.inflight:
-            if ticket.task is None:
+            if ticket.task is None and not ticket.awaited:
                 continue  # nobody waits for it any more
             if ticket.repeatable:
                 ticket.reset()

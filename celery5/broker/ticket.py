@@ -18,17 +18,19 @@ class Ticket:
     A ticket that was not sent yet can be withdrawn without a trace. One that was sent keeps its place in the
     row until its replies have come, because replies are told apart by their order alone; when nobody waits
     any more they are dropped. `deadline` is a time of Trio's clock. `repeatable`: may be sent once more when
-    nobody knows whether it ran. `heard` is called with a single reply in the very step in which it comes, before the
-    task is woken.
+    nobody knows whether it ran. `awaited`: if nobody waits for it yet, somebody will. `heard` is called with a
+    single reply in the very step in which it comes, before the task is woken.
     """
 
     __slots__ = (
+        "awaited",
         "count",
         "data",
         "deadline",
         "error",
         "heard",
         "missing",
+        "over",
         "patient",
         "repeatable",
         "replies",
@@ -51,6 +53,8 @@ class Ticket:
         self.error: BrokerError | None = None
         self.heard: Callable[[Any], None] | None = None
         self.task: trio.lowlevel.Task | None = None
+        self.awaited = False
+        self.over = False
         # Whether its bytes have left us over this connection, and whether they had over an earlier one.
         self.sent = False
         self.was_sent = False
@@ -64,6 +68,7 @@ class Ticket:
 
     def wake(self) -> None:
         """It is over: let the task that waits go on."""
+        self.over = True
         task = self.task
         if task is not None:
             self.task = None

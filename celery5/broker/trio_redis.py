@@ -81,15 +81,31 @@ class TrioRedis:
         dropped. Raises BrokerUnavailable (`maybe_done` when the connection was lost after sending),
         CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
         """
-        words = call.words
-        if words[0] not in self._allowed or call.blocks:
-            self._check(call)
-        ticket = Ticket(pack(words), trio.current_time() + self._reply_within, call.repeatable)
+        ticket = self._ticket(call)
         await self._link.trip(ticket)
         reply = ticket.reply
         if type(reply) is ReplyError:
             reply = await self._second_answer(call, reply)
         return call.reply(reply)
+
+    def begin(self, call: Call[Any]) -> Ticket | None:
+        """Send a call at once, for `finish`, which is awaited soon. None, and nothing was sent, unless nothing else is
+        under way."""
+        ticket = self._ticket(call)
+        return ticket if self._link.begin(ticket) else None
+
+    async def finish(self, call: Call[T], ticket: Ticket) -> T:
+        """Give the decoded reply to a call that was begun. Raises as `perform` does."""
+        await self._link.finish(ticket)
+        reply = ticket.reply
+        if type(reply) is ReplyError:
+            reply = await self._second_answer(call, reply)
+        return call.reply(reply)
+
+    def _ticket(self, call: Call[Any]) -> Ticket:
+        if call.words[0] not in self._allowed or call.blocks:
+            self._check(call)
+        return Ticket(pack(call.words), trio.current_time() + self._reply_within, call.repeatable)
 
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Make several calls in one write, adjacent on the wire, and give their decoded replies in order.

@@ -105,11 +105,11 @@ async def test_a_cancelled_read_that_already_has_messages_returns_them(
 
 
 async def test_what_comes_is_taken_before_the_caller_goes_on(parked: Parked, control: TrioRedis) -> None:
-    steps: list[object] = []
+    steps: list[list[bytes]] = []
     async with trio.open_nursery() as nursery:
 
         async def read() -> None:
-            steps.append(await parked.redis.perform(parked.read(), lambda ids: steps.append(list(ids))))
+            steps.append(await parked.redis.perform(parked.read(), steps.append))
 
         nursery.start_soon(read)
         await control.perform(raw("XADD", parked.stream, "*", "n", 1))
