@@ -126,6 +126,7 @@ def test_a_worker_whose_loop_a_job_blocks_for_ever_is_replaced(staff: Staff, clu
     wait_until(lambda: len(staff.notes()) == 1, within=LIMIT)
     pid = staff.notes()[0].pid
     (name,) = [name for name, each in cluster.members.items() if each == pid]
+    wait_until(lambda: bool(cluster.said("member:killed", name)), within=LIMIT)
     cluster.back(name, pid)
     assert "said nothing" in cluster.said("member:killed", name)[0]["why"]
     wait_until(lambda: poison.status() == "DEAD", within=LIMIT)  # it has taken down two workers
