@@ -125,6 +125,7 @@ class ForemanCommands:
             "runs_broker": self._foreman.cluster.broker is not None,
             "whole": self._foreman.is_whole,
             "line": self._foreman.line,
+            "pending": crew.pending,
             "leads": self._leads.leads,
             "leader": msgspec.structs.asdict(self._leads.record),
             "members": [

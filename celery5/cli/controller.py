@@ -138,22 +138,35 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     )
 
 
+_until_done = click.option(
+    "--wait",
+    type=click.FloatRange(0, 86_400),
+    default=0.0,
+    metavar="SECONDS",
+    help="Return when it is done, and fail when it is not after so long; without it, when it has begun.",
+)
+
+
 @controller.command()
 @telling_flags
+@_until_done
 @click.pass_obj
-def reload(target: Target, /, *, wants_json: bool, timeout: float) -> None:
+def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
     group at a time."""
-    _say(target.load(), "reload", {}, wants_json, timeout)
+    _say(target.load(), "reload", {}, wants_json, timeout, wait)
 
 
 @controller.command()
 @click.argument("members", nargs=-1, metavar="[MEMBER]...")
 @telling_flags
+@_until_done
 @click.pass_obj
-def restart(target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float) -> None:
+def restart(
+    target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
+) -> None:
     """Have these members restarted, or all, one of a group at a time, without a pause."""
-    _say(target.load(), "restart", {"members": list(members)} if members else {}, wants_json, timeout)
+    _say(target.load(), "restart", {"members": list(members)} if members else {}, wants_json, timeout, wait)
 
 
 def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
@@ -174,7 +187,9 @@ def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
     return False
 
 
-def _say(app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float) -> None:
+def _say(
+    app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float, wait: float
+) -> None:
     replies = _told(app, command, parameters, timeout)
     if wants_json:
         click.echo(as_json([_plain(each) for each in replies]))
@@ -183,6 +198,29 @@ def _say(app: "App", command: str, parameters: Mapping[str, Any], wants_json: bo
             if each.ok:
                 click.echo(f"{each.worker}  {_done(each.answer)}")
     _all_done(replies)
+    if wait:
+        _until_all_are_up(app, wait, timeout)
+        if not wants_json:
+            click.echo("done")
+
+
+def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
+    """Return when every member is what it should be. Raises NotDone when one is given up, or it takes too long."""
+    limit, left = time.monotonic() + seconds, ""
+    while time.monotonic() < limit:
+        try:
+            told = [each.answer for each in _told(app, "members", {}, timeout) if each.ok]
+        except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
+            told = []
+        for answer in told:
+            if answer["leads"]:
+                if any(each["phase"] == "given up" for each in answer["members"]):
+                    raise NotDone(answer["line"])
+                left = ", ".join(answer["pending"])
+                if not left:
+                    return
+        time.sleep(0.2)
+    raise NotDone(f"it was told to, and is not done after {seconds:g} s: {left or 'no Controller says so'}")
 
 
 def _done(answer: Mapping[str, Any]) -> str:

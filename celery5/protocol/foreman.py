@@ -101,6 +101,19 @@ class Crew:
                 self._again.add(post.member.name)
         return tuple(sorted(post.member.name for post in chosen if post.wanted))
 
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Who is not yet what it should be, and will be without anybody's help: who starts or ends, or is to be
+        restarted when its turn comes."""
+        return tuple(
+            sorted(
+                name
+                for name, post in self._posts.items()
+                if post.phase is not Phase.GIVEN_UP
+                and (not self._is_settled(post) if post.wanted else post.phase.runs)
+            )
+        )
+
     def drain(self) -> None:
         """Everybody is to end, in order."""
         self.draining = True

@@ -51,6 +51,32 @@ def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() 
     assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
 
 
+def test_what_is_still_to_be_done_is_known_until_it_is() -> None:
+    workers = [f"worker-default-{number}" for number in range(1, 5)]
+    clock = Clock(described())
+    assert list(clock.crew.pending) == workers
+    clock.up()
+    assert clock.crew.pending == ()
+    clock.want(described(2, queues=["other"]))
+    assert list(clock.crew.pending) == workers, "two change, two go"
+    clock.tick()
+    replaced(clock, workers[0])
+    assert list(clock.crew.pending) == workers[1:]
+    clock.tick()
+    replaced(clock, workers[1])
+    clock.tick()
+    assert list(clock.crew.pending) == workers[2:]
+    for name in workers[2:]:
+        clock.say(Ended(name, "it ended with 0", 0))
+    clock.tick()
+    assert clock.crew.pending == ()
+    clock.crew.restart(workers[:1])
+    assert list(clock.crew.pending) == workers[:1]
+    clock.tick()
+    cannot_live(clock, workers[0])
+    assert clock.crew.pending == (), "nothing more is done for it"
+
+
 def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_told() -> None:
     clock = Clock(described()).up()
     clock.want(described(2, queues=["other"]))

@@ -131,6 +131,27 @@ def test_a_changed_description_restarts_only_what_has_changed_and_a_wrong_one_no
         assert controller.pids()["scheduler-default-1"] == before["scheduler-default-1"]
 
 
+def test_who_waits_for_a_restart_or_a_reload_hears_when_it_is_done_and_when_it_cannot_be(desk: Desk) -> None:
+    with Controlling(desk.folder, "restart_limit = 2\n[workers.default]\ncount = 2\n").up() as controller:
+        before = controller.pids()
+        told = controller.tell("restart", "--wait", "300")
+        assert (told.code, told.out.splitlines()[-1]) == (0, "done")
+        after = controller.pids()
+        assert sorted(after) == sorted(before)
+        assert not set(after.values()) & set(before.values())
+        file = desk.folder / "cluster.toml"
+        file.write_text("restart_limit = 2\n[workers.default]\n")
+        assert controller.tell("reload", "--wait", "300", "--json").code == 0
+        assert sorted(controller.pids()) == ["worker-default-1"]
+        late = controller.tell("restart", "--wait", "0.001")
+        assert late.code == 1
+        assert "it was told to, and is not done after 0.001 s" in late.error
+        file.write_text("restart_limit = 2\n[workers.default]\nenvironment = { PYTHONHOME = '/nowhere' }\n")
+        broken = controller.tell("reload", "--wait", "300")
+        assert broken.code == 1
+        assert "given up" in broken.error
+
+
 def test_a_reload_that_shrinks_and_breaks_a_group_ends_one_member_only_and_says_so(desk: Desk) -> None:
     whole = "restart_limit = 2\n[workers.default]\ncount = 4\n"
     with Controlling(desk.folder, whole).up() as controller:
