@@ -106,15 +106,11 @@ class ResultPublisher:
     def _begin(self, delivery: Delivery, words: Words) -> None:
         """The only job that this worker has is done: send its outcome now, and not in our next turn. Somebody probably
         waits for it."""
-        if (
-            words[0] == "complete"
-            and delivery.takers is None
-            and delivery.rule is None
-            and len(self._ledger) == 1
-        ):
+        plain = words[0] == "complete" and delivery.takers is None and delivery.rule is None
+        if plain and delivery.lane != HANDED and len(self._ledger) == 1:
             keys = self._queues[delivery.queue].on(delivery.lane)
             settle = calls.settle(keys, self._worker, [words])
-            if delivery.lane != HANDED and (ticket := self._redis.begin(settle)):
+            if ticket := self._redis.begin(settle):
                 self._begun = settle, ticket
 
     async def settle(self, outcomes: Outcomes) -> None:

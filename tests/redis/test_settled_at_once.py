@@ -1,0 +1,171 @@
+"""Settled at once: the outcome of the only job that a worker has is sent before the Result Publisher's turn comes, and
+nothing that comes meanwhile is taken for settled with it.
+
+Floor: tests. Reads and writes: the queue of the test's application.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from celery5 import App
+from celery5.broker import calls
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import QueueKeys
+from celery5.broker.on_trio import TrioRedis
+from celery5.log import Silence
+from celery5.protocol.delivery import Delivery, settlement
+from celery5.protocol.envelope import read_envelope
+from celery5.protocol.limits import Rule
+from celery5.protocol.verdict import Complete, Release
+from celery5.services.internal_queues import ResultsQueue
+from celery5.services.lease import Lease
+from celery5.services.ledger import Ledger
+from celery5.services.recent import Recent
+from celery5.services.result_publisher import ResultPublisher
+from celery5.services.suspects import Suspects
+from celery5.services.turnstile import Turnstile
+from celery5.services.unpublishable import Unpublishable
+from tests.redis.workers import until
+
+WORKER = "me"
+
+
+@dataclass
+class Desk:
+    """A Result Publisher on a link of its own, and the jobs that were read for it."""
+
+    app: App
+    keys: QueueKeys
+    publisher: ResultPublisher
+    results: ResultsQueue
+    ledger: Ledger
+    read: list[Delivery]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a trip is under way that its task does not know of yet."""
+        return self.publisher._begun is not None
+
+    def takes(self, count: int) -> list[Delivery]:
+        """The worker has so many of the jobs in hand."""
+        for each in self.read[:count]:
+            self.ledger.adopt(each)
+        return self.read[:count]
+
+    def ends(self, delivery: Delivery) -> None:
+        """A job has ended well."""
+        self.results.put((delivery, settlement(Complete(b"1"), delivery, worker=WORKER, ttl=60)))
+
+    async def finished(self, deliveries: list[Delivery]) -> dict[str, bytes]:
+        """What waits under their keys once the ledger has none of them."""
+        await until(lambda: self.ledger.total == len(deliveries))
+        await trio.testing.wait_all_tasks_blocked()
+        ids = [each.envelope.id for each in deliveries if each.envelope]
+        return {each: (await self.app.aperform(calls.locate(self.keys, each))).document for each in ids}
+
+
+@pytest.fixture
+async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[Desk]:
+    """Three jobs were read, and the publisher waits."""
+    app, log = App(app_name, broker=url), Silence()
+    keys, ledger, results = app.queue("default"), Ledger(), ResultsQueue()
+    lease = Lease(seconds=60)
+    link = TrioRedis(endpoint=Endpoint.from_url(url))
+    await nursery.start(link.run)
+    unpublishable = Unpublishable(
+        when_unpublishable="backlog", queues={}, results=results, log=log, worker=WORKER, results_ttl=60
+    )
+    turnstile = Turnstile(
+        tasks={},
+        queues={},
+        paces={},
+        budget=cast("Any", None),  # nobody has a rule
+        ledger=ledger,
+        suspects=Suspects(queues={}, ledger=ledger, max_deliveries=3),
+        log=log,
+        default_queue="default",
+    )
+    publisher = ResultPublisher(
+        redis=link,
+        consumed=[keys],
+        results=results,
+        ledger=ledger,
+        recent=Recent(recent_jobs=10),
+        unpublishable=unpublishable,
+        turnstile=turnstile,
+        lease=lease,
+        log=log,
+        worker=WORKER,
+    )
+
+    @app.task
+    async def one(number: int) -> int:
+        return number
+
+    await app.aperform(calls.join(keys, WORKER, lease=60))
+    await app.asend_many([one.s(number) for number in range(3)])
+    entries = await app.aperform(calls.read([keys], WORKER, count=3, block=0))
+    read = [
+        Delivery(each.queue, each.id, each.message, envelope=read_envelope(each.message)) for each in entries
+    ]
+    await nursery.start(publisher.run)
+    await trio.testing.wait_all_tasks_blocked()
+    yield Desk(app, keys, publisher, results, ledger, read)
+    nursery.cancel_scope.cancel()
+    app.close()
+
+
+async def test_the_outcome_of_the_only_job_is_sent_before_the_publishers_turn(desk: Desk) -> None:
+    (lone,) = taken = desk.takes(1)
+    desk.ends(lone)
+    assert desk.has_begun
+    assert all((await desk.finished(taken)).values())
+    assert not desk.has_begun
+
+
+async def test_what_ends_before_the_publishers_turn_is_settled_by_itself(desk: Desk) -> None:
+    (lone,) = desk.takes(1)
+    desk.ends(lone)
+    assert desk.has_begun
+    everybody = desk.takes(3)
+    for each in everybody[1:]:
+        desk.ends(each)
+    assert all((await desk.finished(everybody)).values())
+
+
+async def test_with_several_jobs_in_hand_their_outcomes_go_together(desk: Desk) -> None:
+    everybody = desk.takes(3)
+    for each in everybody:
+        desk.ends(each)
+    assert not desk.has_begun
+    assert all((await desk.finished(everybody)).values())
+
+
+@pytest.mark.parametrize("what", ["takers", "rule", "lane", "release"])
+async def test_what_is_more_than_a_result_waits_for_the_publishers_turn(desk: Desk, what: str) -> None:
+    (lone,) = desk.takes(1)
+    if what == "takers":
+        lone.takers = {"SUCCESS": "sink"}
+    elif what == "rule":
+        lone.rule = Rule("one", most=1)
+    elif what == "lane":
+        lone.lane = "g"
+    verdict = Release() if what == "release" else Complete(b"1")
+    desk.publisher._begin(lone, settlement(verdict, lone, worker=WORKER, ttl=60))
+    assert not desk.has_begun
+
+
+async def test_while_another_call_is_under_way_nothing_is_sent_ahead(desk: Desk) -> None:
+    (lone,) = taken = desk.takes(1)
+    desk.ends(lone)
+    (_, other, _) = desk.read
+    desk.ledger.settled(taken)
+    desk.ledger.adopt(other)
+    begun = desk.publisher._begun
+    desk.publisher._begin(other, settlement(Complete(b"1"), other, worker=WORKER, ttl=60))
+    assert desk.publisher._begun is begun
