@@ -114,6 +114,17 @@ def test_where_eliot_keeps_its_listeners_elsewhere_everything_goes_through_it(
     assert [each["job"] for each in lines] == ["j1", "j1"]
 
 
+def test_what_else_there_is_to_say_of_a_job_is_said() -> None:
+    stream = io.StringIO()
+    with Journal(stream) as journal:
+        journal._buffer.clear()
+        assert journal.alone
+        Log(worker="w1", app="shop", journal=journal).ended("error", **ENDED, more={"reason": "exhausted"})
+    (line,) = written(stream)
+    assert line["reason"] == "exhausted"
+    assert line | ENDED == line
+
+
 def test_the_level_holds_for_what_is_said_of_jobs() -> None:
     stream = io.StringIO()
     assert ended_lines(Journal(stream, level="warning"), stream, level="info") == []

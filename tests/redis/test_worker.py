@@ -306,6 +306,7 @@ async def test_each_job_is_told_of_in_one_line(app: App) -> None:
     assert (fine["state"], fine["task"], fine["queue"]) == ("SUCCESS", half.name, "default")
     assert (fine["attempt"], fine["level"]) == (1, "info")
     assert fine["seconds"] >= 0
+    assert fine["seconds"] == round(fine["seconds"], 6)
     first, second = by_job[bad.id]
     assert (first["state"], first["attempt"], first["error"]) == ("RETRY", 1, "ValueError: odd")
     assert (second["state"], second["attempt"], second["reason"]) == ("DEAD", 2, "exhausted")
