@@ -132,9 +132,8 @@ class ResultsQueue(HandOver[tuple[Delivery, Words]]):
         super().__init__()
         self.ahead: Callable[[Delivery, Words], None] | None = None
 
-    def put(self, item: tuple[Delivery, Words]) -> None:
-        """Keep an outcome for the publisher. Never blocks."""
-        lone = bool(self._parked) and not self.items
-        super().put(item)
-        if lone and self.ahead is not None:
-            self.ahead(*item)
+    def _wake_one(self) -> None:
+        if self._parked:
+            super()._wake_one()
+            if self.ahead is not None:
+                self.ahead(*self.items[0])

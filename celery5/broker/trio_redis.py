@@ -83,10 +83,7 @@ class TrioRedis:
         """
         ticket = self._ticket(call)
         await self._link.trip(ticket)
-        reply = ticket.reply
-        if type(reply) is ReplyError:
-            reply = await self._second_answer(call, reply)
-        return call.reply(reply)
+        return await self._decoded(call, ticket)
 
     def begin(self, call: Call[Any]) -> Ticket | None:
         """Send a call at once, for `finish`, which is awaited soon. None, and nothing was sent, unless nothing else is
@@ -97,6 +94,9 @@ class TrioRedis:
     async def finish(self, call: Call[T], ticket: Ticket) -> T:
         """Give the decoded reply to a call that was begun. Raises as `perform` does."""
         await self._link.finish(ticket)
+        return await self._decoded(call, ticket)
+
+    async def _decoded(self, call: Call[T], ticket: Ticket) -> T:
         reply = ticket.reply
         if type(reply) is ReplyError:
             reply = await self._second_answer(call, reply)

@@ -44,6 +44,13 @@ class Parked:
         return Call((*words, "STREAMS", self.stream, after), _ids, blocks=block)
 
 
+async def add_then_cancel(parked: Parked, control: TrioRedis, scope: trio.CancelScope) -> None:
+    """While somebody reads: there is an entry, and before it has come its reader is cancelled."""
+    await trio.sleep(0.02)
+    await control.perform(raw("XADD", parked.stream, "*", "n", 1))
+    scope.cancel()
+
+
 def _ids(reply: Any) -> list[bytes]:
     return [entry[0] for _stream, entries in reply or () for entry in entries]
 
@@ -89,14 +96,8 @@ async def test_a_cancelled_read_that_already_has_messages_returns_them(
 ) -> None:
     proxy.delay = 0.05
     with trio.CancelScope() as scope:
-
-        async def add_then_cancel() -> None:
-            await trio.sleep(0.02)
-            await control.perform(raw("XADD", parked.stream, "*", "n", 1))
-            scope.cancel()
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(add_then_cancel)
+            nursery.start_soon(add_then_cancel, parked, control, scope)
             ids = await parked.redis.perform(parked.read())
             assert len(ids) == 1
             with pytest.raises(trio.Cancelled):
@@ -124,14 +125,8 @@ async def test_what_comes_to_one_who_was_cancelled_is_taken_all_the_same(
     proxy.delay = 0.05
     taken: list[list[bytes]] = []
     with trio.CancelScope() as scope:
-
-        async def add_then_cancel() -> None:
-            await trio.sleep(0.02)
-            await control.perform(raw("XADD", parked.stream, "*", "n", 1))
-            scope.cancel()
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(add_then_cancel)
+            nursery.start_soon(add_then_cancel, parked, control, scope)
             await parked.redis.perform(parked.read(), taken.append)
     assert [len(ids) for ids in taken] == [1]
     proxy.delay = 0
