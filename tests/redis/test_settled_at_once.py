@@ -17,6 +17,8 @@ from celery5.broker import calls
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.on_trio import TrioRedis
+from celery5.broker.ticket import Ticket
+from celery5.errors import BrokerUnavailable
 from celery5.log import Silence
 from celery5.protocol.delivery import Delivery, settlement
 from celery5.protocol.envelope import read_envelope
@@ -128,6 +130,21 @@ async def test_the_outcome_of_the_only_job_is_sent_before_the_publishers_turn(de
     assert not desk.has_begun
 
 
+async def test_what_was_sent_ahead_and_never_arrived_is_kept_until_it_does(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_begun: object) -> int:
+        raise BrokerUnavailable("gone", maybe_done=True)
+
+    link = desk.publisher._redis
+    monkeypatch.setattr(link, "begin", lambda _call: Ticket(b"", 0.0, repeatable=True))
+    monkeypatch.setattr(link, "finish", lost)
+    (lone,) = taken = desk.takes(1)
+    desk.ends(lone)
+    assert desk.has_begun
+    assert all((await desk.finished(taken)).values())
+
+
 async def test_what_ends_before_the_publishers_turn_is_settled_by_itself(desk: Desk) -> None:
     (lone,) = desk.takes(1)
     desk.ends(lone)
@@ -169,3 +186,6 @@ async def test_while_another_call_is_under_way_nothing_is_sent_ahead(desk: Desk)
     begun = desk.publisher._begun
     desk.publisher._begin(other, settlement(Complete(b"1"), other, worker=WORKER, ttl=60))
     assert desk.publisher._begun is begun
+    await desk.publisher._redis.perform(calls.PING)  # whose answer comes after the one to what was begun
+    await trio.testing.wait_all_tasks_blocked()
+    assert not desk.has_begun
