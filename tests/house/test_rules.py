@@ -10,7 +10,6 @@ import re
 
 from tests.house.sources import EVERYWHERE, HERE, PACKAGE, files, functions, name, tree
 
-LONGEST_FILE = 400
 LONGEST_FUNCTION = 50
 NO_MODULE = re.compile(r"^_?(util|helper|common|misc|base|manager|mixin)")
 NO_CLASS = re.compile(r"(Manager|Helper|Util|Base|Mixin|Impl|Processor|Data|Info|Common)(?![a-z])")
@@ -33,12 +32,6 @@ def test_there_is_something_to_look_at() -> None:
         "celery5/__init__.py",
         "services/systemd_notify.py",
     }
-
-
-def test_no_file_is_longer_than_400_lines() -> None:
-    everything = (*SOURCES, *files(*EVERYWHERE, suffix=".lua"))
-    lengths = {name(path): len(path.read_text().splitlines()) for path in everything}
-    assert {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE} == {}
 
 
 def test_no_function_is_longer_than_50_lines() -> None:
