@@ -34,6 +34,7 @@ from celery5.owning import adopt_all
 from celery5.patience import AwaitingPatient, Patient
 from celery5.protocol.backoff import OwnBackoff
 from celery5.protocol.breaker import BreakerPolicy
+from celery5.protocol.broker_url import check_broker_url
 from celery5.protocol.budget import Budget, checked_budgets
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
@@ -64,7 +65,8 @@ class App:
     `config` names the configuration: a module, a .toml file, 'redis', or a backend of one's own (default:
     `CELERY5_CONFIG`); see `celery5.configuration`. `bootsteps` and `services` are what its workers run besides (C53):
     see `BootStep` and `service`. `budgets` say how many jobs of a kind run at once, where a setting does not suffice;
-    `log_detectors` where the log goes (C14): see `celery5.log_runtime`. Raises Misconfigured.
+    `log_detectors` where the log goes (C14): see `celery5.log_runtime`. Raises Misconfigured, and BadBrokerURL for
+    a URL that cannot be right.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class App:
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self.said: Said = Said(broker=broker, **settings)
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
-        _ = self._settled() if self.config else self.settings  # what is wrong is told here and now
+        known = self._settled() if self.config else self.settings  # what is wrong is told here and now
+        for url in (known.broker, *known.brokers.values()):
+            check_broker_url(url)
         self.retry_policy: RetryPolicy = RetryPolicy.of({} if retry_policy is None else retry_policy)
         self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
         self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)

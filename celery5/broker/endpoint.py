@@ -3,11 +3,9 @@
 Floor: broker. Reads: the certificate files a `rediss://` URL names. Writes: nothing.
 
 All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one.
-redis-py does the parsing; what it lets through in silence (a database that is no number, a misspelt option)
-is refused here.
+redis-py does the parsing; what it lets through in silence is refused by `protocol/broker_url.py`.
 """
 
-import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -15,21 +13,15 @@ from typing import Any, Literal, cast
 from redis import connection as redis_connection
 
 from celery5.errors import BadBrokerURL
-from celery5.protocol.masking import masked
+from celery5.protocol.broker_url import TLS_OPTIONS, bad, check_broker_url
 
 Kind = Literal["tcp", "tls", "unix"]
-
-EXPECTED = (
-    "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
-)
 
 _CERTIFICATE_CHECKS = {
     "none": ssl.CERT_NONE,
     "optional": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-_OPTIONS = {"username", "password", "host", "port", "path", "db", *_TLS_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +51,18 @@ class Endpoint:
 
         Raises `BadBrokerURL` with one line that says what is wrong and what is expected, password masked.
         """
+        check_broker_url(url)
         try:
             found = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, AttributeError):
-            # The text of the error is dropped: with a badly quoted password it can contain a part of it.
-            raise _bad(url, "it cannot be understood") from None
+            raise bad(url, "it cannot be understood") from None
         scheme = url.partition("://")[0]
         found.pop("connection_class", None)
         found.update(options)
-        _refuse_unknown(url, found)
+        found["port"] = int(found.get("port", 6379))
         kind: Kind = "unix" if scheme == "unix" else "tls" if scheme == "rediss" else "tcp"
-        if kind == "unix" and not found.get("path"):
-            raise _bad(url, "it names no socket")
-        _check_database(url, scheme, found)
         # Celery's spelling, CERT_NONE, is understood too.
         found["ssl_cert_reqs"] = str(found.get("ssl_cert_reqs", "required")).lower().removeprefix("cert_")
-        if found["ssl_cert_reqs"] not in _CERTIFICATE_CHECKS:
-            raise _bad(url, f"ssl_cert_reqs is one of {', '.join(_CERTIFICATE_CHECKS)}")
         return cls(kind=kind, **found)
 
     @property
@@ -119,25 +106,7 @@ class Endpoint:
             return options | {"unix_socket_path": self.path}
         options |= {"host": self.host, "port": self.port}
         if self.kind == "tls":
-            options |= {"ssl": True} | {name: getattr(self, name) for name in _TLS_OPTIONS}
+            options |= {"ssl": True} | {name: getattr(self, name) for name in TLS_OPTIONS}
             # redis-py refuses to check the name of a certificate that it does not check.
             options["ssl_check_hostname"] = self.ssl_check_hostname and self.ssl_cert_reqs != "none"
         return options
-
-
-def _bad(url: object, why: str) -> BadBrokerURL:
-    return BadBrokerURL(f"broker URL {masked(str(url), doubtful=True)!r}: {why}; expected {EXPECTED}")
-
-
-def _refuse_unknown(url: str, found: dict[str, Any]) -> None:
-    unknown = sorted(set(found) - _OPTIONS)
-    if unknown:
-        raise _bad(url, f"unknown option {', '.join(unknown)} (known: {', '.join(sorted(_OPTIONS))})")
-
-
-def _check_database(url: str, scheme: str, found: dict[str, Any]) -> None:
-    path = re.sub(r"^[^:]+://[^/?#]*", "", url).partition("?")[0].strip("/")
-    if scheme != "unix" and not re.fullmatch(r"[0-9]*", path):
-        raise _bad(url, "the database after the slash must be a number")
-    if not isinstance(found.get("db", 0), int) or found.get("db", 0) < 0:
-        raise _bad(url, "the database must be a number from 0 on")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5 import App
 from celery5.broker.endpoint import Endpoint
-from celery5.errors import BadBrokerURL
+from celery5.errors import BadBrokerURL, Misconfigured
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_options_win_over_the_url() -> None:
     )
 
 
-@pytest.mark.parametrize(
+WRONG = pytest.mark.parametrize(
     ("url", "says"),
     [
         ("http://h", "cannot be understood"),
@@ -64,8 +65,14 @@ def test_options_win_over_the_url() -> None:
         ("unix://", "names no socket"),
         ("redis://user:se/cret@h", "cannot be understood"),
         ("redis://user:secret@h?db=x&password=secret", "cannot be understood"),
+        ("redis://two words:6379", "no spaces"),
+        ("redis://h:0", "from 1 to 65535"),
+        ("redis://h?port=many", "from 1 to 65535"),
     ],
 )
+
+
+@WRONG
 def test_a_wrong_url_is_told_in_one_line_what_is_expected(url: str, says: str) -> None:
     with pytest.raises(BadBrokerURL, match=says) as caught:
         Endpoint.from_url(url)
@@ -73,6 +80,23 @@ def test_a_wrong_url_is_told_in_one_line_what_is_expected(url: str, says: str) -
     assert "expected redis://" in text
     assert "\n" not in text
     assert "cret" not in text
+
+
+@WRONG
+def test_a_wrong_url_is_refused_where_the_application_is_made(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadBrokerURL, match=says):
+        App("shop", broker=url)
+    with pytest.raises(
+        (BadBrokerURL, Misconfigured)
+    ) as caught:  # all that is wrong with `brokers` is one error
+        App("shop", brokers={"mails": url})
+    assert "cret" not in str(caught.value)
+    if url:  # an empty variable is as good as none
+        monkeypatch.setenv("CELERY5_BROKER", url)
+        with pytest.raises(BadBrokerURL, match=says):
+            App("shop")
 
 
 @given(st.text(max_size=40))

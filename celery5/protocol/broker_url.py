@@ -1,0 +1,69 @@
+"""Broker URL: what may stand in the URL of a broker, checked before anything connects.
+
+Floor: protocol. Reads: nothing. Writes: nothing.
+
+The same rules hold where an App is made and where a driver connects, so a URL that cannot be right is refused at the
+line that says it. redis-py lets much of it pass in silence: a database that is no number, a misspelt option.
+"""
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+from celery5.errors import BadBrokerURL
+from celery5.protocol.masking import masked
+
+EXPECTED = (
+    "redis://[user:password@]host[:port][/database], rediss://... for TLS, or unix:///path/to.sock[?db=0]"
+)
+SCHEMES = ("redis", "rediss", "unix")
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+OPTIONS = frozenset({"username", "password", "host", "port", "path", "db", *TLS_OPTIONS})
+CERTIFICATE_CHECKS = ("none", "optional", "required")
+_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f]")
+
+
+def check_broker_url(url: str) -> None:
+    """Check that a text can be the URL of a broker; nothing is looked up and no file is read.
+
+    Raises:
+        BadBrokerURL: one line that says what is wrong and what is expected, with the password masked.
+    """
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except (ValueError, TypeError, AttributeError):
+        # The text of the error is dropped: with a badly quoted password it can contain a part of it.
+        raise bad(url, "it cannot be understood") from None
+    if not url.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+        raise bad(url, "it cannot be understood")
+    options = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    _check_options(url, options)
+    if parts.scheme == "unix":
+        if not (parts.path or options.get("path")):
+            raise bad(url, "it names no socket")
+        return
+    if host and _UNPRINTABLE.search(host):
+        raise bad(url, "a host name has no spaces and no control characters")
+    if port == 0:
+        raise bad(url, "the port must be a number from 1 to 65535")
+    if not re.fullmatch(r"[0-9]*", parts.path.strip("/")):
+        raise bad(url, "the database after the slash must be a number")
+
+
+def bad(url: object, why: str) -> BadBrokerURL:
+    """Return the error for a URL that cannot be used."""
+    return BadBrokerURL(f"broker URL {masked(str(url), doubtful=True)!r}: {why}; expected {EXPECTED}")
+
+
+def _check_options(url: str, options: dict[str, str]) -> None:
+    if unknown := sorted(set(options) - OPTIONS):
+        raise bad(url, f"unknown option {', '.join(unknown)} (known: {', '.join(sorted(OPTIONS))})")
+    if not re.fullmatch(r"-?[0-9]+", options.get("db", "0")):
+        raise bad(url, "it cannot be understood")
+    if int(options.get("db", 0)) < 0:
+        raise bad(url, "the database must be a number from 0 on")
+    if not re.fullmatch(r"[0-9]{1,5}", options.get("port", "1")):
+        raise bad(url, "the port must be a number from 1 to 65535")
+    # Celery's spelling, CERT_NONE, is understood too.
+    if options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_") not in CERTIFICATE_CHECKS:
+        raise bad(url, f"ssl_cert_reqs is one of {', '.join(CERTIFICATE_CHECKS)}")
