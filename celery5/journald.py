@@ -152,7 +152,7 @@ def _value(name: str, value: Any) -> str:
         # The place in the action, as eliot writes it on one line.
         return "".join(f"/{each}" for each in cast("list[object]", value))
     if isinstance(value, str):
-        return value.removeprefix("celery5:") if name == "message_type" else value
+        return value
     return as_json(value)
 
 

@@ -154,7 +154,7 @@ def test_an_entry_has_the_fields_that_people_search_for() -> None:
     fields = parsed(entry(job))
     assert fields["PRIORITY"] == b"3"
     assert fields["SYSLOG_IDENTIFIER"] == b"celery5"
-    assert fields["CELERY5_EVENT"] == b"job"
+    assert fields["CELERY5_EVENT"] == b"celery5:job"
     assert fields["MESSAGE"] == b"shop.add DEAD in 0.25 s (job=j1 attempt=2): ValueError: no\nline 1\nline 2"
     assert fields["CELERY5_TRACEBACK"] == b"line 1\nline 2"
     for name, value in {
@@ -195,7 +195,7 @@ def test_names_and_values_of_any_kind_make_an_entry_that_can_be_read() -> None:
     assert fields["CELERY5_ZERO"] == b"a\0b"
     assert "CELERY5_NONE" not in fields
     rude = parsed(entry({"message_type": "celery5:x", "value": Rude()}))
-    assert rude["CELERY5_EVENT"] == b"log:unshowable"
+    assert rude["CELERY5_EVENT"] == b"celery5:log:unshowable"
 
 
 def test_what_is_too_large_for_a_datagram_is_passed_in_a_file(recorder: Recorder) -> None:
@@ -232,5 +232,5 @@ def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_tol
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
         again = Recorder(recorder.path, line)
         assert place.write([{"message_type": "celery5:x"}]) == 1
-        assert again.entry()["CELERY5_EVENT"] == b"x"
+        assert again.entry()["CELERY5_EVENT"] == b"celery5:x"
     place.close()

@@ -38,7 +38,9 @@ def started(
         monkeypatch.setenv("JOURNAL_STREAM", named)
         worker = staff.launch([*CELERY5, role, "start"], stderr=stderr, journal_socket=journal.socket)
     wait_until(
-        lambda: journal.entries(f"CELERY5_EVENT={role}:ready") != [] or worker.process.poll() is not None,
+        lambda: (
+            journal.entries(f"CELERY5_EVENT=celery5:{role}:ready") != [] or worker.process.poll() is not None
+        ),
         within=30,
     )
     assert worker.process.poll() is None, worker.output.read_text()
@@ -51,7 +53,7 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
     worker = started(staff, journal, monkeypatch)
     jobs = [staff.app.tasks["quiet"].delay(n) for n in range(3)]
     failed = staff.app.tasks["fail"].options(max_retries=0).delay()
-    wait_until(lambda: len(journal.entries("CELERY5_EVENT=job")) == 4)
+    wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 4)
     for each in jobs:
         (entry,) = journal.entries(f"CELERY5_JOB={each.id}")
         assert (entry["CELERY5_TASK"], entry["CELERY5_STATE"]) == ("quiet", "SUCCESS")
@@ -69,7 +71,7 @@ def test_a_worker_whose_stderr_is_the_journal_writes_fields_that_can_be_searched
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     assert worker.output.read_text() == "", "not a line of it twice"
-    assert journal.entries("CELERY5_EVENT=worker:stopped") != []
+    assert journal.entries("CELERY5_EVENT=celery5:worker:stopped") != []
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -78,7 +80,7 @@ def test_every_role_writes_into_the_journal_what_it_is_and_where_in_its_action_e
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))  # where a Publisher opens its socket
     one = started(staff, journal, monkeypatch, role)
-    (ready,) = journal.entries(f"CELERY5_EVENT={role}:ready")
+    (ready,) = journal.entries(f"CELERY5_EVENT=celery5:{role}:ready")
     assert (ready["PRIORITY"], ready["SYSLOG_IDENTIFIER"]) == ("6", "celery5")
     assert ready["MESSAGE"].startswith(f"{role}:ready")
     assert (ready["_PID"], ready["_TRANSPORT"]) == (str(one.process.pid), "journal")
@@ -90,7 +92,7 @@ def test_every_role_writes_into_the_journal_what_it_is_and_where_in_its_action_e
     one.signal(signal.SIGTERM)
     assert one.wait(60) == 0
     assert one.output.read_text() == "", "not a line of it twice"
-    (left,) = journal.entries(f"CELERY5_EVENT={role}:stopped", f"_PID={one.process.pid}")
+    (left,) = journal.entries(f"CELERY5_EVENT=celery5:{role}:stopped", f"_PID={one.process.pid}")
     assert left["CELERY5_TASK_UUID"] == ready["CELERY5_TASK_UUID"]
 
 
@@ -100,7 +102,7 @@ def test_a_members_jobs_are_in_the_journal_beside_its_controller(
     one = started(staff, journal, monkeypatch, "controller")
     job = staff.app.tasks["quiet"].delay(1)
     wait_until(lambda: journal.entries(f"CELERY5_JOB={job.id}") != [], within=30)
-    (entry,) = journal.entries(f"CELERY5_JOB={job.id}", "CELERY5_EVENT=job")
+    (entry,) = journal.entries(f"CELERY5_JOB={job.id}", "CELERY5_EVENT=celery5:job")
     assert entry["_PID"] != str(one.process.pid)
     assert entry["CELERY5_WORKER"].startswith("worker-default-1:")
 
@@ -117,7 +119,7 @@ def test_a_variable_that_was_inherited_does_not_make_a_file_the_journal(
 
 def test_the_journal_can_be_asked_for_by_name(staff: Staff, journal: JournalDaemon) -> None:
     worker = staff.launch([*START, "--log-format", "journal"], journal_socket=journal.socket)
-    wait_until(lambda: journal.entries("CELERY5_EVENT=worker:ready") != [])
+    wait_until(lambda: journal.entries("CELERY5_EVENT=celery5:worker:ready") != [])
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     lost = staff.launch([*START, "--log-format", "journal"], journal_socket=str(staff.folder / "none"))
@@ -138,8 +140,8 @@ def test_while_the_journal_is_away_jobs_run_and_what_was_not_written_is_brought_
     assert [each.get(timeout=30) for each in jobs] == [0, 1, 2, 3, 4]
     wait_until(lambda: numbers(port)["celery5_log_again_total"] >= 5)
     journal.start()
-    wait_until(lambda: len(journal.entries("CELERY5_EVENT=job")) == 5)
-    found = journal.entries("CELERY5_EVENT=job")
+    wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 5)
+    found = journal.entries("CELERY5_EVENT=celery5:job")
     assert sorted(each["CELERY5_JOB"] for each in found) == sorted(each.id for each in jobs)
     assert {each["CELERY5_AGAIN"] for each in found} <= {"1", "2"}
     assert numbers(port)["celery5_log_lost_total"] == 0
@@ -149,8 +151,8 @@ def test_what_is_too_large_for_a_datagram_arrives_whole(journal: JournalDaemon) 
     with Journal(Journald(journal.socket)) as log:
         log._buffer.clear()
         log({"message_type": "celery5:x", "level": "info", "worker": "w", "blob": "y\n" * 500_000})
-    wait_until(lambda: journal.entries("CELERY5_EVENT=x") != [])
-    (entry,) = journal.entries("CELERY5_EVENT=x")
+    wait_until(lambda: journal.entries("CELERY5_EVENT=celery5:x") != [])
+    (entry,) = journal.entries("CELERY5_EVENT=celery5:x")
     assert entry["CELERY5_BLOB"] == "y\n" * 500_000
     assert log.counts.lost == 0
 
@@ -161,5 +163,7 @@ def test_thousands_of_messages_at_once_are_all_there_in_order(journal: JournalDa
         for n in range(3000):
             log({"message_type": "celery5:x", "level": "info", "worker": "w", "n": n})
         wait_until(lambda: log.counts.written == 3000)  # at its end it would give up, if the journal is slow
-    wait_until(lambda: len(journal.entries("CELERY5_EVENT=x")) == 3000)
-    assert [int(each["CELERY5_N"]) for each in journal.entries("CELERY5_EVENT=x")] == list(range(3000))
+    wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:x")) == 3000)
+    assert [int(each["CELERY5_N"]) for each in journal.entries("CELERY5_EVENT=celery5:x")] == list(
+        range(3000)
+    )
