@@ -142,13 +142,13 @@ async def _story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | 
     seen = (
         await redis.perform_all([looking.inspect(app.queue(name), job_id) for name in names]) if names else []
     )
-    stories = [_story(job_id, name, each) for name, each in zip(names, seen, strict=True)]
+    stories = [_story(app, job_id, name, each) for name, each in zip(names, seen, strict=True)]
     found = [each for each in stories if each.state is not JobState.UNKNOWN]
     return min(found, key=lambda each: each.ended, default=None)  # of several, one that has not ended
 
 
-def _story(job_id: str, queue: str, seen: Sighting) -> JobStory:
-    return told(
+def _story(app: "App", job_id: str, queue: str, seen: Sighting) -> JobStory:
+    story = told(
         job_id,
         queue,
         place=seen.place,
@@ -160,6 +160,10 @@ def _story(job_id: str, queue: str, seen: Sighting) -> JobStory:
         deliveries=seen.deliveries,
         before=seen.before,
     )
+    if story.max_retries is None and seen.message and story.task in app.tasks:
+        # A message without a policy leaves it to its task, as a worker reads it.
+        return replace(story, max_retries=app.tasks[story.task].policy.max_retries)
+    return story
 
 
 async def _refuse_unknown(app: "App", redis: AwaitingRedis, queue: str, known: list[str]) -> None:

@@ -34,7 +34,8 @@ class JobStory(msgspec.Struct, frozen=True):
     `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
     `sections` are the attempts that were made for `retry` sections, by their names. `gate` is what a job waits at that
     its task's limit, rate or suspension holds back: the task, and the key if it has one; `before` is how many stand
-    before it in its line.
+    before it in its line. `max_retries` is None where neither the message nor the application says it: of a task that
+    is not declared here, and once a job has ended well.
     """
 
     id: str

@@ -39,6 +39,21 @@ async def found(app: App, job_id: str) -> JobStory:
     return story
 
 
+async def test_how_often_a_job_may_be_tried_again_is_told_whoever_says_it(app: App) -> None:
+    @app.task(name="plain")
+    async def plain() -> None: ...
+
+    @app.task(name="often", max_retries=7)
+    async def often() -> None: ...
+
+    by_default, declared = await plain.adelay(), await often.adelay()
+    of_the_call = await plain.options(max_retries=1).adelay()
+    stories = [await found(app, job.id) for job in (by_default, declared, of_the_call)]
+    assert [story.max_retries for story in stories] == [app.retry_policy.max_retries, 7, 1]
+    del app.tasks["plain"]
+    assert (await found(app, by_default.id)).max_retries is None  # only whoever declares it can know
+
+
 async def test_a_job_is_found_in_every_state_wherever_it_is(app: App) -> None:
     gate = trio.Event()
 
