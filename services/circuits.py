@@ -6,6 +6,7 @@ A task has its breaker from its first failure on, or from its first report when 
 costs nothing. Two small collections are all that the way of a job looks at: `shut` and `restless`, mostly empty.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,9 @@ AFTER = 1.0
 
 LEAST = 0.1
 """Seconds that a job is held at least while a probe is under way: less would let jobs turn in circles."""
+
+PASSABLE = "degraded"
+"""The one bad state in which a probe may go ahead: what works badly may work."""
 
 _KINDS = kinds_of(CircuitOpen("open"))
 
@@ -62,6 +66,8 @@ class Circuit:
         self._probe: object = None
         self._since = 0.0
         self._comes_first = True
+        self._seen: dict[str, tuple[str, float]] = {}
+        """The state in which each check was seen last, and when."""
 
     def passes(self, who: object) -> float | None:
         """None when `who` may go ahead, and whoever may must say how it went, with `done`; else the seconds after which
@@ -69,14 +75,25 @@ class Circuit:
         now, breaker = trio.current_time(), self.breaker
         if breaker.state is BreakerState.CLOSED:
             return None
-        if breaker.allows(now):
-            self.breaker = breaker.begin(now)
-            self._probe, self._since = who, now
-            self._log.event("breaker:probing", "info", breaker=self.name)
+        if breaker.allows(now) and (bad := self._bad_check(now)) is not None:
+            # A probe would fail, and cost a job an attempt. The next look at the check may find it well.
+            self.why, self._comes_first = f"health check {bad.name} is {self._seen[bad.name][0]}", True
+            self.breaker = replace(breaker, until=now + min(self.policy.reset, bad.period))
+        elif self.begin_probe(who):
             return None
         if self.policy.mode == "watch":
             return None
         return self._wait(now)
+
+    def begin_probe(self, who: object) -> bool:
+        """Let `who` be the probe, whatever the health checks say, if one is due; return whether it is."""
+        now = trio.current_time()
+        if self.breaker.state is not BreakerState.OPEN or not self.breaker.allows(now):
+            return False
+        self.breaker = self.breaker.begin(now)
+        self._probe, self._since = who, now
+        self._log.event("breaker:probing", "info", breaker=self.name)
+        return True
 
     @property
     def is_closed(self) -> bool:
@@ -89,6 +106,19 @@ class Circuit:
             now = trio.current_time()
             self.breaker = replace(self.breaker, until=now).begin(now)
         self._probe, self._since = who, trio.current_time()
+
+    def _bad_check(self, now: float) -> HealthCheck | None:
+        """Return a check whose last state is bad and not yet stale; None when a probe may go ahead.
+
+        A check that nobody looks at, and that has no period, never gets stale: the job that would report it well may
+        be the very probe, so it bars none.
+        """
+        for name, (state, at) in self._seen.items():
+            check = self.checks[name]
+            is_fresh = math.isfinite(check.believed_for) and now - at <= check.believed_for
+            if is_fresh and state not in (check.good, PASSABLE):
+                return check
+        return None
 
     def _wait(self, now: float) -> float:
         short = min(AFTER, self.policy.reset)
@@ -117,11 +147,12 @@ class Circuit:
             self._become(before.succeeded() if well else before.failed(now), now, why)
 
     def report(self, check: HealthCheck, state: str, why: str = "") -> None:
-        """A health check of ours is in that state, seen again."""
+        """A health check of ours is in that state, good or bad, seen again."""
+        now = trio.current_time()
+        self._seen[check.name] = (state, now)
         allowed, within = self._allowance(check, state)
         if allowed is None:
             return
-        now = trio.current_time()
         what = state if self.policy.allowed and state in self.policy.allowed else f"{check.name}: {state}"
         after = self.breaker.reported(what, now, allowed=allowed, within=within)
         self._become(after, now, f"health check {check.name} is {state}" + (f": {why}" if why else ""))

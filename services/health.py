@@ -259,8 +259,7 @@ class Health:
             self._log.event(
                 "health:changed", level, check=check.name, state=reading.state, before=was, why=reading.why
             )
-        if not reading.is_good:
-            self._circuits.report(check, reading.state, reading.why)
+        self._circuits.report(check, reading.state, reading.why)
 
     async def _tell_others(self) -> None:
         """Keep the states of global checks where all workers find them: of each check the newest."""

@@ -117,7 +117,7 @@ class PublishingChecks:
                 await trio.sleep_until(each.circuit.breaker.until)
 
     async def _look(self, each: _Watched) -> None:
-        each.circuit.passes(each)  # when its breaker is open and due, this look is the probe
+        each.circuit.begin_probe(each)  # when its breaker is open and due, this look is the probe
         found = await self._seen(each)
         well = found == each.check.good
         if each.circuit.breaker.state is BreakerState.HALF_OPEN:

@@ -3,10 +3,12 @@
 Floor: tests. Reads and writes: the keys of the tests' applications.
 """
 
+import inspect
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import trio
 
 from celery5 import App, AsyncResult, BreakerPolicy, HealthCheck, Misconfigured
 from celery5.broker.embedded import EmbeddedServer
-from celery5.checks import BrokerPing, Disk, EventLoopLag, Memory, QueueLength
+from celery5.checks import BrokerPing, Disk, EventLoopLag, HttpEndpoint, Memory, QueueLength
 from celery5.machine import available_memory, used_memory
 from tests.redis.workers import Lines, until, until_async, working
 
@@ -172,3 +174,42 @@ async def test_a_worker_looks_after_itself_unless_told_otherwise(
 def test_limits_without_sense_are_refused(make: type[BrokerPing] | type[EventLoopLag]) -> None:
     with pytest.raises(Misconfigured, match="limit is 0: give more than 0"):
         make(limit=0)
+
+
+BUILT_IN: dict[str, Callable[..., HealthCheck]] = {
+    "broker": BrokerPing,
+    "loop": EventLoopLag,
+    "memory": Memory,
+    "disk": Disk,
+    "queue": partial(QueueLength, "default", limit=5),
+    "endpoint": partial(HttpEndpoint, "http://127.0.0.1:1/"),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("name", "mine"),
+        ("period", 7.0),
+        ("timeout", 3.0),
+        ("allowed", {"unhealthy": 1}),
+        ("window", 70.0),
+        ("scope", "global"),
+        ("stale_after", 5),
+    ],
+)
+def test_every_built_in_check_takes_what_any_health_check_takes(
+    name: str, option: str, value: object
+) -> None:
+    assert getattr(BUILT_IN[name](**{option: value}), option) == value
+
+
+def test_the_options_tried_are_all_that_a_health_check_has() -> None:
+    options = {"name", "period", "timeout", "allowed", "window", "scope", "stale_after"}
+    assert options == set(inspect.signature(HealthCheck).parameters) - {"look", "states"}
+
+
+def test_the_states_of_an_endpoint_are_its_own() -> None:
+    with pytest.raises(Misconfigured, match="the states of an HttpEndpoint are its own"):
+        HttpEndpoint("http://127.0.0.1/", states=("bad", "good"))

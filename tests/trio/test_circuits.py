@@ -4,7 +4,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -218,6 +218,47 @@ async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_say
     reading = ward.circuits.told()["treat"]
     assert (reading.state, reading.trips, reading.opens_in) == ("open", 2, 30)
     assert reading.why == "health check bank is unhealthy: it said so itself"
+
+
+@pytest.mark.parametrize("mode", ["delay", "fail"])
+async def test_no_probe_goes_ahead_while_a_health_check_is_bad(
+    autojump_clock: MockClock, mode: Literal["delay", "fail"]
+) -> None:
+    check = HealthCheck("bank", lambda: False, period=10, allowed={"unhealthy": 0})
+    ward = Ward(check, threshold=None, mode=mode)
+    for _ in range(12):
+        ward.circuits.report(check, "unhealthy")
+        await trio.sleep(10)
+        assert not ward.run(WELL)
+    reading = ward.circuits.told()["treat"]
+    assert (reading.state, reading.trips, reading.why) == ("open", 1, "health check bank is unhealthy")
+    ward.circuits.report(check, "healthy")
+    await trio.sleep(10)
+    assert ward.run(WELL)
+    assert not ward.circuits.shut
+
+
+async def test_a_probe_goes_ahead_when_the_bad_state_is_stale_or_is_degraded(
+    autojump_clock: MockClock,
+) -> None:
+    check = HealthCheck("bank", lambda: False, period=10, allowed={"unhealthy": 0, "degraded": 0})
+    stale, slow = Ward(check, threshold=None), Ward(check, threshold=None)
+    stale.circuits.report(check, "unhealthy")
+    slow.circuits.report(check, "degraded")
+    await trio.sleep(30)
+    slow.circuits.report(check, "degraded")
+    assert slow.run(WELL)
+    assert not stale.run(WELL)  # 30 s are three periods: it is believed until they are over
+    await trio.sleep(11)
+    assert stale.run(WELL)
+
+
+async def test_a_check_that_only_jobs_report_bars_no_probe(autojump_clock: MockClock) -> None:
+    check = HealthCheck("printer", allowed={"unhealthy": 0})
+    ward = Ward(check, threshold=None)
+    ward.circuits.report(check, "unhealthy")
+    await trio.sleep(30)
+    assert ward.run(WELL)
 
 
 async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: MockClock, lines: Lines) -> None:
