@@ -6,7 +6,7 @@ Floor: domain. Reads: what each of them looks at. Writes: nothing.
 import os
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from celery5.broker import calls
 from celery5.errors import BrokerError, Misconfigured
@@ -119,6 +119,34 @@ class QueueLength(HealthCheck):
         """One short question."""
         size = await ground.perform(calls.measure(ground.queue(self._queue)))
         return graded(max(size.stream - size.held, 0), self._most)
+
+
+class Backlog(Protocol):
+    """A Messages Backlog: `app.backlog`, or one of the user's own."""
+
+    @property
+    def size(self) -> int:
+        """Return how many messages wait."""
+        ...
+
+
+class UnpublishedMessages(HealthCheck):
+    """Check whether fewer than `limit` messages wait in a Messages Backlog: those that this process has sent and Redis
+    has not got.
+
+    Args:
+        backlog: what holds them: `app.backlog`.
+        limit: so many messages are unhealthy, 80 % of them degraded.
+    """
+
+    def __init__(self, backlog: Backlog, *, limit: int, name: str = "backlog", **more: Any) -> None:
+        super().__init__(name, **more)
+        self._backlog = backlog
+        self._most = _above_zero(limit, name)
+
+    async def look(self, function: Look | None, ground: Ground) -> object:
+        """Compare one number of this process' memory."""
+        return graded(self._backlog.size, self._most)
 
 
 class HttpEndpoint(HealthCheck):

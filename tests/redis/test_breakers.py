@@ -4,7 +4,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -258,6 +258,30 @@ async def test_a_health_check_trips_the_breaker_of_its_task_and_failures_alone_d
             assert await held.arevoke()
     (tripped,) = lines.of("breaker:tripped")
     assert tripped["why"] == "health check patient is unhealthy: coughs"
+
+
+@pytest.mark.parametrize("mode", ["delay", "fail"])
+async def test_a_bad_check_that_a_worker_looks_at_holds_jobs_or_fails_them_until_it_is_well(
+    app: App, mode: Literal["delay", "fail"]
+) -> None:
+    patient, state = Patient(), ["unhealthy"]
+    patient.ill = False
+    check = app.health_check(name="room", period=0.05, allowed={"unhealthy": 0})(lambda: state[0])
+    ask = declared(app, patient, checks=[check], breaker=BreakerPolicy(threshold=None, reset=0.1, mode=mode))
+    async with working(app):
+        await until(lambda: check.state == "unhealthy")
+        sent = await ask.options(max_retries=0).adelay()
+        if mode == "delay":
+            await until_async(lambda: has_state(sent, "HELD"))
+        else:
+            with pytest.raises(TaskFailed, match=r"CircuitOpen: .* health check room is unhealthy"):
+                await sent.aget(timeout=30)
+        assert patient.asked == 0
+        state[0] = "healthy"
+        await until(lambda: check.state == "healthy")
+        last = sent if mode == "delay" else await ask.options(max_retries=20, backoff=0.1).adelay()
+        assert await last.aget(timeout=30) == "well"
+    assert patient.asked == 1
 
 
 def test_what_is_no_breaker_and_no_check_is_refused_at_once(app: App) -> None:

@@ -141,6 +141,27 @@ async def test_it_grows_to_its_maximum_while_jobs_wait_and_shrinks_to_its_minimu
         assert not any(await agather(sent, timeout=30))
 
 
+async def test_growth_begins_when_more_wait_than_there_are_slots_and_by_the_excess(
+    url: str, app_name: str, doors: Doors
+) -> None:
+    """Three slots and seven jobs: the four that wait are one more than there are slots, so one slot is added."""
+    budget = Budget(minimum=3, maximum=50, cooldown=60.0)
+    app = application(url, app_name, doors, budgets={"trio": budget})
+    task = app.tasks["coroutine"]
+    async with parts_of_a_worker(app) as parts:
+        sent = await app.asend_many([task.s() for _ in range(3)])
+        await until(lambda: doors.inside["trio"] == 3)
+        sent += await app.asend_many([task.s() for _ in range(3)])
+        # Three wait, as many as there are slots: that is not more.
+        assert parts.slots("trio") == 3
+        sent += await app.asend_many([task.s()])
+        await until(lambda: parts.slots("trio") == 4)
+        await until(lambda: doors.inside["trio"] == 4)
+        doors.open.set()
+        assert not any(await agather(sent, timeout=30))
+        assert doors.most["trio"] == 4
+
+
 async def test_after_the_first_growth_it_cools_down_and_no_job_waits_here_meanwhile(
     url: str, app_name: str, redis_client: "redis.Redis", doors: Doors
 ) -> None:

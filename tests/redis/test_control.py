@@ -12,7 +12,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, BootStep, Misconfigured, TaskRevoked
+from celery5 import App, BootStep, JobStory, Misconfigured, TaskRevoked, agather
 from celery5.broker import pausing
 from celery5.errors import BrokerUnavailable, CommandRefused
 from tests.redis.forging import order, put, signed
@@ -166,6 +166,42 @@ async def test_a_job_runs_on_the_worker_that_was_named(app: App) -> None:
             await app.control.arun(double.s(4), to="nobody", timeout=0.05)
         with pytest.raises(Misconfigured, match="countdown"):
             await app.control.arun(double.options(countdown=5).s(4), to="w1")
+
+
+async def test_no_other_worker_runs_what_was_sent_to_one_whatever_it_could_do(app: App) -> None:
+    double, _ = with_tasks(app)
+    async with working(app, name="w1"), working(app, name="w2"), working(app, name="w3"):
+        # Both ways, several at once: a worker that takes what is another's would have some of them.
+        for name in ("w1", "w3"):
+            sent = [await app.control.arun(double.s(number), to=name) for number in range(12)]
+            assert await agather(sent, timeout=30) == [2 * number for number in range(12)]
+            ran = {(await story(app, each.id)).worker.partition(":")[0] for each in sent}
+            assert ran == {name}
+            done = {
+                who: (await told(app, "stats", to=who))["commands"].get("done", 0)
+                for who in ("w1", "w2", "w3")
+            }
+            assert done["w2"] <= 2  # the questions of this test
+
+
+async def test_a_command_for_a_worker_that_is_gone_is_no_other_workers(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    double, _ = with_tasks(app)
+    inbox = app.keys.inbox("w2")
+    async with working(app, name="w1"):
+        async with working(app, name="w2"):
+            pass
+        with pytest.raises(CommandRefused, match="no answer"):
+            await app.control.arun(double.s(1), to="w2", timeout=0.5)
+        assert (await told(app, "stats", to="w1"))["commands"].get("done", 0) <= 1
+        assert redis_client.xlen(inbox) == 1  # it waits where it was sent
+
+
+async def story(app: App, job_id: str) -> JobStory:
+    found = await app.afind(job_id)
+    assert found is not None
+    return found
 
 
 async def test_a_job_is_not_run_where_it_cannot_be(app: App, url: str) -> None:

@@ -18,7 +18,15 @@ import trio
 
 from celery5 import App, AsyncResult, BreakerPolicy, HealthCheck, Misconfigured
 from celery5.broker.embedded import EmbeddedServer
-from celery5.checks import BrokerPing, Disk, EventLoopLag, HttpEndpoint, Memory, QueueLength
+from celery5.checks import (
+    BrokerPing,
+    Disk,
+    EventLoopLag,
+    HttpEndpoint,
+    Memory,
+    QueueLength,
+    UnpublishedMessages,
+)
 from celery5.machine import available_memory, used_memory
 from tests.redis.workers import Lines, until, until_async, working
 
@@ -119,6 +127,27 @@ async def test_a_queue_that_grows_too_long_is_degraded_then_unhealthy(app: App) 
             await until(lambda: check.state == "healthy")
 
 
+async def test_messages_that_redis_has_not_got_are_degraded_then_unhealthy(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    app = App(app_name, broker=own_server.url, backlog=100)
+    check = only(app, UnpublishedMessages(app.backlog, limit=5, period=0.05))
+
+    @app.task(queue="elsewhere")
+    async def other() -> None: ...
+
+    async with working(app, queues=["default"]):
+        await until(lambda: check.state == "healthy")
+        own_server.kill()
+        await app.asend_many([other.s() for _ in range(4)])
+        await until(lambda: check.state == "degraded")
+        await other.adelay()
+        await until(lambda: check.state == "unhealthy")
+        own_server.revive()
+        await until(lambda: check.state == "healthy", within=30)
+    app.close()
+
+
 async def test_jobs_that_a_worker_has_do_not_wait(app: App) -> None:
     check = only(app, QueueLength("default", limit=2, period=0.05))
     go = trio.Event()
@@ -182,6 +211,7 @@ BUILT_IN: dict[str, Callable[..., HealthCheck]] = {
     "memory": Memory,
     "disk": Disk,
     "queue": partial(QueueLength, "default", limit=5),
+    "backlog": partial(UnpublishedMessages, App("unused").backlog, limit=5),
     "endpoint": partial(HttpEndpoint, "http://127.0.0.1:1/"),
 }
 

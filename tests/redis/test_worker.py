@@ -53,6 +53,31 @@ async def test_each_kind_of_task_runs_where_it_belongs(app: App) -> None:
     assert thread not in (here, loop)
 
 
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+async def test_coroutines_run_at_once_in_the_loop_that_they_were_declared_for(app: App, loop: str) -> None:
+    inside: set[int] = set()
+    libraries: set[str] = set()
+    nap: Any = trio.sleep if loop == "trio" else asyncio.sleep
+
+    async def meet(number: int) -> int:
+        """It ends when five of them are inside, so one after the other they would never end."""
+        libraries.add(
+            "trio" if trio.lowlevel.in_trio_run() else asyncio.get_running_loop().__class__.__name__
+        )
+        inside.add(number)
+        while len(inside) < 5:
+            await nap(0.001)
+        return number
+
+    declare: Any = app.task
+    task = declare(loop=loop)(meet)
+    async with working(app):
+        sent = [await task.adelay(number) for number in range(5)]
+        assert await agather(sent, timeout=30) == [0, 1, 2, 3, 4]
+    assert len(libraries) == 1
+    assert ("trio" in libraries) == (loop == "trio")
+
+
 async def test_results_come_back_as_the_annotation_says(app: App) -> None:
     @app.task
     async def typed(id_: UUID, price: Decimal, when: datetime, where: Path) -> dict[str, tuple[Any, ...]]:

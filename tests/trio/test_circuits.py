@@ -3,7 +3,7 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -218,6 +218,64 @@ async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_say
     reading = ward.circuits.told()["treat"]
     assert (reading.state, reading.trips, reading.opens_in) == ("open", 2, 30)
     assert reading.why == "health check bank is unhealthy: it said so itself"
+
+
+TRIPS: dict[str, Callable[["Ward", HealthCheck], Awaitable[object]]] = {}
+
+
+def trip(way: Callable[["Ward", HealthCheck], Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    """Add one of the ways in which a breaker trips."""
+    TRIPS[way.__name__] = way
+    return way
+
+
+@trip
+async def by_failures(ward: Ward, _check: HealthCheck) -> None:
+    for _ in range(2):
+        ward.run(ILL)
+
+
+@trip
+async def by_a_check(ward: Ward, check: HealthCheck) -> None:
+    for _ in range(2):
+        ward.circuits.report(check, "unhealthy")
+
+
+@trip
+async def by_a_probe_that_fails(ward: Ward, check: HealthCheck) -> None:
+    await by_failures(ward, check)
+    await trio.sleep(31)
+    ward.run(ILL)
+
+
+@trip
+async def by_a_check_during_the_probe(ward: Ward, check: HealthCheck) -> None:
+    await by_failures(ward, check)
+    await trio.sleep(31)
+    ward.comes()
+    await by_a_check(ward, check)
+
+
+@trip
+async def by_a_service(ward: Ward, check: HealthCheck) -> None:
+    circuit = ward.circuits.of_service("treat", BreakerPolicy(threshold=1), [check])
+    assert circuit is not None
+    circuit.done("run", well=False, why="it crashed")
+
+
+@pytest.mark.parametrize("mode", ["delay", "fail", "watch"])
+@pytest.mark.parametrize("way", TRIPS)
+async def test_each_trip_is_a_warning_in_the_log_whatever_trips(
+    autojump_clock: MockClock, lines: Lines, way: str, mode: Literal["delay", "fail", "watch"]
+) -> None:
+    check = HealthCheck("bank", allowed={"unhealthy": 1})
+    ward = Ward(check, threshold=2, mode=mode)
+    await TRIPS[way](ward, check)
+    trips = sum(reading.trips for reading in ward.circuits.told().values())
+    tripped = told(lines, "breaker:tripped")
+    assert trips == (2 if "probe" in way else 1)
+    assert [line["level"] for line in tripped] == ["warning"] * trips
+    assert all(line["why"] for line in tripped)
 
 
 @pytest.mark.parametrize("mode", ["delay", "fail"])
