@@ -39,15 +39,17 @@ def _says_its_version(python: str | Path, version: str) -> bool:
     return said.returncode == 0 and said.stdout.startswith(f"Python {version}.")
 
 
-def _found() -> list[str]:
-    """The versions to test: the running one, and each supported one with a working interpreter, which is put on PATH.
+def _others() -> list[str]:
+    """Return the supported versions beside the running one that have a working interpreter, which is put on PATH.
 
-    Looked for beside the running Python, on PATH, and among pyenv's.
+    They are looked for beside the running Python, on PATH, and among pyenv's.
     """
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found: list[str] = []
-    for version in dict.fromkeys([*SUPPORTED, running]):
+    for version in SUPPORTED:
+        if version == running:
+            continue
         name = f"python{version}"
         candidates = [Path(sys.executable).with_name(name), *map(Path, filter(None, [shutil.which(name)]))]
         for python in [*candidates, *sorted(pyenv.glob(f"{version}.*/bin/{name}"))]:
@@ -55,13 +57,10 @@ def _found() -> list[str]:
                 os.environ["PATH"] = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
                 found.append(version)
                 break
-        else:
-            if version == running:
-                found.append(sys.executable)
     return found
 
 
-PYTHONS = _found()
+OTHERS = _others()
 
 
 def _install(session: nox.Session, *groups: str, project: bool = False) -> None:
@@ -145,22 +144,32 @@ def floors(session: nox.Session) -> None:
     session.run("lint-imports")
 
 
-ASIDE = ("tests/house", "tests/story", "tests/typing")
-"""What the first Python is enough for: these look at the source, or at whole processes from outside."""
-
-
-@nox.session(python=PYTHONS)
+@nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, on a real server of their own. Further arguments go to pytest: `nox -s tests-3.11 -- -k story`."""
+    """The tests, on a real server of their own. Further arguments go to pytest: `nox -s tests -- -k story`."""
+    _test(session, *session.posargs)
+
+
+@nox.session(python=OTHERS)
+def compatibility(session: nox.Session) -> None:
+    """The tests on another Python: all that need no server, and of the others each version has a share of the files.
+
+    What looks at the source, or at whole processes from outside, is the same on every Python.
+    """
+    files = sorted(str(each.relative_to(HERE)) for each in (HERE / "tests").glob("*/test_*.py"))
+    served = [each for each in files if each.startswith(("tests/redis/", "tests/faults/"))]
+    share = served[OTHERS.index(str(session.python)) :: len(OTHERS)]
+    _test(session, *(session.posargs or ("tests/pure", "tests/trio", *share)))
+
+
+def _test(session: nox.Session, *arguments: str) -> None:
+    """Run pytest in this session's environment."""
     _install(session, "test", project=True)
     # Most tests wait for something, so four processes on two cores take a third of the time. Each has its own server.
     # No `create_tmp`: it moves the tests' own folders into the checkout, and a socket's path has 107 bytes.
     cache = Path(session.virtualenv.location).resolve() / "pytest"
-    left_out = (
-        () if session.python == PYTHONS[0] or session.posargs else [f"--ignore={each}" for each in ASIDE]
-    )
-    arguments = ("-n", "4", "--dist", "worksteal", "--durations", "25", *left_out, *session.posargs)
-    session.run("python", "tests/house/twice.py", str(cache), *arguments)
+    options = ("-n", "4", "--dist", "worksteal", "--durations", "25")
+    session.run("python", "tests/house/twice.py", str(cache), *options, *arguments)
 
 
 @nox.session
