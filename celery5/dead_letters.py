@@ -172,10 +172,13 @@ async def _replayed(
     progress: Progress | None,
 ) -> Tally:
     tally, reading, pace = Tally(), Reading(app, redis, meant), _Pace(rate)
+    limit = app.settings.message_limit
     while jobs := await reading.batch():
         for part in portions(jobs, _size, pace.portion):
             fresh = [
-                (job, message) for job in part if not job.sink and (message := _fresh(job, tally)) is not None
+                (job, message)
+                for job in part
+                if not job.sink and (message := _fresh(job, limit, tally)) is not None
             ]
             again = [job for job in part if job.sink]
             if not dry_run:
@@ -226,9 +229,9 @@ def _by_lane(fresh: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[Dea
     return found
 
 
-def _fresh(job: DeadJob, tally: Tally) -> bytes | None:
+def _fresh(job: DeadJob, limit: int, tally: Tally) -> bytes | None:
     try:
-        return replayed(job.raw)
+        return replayed(job.raw, limit)
     except Corrupt:
         tally.left["corrupt"] = tally.left.get("corrupt", 0) + 1
         return None

@@ -194,7 +194,10 @@ class Events(Mapping[str, type[Event]]):
         registry = await redis.perform(trips.subscribers(keys, b""))
         counts = await redis.perform(trips.unclaimed(keys))
         back = [each.split("\n") for each in registry.back]
-        read = [read_subscription(value) for value in (registry.entries or {}).values()]
+        read = [
+            read_subscription(value, self._app.settings.message_limit)
+            for value in (registry.entries or {}).values()
+        ]
         subscribed = by_subject(each for each in read if each is not None)
         own = {key: each for key, each in self._all.items() if each.of == of}
         declared = {subject_of(*key) for key in own}

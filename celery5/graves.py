@@ -48,7 +48,7 @@ class Reading:
             if not found:
                 self._sources.pop(0)
                 continue
-            dead = (_exhumed(source.keys.queue, each) for each in found)
+            dead = (_exhumed(source.keys.queue, each, self._app.settings.message_limit) for each in found)
             jobs = [job for job in dead if job in self._meant]
             if self._left < len(jobs):
                 jobs = jobs[: int(self._left)]
@@ -162,10 +162,10 @@ async def documents_in_graves(app: "App", redis: AwaitingRedis, results: Sequenc
     return found
 
 
-def _exhumed(queue: str, grave: Grave) -> DeadJob:
+def _exhumed(queue: str, grave: Grave, limit: int) -> DeadJob:
     if grave.sink:
-        return undelivered(queue, grave.entry, grave.sink, grave.document, grave.failure)
-    return exhumed(queue, grave.entry, grave.message, grave.document)
+        return undelivered(queue, grave.entry, grave.sink, grave.document, grave.failure, limit)
+    return exhumed(queue, grave.entry, grave.message, grave.document, limit)
 
 
 def _ms_of(entry: str) -> int:

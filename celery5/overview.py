@@ -159,6 +159,7 @@ def _story(app: "App", job_id: str, queue: str, seen: Sighting) -> JobStory:
         due=seen.due or 0.0,
         deliveries=seen.deliveries,
         before=seen.before,
+        limit=app.settings.message_limit,
     )
     if story.max_retries is None and seen.message and story.task in app.tasks:
         # A message without a policy leaves it to its task, as a worker reads it.

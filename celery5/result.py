@@ -95,11 +95,12 @@ class AsyncResult(Generic[R_co]):
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
         redis = Plain(self.app.connections.blocking(instead="astatus"))
-        return state_of(finished(places(redis, [self]))[0])
+        return state_of(finished(places(redis, [self]))[0], self.app.settings.message_limit)
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
-        return state_of((await places(await self.app.connections.awaiting(), [self]))[0])
+        place = (await places(await self.app.connections.awaiting(), [self]))[0]
+        return state_of(place, self.app.settings.message_limit)
 
     def get(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the job to end and give its result.
@@ -156,7 +157,7 @@ class AsyncResult(Generic[R_co]):
             return failed
 
     def _unpack(self, raw: bytes) -> Any:
-        document = read_document(raw)
+        document = read_document(raw, self.app.settings.message_limit)
         if document.state == JobState.SUCCESS:
             if document.reason == IGNORED:
                 self._ignored = True
@@ -186,10 +187,10 @@ class AsyncResult(Generic[R_co]):
         )
 
 
-def state_of(place: Place) -> JobState:
-    """The state that a place means."""
+def state_of(place: Place, limit: int | None = None) -> JobState:
+    """The state that a place means. `limit` is the setting `message_limit`."""
     if place.state == "ENDED":
-        return JobState(read_document(place.document).state)
+        return JobState(read_document(place.document, limit).state)
     return JobState(place.state)
 
 
@@ -256,9 +257,9 @@ def wait(
     listed = _handles(results, "wait")
     if not listed:
         return set(), set()
-    found = documents(
-        _app_of(listed), listed, timeout=_limit(timeout), instead="await_", enough=_enough(return_when)
-    )
+    app = _app_of(listed)
+    enough = _enough(return_when, app.settings.message_limit)
+    found = documents(app, listed, timeout=_limit(timeout), instead="await_", enough=enough)
     return _parted(listed, found)
 
 
@@ -272,7 +273,9 @@ async def await_(
     listed = _handles(results, "await_")
     if not listed:
         return set(), set()
-    found = await adocuments(_app_of(listed), listed, timeout=_limit(timeout), enough=_enough(return_when))
+    app = _app_of(listed)
+    enough = _enough(return_when, app.settings.message_limit)
+    found = await adocuments(app, listed, timeout=_limit(timeout), enough=enough)
     return _parted(listed, found)
 
 
@@ -367,7 +370,7 @@ def _in_order(
     return values
 
 
-def _enough(return_when: ReturnWhen) -> Callable[[Mapping[str, bytes]], bool] | None:
+def _enough(return_when: ReturnWhen, limit: int | None = None) -> Callable[[Mapping[str, bytes]], bool] | None:
     if return_when == "FIRST_COMPLETED":
         return bool
     if return_when not in ("ALL_COMPLETED", "FIRST_EXCEPTION"):
@@ -375,7 +378,9 @@ def _enough(return_when: ReturnWhen) -> Callable[[Mapping[str, bytes]], bool] | 
             f"return_when is {return_when!r}: use ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION"
         )
     if return_when == "FIRST_EXCEPTION":
-        return lambda found: any(read_document(raw).state != JobState.SUCCESS for raw in found.values())
+        return lambda found: any(
+            read_document(raw, limit).state != JobState.SUCCESS for raw in found.values()
+        )
     return None
 
 

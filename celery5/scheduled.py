@@ -130,7 +130,8 @@ async def all_of(app: "App", redis: AwaitingRedis) -> "list[tuple[Schedule, byte
 async def _all_of(app: "App", redis: AwaitingRedis) -> "list[tuple[Schedule, bytes]]":
     queues = await redis.perform(scheduling.queues(app.keys))
     found = await redis.perform_all([scheduling.records(app.keys, each) for each in queues]) if queues else []
-    read = [(schedules.decode(record), record) for each in found for record in each.values()]
+    limit = app.settings.message_limit
+    read = [(schedules.decode(record, limit), record) for each in found for record in each.values()]
     return [(schedule, record) for schedule, record in read if schedule is not None]
 
 
@@ -162,7 +163,7 @@ async def _looked_up(app: "App", redis: AwaitingRedis, name: str) -> tuple[Sched
     queues = await redis.perform(scheduling.queues(app.keys))
     asked = [scheduling.record(app.keys, each, name) for each in queues]
     for record in await redis.perform_all(asked) if asked else []:
-        schedule = schedules.decode(record) if record else None
+        schedule = schedules.decode(record, app.settings.message_limit) if record else None
         if schedule is not None and schedule.stage == "settled":
             return schedule, record
     return None

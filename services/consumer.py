@@ -98,6 +98,7 @@ class Consumer:
         worker: str,
         read_block: float,
         results_ttl: float,
+        message_limit: int,
     ) -> None:
         self._reader = reader
         self._redis = redis
@@ -123,6 +124,7 @@ class Consumer:
         self._worker = worker
         self._block = read_block
         self._ttl = results_ttl
+        self._message_limit = message_limit
         self._paused: set[str] = set()
         self._reading = trio.CancelScope()
 
@@ -312,7 +314,7 @@ class Consumer:
                 entry.queue, entry.id, entry.message, entry.deliveries, read=now, lane=entry.lane
             )
             try:
-                envelope = delivery.envelope = read_envelope(entry.message)
+                envelope = delivery.envelope = read_envelope(entry.message, self._message_limit)
             except Corrupt as error:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue

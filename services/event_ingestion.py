@@ -79,6 +79,7 @@ class EventIngestion:
         worker: str,
         read_block: float,
         event_retention: float,
+        message_limit: int,
         clock: "Clock",
         event_acts: EventActs,
         routed: Redis,
@@ -98,6 +99,7 @@ class EventIngestion:
         self._router = worker
         self._block = read_block
         self._retention = event_retention
+        self._limit = message_limit
         self._clock = clock
         self._acts = event_acts.acts
         self._state = b""
@@ -178,7 +180,7 @@ class EventIngestion:
             names = [name.replace("\n", " ") for name in known.retired]
             self._log.event("events:retired", "warning", subscriptions=names, why=_RETIRED)
         if known.entries is not None:
-            read = {name: read_subscription(value) for name, value in known.entries.items()}
+            read = {name: read_subscription(value, self._limit) for name, value in known.entries.items()}
             for name in (name for name, each in read.items() if each is None):
                 self._log.event("events:unreadable", "error", subscription=name.replace("\n", " "))
             self._subscribed = by_subject(each for each in read.values() if each is not None)
@@ -187,7 +189,7 @@ class EventIngestion:
     async def _decided(self, entry: Entry) -> tuple[Ending, list[Job]]:
         """How an event ends, and the jobs that are to be there before. What the Router itself does at it is done."""
         try:
-            event = read_event(entry.message)
+            event = read_event(entry.message, self._limit)
             act = self._acts.get(event.subject)
             if act is not None:
                 await act(event)

@@ -135,9 +135,11 @@ class Moving:
         found: list[bytes] = await redis.perform_all(asked) if asked else []
         read = list[tuple[Schedule, bytes]]()
         for record in filter(None, found):
-            schedule = schedules.decode(record)
+            schedule = schedules.decode(record, self._app.settings.message_limit)
             if schedule is None:
-                raise Held("its record was written by a newer version, and says what only that understands")
+                raise Held(
+                    "its record was written by a newer version, or is larger than message_limit allows"
+                )
             read.append((schedule, record))
         return read
 

@@ -66,6 +66,7 @@ class SinkDelivery:
         outlets: Sequence[Outlet],
         takers: Mapping[str, str],
         queue_names: Sequence[str],
+        message_limit: int,
         log: Log,
     ) -> None:
         self._redis = redis
@@ -76,7 +77,7 @@ class SinkDelivery:
         self._said = -math.inf
         self._waiting: dict[str, int] = {}
         self._channels = {keys.of(name).documents: keys.of(name) for name in queue_names} if outlets else {}
-        self._flows = [_Outflow(redis, each, log) for each in outlets]
+        self._flows = [_Outflow(redis, each, message_limit, log) for each in outlets]
 
     @property
     def channels(self) -> list[str]:
@@ -163,11 +164,12 @@ class SinkDelivery:
 class _Outflow:
     """What goes to one sink."""
 
-    def __init__(self, redis: Redis, outlet: Outlet, log: Log) -> None:
+    def __init__(self, redis: Redis, outlet: Outlet, message_limit: int, log: Log) -> None:
         self.name = outlet.name
         self.written = self.buried = 0
         self._redis = redis
         self._outlet = outlet
+        self._message_limit = message_limit
         self._log = log
         self._waits = Waits(log, "sinks:waiting", "sinks:resumed", sink=outlet.name)
         self._flow = Flow.begun(outlet.batch)
@@ -230,7 +232,7 @@ class _Outflow:
         batch: _Batch = []
         for each in taken:
             try:
-                batch.append((each, result_document(keys.queue, each.document)))
+                batch.append((each, result_document(keys.queue, each.document, self._message_limit)))
             except Corrupt as error:
                 await self._bury(keys, each, error)
         return batch

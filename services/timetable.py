@@ -147,7 +147,7 @@ class Timetable:
         """Do what is to be done about the schedules of a queue that are due. Gives when the next of them is."""
         wait, steps, trips = LOOK_AGAIN, list[tuple[Schedule, Due | None, int | None]](), list[Call[bool]]()
         for record, busy in found.due:
-            schedule = schedules.decode(record)
+            schedule = schedules.decode(record, self._app.settings.message_limit)
             step = self._step(schedule, found.now, busy=busy)
             if schedule is None or isinstance(step, str):
                 wait = min(wait, STUCK)
@@ -181,7 +181,7 @@ class Timetable:
     def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> Due | str | None:
         """What is to be done; a text says why that cannot be known."""
         if schedule is None:
-            return "it was written by a newer version"
+            return "it was written by a newer version, or is larger than message_limit allows"
         try:
             step = schedules.due(
                 schedule, now, busy=busy, following=following, app=self._app.name, by=self._name

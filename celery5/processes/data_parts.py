@@ -50,11 +50,18 @@ def make_sink_delivery(
     outlets: Sequence[Outlet],
     takers: Mapping[str, str],
     queue_names: Sequence[str],
+    message_limit: int,
     log: Log,
 ) -> SinkDelivery:
     """What gives Data Sinks the documents of all brokers."""
     return SinkDelivery(
-        redis=routed, keys=keys, outlets=outlets, takers=takers, queue_names=queue_names, log=log
+        redis=routed,
+        keys=keys,
+        outlets=outlets,
+        takers=takers,
+        queue_names=queue_names,
+        message_limit=message_limit,
+        log=log,
     )
 
 

@@ -206,6 +206,7 @@ def given(
         "results_ttl": settings.results_ttl,
         "read_block": settings.read_block,
         "event_retention": settings.event_retention,
+        "message_limit": settings.message_limit,
         "clock": time.time,
     }
 

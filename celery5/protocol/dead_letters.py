@@ -150,10 +150,11 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
     )
 
 
-def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
-    """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are."""
-    envelope, why = envelope_in(message)
-    told = document_in(document)
+def exhumed(queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None) -> DeadJob:
+    """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are. `limit` is the setting
+    `message_limit`: what is larger is not decoded."""
+    envelope, why = envelope_in(message, limit)
+    told = document_in(document, limit)
     failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
     history = envelope.failures if envelope else ()
     if told and told.failure and told.failure not in history:
@@ -181,9 +182,11 @@ def exhumed(queue: str, entry: str, message: bytes, document: bytes) -> DeadJob:
     )
 
 
-def undelivered(queue: str, entry: str, sink: str, document: bytes, failure: bytes) -> DeadJob:
-    """The document that the sink of that name would not take, whatever its bytes are."""
-    told = document_in(document)
+def undelivered(
+    queue: str, entry: str, sink: str, document: bytes, failure: bytes, limit: int | None = None
+) -> DeadJob:
+    """The document that the sink of that name would not take, whatever its bytes are. `limit` as for `exhumed`."""
+    told = document_in(document, limit)
     why = failure_in(failure) or Failure("Corrupt", "nobody knows why any more")
     return DeadJob(
         queue=queue,

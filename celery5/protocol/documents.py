@@ -70,9 +70,9 @@ class SourceDocument(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body, type=kind)
 
 
-def result_document(queue: str, raw: bytes) -> ResultDocument:
-    """A document as it lies in Redis, for sinks. Raises Corrupt."""
-    found = read_document(raw)
+def result_document(queue: str, raw: bytes, limit: int | None = None) -> ResultDocument:
+    """A document as it lies in Redis, for sinks. `limit` is the setting `message_limit`. Raises Corrupt."""
+    found = read_document(raw, limit)
     try:
         value = msgspec.json.decode(found.value)
     except (ValueError, RecursionError) as error:

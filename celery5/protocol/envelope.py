@@ -7,7 +7,9 @@ Fields that this version does not know survive every hop. Never pickle.
 """
 
 import re
+from array import array
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +25,8 @@ KEPT_FAILURES = 5
 """How many of a job's failed attempts its message remembers; the newest stay."""
 NO_KWARGS = Raw(b"{}")
 """Nothing is given by name. A message leaves out this very object."""
+MARGIN = 2 * 1024 * 1024
+"""Bytes that a message in Redis may have beyond the setting `message_limit`: failures, a document's other fields."""
 DEEPEST = 900
 """How deep a call's arguments may be nested. The scripts read no message that is nested deeper than 1000."""
 
@@ -118,15 +122,24 @@ _ENCODER = msgspec.json.Encoder()
 _FAULTS = (ValueError, RecursionError)
 """What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
 
-_TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SQUARE = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")
+"""One deeper, one less deep, as signed bytes."""
+_ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
+_BLOCK = 512
+"""Brackets that are looked at together."""
 
 encode = _ENCODER.encode
 
 
-def read_envelope(raw: bytes) -> Envelope:
-    """Decode a Command message. Raises Corrupt with the reason, and nothing else, whatever the bytes are."""
+def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
+    """Decode a Command message. `limit` is the setting `message_limit`, for a message that comes from Redis.
+
+    Raises Corrupt with the reason, and nothing else, whatever the bytes are.
+    """
+    if len(raw) > MARGIN:  # no other can be too large: most messages pay for this one comparison
+        refuse_oversized(raw, limit, "an envelope")
     try:
         envelope = _ENVELOPE.decode(raw)
     except _FAULTS as error:
@@ -139,25 +152,58 @@ def read_envelope(raw: bytes) -> Envelope:
 
 
 def is_nested_deeper(raw: bytes, than: int) -> bool:
-    """Whether JSON has more than so many lists and objects in each other. Closing brackets in texts may hide some: the
-    texts are looked at only for what seems deep, since that takes longer than reading the message."""
+    """Return whether valid JSON has more than `than` lists and objects inside each other.
+
+    The work is linear in the size of `raw`, whatever its depth. Each step is one call of C over all of it. Of what is
+    left, blocks that cannot reach the limit are counted as a whole, and only the others bracket by bracket. Most
+    messages have too few brackets to be nested so deeply, and end at the first line.
+    """
     if raw.count(b"[") + raw.count(b"{") <= than:
         return False
-    return _seems_deeper(raw, than) and _seems_deeper(_TEXTS.sub(b"", raw), than)
+    if (
+        b"\\" in raw
+    ):  # escapes are in texts only: pairs of backslashes first, so that what is left escapes what follows
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes that are neighbours can go: every other character stays inside or outside of texts as it was.
+    brackets = raw.translate(_SQUARE, _NO_BRACKETS).replace(b'""', b"")
+    if b'"' in brackets:
+        brackets = b"".join(brackets.split(b'"')[::2])  # every second part is what texts have of brackets
+    return _is_reached(brackets, than)
 
 
-def _seems_deeper(raw: bytes, than: int) -> bool:
-    brackets = raw.translate(_SQUARE, _NO_BRACKETS)
-    for _ in range(than):
-        left = brackets.replace(b"[]", b"")  # without the innermost level
-        if len(left) == len(brackets):
-            break
-        brackets = left
-    return bool(brackets)
+def _is_reached(brackets: bytes, than: int) -> bool:
+    """Return whether a sequence of square brackets is anywhere nested deeper than `than`."""
+    depth = 0
+    for start in range(0, len(brackets), _BLOCK):
+        block = brackets[start : start + _BLOCK]
+        opened = block.count(b"[")
+        if depth + opened > than:
+            steps = array("b", block.translate(_STEPS))
+            if max(accumulate(steps, initial=depth)) > than:
+                return True
+        depth += 2 * opened - len(block)
+    return False
+
+
+def refuse_oversized(raw: bytes, limit: int | None, what: str) -> None:
+    """Raise Corrupt when a message from Redis is larger than the setting `message_limit` and its margin allow.
+
+    To be called before anything is decoded. `limit` is that setting; None takes any size.
+    """
+    if limit is not None and len(raw) > limit + MARGIN:
+        raise Corrupt(
+            f"not {what}: {len(raw)} bytes, and message_limit is {limit} here: raise it where the message is read, too"
+        )
 
 
 def id_of(raw: bytes) -> str:
-    """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either."""
+    """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either.
+
+    A very large message is not decoded for it: its id is found where producers write it, at the beginning.
+    """
+    if len(raw) > MARGIN:
+        found = _ID_FIRST.match(raw, 0, 1000)
+        raw = b'{"id":' + found[1] + b"}" if found else b""
     try:
         return _ID.decode(raw).id
     except _FAULTS:
@@ -178,8 +224,9 @@ def _refuse_version(version: int) -> None:
         )
 
 
-def read_document(raw: bytes) -> Document:
-    """Decode a Document message. Raises Corrupt with the reason."""
+def read_document(raw: bytes, limit: int | None = None) -> Document:
+    """Decode a Document message. `limit` as for `read_envelope`. Raises Corrupt with the reason."""
+    refuse_oversized(raw, limit, "a document")
     try:
         return _DOCUMENT.decode(raw)
     except _FAULTS as error:
@@ -205,10 +252,11 @@ def with_failure(raw: bytes, failure: Failure) -> bytes:
     return encode(_remembering(_FIELDS.decode(raw), failure))
 
 
-def replayed(raw: bytes) -> bytes:
+def replayed(raw: bytes, limit: int | None = None) -> bytes:
     """The same message as if it had just been sent, but for the number of its replays: a fresh retry budget, and no old
-    failures. All other fields are passed on byte for byte. Raises Corrupt for what is no envelope."""
-    read_envelope(raw)
+    failures. All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt for
+    what is no envelope."""
+    read_envelope(raw, limit)
     fields: dict[str, Any] = _FIELDS.decode(raw)
     for name in ("attempt", "failures", "sections", "expires"):
         fields.pop(name, None)

@@ -13,7 +13,7 @@ from msgspec import Meta, Raw
 
 from celery5.errors import Corrupt
 from celery5.protocol.derived import WINDOW, derived_id
-from celery5.protocol.envelope import DEEPEST, is_nested_deeper, lock
+from celery5.protocol.envelope import DEEPEST, is_nested_deeper, lock, refuse_oversized
 from celery5.protocol.job import Job
 
 VERSION = 1
@@ -72,8 +72,12 @@ def subject_of(event: str, version: int) -> str:
     return f"{event} {version}"
 
 
-def read_event(raw: bytes) -> EventMessage:
-    """Decode an Event message. Raises Corrupt with the reason, and nothing else, whatever the bytes are."""
+def read_event(raw: bytes, limit: int | None = None) -> EventMessage:
+    """Decode an Event message. `limit` is the setting `message_limit`, for a message that comes from Redis.
+
+    Raises Corrupt with the reason, and nothing else, whatever the bytes are.
+    """
+    refuse_oversized(raw, limit, "an event")
     try:
         message = _EVENT.decode(raw)
     except (ValueError, RecursionError) as error:
@@ -87,9 +91,10 @@ def read_event(raw: bytes) -> EventMessage:
     return message
 
 
-def read_subscription(raw: bytes) -> Subscription | None:
-    """One entry of the registry; None for one that cannot be read: of a later version, say."""
+def read_subscription(raw: bytes, limit: int | None = None) -> Subscription | None:
+    """One entry of the registry; None for one that cannot be read: of a later version, say, or too large."""
     try:
+        refuse_oversized(raw, limit, "a subscription")
         found = _SUBSCRIPTION.decode(raw)
         _FIELDS.decode(found.job.message)
     except (ValueError, RecursionError):

@@ -13,18 +13,18 @@ from celery5.errors import Corrupt
 from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
 
 
-def envelope_in(message: bytes) -> tuple[Envelope | None, str]:
-    """The envelope in a message; or None, and why there is none to be read."""
+def envelope_in(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
+    """The envelope in a message; or None, and why there is none to be read. `limit` is the setting `message_limit`."""
     try:
-        return read_envelope(message), ""
+        return read_envelope(message, limit), ""
     except Corrupt as error:
         return None, str(error)
 
 
-def document_in(document: bytes) -> Document | None:
-    """What a document says."""
+def document_in(document: bytes, limit: int | None = None) -> Document | None:
+    """What a document says. `limit` is the setting `message_limit`."""
     try:
-        return read_document(document)
+        return read_document(document, limit)
     except Corrupt:
         return None
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from celery5.errors import Misconfigured
+from celery5.protocol.envelope import refuse_oversized
 from celery5.protocol.triggers import AnyTrigger
 
 AT_ONCE = 100
@@ -327,9 +328,11 @@ def encode(schedule: Schedule) -> bytes:
     return _ENCODER.encode(schedule)
 
 
-def decode(record: bytes) -> Schedule | None:
-    """A schedule that was kept; None for one that newer code has written, which is to be left alone."""
+def decode(record: bytes, limit: int | None = None) -> Schedule | None:
+    """A schedule that was kept; None for one that newer code has written, which is to be left alone, and for one that
+    is larger than `limit` (the setting `message_limit`) allows: its message is JSON within JSON, and may be doubled."""
     try:
+        refuse_oversized(record, None if limit is None else 2 * limit, "a schedule")
         return _DECODER.decode(record)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None

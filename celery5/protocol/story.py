@@ -85,10 +85,12 @@ def told(
     due: float = 0.0,
     deliveries: int = 0,
     before: int | None = None,
+    limit: int | None = None,
 ) -> JobStory:
-    """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known."""
-    envelope, _ = envelope_in(message)
-    end = document_in(document)
+    """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known.
+    What is larger than `limit` (the setting `message_limit`) allows is not decoded."""
+    envelope, _ = envelope_in(message, limit)
+    end = document_in(document, limit)
     # A job that lives has no end yet, whatever lies there.
     ended = end if not place or place.startswith("X") else None
     state = _PLACES.get(place[:1], JobState.UNKNOWN)

@@ -4,6 +4,7 @@ Floor: tests. Reads: celery5/protocol/envelope.schema.json. Writes: nothing.
 """
 
 import json
+import sys
 from decimal import Decimal
 from importlib.resources import files
 from typing import Any
@@ -17,13 +18,18 @@ from msgspec import Raw
 
 from celery5 import App, RetryPolicy
 from celery5.errors import Corrupt
+from celery5.protocol import envelope as envelopes_module
 from celery5.protocol.envelope import (
+    DEEPEST,
     KEPT_FAILURES,
+    MARGIN,
     VERSION,
     Document,
     Envelope,
     Failure,
     encode,
+    id_of,
+    is_nested_deeper,
     next_attempt,
     read_document,
     read_envelope,
@@ -245,3 +251,115 @@ def test_the_schema_is_itself_a_schema_and_names_every_field() -> None:
     assert set(properties) == set(Envelope.__struct_fields__)
     assert set(properties["retry"]["properties"]) == set(RetryPolicy.__struct_fields__)
     assert set(properties["failures"]["items"]["properties"]) == set(Failure.__struct_fields__)
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and objects of a value are inside each other."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+tricky = st.text(st.sampled_from('[]{}"\\nu,:x'), max_size=8)
+"""Texts that look like the structure around them."""
+nested_values = st.recursive(
+    st.none() | tricky,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(tricky, inner, max_size=3),
+    max_leaves=30,
+)
+
+
+@given(nested_values)
+@settings(max_examples=500, deadline=None)
+def test_the_depth_of_a_message_is_known_whatever_its_texts_look_like(value: Any) -> None:
+    depth = depth_of(value)
+    for raw in (msgspec.json.encode(value), json.dumps(value, indent=1).encode()):
+        assert not is_nested_deeper(raw, depth)
+        assert not depth or is_nested_deeper(raw, depth - 1)
+
+
+@pytest.mark.parametrize(
+    "hiding",
+    [
+        b"[" * 1000 + b'"]"' + b"]" * 1000,
+        b'["]",' * 1000
+        + b'"'
+        + b"[" * 1000
+        + b'"'
+        + b"]" * 1000,  # as many brackets in texts as hide the others
+        b'["]",' * 1000 + b"1" + b',"["]' * 1000,
+        b'["\\"]",' * 1000 + b'"[\\\\"' + b"]" * 1000,
+        b'{"]}":' * 1000 + b"1" + b"}" * 1000,
+        b"[" + b"[]," * 5000 + b"[" * 1000 + b"]" * 1000 + b"]",
+    ],
+    ids=["one", "balanced", "flat", "escaped", "objects", "after many flat ones"],
+)
+def test_no_text_hides_how_deep_a_message_is(hiding: bytes) -> None:
+    assert is_nested_deeper(hiding, 999)
+    assert not is_nested_deeper(hiding, 1001)
+
+
+def steps_of(raw: bytes) -> tuple[int, int]:
+    """How many lines of Python a check of the depth runs, and how many bytes its calls of C go over at most."""
+    lines, sizes = 0, [0]
+
+    def trace(frame: Any, event: str, _argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        sizes.append(sum(len(each) for each in frame.f_locals.values() if isinstance(each, bytes)))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        assert not is_nested_deeper(raw, DEEPEST)
+    finally:
+        sys.settrace(None)
+    return lines, max(sizes)
+
+
+@pytest.mark.parametrize("depth", [2, 60, 450, 899])
+def test_the_work_of_the_depth_check_grows_with_the_size_alone(depth: int) -> None:
+    """Not with size times depth, as one pass for each level would."""
+
+    def message(brackets: int) -> bytes:
+        return b"[" + b",".join([b"[" * depth + b'"]"' + b"]" * depth] * (brackets // 2 // depth)) + b"]"
+
+    small, large = message(50_000), message(400_000)
+    (few, some), (many, more) = steps_of(small), steps_of(large)
+    assert few <= 20 + len(small) // 100  # by blocks, not by brackets or levels
+    assert many <= 10 * few
+    assert more <= 10 * some
+
+
+def test_a_message_above_the_limit_is_refused_before_anything_of_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = b'{"v": 1, "id": "large", "task": "t", "args": ["' + b"x" * (MARGIN + 2000) + b'"]}'
+    assert read_envelope(raw).id == "large"
+    assert read_envelope(raw, len(raw) - MARGIN).id == "large"
+    for name in ("_ENVELOPE", "_VERSION", "_ID", "_DOCUMENT"):
+        monkeypatch.setattr(envelopes_module, name, None)
+    with pytest.raises(
+        Corrupt, match=r"not an envelope: \d+ bytes, and message_limit is 1024 here: raise it"
+    ):
+        read_envelope(raw, 1024)
+    with pytest.raises(Corrupt, match=r"not a document: \d+ bytes, and message_limit is 1024 here"):
+        read_document(raw, 1024)
+
+
+@pytest.mark.parametrize("start", [b'{"v":1,"id":"a-1",', b' { "id" : "a-1", "v": 1,', b'{"v":7,"id":"a-1",'])
+def test_the_id_of_a_huge_message_is_found_without_decoding_it(
+    start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = start + b'"x":"' + b"x" * MARGIN + b'"}'
+    decoded = list[int]()
+    real = envelopes_module._ID
+
+    class Watched:
+        def decode(self, given: bytes) -> Any:
+            decoded.append(len(given))
+            return real.decode(given)
+
+    monkeypatch.setattr(envelopes_module, "_ID", Watched())
+    assert id_of(raw) == "a-1"
+    assert id_of(b'{"x":"' + b"x" * MARGIN + b'","id":"late"}') == ""
+    assert max(decoded) < 1000

@@ -80,6 +80,7 @@ async def sinks_of(app: App) -> SinkDelivery:
         outlets=all_outlets(tasks),
         takers=all_takers(tasks),
         queue_names=[],
+        message_limit=app.settings.message_limit,
         log=Log(worker="router", app=app.name),
     )
 

@@ -78,6 +78,7 @@ class Desk:
             worker="r1",
             read_block=1.0,
             event_retention=60.0,
+            message_limit=1024 * 1024,
             clock=time.time,
             event_acts=SimpleNamespace(acts={}),  # type: ignore[arg-type]
             routed=self.way,
