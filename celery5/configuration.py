@@ -30,7 +30,17 @@ EVERY_OF_REDIS = 10.0
 """Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
 
 NOT_IN_REDIS = (
-    *("broker", "brokers", "routes", "inbox", "inbox_signatures", "keys", "status_host", "status_port"),
+    *(
+        "broker",
+        "brokers",
+        "routes",
+        "inbox",
+        "inbox_signatures",
+        "keys",
+        "keys_usage",
+        "status_host",
+        "status_port",
+    ),
     *("publisher", "publisher_socket", "publisher_tcp", "publisher_certificate", "publisher_key"),
     *("publisher_client_ca", "publisher_plain", "publisher_backlog"),
 )

@@ -77,15 +77,16 @@ class Control:
 
     def __init__(self, app: "App") -> None:
         self._app = app
-        self._keyrings: dict[str, Keyring] = {}
+        self._keyrings: dict[tuple[str, str], Keyring] = {}
 
     @property
     def keyring(self) -> Keyring:
         """The keys that this application's commands are signed with on this host."""
-        said = self._app.settings.keys
+        settings = self._app.settings
+        said = settings.keys, settings.keys_usage
         if said not in self._keyrings:
-            folder = folder_of(self._app.name, said, os.environ)
-            self._keyrings[said] = Keyring(folder, owner=self._app.name)
+            folder = folder_of(self._app.name, settings.keys, os.environ)
+            self._keyrings[said] = Keyring(folder, owner=self._app.name, usage=settings.keys_usage)
         return self._keyrings[said]
 
     def workers(self) -> tuple[str, ...]:

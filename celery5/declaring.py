@@ -174,4 +174,8 @@ def checked_name(name: str) -> str:
         raise Misconfigured(
             f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
         )
+    if name in (".", ".."):
+        raise Misconfigured(
+            f"application name {name!r}: folders are named after it, and this is no name of one"
+        )
     return name

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from celery5.broker.kept_folder import make_private
 from celery5.errors import Misconfigured
 from celery5.protocol.documents import ResultDocument
 from celery5.sinks import BATCH, TIMEOUT
@@ -22,9 +23,10 @@ class FileSink:
     """A Data Sink that appends a line of JSON for each document to the file `path`.
 
     `rotate` begins a new file: "day", which adds the day by UTC to the name (`orders.2026-11-21.jsonl`); or so many
-    bytes: a file that has them is renamed, with the time in its name. `fsync` returns when the disk has it. `name` is
-    that of the file unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`. A document may come twice,
-    with the same `id`. Raises Misconfigured.
+    bytes: a file that has them is renamed, with the time in its name. `fsync` returns when the disk has it. What is
+    made is for its user alone when it is `private` (files of mode 0600, folders of 0700); else others may read it as
+    the umask says. `name` is that of the file unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`.
+    A document may come twice, with the same `id`. Raises Misconfigured.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class FileSink:
         name: str = "",
         rotate: Literal["day"] | int | None = None,
         fsync: bool = False,
+        private: bool = False,
         on: str | Collection[str] = ("SUCCESS",),
         batch: int = BATCH,
         timeout: float = TIMEOUT,
@@ -50,6 +53,7 @@ class FileSink:
         self.retry: Any = retry
         self._rotate = rotate
         self._fsync = fsync
+        self._private = private
 
     def __repr__(self) -> str:
         return f"FileSink({str(self.path)!r})"
@@ -57,7 +61,10 @@ class FileSink:
     def write(self, documents: Sequence[ResultDocument], /) -> None:
         """Append them. Raises OSError, and then none of them is in the file."""
         lines = b"".join(each.to_json() + b"\n" for each in documents)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._private:
+            make_private(self.path.parent)
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self._opened()
         try:
             _append(file, lines)
@@ -70,7 +77,8 @@ class FileSink:
         """The file, locked: the one that has its name now."""
         while True:
             path = self._current()
-            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            mode = 0o600 if self._private else 0o644
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if _is_at(file, path) and not self._renamed(file, path):

@@ -5,7 +5,9 @@ Floor: domain. Reads and writes: one folder, which only its user may enter.
     mine.pem       the private key, and the certificates for it: who signs here
     ca.pem         the authority that was made here, with its private key; not there with an authority of your own
     trusted/*.pem  certificates of authorities, or of senders, that are trusted
-    revoked        a denylist: the fingerprint of a certificate on each line, SHA-256 in hex; # begins a comment
+    revoked        a denylist: the SHA-256 of a public key on each line, in hex; # begins a comment. The fingerprint of
+                   a certificate, as older versions wrote it, denies that certificate
+    done           which commands were done here in the last minutes, and since when that is known
 
 Files are read again when they have changed, so keys and authorities are replaced without a restart.
 """
@@ -16,12 +18,13 @@ import re
 import tempfile
 import time
 from collections.abc import Container, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from celery5.broker.kept_folder import make_private
 from celery5.errors import Misconfigured
 from celery5.protocol.signing import (
     NotAccepted,
@@ -33,6 +36,8 @@ from celery5.protocol.signing import (
     certificates_in,
     described,
     fingerprint,
+    key_fingerprint,
+    names_of,
     seal,
     unseal,
 )
@@ -42,11 +47,15 @@ if TYPE_CHECKING:
 
 _PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
 _FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
+MOST_DONE = 10_000
+"""Commands that are remembered at once: no more are done in a minute."""
+KEPT_DONE = 60.0
+"""Seconds that a command is remembered beyond its life: this host's clock may be set back meanwhile."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate in the folder: its `role` (`mine`, `authority` or `trusted`), its fingerprint, whose it is, who
-    signed it, until when it holds, and whether it was revoked."""
+    """A certificate in the folder: its `role` (`mine`, `authority` or `trusted`), the fingerprint of its public key,
+    whose it is, who signed it, until when it holds, and whether it was revoked."""
 
     role: str
     fingerprint: str
@@ -56,10 +65,20 @@ class Certificate(msgspec.Struct, frozen=True):
     revoked: bool
 
 
+class _Done(msgspec.Struct, frozen=True):
+    """Which commands were done: when each, by inbox and id, may be forgotten. `since` when nothing is missing here."""
+
+    since: float
+    done: dict[str, float] = {}
+
+
 def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
     """Where the keys of an application are: what the setting `keys` says, else a folder of the user's state, which all
-    of this user's processes on this host find. Raises Misconfigured for a user without a home."""
+    of this user's processes on this host find. Raises Misconfigured for a user without a home, and for no folder's
+    name."""
     if said:
+        if Path(said).name in ("", ".."):
+            raise Misconfigured(f"keys is {said!r}: name a folder that is for keys alone")
         try:
             return Path(said).expanduser()
         except RuntimeError:
@@ -73,11 +92,16 @@ def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
 
 
 class Keyring:
-    """The keys in `folder`. Nothing is read before it is asked for; what is missing is made by whoever first signs."""
+    """The keys in `folder`. Nothing is read before it is asked for; what is missing is made by whoever first signs.
 
-    def __init__(self, folder: Path, *, owner: str) -> None:
+    `usage` is the extended key usage, an OID, that a sender's certificate must have; '' for any.
+    """
+
+    def __init__(self, folder: Path, *, owner: str, usage: str = "") -> None:
         self.folder = folder
         self._owner = owner
+        self._usage = usage
+        self._own_memory = _Done(time.time())
         self._seen: object = None
         self._trust = Trust()
 
@@ -107,9 +131,28 @@ class Keyring:
         self._entered()
         seen = [_version(each) for each in (*self._trusted_files(), self._denylist)]
         if seen != self._seen:
-            self._trust = Trust(self._anchors(), self._revoked())
+            self._trust = Trust(self._anchors(), self._revoked(), self._usage)
             self._seen = seen
         return self._trust
+
+    def remember(self, order: Order, now: float) -> Refusal | None:
+        """Note that a command is about to be done on this host; return why it must not be, if so.
+
+        Whoever can write to Redis may delete a nonce there, and what a process remembers ends with it. So the nonce is
+        in a file, which all processes of this folder share, before anything is done. A command from before that file
+        began may have been done by a process that could not note it: it is not done. Where no file can be written, a
+        read-only folder say, the same holds with what this process remembers, and with its own beginning.
+        """
+        try:
+            with self._locked():
+                record = self._done()
+                known, refusal = _noted(record, order, now)
+                if refusal is not Refusal.REPLAYED:  # a record that could not be read begins here
+                    self._write("done", msgspec.json.encode(known), safely=True)
+                return refusal
+        except OSError:
+            self._own_memory, refusal = _noted(self._own_memory, order, now)
+            return refusal
 
     def check(self) -> None:
         """Raise Misconfigured when these keys cannot be used: others may enter the folder, it cannot be read, or it is
@@ -152,21 +195,24 @@ class Keyring:
             revoked = self._revoked()
             for each in found:
                 self._write(f"trusted/{fingerprint(each)[:16]}.pem", as_pem(each))
-            lifted = {fingerprint(each): fingerprint(each) in revoked for each in found}
+            lifted = {key_fingerprint(each): not revoked.isdisjoint(names_of(each)) for each in found}
             if any(lifted.values()):
-                self._write("revoked", _without(_content(self._denylist).decode(), lifted).encode())
+                names = frozenset[str]().union(*map(names_of, found))
+                self._write("revoked", _without(_content(self._denylist).decode(), names).encode())
         return lifted
 
     def revoke(self, what: str) -> list[str]:
-        """Put a fingerprint, or those of the certificates in a PEM file, on the denylist; gives them."""
+        """Put the key of a certificate on the denylist; gives its fingerprint. `what` is that, or a PEM file, or the
+        fingerprint of a certificate: of one that is in this folder its key is denied."""
         wanted = what.strip().lower().replace(":", "")
         if not _FINGERPRINT.match(wanted):
             found = certificates_in(_content(Path(what)))
             if not found:
                 raise Misconfigured(f"{what!r} is no fingerprint (64 hex digits) and no file of certificates")
-            prints = [fingerprint(each) for each in found[:1]]
+            prints = [key_fingerprint(each) for each in found[:1]]
         else:
-            prints = [wanted]
+            known = {fingerprint(each): key_fingerprint(each) for _, each in self._all()}
+            prints = [known.get(wanted, wanted)]
         self._entered()
         with self._locked():
             new = [each for each in prints if each not in self._revoked()]
@@ -197,7 +243,7 @@ class Keyring:
         file, revoked = self.folder / "ca.pem", self._revoked()
         if not file.exists():
             return f"have your authority sign a new key, and put both into {self.folder / 'mine.pem'}"
-        denied = any(fingerprint(each) in revoked for each in certificates_in(_content(file)))
+        denied = any(not revoked.isdisjoint(names_of(each)) for each in certificates_in(_content(file)))
         return "celery5 keys new --authority" if denied else "celery5 keys new"
 
     def certificates(self) -> list[Certificate]:
@@ -206,14 +252,20 @@ class Keyring:
             return []
         self._entered()
         revoked = self._revoked()
+        return [
+            Certificate(
+                role, key_fingerprint(der), *described(der), revoked=not revoked.isdisjoint(names_of(der))
+            )
+            for role, der in self._all()
+        ]
+
+    def _all(self) -> list[tuple[str, bytes]]:
+        """All certificates in the folder, each with its role."""
         places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
         places += [("trusted", file) for file in self._trusted_files()]
-        found: list[Certificate] = []
-        for role, file in places:
-            for der in certificates_in(_content(file)) if file.exists() else ():
-                mark = fingerprint(der)
-                found.append(Certificate(role, mark, *described(der), mark in revoked))
-        return found
+        return [
+            (role, der) for role, file in places if file.exists() for der in certificates_in(_content(file))
+        ]
 
     @property
     def _denylist(self) -> Path:
@@ -246,18 +298,36 @@ class Keyring:
         )
 
     def _entered(self) -> Path:
-        """The folder, which is there, and private. Raises Misconfigured."""
+        """The folder, which is there, private, and this user's. Raises Misconfigured."""
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = make_private(self.folder)
             (self.folder / "trusted").mkdir(mode=0o700, exist_ok=True)
-            mode = self.folder.stat().st_mode
         except OSError as error:
             raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
-        if mode & 0o077:
+        if found.st_uid != os.geteuid():
+            raise Misconfigured(
+                f"{self.folder}, where the keys are, is another user's: chown it, or set CELERY5_KEYS"
+            )
+        if found.st_mode & 0o077:
             raise Misconfigured(
                 f"others may enter {self.folder}, where the keys are: chmod 700 {self.folder}"
             )
+        if not (self.folder / "done").exists():
+            with suppress(OSError), self._locked():
+                self._begin_record()
         return self.folder
+
+    def _begin_record(self) -> None:
+        """From now on what is done is noted."""
+        if not (self.folder / "done").exists():
+            self._write("done", msgspec.json.encode(_Done(time.time())))
+
+    def _done(self) -> _Done:
+        """What is noted of commands. When that cannot be read nothing is known of what was before."""
+        try:
+            return msgspec.json.decode((self.folder / "done").read_bytes(), type=_Done)
+        except (FileNotFoundError, msgspec.DecodeError, ValueError):
+            return _Done(time.time())
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
@@ -310,13 +380,31 @@ class Keyring:
         except (ValueError, TypeError) as error:  # TypeError: it has a password
             raise Misconfigured(f"{self.folder / 'ca.pem'} is no authority's: {error}") from None
 
-    def _write(self, name: str, content: bytes) -> None:
-        """All of a file or nothing, and for nobody else to read."""
+    def _write(self, name: str, content: bytes, *, safely: bool = False) -> None:
+        """All of a file or nothing, and for nobody else to read; `safely` when the disk must have it."""
         file = self.folder / name
         handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".")
-        with os.fdopen(handle, "wb") as writing:
-            writing.write(content)
-        Path(draft).replace(file)
+        try:
+            with os.fdopen(handle, "wb") as writing:
+                writing.write(content)
+                writing.flush()
+                if safely:
+                    os.fsync(handle)
+            Path(draft).replace(file)
+        except BaseException:
+            Path(draft).unlink(missing_ok=True)
+            raise
+
+
+def _noted(record: _Done, order: Order, now: float) -> tuple[_Done, Refusal | None]:
+    """The record with that command in it; and why the command must not be done, if so."""
+    done = {each: until for each, until in record.done.items() if until > now}
+    mark = f"{order.audience} {order.id}"
+    if mark in done:
+        return record, Refusal.REPLAYED
+    if order.issued < record.since or len(done) >= MOST_DONE:
+        return record, Refusal.UNREMEMBERED
+    return _Done(record.since, {**done, mark: order.expires + KEPT_DONE}), None
 
 
 def _without(denylist: str, lifted: Container[str]) -> str:

@@ -370,7 +370,9 @@ def _in_order(
     return values
 
 
-def _enough(return_when: ReturnWhen, limit: int | None = None) -> Callable[[Mapping[str, bytes]], bool] | None:
+def _enough(
+    return_when: ReturnWhen, limit: int | None = None
+) -> Callable[[Mapping[str, bytes]], bool] | None:
     if return_when == "FIRST_COMPLETED":
         return bool
     if return_when not in ("ALL_COMPLETED", "FIRST_EXCEPTION"):

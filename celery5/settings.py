@@ -157,6 +157,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keys: Annotated[
         str, Meta(description="folder of the keys that commands are signed with; default: the user's state")
     ] = ""
+    keys_usage: Annotated[
+        str,
+        Meta(
+            description="extended key usage, an OID, that a sender's certificate must have; none: any",
+            pattern=r"^([0-9]+(\.[0-9]+)+)?\Z",
+            max_length=200,
+        ),
+    ] = ""
     priorities: Annotated[
         str, Meta(description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue")
     ] = "strict"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from celery5.broker.kept_folder import make_private
 from celery5.errors import Misconfigured, Occupied
 from celery5.messages_backlog import MOST, Kept, Room, portion
 from celery5.protocol.parcels import Parcel, from_bytes, to_bytes
@@ -135,7 +136,7 @@ class SQLiteBacklog:
     def _locked(self) -> Generator[None, None, None]:
         """Nobody else works with this file: two would publish the same, each in its own time."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._path.parent)
             lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Misconfigured(f"no backlog at {self._path}: {error.strerror}") from None

@@ -123,8 +123,7 @@ class Consumer:
         self._waits = Waits(log, "consumer:waiting", "consumer:resumed")
         self._worker = worker
         self._block = read_block
-        self._ttl = results_ttl
-        self._message_limit = message_limit
+        self._ttl, self._message_limit = results_ttl, message_limit
         self._paused: set[str] = set()
         self._reading = trio.CancelScope()
 

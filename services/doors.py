@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from celery5.broker.kept_folder import make_private
 from celery5.errors import Misconfigured, Occupied
 from celery5.log import Log
 
@@ -115,7 +116,7 @@ class Doors:
     def _unix(self, path: Path) -> socket.socket:
         """A socket at `path` that only our user may use. What a daemon that died has left there is taken away."""
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(path.parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise Misconfigured(f"no socket at {path}: {error.strerror}") from None

@@ -53,6 +53,8 @@ LIMIT = 120.0
 """Seconds that a command may take."""
 ANSWER_LIMIT = 2.0
 """Seconds that an answer may take to be written, also while this process ends."""
+NOTE_LIMIT = 2.0
+"""Seconds that it may take to note on the disk that a command is about to be done."""
 STOP_LIMIT = 2.0
 """Seconds that commands which are being done get when this process ends, or begins anew."""
 OWN = 100
@@ -77,6 +79,8 @@ class Keyring(Protocol):
     def trust(self) -> Trust: ...
 
     def check(self) -> None: ...
+
+    def remember(self, order: Order, now: float, /) -> Refusal | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class OwnPost:
             return False
 
     def _sealed(self, command: str, parameters: Mapping[str, Any]) -> tuple[str, bytes]:
+        signer = self._keyring.signer() if self._address.signed else None
         now = time.time()
         order = Order(
             id=new_id(),
@@ -151,7 +156,7 @@ class OwnPost:
             parameters=dict(parameters),
             sender=self._address.name,
         )
-        return order.id, seal(order, self._keyring.signer() if self._address.signed else None)
+        return order.id, seal(order, signer)
 
 
 class Inbox:
@@ -268,17 +273,19 @@ class Inbox:
             await self._refuse(letter, error, entry=letter.entry)
             return
         await self._slots.acquire()
-        begun, taken = False, ELSEWHERE
+        begun = False
         try:
             call = trips.take(self._keys, self._address.name, order.id, letter.entry, worker=self._worker)
             # Nothing may come between taking it and doing it: nobody else will.
             with trio.CancelScope(shield=True):
                 taken = await self._redis.perform(call)
-            if taken == ELSEWHERE:
-                return
-            if not taken or not self._is_first(order):
-                await self._refuse(letter, NotAccepted(Refusal.REPLAYED))
-                return
+                if taken == ELSEWHERE:
+                    return
+                refusal = await self._noted(order) if taken and self._is_first(order) else Refusal.REPLAYED
+                if refusal is not None:
+                    with trio.move_on_after(ANSWER_LIMIT):
+                        await self._refuse(letter, NotAccepted(refusal))
+                    return
             begun = True
             nursery.start_soon(self._do, order.command, order.parameters, order)
         finally:
@@ -309,6 +316,17 @@ class Inbox:
             return False
         self._done[order.id] = order.expires
         return True
+
+    async def _noted(self, order: Order) -> Refusal | None:
+        """Note on the disk that this command is about to be done, for whoever has this name next; gives why it must
+        not be done, if so."""
+        if not self._address.signed:
+            return None  # whoever can write to Redis can command this process anyway
+        with trio.move_on_after(NOTE_LIMIT):
+            return await trio.to_thread.run_sync(
+                self._keyring.remember, order, time.time(), limiter=self._thread, abandon_on_cancel=True
+            )
+        return Refusal.UNREMEMBERED
 
     async def _refuse(self, letter: Letter, error: NotAccepted, *, entry: bytes = b"") -> None:
         self._counts[error.reason.value] += 1

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import trio
 
 from celery5.broker import inbox as trips
@@ -73,4 +74,7 @@ class Orders:
 
     def _sealed(self, order: Order) -> bytes:
         """In a thread: files are read, and the first time libraries are imported."""
-        return seal(order, self._keyring.signer() if self._address.signed else None)
+        signer = self._keyring.signer() if self._address.signed else None
+        now = time.time()  # a folder of keys that was made just now takes nothing that is older
+        fresh = msgspec.structs.replace(order, issued=now, expires=now + order.expires - order.issued)
+        return seal(fresh, signer)

@@ -21,6 +21,7 @@ from typing import Any
 
 import trio
 
+from celery5.broker.kept_folder import make_private
 from celery5.errors import PlatformError
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.cluster import Cluster
@@ -332,7 +333,7 @@ class SystemdUnits:
         """Raises PlatformError."""
         text = environment_file({**self._environ, **member.environment})
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._folder)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(file, "w", encoding="utf-8", errors="surrogateescape") as to:
                 to.write(text)

@@ -20,11 +20,22 @@ OURS = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
 """What may be in a folder that is new to us: the data of a backup, and what a disk has."""
 
 
+def make_private(folder: Path) -> os.stat_result:
+    """Make a folder, and those above it that are missing, for this user alone, whatever the umask; return what it is.
+
+    A folder that is there stays as it is: look at its owner and its mode. Raises OSError.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # raises where there is something else of that name
+    return folder.stat()
+
+
 def taken(folder: Path) -> int:
     """The lock of whoever keeps the server in that folder. Raises Misconfigured."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.geteuid():
+        if make_private(folder).st_uid != os.geteuid():
             raise Misconfigured(f"broker: the folder {folder} is another user's")
         _check_is_ours(folder)
         folder.chmod(0o700)

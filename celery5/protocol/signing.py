@@ -10,7 +10,7 @@ cryptography take 15 MB and a tenth of a second to load: they are imported by th
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -34,6 +34,12 @@ LARGEST_HEADER = 16 * 1024
 LONGEST_CHAIN = 5
 """Certificates that a command may bring along."""
 _TYPE = "celery5-command"
+_ORDERS = (
+    0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551,
+    0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973,
+    0x1FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFA51868783BF2F966B7FCC0148F709A5D03BB5C9B8899C47AEBB6FB71E91386409,
+)
+"""How many points the groups of P-256, P-384 and P-521 have: the `n` of their signatures."""
 _ID = r"^[A-Za-z0-9_@-]{16,64}\Z"
 
 
@@ -51,6 +57,8 @@ class Refusal(StrEnum):
     TOO_LONG_LIVED = "too-long-lived"
     NOT_YET = "not-yet"
     REPLAYED = "replayed"
+    UNREMEMBERED = "unremembered"
+    WRONG_USAGE = "wrong-usage"
     NO_KEYS = "no-keys"
 
 
@@ -60,13 +68,15 @@ MEANING: dict[Refusal, str] = {
     Refusal.UNSIGNED: "it is not signed, and this worker takes signed commands only",
     Refusal.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
     "celery5 keys trust, on the worker's host",
-    Refusal.REVOKED: "the sender's certificate is on this worker's denylist",
+    Refusal.REVOKED: "the sender's certificate, or one that vouches for it, has a key on this worker's denylist",
     Refusal.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
     Refusal.WRONG_AUDIENCE: "it was signed for another inbox",
     Refusal.EXPIRED: "its time is over",
     Refusal.TOO_LONG_LIVED: f"it is good for longer than {LONGEST_LIFE:g} s",
     Refusal.NOT_YET: "it is from the future: the clocks of sender and worker differ",
     Refusal.REPLAYED: "it came before: a command is done once",
+    Refusal.UNREMEMBERED: "nobody here can tell whether it was done before: send it again",
+    Refusal.WRONG_USAGE: "the sender's certificate is not for signing commands",
     Refusal.NO_KEYS: "this worker cannot read its keys",
 }
 """What each refusal says to whoever sent the command."""
@@ -104,11 +114,16 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom to believe: certificates as DER, of authorities or of senders themselves, but for the fingerprints of
-    those that were revoked."""
+    """Whom to believe.
+
+    `anchors` are certificates as DER, of authorities or of senders themselves. `revoked` names those that are denied:
+    by the fingerprint of the public key, or of the certificate. `usage` is the extended key usage, an OID, that a
+    sender's certificate must have; '' for any.
+    """
 
     anchors: tuple[bytes, ...] = ()
     revoked: frozenset[str] = frozenset()
+    usage: str = ""
 
 
 def audience_of(app: str, inbox: str) -> str:
@@ -117,8 +132,23 @@ def audience_of(app: str, inbox: str) -> str:
 
 
 def fingerprint(der: bytes) -> str:
-    """By what a certificate is known: the SHA-256 of its bytes, in hex."""
+    """The SHA-256 of a certificate's bytes, in hex. To deny one by it is not enough: see `names_of`."""
     return sha256(der).hexdigest()
+
+
+def key_fingerprint(der: bytes) -> str:
+    """The SHA-256 of a certificate's public key (SubjectPublicKeyInfo), in hex. Raises Misconfigured."""
+    return _key_fingerprint(_loaded(der))
+
+
+def names_of(der: bytes) -> frozenset[str]:
+    """Return every fingerprint by which a denylist may name a certificate. Raises Misconfigured.
+
+    The first is that of its public key, which is signed, and so cannot be changed by who holds the certificate. The
+    others are for older denylists, which have the fingerprint of the certificate: its signature is not signed. Of an
+    ECDSA signature (r, s) whoever likes makes (r, n - s), which is as good, and a certificate with another fingerprint.
+    """
+    return _names_of(_loaded(der), der)
 
 
 def certificates_in(pem: bytes) -> tuple[bytes, ...]:
@@ -138,12 +168,7 @@ def as_pem(der: bytes) -> bytes:
 
 def described(der: bytes) -> tuple[str, str, str]:
     """Whose a certificate is, who signed it, and until when it holds. Raises Misconfigured for bytes that are none."""
-    from cryptography import x509
-
-    try:
-        found = x509.load_der_x509_certificate(der)
-    except (ValueError, x509.InvalidVersion) as error:
-        raise Misconfigured(f"this is no certificate: {_short(error)}") from None
+    found = _loaded(der)
     whose, by = found.subject.rfc4514_string(), found.issuer.rfc4514_string()
     return whose, by, f"{found.not_valid_after_utc:%Y-%m-%d}"
 
@@ -222,8 +247,6 @@ def _verified(sealed: bytes, trust: Trust, now: float) -> bytes:
         chain = _chain(token.headers())
     except (JoseError, ValueError, TypeError, RecursionError) as error:
         raise NotAccepted(Refusal.MALFORMED, _short(error)) from None
-    if not trust.revoked.isdisjoint(map(fingerprint, chain)):
-        raise NotAccepted(Refusal.REVOKED)
     leaf = _vouched(chain, trust, now)
     try:
         good = jws.validate_compact(token, _public_key(leaf), algorithms=["ES256"], registry=_registry())
@@ -254,17 +277,27 @@ def _chain(header: dict[str, Any]) -> list[bytes]:
 
 
 def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
-    """The sender's certificate, if it is trusted itself, or signed by who is."""
+    """The sender's certificate, if it is trusted itself, or signed by who is, and nobody in the chain is denied."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         leaf, *between = [x509.load_der_x509_certificate(each) for each in chain]
+        for each, der in zip((leaf, *between), chain, strict=True):
+            _refuse_revoked(each, der, trust)
+        _check_usage(leaf, trust.usage)
         if chain[0] in trust.anchors:
             _check_dates(leaf, now)
             return leaf
         authorities = [x509.load_der_x509_certificate(each) for each in trust.anchors]
-        _check_path(leaf, between, authorities, trust.revoked, now)
-    except (ValueError, x509.InvalidVersion, x509.UnsupportedGeneralNameType) as error:
+        _check_path(leaf, between, authorities, trust, now)
+    except (
+        ValueError,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+        x509.DuplicateExtension,
+        UnsupportedAlgorithm,
+    ) as error:
         raise NotAccepted(Refusal.UNKNOWN_ISSUER, _short(error)) from None
     return leaf
 
@@ -273,7 +306,7 @@ def _check_path(
     leaf: "Certificate",
     between: "list[Certificate]",
     authorities: "list[Certificate]",
-    revoked: Iterable[str],
+    trust: Trust,
     now: float,
 ) -> None:
     from cryptography.x509 import verification as checking
@@ -290,8 +323,72 @@ def _check_path(
         path = policy.build_client_verifier().verify(leaf, between).chain
     except checking.VerificationError as error:
         raise NotAccepted(Refusal.UNKNOWN_ISSUER, f"it is from {who}: {_short(error)}") from None
-    if not set(revoked).isdisjoint([fingerprint(_der(each)) for each in path]):
-        raise NotAccepted(Refusal.REVOKED)
+    for each in path:
+        _refuse_revoked(each, _der(each), trust)
+
+
+def _refuse_revoked(certificate: "Certificate", der: bytes, trust: Trust) -> None:
+    if trust.revoked and not trust.revoked.isdisjoint(_names_of(certificate, der)):
+        raise NotAccepted(Refusal.REVOKED, f"it is {certificate.subject.rfc4514_string()[:200]}")
+
+
+def _check_usage(leaf: "Certificate", wanted: str) -> None:
+    """Refuse a sender's certificate that is for something else. One that says nothing of its use may sign."""
+    from cryptography import x509
+
+    for each in leaf.extensions:
+        if isinstance(each.value, x509.KeyUsage) and not each.value.digital_signature:
+            raise NotAccepted(Refusal.WRONG_USAGE, "its key usage has no digitalSignature")
+    if not wanted:
+        return
+    usages = [each.value for each in leaf.extensions if isinstance(each.value, x509.ExtendedKeyUsage)]
+    if not any(usage.dotted_string == wanted for each in usages for usage in each):
+        raise NotAccepted(
+            Refusal.WRONG_USAGE, f"its extended key usage has no {wanted}, which keys_usage asks for"
+        )
+
+
+def _key_fingerprint(certificate: "Certificate") -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return sha256(key).hexdigest()
+
+
+def _names_of(certificate: "Certificate", der: bytes) -> frozenset[str]:
+    """`names_of` a certificate that was read: key, bytes, and the bytes with each signature that is as good."""
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+    signed, signature = certificate.tbs_certificate_bytes, certificate.signature
+    algorithm = _algorithm_after(signed, der)
+    forms = [signature]
+    try:
+        r, s = decode_dss_signature(signature)
+    except ValueError:  # it is no ECDSA signature
+        pass
+    else:
+        forms += [encode_dss_signature(r, order - s) for order in _ORDERS if s < order]
+    rebuilt = (_tlv(0x30, signed + algorithm + _tlv(0x03, b"\0" + form)) for form in forms)
+    return frozenset([_key_fingerprint(certificate), fingerprint(der), *map(fingerprint, rebuilt)])
+
+
+def _algorithm_after(signed: bytes, der: bytes) -> bytes:
+    """The name of the signature's algorithm in a certificate, as DER: what follows the part that is signed."""
+    start = der.index(signed) + len(signed)
+    size = der[start + 1]
+    if size < 0x80:
+        return der[start : start + 2 + size]
+    head = 2 + (size & 0x7F)
+    return der[start : start + head + int.from_bytes(der[start + 2 : start + head])]
+
+
+def _tlv(tag: int, content: bytes) -> bytes:
+    """One value of DER: its tag, its length, its content."""
+    size = len(content)
+    if size < 0x80:
+        return bytes((tag, size)) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8)
+    return bytes((tag, 0x80 | len(length))) + length + content
 
 
 def _authorities() -> Any:
@@ -326,6 +423,19 @@ def _public_key(leaf: "Certificate") -> Any:
     from joserfc.jwk import ECKey
 
     return ECKey.import_key(leaf.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def _loaded(der: bytes) -> "Certificate":
+    """A certificate, read. Raises Misconfigured for bytes that are none, and for a key that nobody here knows."""
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        found = x509.load_der_x509_certificate(der)
+        found.public_key()
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
+        raise Misconfigured(f"this is no certificate: {_short(error)}") from None
+    return found
 
 
 def _der(certificate: "Certificate") -> bytes:

@@ -6,6 +6,7 @@ Floor: tests. Reads and writes: files and databases in a folder of the test's ow
 import json
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -163,6 +164,19 @@ def test_a_file_for_each_day_has_the_day_in_its_name(tmp_path: Path) -> None:
     FileSink(tmp_path / "orders.jsonl", rotate="day").write([document("a")])
     (file,) = tmp_path.iterdir()
     assert __import__("re").fullmatch(r"orders\.\d{4}-\d\d-\d\d\.jsonl", file.name)
+
+
+@pytest.mark.parametrize(("private", "modes"), [(True, {0o700, 0o600}), (False, {0o777, 0o644})])
+def test_a_file_is_for_its_user_alone_when_it_is_to_be(
+    tmp_path: Path, private: bool, modes: set[int]
+) -> None:
+    before = os.umask(0)
+    try:
+        FileSink(tmp_path / "a" / "b" / "orders.jsonl", private=private).write([document("a")])
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "a").rglob("*")} == modes
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == max(modes)
 
 
 def test_a_line_that_somebody_was_killed_in_spoils_no_other(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ Floor: tests. Reads: nothing. Writes: keys in folders of the tests' own.
 """
 
 import base64
+import datetime
 import json
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +15,17 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery5 import App
 from celery5.errors import Misconfigured
-from celery5.keyring import Keyring
+from celery5.keyring import Keyring, folder_of
 from celery5.protocol.signing import (
     LARGEST,
     MEANING,
@@ -28,6 +37,8 @@ from celery5.protocol.signing import (
     audience_of,
     certificates_in,
     fingerprint,
+    key_fingerprint,
+    names_of,
     seal,
     unseal,
 )
@@ -269,3 +280,272 @@ def test_who_revokes_their_own_key_is_told_how_to_be_accepted_again(tmp_path: Pa
     (ring.folder / "ca.pem").unlink()
     ring.revoke(str(ring.folder / "mine.pem"))
     assert "have your authority sign" in ring.remedy()
+
+
+# ---- what is denied stays denied
+
+
+def flipped(der: bytes) -> bytes:
+    """The same certificate with the other one of the two signatures that fit: anybody can make it, without a key."""
+    found = x509.load_der_x509_certificate(der)
+    r, s = decode_dss_signature(found.signature)
+    curve = ec.SECP256R1() if len(found.signature) < 80 else ec.SECP384R1()
+    signature = encode_dss_signature(r, curve.group_order - s)
+    content = der[der.index(found.tbs_certificate_bytes) : -len(found.signature) - 3]
+    content += bytes((3, len(signature) + 1, 0)) + signature
+    return b"\x30\x82" + len(content).to_bytes(2) + content
+
+
+class Issuer:
+    """An authority that signs what it is asked to sign."""
+
+    def __init__(self, name: str, by: "Issuer | None" = None, curve: ec.EllipticCurve | None = None) -> None:
+        self.key = ec.generate_private_key(curve or ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        self.by = by or self
+        self.der = self.by.certify(self.name, self.key.public_key(), ca=True)
+
+    def certify(
+        self,
+        name: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        *extensions: x509.ExtensionType,
+        ca: bool = False,
+    ) -> bytes:
+        """A certificate for somebody's key."""
+        now = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+        made = x509.CertificateBuilder().subject_name(name).issuer_name(self.name).public_key(key)
+        made = made.serial_number(x509.random_serial_number())
+        made = made.not_valid_before(now - datetime.timedelta(days=1))
+        made = made.not_valid_after(now + datetime.timedelta(days=1))
+        made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        for each in (x509.SubjectAlternativeName([x509.DNSName("sender.celery5")]), *extensions):
+            made = made.add_extension(each, critical=False)
+        digest = hashes.SHA384() if isinstance(self.key.curve, ec.SECP384R1) else hashes.SHA256()
+        return made.sign(self.key, digest).public_bytes(Encoding.DER)
+
+
+class Path3:
+    """A sender, an authority in between, and the root that is trusted."""
+
+    def __init__(self, curve: ec.EllipticCurve | None = None) -> None:
+        self.root = Issuer("root", curve=curve)
+        self.between = Issuer("between", by=self.root, curve=curve)
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.pem = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        self.leaf = self.issued()
+
+    def issued(self, *extensions: x509.ExtensionType) -> bytes:
+        """A certificate for the sender's key: another one each time."""
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sender")])
+        return self.between.certify(name, self.key.public_key(), *extensions)
+
+    def sealed(self, leaf: bytes = b"", between: bytes = b"", *more: bytes) -> bytes:
+        """A command that is signed by the sender, with that path."""
+        return seal(order(), Signer(self.pem, (leaf or self.leaf, between or self.between.der, *more)))
+
+    def trust(self, *revoked: str, usage: str = "") -> Trust:
+        """Whoever the root vouches for, but for those."""
+        return Trust((self.root.der,), frozenset(revoked), usage)
+
+
+@pytest.fixture(scope="module", params=[ec.SECP256R1(), ec.SECP384R1()], ids=["P-256", "P-384"])
+def path(request: pytest.FixtureRequest) -> Path3:
+    """A path of three."""
+    return Path3(request.param)
+
+
+@pytest.mark.parametrize("by", [fingerprint, key_fingerprint], ids=["an old entry", "a new entry"])
+def test_whoever_is_denied_stays_denied_with_the_other_signature_of_a_certificate(
+    path: Path3, by: Callable[[bytes], str]
+) -> None:
+    leaf, between = flipped(path.leaf), flipped(path.between.der)
+    assert fingerprint(leaf) != fingerprint(path.leaf)
+    for sealed in (path.sealed(), path.sealed(leaf), path.sealed(b"", between), path.sealed(leaf, between)):
+        unseal(sealed, audience=HERE, trust=path.trust(), now=NOW)  # as good as the other one
+        for denied in (path.leaf, leaf, path.between.der, between):
+            assert refusal(sealed, path.trust(by(denied))) == "revoked"
+    root = path.trust(by(path.root.der))
+    assert refusal(path.sealed(leaf, between, flipped(path.root.der)), root) == "revoked"
+
+
+def test_a_denied_key_is_denied_in_whatever_certificate_it_comes(path: Path3) -> None:
+    again = path.issued()
+    unseal(path.sealed(again), audience=HERE, trust=path.trust(fingerprint(path.leaf)), now=NOW)
+    assert refusal(path.sealed(again), path.trust(key_fingerprint(path.leaf))) == "revoked"
+    other = Issuer("another name", by=path.root)
+    other.key = path.between.key
+    renamed = path.root.certify(path.between.name, path.between.key.public_key(), ca=True)
+    assert refusal(path.sealed(b"", renamed), path.trust(key_fingerprint(path.between.der))) == "revoked"
+
+
+def test_a_sender_who_is_trusted_by_name_is_denied_in_both_forms(path: Path3) -> None:
+    for anchor in (path.leaf, flipped(path.leaf)):
+        for denied in (fingerprint(path.leaf), key_fingerprint(path.leaf)):
+            trust = Trust((anchor,), frozenset([denied]))
+            assert refusal(path.sealed(anchor), trust) == "revoked"
+
+
+def test_every_name_of_a_certificate_is_a_name_of_its_other_form(path: Path3) -> None:
+    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= names_of(path.leaf)
+    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= names_of(flipped(path.leaf))
+    assert names_of(path.leaf).isdisjoint(names_of(path.between.der))
+
+
+def test_what_is_revoked_from_a_folder_is_its_key(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys", owner="shop")
+    (leaf, *_), (authority,) = ring.signer().chain, ring.trust().anchors
+    ring.trust_file(ring.folder / "mine.pem")
+    assert ring.certificates()[0].fingerprint == key_fingerprint(leaf)
+    # The old fingerprint of a certificate that is known here names its key.
+    assert ring.revoke(fingerprint(leaf)) == [key_fingerprint(leaf)]
+    assert ring.revoke("a" * 64) == ["a" * 64]
+    assert (ring.folder / "revoked").read_text() == f"{key_fingerprint(leaf)}\n{'a' * 64}\n"
+    denied = [each.role for each in ring.certificates() if each.revoked]
+    assert denied == ["mine", "trusted"]
+    # An old denylist is lifted, too, also where it names the other form.
+    (ring.folder / "revoked").write_text(f"{fingerprint(flipped(leaf))}\n{fingerprint(leaf)} # us\n")
+    assert ring.refusal() == "revoked"
+    assert ring.trust_file(ring.folder / "mine.pem") == {key_fingerprint(leaf): True}
+    assert (ring.folder / "revoked").read_text() == "# us\n"
+    assert ring.refusal() is None
+    ring.revoke(str(ring.folder / "ca.pem"))
+    assert ring.revoke(fingerprint(authority)) == [key_fingerprint(authority)]
+
+
+# ---- what a certificate is for
+
+
+def usage(*, sign: bool) -> x509.KeyUsage:
+    """What a key is for: signatures, or something else."""
+    others = ("content_commitment", "data_encipherment", "key_agreement", "key_cert_sign", "crl_sign")
+    words = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=sign, key_encipherment=not sign, **words)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["by an authority", "directly"])
+def test_a_certificate_that_says_what_it_is_for_must_say_signing(path: Path3, direct: bool) -> None:
+    for sign, reason in ((True, ""), (False, "wrong-usage")):
+        leaf = path.issued(usage(sign=sign))
+        trust = Trust((leaf,)) if direct else path.trust()
+        if reason:
+            assert refusal(path.sealed(leaf), trust) == reason
+        else:
+            unseal(path.sealed(leaf), audience=HERE, trust=trust, now=NOW)
+
+
+def test_a_certificate_must_have_the_extended_usage_that_is_asked_for(path: Path3) -> None:
+    wanted, other = "1.3.6.1.5.5.7.3.3", "1.3.6.1.5.5.7.3.1"
+    some = path.issued(x509.ExtendedKeyUsage([x509.ObjectIdentifier(wanted), x509.ObjectIdentifier(other)]))
+    for leaf in (path.leaf, some):
+        unseal(path.sealed(leaf), audience=HERE, trust=path.trust(), now=NOW)
+    unseal(path.sealed(some), audience=HERE, trust=path.trust(usage=wanted), now=NOW)
+    for leaf, asked in ((path.leaf, wanted), (some, "1.2.3")):
+        assert refusal(path.sealed(leaf), path.trust(usage=asked)) == "wrong-usage"
+
+
+def test_the_usage_that_is_asked_for_is_a_setting(tmp_path: Path) -> None:
+    app = App("shop", keys=str(tmp_path / "keys"), keys_usage="1.2.3")
+    app.control.keyring.signer()
+    assert app.control.keyring.refusal() == "wrong-usage"
+    with pytest.raises(Misconfigured, match="keys_usage"):
+        App("shop", keys_usage="codeSigning")
+
+
+# ---- what was done is remembered
+
+
+def done(ring: Keyring, one: Order, now: float) -> str:
+    """Why a command must not be done, or ''."""
+    return ring.remember(one, now) or ""
+
+
+def test_a_command_is_done_once_by_whatever_processes_share_a_folder(tmp_path: Path) -> None:
+    folder, now = tmp_path / "keys", time.time()
+    first = Keyring(folder, owner="shop")
+    first.signer()
+    one = order(issued=now + 1, expires=now + 61)
+    assert done(first, one, now) == ""
+    assert done(first, one, now + 1) == "replayed"
+    second = Keyring(folder, owner="shop")  # the next process, which knows nothing of the first
+    assert done(second, one, now + 60) == "replayed"
+    assert done(second, order(id="b" * 22, issued=now + 2, expires=now + 62), now + 60) == ""
+    assert done(second, order(audience="shop/w2", issued=now + 2, expires=now + 62), now + 60) == ""
+    later = json.loads((folder / "done").read_bytes())["done"]
+    assert done(second, order(id="c" * 22, issued=now + 300, expires=now + 301), now + 300) == ""
+    kept = json.loads((folder / "done").read_bytes())["done"]
+    assert (len(later), len(kept)) == (3, 1)  # what has expired is forgotten
+
+
+@pytest.mark.parametrize("lost", ["gone", "no record", "another one's"])
+def test_what_may_have_been_done_before_the_record_began_is_not_done(tmp_path: Path, lost: str) -> None:
+    folder = tmp_path / "keys"
+    ring = Keyring(folder, owner="shop")
+    ring.signer()
+    before = order(issued=time.time(), expires=time.time() + 60)
+    assert done(ring, before, time.time()) == ""
+    if lost == "gone":
+        (folder / "done").unlink()
+    else:
+        (folder / "done").write_text("nothing" if lost == "no record" else '{"v":1}')
+    again = Keyring(folder, owner="shop")
+    again.trust()
+    assert done(again, before, time.time()) == "unremembered"
+    assert done(again, order(issued=time.time(), expires=time.time() + 60), time.time()) == ""
+
+
+def test_without_a_writable_folder_a_process_does_what_was_sent_since_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = order(issued=time.time() - 1)
+    ring = Keyring(tmp_path / "none", owner="shop")
+    since = order(issued=time.time(), expires=time.time() + 60)
+    assert done(ring, before, time.time()) == "unremembered"
+    assert done(ring, since, time.time()) == ""
+    assert done(ring, since, time.time()) == "replayed"
+    assert not (tmp_path / "none").exists()
+
+
+def test_there_is_a_bound_on_what_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery5.keyring.MOST_DONE", 3)
+    ring, now = Keyring(tmp_path / "none", owner="shop"), time.time() + 1
+    said = [done(ring, order(id=str(n) * 22, issued=now, expires=now + 60), now) for n in range(4)]
+    assert said == ["", "", "", "unremembered"]
+
+
+# ---- files
+
+
+def test_keys_in_a_folder_of_another_user_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Keyring(tmp_path / "keys", owner="shop")
+    ring.signer()
+    theirs = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: theirs)
+    for ask in (ring.signer, ring.trust, ring.certificates, ring.check):
+        with pytest.raises(Misconfigured, match="is another user's: chown it, or set CELERY5_KEYS"):
+            ask()
+
+
+def test_folders_that_are_made_for_keys_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Keyring(tmp_path / "state" / "celery5" / "keys" / "shop", owner="shop").signer()
+    finally:
+        os.umask(before)
+    made = [each for each in (tmp_path / "state").rglob("*") if each.is_dir()] + [tmp_path / "state"]
+    assert len(made) == 5
+    assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o700}
+    files = [each for each in (tmp_path / "state").rglob("*") if each.is_file()]
+    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_no_application_and_no_folder_of_keys_is_named_after_where_it_is(name: str) -> None:
+    with pytest.raises(Misconfigured, match="this is no name of one"):
+        App(name)
+    for said in (name, f"some/{name}/..", "/"):
+        with pytest.raises(Misconfigured, match="name a folder that is for keys alone"):
+            folder_of("shop", said, {})
+    assert folder_of("shop", "keys", {}) == Path("keys")

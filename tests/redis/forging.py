@@ -23,7 +23,9 @@ INBOX = "w1"
 
 
 def order(app: App, command: str = "tick", /, **changes: Any) -> Order:
-    """A command as it should be, but for the `changes`."""
+    """A command as it should be, but for the `changes`: made when there are keys, as every sender does."""
+    if app.settings.inbox_signatures:
+        app.control.keyring.signer()
     now = time.time()
     usual: dict[str, Any] = {
         "id": new_id(),

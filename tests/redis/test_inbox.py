@@ -19,6 +19,7 @@ from celery5 import App
 from celery5.keyring import Keyring
 from celery5.protocol.orders import Answer
 from celery5.protocol.signing import LARGEST, Order, Signer, audience_of, certificates_in, fingerprint, seal
+from tests.pure.test_signing import flipped
 from tests.redis import forging
 from tests.redis.forging import INBOX, order, put, signed
 from tests.redis.workers import Lines, until, working
@@ -102,6 +103,13 @@ def denied(post: Post) -> tuple[Order, bytes]:
     return one, sealed
 
 
+def denied_and_flipped(post: Post) -> tuple[Order, bytes]:
+    """Whoever was denied has changed the certificate's signature into the other one that fits."""
+    one, signer = pauses(post.app), post.app.control.keyring.signer()
+    post.app.control.keyring.revoke(fingerprint(signer.chain[0]))
+    return one, seal(one, Signer(signer.key, (flipped(signer.chain[0]), *signer.chain[1:])))
+
+
 def oversized(post: Post) -> tuple[Order, bytes]:
     return pauses(post.app), b"x" * (LARGEST + 1)
 
@@ -160,6 +168,7 @@ REFUSED: dict[str, tuple[Callable[[Post], tuple[Order, bytes]], str, str]] = {
     ),
     "a stranger's": (of_a_stranger, "unknown-issuer", "celery5 keys trust"),
     "one of a denied key": (denied, "revoked", "denylist"),
+    "one of a denied key, with the other signature": (denied_and_flipped, "revoked", "denylist"),
     "one with a certificate of no version": (of_no_version, "unknown-issuer", "not a valid X509 version"),
     "one too large": (oversized, "oversized", "larger than 65536 bytes"),
     "an unsigned one": (unsigned, "unsigned", "takes signed commands only"),

@@ -10,7 +10,7 @@ import redis
 import trio
 
 from celery5 import App
-from tests.redis.forging import INBOX, signed
+from tests.redis.forging import INBOX, answer, order, put, signed
 from tests.redis.test_inbox import pauses, posted
 from tests.redis.workers import until
 
@@ -55,3 +55,33 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
         redis_client.delete(keyed.keys.nonce(one.id))
         assert (await post.sent(one, sealed)).reason == "replayed"
     keyed.close()
+
+
+async def test_a_replay_is_refused_also_by_the_next_process_of_the_same_name(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    """Whatever was deleted in Redis. And what was sent while no process of that name lived is done."""
+
+    def process() -> App:
+        app = App(app_name, broker=url, keys=str(tmp_path / "keys"))
+
+        @app.task
+        async def nothing() -> None: ...
+
+        return app
+
+    first, second = process(), process()
+    async with posted(first, redis_client, tmp_path) as post:
+        one = pauses(first)
+        sealed = signed(first, one)
+        assert (await post.sent(one, sealed)).ok
+        await first.control.asend("resume-queue", {"queue": "default"}, to=INBOX)
+    redis_client.delete(first.keys.nonce(one.id))
+    meanwhile = order(first, "ping")
+    put(redis_client, first, meanwhile, signed(first, meanwhile))
+    async with posted(second, redis_client, tmp_path) as post:
+        assert (await answer(redis_client, second, meanwhile)).ok
+        assert (await post.sent(one, sealed)).reason == "replayed"
+        assert (await post.stats())["queues"] == {"default": "read"}
+    first.close()
+    second.close()

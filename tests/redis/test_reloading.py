@@ -196,13 +196,14 @@ def test_no_reload_means_that_nothing_is_watched(staff: Staff, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["broker", "inbox", "inbox_signatures", "keys", "status_host", "status_port"]
+    "name", ["broker", "inbox", "inbox_signatures", "keys", "keys_usage", "status_host", "status_port"]
 )
 def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
     url: str, app_name: str, redis_client: "redis.Redis", name: str
 ) -> None:
     app = App(app_name, broker=url, config="redis")
-    said = {"inbox": "no", "inbox_signatures": "no", "status_port": "9500"}.get(name, "elsewhere")
+    words = {"inbox": "no", "inbox_signatures": "no", "status_port": "9500", "keys_usage": "1.2.3"}
+    said = words.get(name, "elsewhere")
     redis_client.hset(app.keys.settings, name, said)
     try:
         with pytest.raises(Misconfigured, match=f"{name} cannot be said in the broker: HDEL"):
