@@ -32,7 +32,18 @@ from celery5.errors import (
 )
 from celery5.protocol.daemon_address import DaemonAddress
 from celery5.protocol.job import Job
-from celery5.protocol.parcels import Answer, Hand, Hello, Parcel, Refused, Told, Welcome, parcel, portions
+from celery5.protocol.parcels import (
+    MOST_PARCELS,
+    Answer,
+    Hand,
+    Hello,
+    Parcel,
+    Refused,
+    Told,
+    Welcome,
+    parcel,
+    portions,
+)
 
 AWAY = 1.0
 """Seconds for which the daemon is looked for when it is away: it may be starting anew."""
@@ -110,6 +121,10 @@ class PublisherClient:
     # ---- callers
 
     def _begun(self, jobs: Sequence[Job]) -> _Delivery:
+        if len(jobs) > MOST_PARCELS:
+            raise MessageTooLarge(
+                f"{len(jobs)} jobs in one call: the Publisher takes {MOST_PARCELS} at once; send them in several calls"
+            )
         delivery = _Delivery(tuple(parcel(job) for job in jobs))
         with self._changed:
             if self._thread is None:

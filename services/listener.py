@@ -2,14 +2,18 @@
 
 Floor: services. Reads: frames from clients. Writes: their jobs into the stores; answers.
 
-What a client may take is bounded: connections, the size of a frame, the time from a frame's first byte to its last, the
-time for reading an answer, and the bytes of unfinished frames of all clients together. Whoever keeps to that may keep
-its connection for as long as it likes. A client that does not costs itself its connection, and nobody else anything.
+What a client may take is bounded: connections, the size of a frame and what is in it, the time from a frame's first
+byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A client
+that does not keep to that costs itself its connection, and nobody else anything. Whoever has not said hello yet, and
+shown a certificate where one is asked for, has a place of another kind, so that strangers keep no producer out. Where
+all places are taken, the connection that has been idle for longest makes room: its client opens another one when it
+has something to say.
 """
 
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import trio
@@ -18,6 +22,7 @@ from celery5.errors import BacklogFull, CeleryError, Corrupt
 from celery5.log import Log
 from celery5.protocol.metrics import Family, counter, gauge
 from celery5.protocol.parcels import (
+    HELLO_BYTES,
     VERSION,
     Answer,
     Frames,
@@ -39,7 +44,13 @@ from celery5.services.doors import Doors
 from celery5.services.messages_store import MessagesStore
 
 CONNECTIONS = 512
-"""Clients at once; others are told to come again."""
+"""Clients at once, who have said hello."""
+STRANGERS = 64
+"""Connections at once that have not said hello yet: as many by TCP, and as many by unix sockets."""
+AT_ONCE = 500
+"""Messages that are looked at before others have their turn."""
+TELL_AGAIN = 10.0
+"""Seconds between two log lines about connections that made room for others."""
 HELLO_LIMIT = 5.0
 """Seconds from a connection's beginning to the end of its first word, TLS included."""
 FRAME_LIMIT = 10.0
@@ -59,6 +70,77 @@ class _Left(Exception):
     """This connection is over."""
 
 
+class _Places:
+    """Who has a place here. A connection begins as a stranger, of a `kind` (unix or TCP) and from a `host`; it becomes
+    a client when it has said hello. `dropped` counts those that made room for others."""
+
+    def __init__(self, clients: int, strangers: int) -> None:
+        self._most = clients
+        self._most_strangers = strangers
+        self._clients: set[_Conversation] = set()
+        self._idle: dict[_Conversation, None] = {}  # the one that has been idle for longest first
+        self._strangers: dict[str, dict[str, dict[_Conversation, None]]] = {}
+        self.dropped = 0
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self._clients)
+
+    @property
+    def strangers(self) -> int:
+        """How many connections have not said hello yet."""
+        return sum(len(held) for hosts in self._strangers.values() for held in hosts.values())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there is no place for another client: all are taken, and nobody is idle."""
+        return len(self._clients) >= self._most and not self._idle
+
+    def came(self, who: "_Conversation") -> None:
+        """Give a new connection a place among strangers. Where there is none, the oldest one of the host that has most
+        of them goes: so one host can crowd out none but itself."""
+        hosts = self._strangers.setdefault(who.kind, {})
+        if sum(map(len, hosts.values())) >= self._most_strangers:
+            most = max(hosts.values(), key=lambda held: len(held))
+            self._drop(next(iter(most)))
+        hosts.setdefault(who.host, {})[who] = None
+
+    def greeted(self, who: "_Conversation") -> bool:
+        """Give a stranger a place among clients; False when there is none."""
+        if self.is_crowded:
+            return False
+        if len(self._clients) >= self._most:
+            self._drop(next(iter(self._idle)))
+        self.left(who)
+        self._clients.add(who)
+        return True
+
+    def rests(self, who: "_Conversation") -> None:
+        """A client waits for nothing, and may be dropped."""
+        if who in self._clients:
+            self._idle[who] = None
+
+    def works(self, who: "_Conversation") -> None:
+        """A client is saying something, or waits for an answer."""
+        self._idle.pop(who, None)
+
+    def left(self, who: "_Conversation") -> None:
+        """A connection has no place any more."""
+        self._clients.discard(who)
+        self._idle.pop(who, None)
+        hosts = self._strangers.get(who.kind, {})
+        if who in hosts.get(who.host, ()):
+            del hosts[who.host][who]
+            if not hosts[who.host]:
+                del hosts[who.host]
+
+    def _drop(self, who: "_Conversation") -> None:
+        self.dropped += 1
+        self.left(who)
+        who.scope.cancel()
+
+
 class Listener:
     """Serves producers of the application named `app` at the `doors`. `broker_of` says to which of the `stores`
     a queue's messages go."""
@@ -73,6 +155,7 @@ class Listener:
         message_limit: int,
         log: Log,
         most_connections: int = CONNECTIONS,
+        most_strangers: int = STRANGERS,
     ) -> None:
         self._app = app_name
         self._doors = doors
@@ -81,11 +164,13 @@ class Listener:
         self._message_limit = message_limit
         self._frame_limit = frame_limit(message_limit)
         self._log = log
-        self._most = most_connections
-        self._clients = 0
+        self._places = _Places(most_connections, most_strangers)
+        self._told_at = -TELL_AGAIN
+        self._told = 0
         self._unfinished = 0
         self._refused = 0
         self._groups = 0
+        self._looked = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. What was read as a whole by then is stored and answered."""
@@ -112,21 +197,28 @@ class Listener:
 
     async def _serve(self, raw: trio.SocketStream, context: ssl.SSLContext | None) -> None:
         """One connection, whatever comes on it."""
-        self._clients += 1
         stream: trio.abc.Stream = raw
+        kind = "unix" if raw.socket.family == trio.socket.AF_UNIX else "tcp"
+        if context is not None and kind == "tcp":
+            stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
+        one = _Conversation(
+            self, stream, self._places, kind=kind, host=_host_of(raw) if kind == "tcp" else ""
+        )
+        self._places.came(one)
+        self._tell_dropped()
         try:
-            if context is not None and raw.socket.family != trio.socket.AF_UNIX:
-                stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
-            with suppress(_Left, *Broken):
-                await _Conversation(self, stream, secure=stream is not raw).go_on()
+            with one.scope, suppress(_Left, *Broken):
+                await one.go_on()
         finally:
-            self._clients -= 1
+            self._places.left(one)
             await trio.aclose_forcefully(stream)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there are more clients than there is room for."""
-        return self._clients > self._most
+    def _tell_dropped(self) -> None:
+        """Log now and then that connections made room for others: strangers can have that happen at any rate."""
+        new, now = self._places.dropped - self._told, trio.current_time()
+        if new and now >= self._told_at + TELL_AGAIN:
+            self._log.event("listener:crowded", "warning", dropped=new, clients=self._places.clients)
+            self._told, self._told_at = self._places.dropped, now
 
     def welcome(self, word: Hello) -> Refused | None:
         """Why a client is not taken, if it is not."""
@@ -145,9 +237,10 @@ class Listener:
         waiting = sum(each.size for each in self._stores.values())
         return Welcome(waiting=waiting, trouble="; ".join(_troubles(self._stores)))
 
-    def frames(self) -> Frames:
-        """What takes a client's bytes."""
-        return Frames(self._frame_limit)
+    @property
+    def frame_limit(self) -> int:
+        """Bytes that a frame of a client may have."""
+        return self._frame_limit
 
     def unfinished(self, more: int) -> bool:
         """So many bytes of frames more, or less, are kept; gives whether there is room for them."""
@@ -164,7 +257,7 @@ class Listener:
     async def take(self, word: Hand) -> Told:
         """Store the groups, in their order: those that can be together, so that they share one wait for the disk."""
         self._groups += len(word.groups)
-        answers: list[Answer | None] = [self._fault(group) for group in word.groups]
+        answers: list[Answer | None] = [await self._fault(group) for group in word.groups]
         fit = [n for n, answer in enumerate(answers) if answer is None]
         together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else Answer()
         for n in fit:
@@ -173,21 +266,35 @@ class Listener:
             answers[n] = await self._stored(word.groups[n]) if alone else together
         return Told(tuple(answer or Answer() for answer in answers))
 
-    def _fault(self, group: Sequence[Parcel]) -> Answer | None:
-        wrong = next((wrong for each in group if (wrong := fault(each, self._message_limit))), None)
-        if wrong is None:
+    async def _fault(self, group: Sequence[Parcel]) -> Answer | None:
+        """Why a group cannot be taken, if it cannot."""
+        for start in range(0, len(group), AT_ONCE):
+            part = group[start : start + AT_ONCE]
+            await self._yield_after(len(part))
+            if wrong := next((wrong for each in part if (wrong := fault(each, self._message_limit))), None):
+                return wrong
             try:
-                for each in group:
+                for each in part:
                     self._broker_of(each.queue)
             except CeleryError as error:  # what is said of its queue contradicts itself
                 return Answer("unfit", str(error))
-        return wrong
+        return None
+
+    async def _yield_after(self, messages: int) -> None:
+        """Let all others have their turn when so many messages more make AT_ONCE that were looked at since."""
+        self._looked += messages
+        if self._looked >= AT_ONCE:
+            self._looked = 0
+            await trio.lowlevel.checkpoint()
 
     async def _stored(self, parcels: Sequence[Parcel]) -> Answer:
         """Store these: where they are for several brokers, what is for one of them is whole, or not there at all."""
         by_broker: dict[str, list[Parcel]] = {}
-        for each in parcels:
-            by_broker.setdefault(self._broker_of(each.queue), []).append(each)
+        for start in range(0, len(parcels), AT_ONCE):
+            part = parcels[start : start + AT_ONCE]
+            await self._yield_after(len(part))
+            for each in part:
+                by_broker.setdefault(self._broker_of(each.queue), []).append(each)
         firmly, some = True, False
         for broker, own in by_broker.items():
             store = self._stores[broker]
@@ -202,14 +309,24 @@ class Listener:
 
     def conditions(self) -> Mapping[str, str]:
         """There is room for clients."""
-        return {"listener": "too many clients at once" if self._clients > self._most else ""}
+        return {"listener": "too many clients at once" if self._places.is_crowded else ""}
 
     def families(self) -> Iterable[Family]:
         """Clients, and what they did."""
-        yield gauge("celery5_publisher_clients", "Connections of producers.", float(self._clients))
+        yield gauge("celery5_publisher_clients", "Connections of producers.", float(self._places.clients))
+        yield gauge(
+            "celery5_publisher_strangers",
+            "Connections that have not said hello yet.",
+            float(self._places.strangers),
+        )
         yield counter("celery5_publisher_calls_total", "Calls of producers.", float(self._groups))
         yield counter(
             "celery5_publisher_sent_away_total", "Connections that were refused.", float(self._refused)
+        )
+        yield counter(
+            "celery5_publisher_dropped_total",
+            "Connections that made room for others.",
+            float(self._places.dropped),
         )
 
 
@@ -217,14 +334,28 @@ def _troubles(stores: Mapping[str, MessagesStore]) -> Iterable[str]:
     return (each.trouble for each in stores.values() if each.trouble)
 
 
-class _Conversation:
-    """One client, from its first byte to its last."""
+def _host_of(raw: trio.SocketStream) -> str:
+    """From where a connection comes, for counting: an address, or a network of IPv6 that one host has to itself."""
+    try:
+        peer = ip_address(raw.socket.getpeername()[0].partition("%")[0])
+        return str(peer if peer.version == 4 else ip_network((peer, 64), strict=False))
+    except (OSError, ValueError):  # it has gone
+        return ""
 
-    def __init__(self, listener: Listener, stream: trio.abc.Stream, *, secure: bool) -> None:
+
+class _Conversation:
+    """One client, from its first byte to its last. Cancelling its `scope` ends it."""
+
+    def __init__(
+        self, listener: Listener, stream: trio.abc.Stream, places: _Places, *, kind: str, host: str
+    ) -> None:
+        self.scope = trio.CancelScope()
+        self.kind = kind
+        self.host = host
         self._listener = listener
-        self._secure = secure
         self._stream = stream
-        self._frames = listener.frames()
+        self._places = places
+        self._frames = Frames(HELLO_BYTES)  # until it has said hello
         self._counted = 0
 
     async def go_on(self) -> None:
@@ -248,11 +379,9 @@ class _Conversation:
             self._count(0)
 
     async def _greet(self) -> None:
-        if self._secure:
+        if isinstance(self._stream, trio.SSLStream):
             stream: Any = self._stream
             await stream.do_handshake()
-        if self._listener.is_crowded:
-            await self._send_away(Refused("unavailable", "there are too many clients at once"))
         word = await self._word()
         refusal = (
             self._listener.welcome(word)
@@ -261,6 +390,9 @@ class _Conversation:
         )
         if refusal is not None:
             await self._send_away(refusal)
+        if not self._places.greeted(self):
+            await self._send_away(Refused("unavailable", "there are too many clients at once"))
+        self._frames.limit = self._listener.frame_limit
         await self._say(self._listener.greeting())
 
     async def _word(self) -> Hello | Hand:
@@ -268,7 +400,11 @@ class _Conversation:
         try:
             body = self._frames.next()
             if body is None and not len(self._frames):
-                await self._receive()
+                self._places.rests(self)
+                try:
+                    await self._receive()
+                finally:
+                    self._places.works(self)
                 body = self._frames.next()
             with trio.move_on_after(FRAME_LIMIT):
                 while body is None:

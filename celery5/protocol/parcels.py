@@ -10,9 +10,10 @@ place of any answer is the last word on the connection. Nothing is acknowledged 
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from celery5.errors import Corrupt
 from celery5.protocol.job import Job
@@ -28,6 +29,14 @@ PORTION = 500
 """Messages in one frame."""
 PORTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages in one frame, unless one message alone has more."""
+MOST_GROUPS = PORTION
+"""Groups in one frame: no client sends an empty one."""
+MOST_PARCELS = 50_000
+"""Messages in one group, which is what one call sends, and in one frame."""
+SMALL = 64 * 1024
+"""Bytes of a frame that is read without a look at how much is in it."""
+HELLO_BYTES = 4096
+"""Bytes of a client's first word."""
 
 Code = Literal["full", "too-large", "unfit", "unavailable"]
 
@@ -63,7 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 class Hand(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
     """Jobs to be published, in groups."""
 
-    groups: tuple[tuple[Parcel, ...], ...]
+    groups: Annotated[tuple[tuple[Parcel, ...], ...], Meta(max_length=MOST_GROUPS)]
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -92,9 +101,19 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 FromClient = Hello | Hand
 FromDaemon = Welcome | Told | Refused
+
+
+class _Groups(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
+    """A `Hand` of which nothing is read yet but how many groups it has."""
+
+    groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MOST_GROUPS)]
+
+
 _PARCEL: msgspec.msgpack.Decoder[Parcel] = msgspec.msgpack.Decoder(Parcel)
 _ENCODER = msgspec.msgpack.Encoder()
 _OF_CLIENT: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_COUNTED: msgspec.msgpack.Decoder[Hello | _Groups] = msgspec.msgpack.Decoder(Hello | _Groups)
+_GROUP: msgspec.msgpack.Decoder[tuple[Parcel, ...]] = msgspec.msgpack.Decoder(tuple[Parcel, ...])
 _OF_DAEMON: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)
 _AT = re.compile(r"(\+?[0-9]{1,15})?\Z")
 _EXPIRES = re.compile(r"[0-9]{0,15}\Z")
@@ -109,7 +128,7 @@ class Frames:
     """Takes bytes as they come, gives whole frames. A frame of more than `limit` bytes is refused by its head alone."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._kept = bytearray()
 
     def __len__(self) -> int:
@@ -124,8 +143,8 @@ class Frames:
         if len(self._kept) < HEAD:
             return None
         size = int.from_bytes(self._kept[:HEAD])
-        if size > self._limit:
-            raise TooLarge(f"a frame of {size} bytes: at most {self._limit} are taken")
+        if size > self.limit:
+            raise TooLarge(f"a frame of {size} bytes: at most {self.limit} are taken")
         if len(self._kept) < HEAD + size:
             return None
         frame = bytes(self._kept[HEAD : HEAD + size])
@@ -142,9 +161,35 @@ def frame(word: FromClient | FromDaemon) -> bytes:
 def client_word(body: bytes) -> FromClient:
     """What a client says. Raises Corrupt."""
     try:
-        return _OF_CLIENT.decode(body)
+        word = _OF_CLIENT.decode(body) if len(body) <= SMALL else _large(body)
     except (msgspec.DecodeError, ValueError) as error:
         raise Corrupt(f"not a word of a client: {error}") from None
+    if isinstance(word, Hand) and not all(word.groups):
+        raise Corrupt("not a word of a client: a group without a message")
+    return word
+
+
+def _large(body: bytes) -> FromClient:
+    """A word in a large frame. Groups and messages are counted before any of them is read: the smallest ones have one
+    byte and five, and a frame has room for a million, which would take seconds and hundreds of megabytes. Raises
+    ValueError."""
+    word = _COUNTED.decode(body)
+    if isinstance(word, Hello):
+        return word
+    if sum(map(_elements, word.groups)) > MOST_PARCELS:
+        raise ValueError(f"a frame has {MOST_PARCELS} messages at most")
+    return Hand(tuple([_GROUP.decode(each) for each in word.groups]))
+
+
+def _elements(raw: msgspec.Raw) -> int:
+    """How many elements an array in MessagePack says to have. Raises ValueError for what is no array."""
+    head = bytes(memoryview(raw)[:5])
+    if head[0] >> 4 == 0x9:
+        return head[0] & 0xF
+    size = {0xDC: 2, 0xDD: 4}.get(head[0])
+    if size is None:
+        raise ValueError("a group is no array")
+    return int.from_bytes(head[1 : 1 + size])
 
 
 def daemon_word(body: bytes) -> FromDaemon:

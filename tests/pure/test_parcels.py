@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.errors import Corrupt, Misconfigured
+from celery5.errors import Corrupt, MessageTooLarge, Misconfigured
+from celery5.protocol import parcels as parcels_module
 from celery5.protocol.daemon_address import DaemonAddress, connections_in, daemon_address, host_and_port
 from celery5.protocol.job import Job
 from celery5.protocol.parcels import (
+    MOST_PARCELS,
     PORTION,
     PORTION_BYTES,
     Answer,
@@ -34,11 +36,12 @@ from celery5.protocol.parcels import (
     portions,
     to_bytes,
 )
+from celery5.publisher_client import PublisherClient
 
 PARCEL = Parcel("id", "default", b"{}")
 WORDS = [
     Hello("shop"),
-    Hand(((PARCEL, Parcel("other", "{events}", b"\x00\xff", "+500", "h")), ())),
+    Hand(((PARCEL, Parcel("other", "{events}", b"\x00\xff", "+500", "h")), (PARCEL,))),
     Hand(()),
 ]
 
@@ -76,6 +79,49 @@ def test_an_answer_is_no_word_of_a_client() -> None:
     with pytest.raises(Corrupt):
         client_word(frame(Told((Answer(),)))[4:])
     assert daemon_word(frame(Told((Answer("full", "why"),)))[4:]) == Told((Answer("full", "why"),))
+
+
+def array(size: int) -> bytes:
+    """The head of a list in MessagePack."""
+    return b"\xdd" + size.to_bytes(4)
+
+
+TINY = b"\x93\xa0\xa0\xc4\x00"
+"""The smallest parcel there is, in MessagePack."""
+BOMBS = {
+    "empty groups": array(5_000_000) + b"\x90" * 5_000_000,
+    "groups of one": array(600_000) + (b"\x91" + TINY) * 600_000,
+    "a group of too many": array(1) + array(1_000_000) + TINY * 1_000_000,
+    "many groups of many": array(20) + (array(MOST_PARCELS) + TINY * MOST_PARCELS) * 20,
+    "a group that says to have more": array(1) + array(4_000_000_000) + TINY * 100_000,
+    "groups that are none": array(2) + b"\xc4\x01x" + b"\xda\xff\xff" + b"x" * 65_535,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_frame_of_too_many_is_refused_before_any_message_is_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parcels_module, "_GROUP", None)
+    monkeypatch.setattr(parcels_module, "_OF_CLIENT", None)
+    with pytest.raises(Corrupt, match="not a word of a client"):
+        client_word(b"\x92\xa4hand" + BOMBS[name])
+
+
+def test_a_group_has_a_message_and_a_frame_has_as_many_as_a_client_sends() -> None:
+    for groups in (b"\x91\x90", b"\x92\x91" + TINY + b"\x90"):
+        with pytest.raises(Corrupt, match="a group without a message"):
+            client_word(b"\x92\xa4hand" + groups)
+    one = Hand(((PARCEL,) * MOST_PARCELS,))
+    many = Hand(((PARCEL,),) * PORTION)
+    for word in (one, many):
+        assert client_word(frame(word)[4:]) == word
+
+
+def test_a_call_with_more_jobs_than_a_daemon_takes_is_refused_by_its_sender() -> None:
+    client = PublisherClient(address=DaemonAddress(path="/nowhere"), app="shop")
+    with pytest.raises(MessageTooLarge, match=r"50001 jobs in one call: .* send them in several calls"):
+        client.hand([Job("id", "task", "mail", b"message", "")] * (MOST_PARCELS + 1))
 
 
 @pytest.mark.parametrize(

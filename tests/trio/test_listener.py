@@ -6,7 +6,7 @@ Floor: tests. Reads and writes: a unix socket of its own.
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ import trustme
 from celery5.errors import Misconfigured
 from celery5.log import Log
 from celery5.messages_backlog import MemoryBacklog, Room
+from celery5.protocol.daemon_address import DaemonAddress
+from celery5.protocol.job import Job
 from celery5.protocol.parcels import (
+    HELLO_BYTES,
+    MOST_PARCELS,
+    PORTION,
     Answer,
     Frames,
     FromClient,
@@ -32,19 +37,37 @@ from celery5.protocol.parcels import (
     daemon_word,
     frame,
 )
+from celery5.publisher_client import PublisherClient
 from celery5.services import listener as listening
 from celery5.services.doors import Doors, Plan, inherited
-from celery5.services.listener import Listener
+from celery5.services.listener import STRANGERS, Listener
 from celery5.services.messages_store import MessagesStore
 
 HAND = Hand(((Parcel("a", "q", b"{}"),),))
+BOMB = b"\x92\xa4hand\xdd" + (5_000_000).to_bytes(4) + b"\x90" * 5_000_000
+"""A hand with five million empty groups."""
 LIMIT = 20.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    with trio.fail_after(LIMIT):
+        while not condition():
+            await trio.sleep(0.01)
 
 
 class Host:
     """A listener with a store in memory."""
 
-    def __init__(self, plan: Plan, *, room: int = 100, most: int = 10, message_limit: int = 2000) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        room: int = 100,
+        most: int = 10,
+        strangers: int = STRANGERS,
+        message_limit: int = 2000,
+    ) -> None:
         log = Log(worker="w", app="shop")
         self.backlog = MemoryBacklog(room=Room(room, 10**9))
         self.store = MessagesStore(broker="default", backlog=self.backlog, log=log)
@@ -58,7 +81,14 @@ class Host:
             message_limit=message_limit,
             log=log,
             most_connections=most,
+            most_strangers=strangers,
         )
+
+    def count(self, name: str) -> float:
+        """What a metric of the listener says."""
+        (found,) = [each for each in self.listener.families() if each.name == f"celery5_publisher_{name}"]
+        (sample,) = found.samples
+        return sample.value
 
     @asynccontextmanager
     async def up(self) -> AsyncGenerator["Host", None]:
@@ -166,6 +196,8 @@ async def test_of_groups_that_come_together_those_are_taken_that_there_is_room_f
         (frame(Hello("shop")) + frame(Hello("shop")), "unfit"),
         (frame(Hello("shop")) + (10**8).to_bytes(4), "too-large"),
         (frame(Hello("shop")) + (3).to_bytes(4) + b"abc", "unfit"),
+        ((HELLO_BYTES + 1).to_bytes(4), "too-large"),
+        (frame(Hello("shop")) + (len(BOMB)).to_bytes(4) + BOMB, "unfit"),
     ],
 )
 async def test_who_speaks_otherwise_is_told_so_and_sent_away(host: Host, said: bytes, code: str) -> None:
@@ -201,7 +233,7 @@ async def test_who_does_not_read_its_answers_is_left(host: Host, monkeypatch: py
     monkeypatch.setattr(listening, "ANSWER_LIMIT", 0.2)
     async with host.up():
         deaf = await host.client()
-        bad = Hand(((Parcel("x" * 500, "q", b""),),) * 2000)  # a large answer
+        bad = Hand(((Parcel("x" * 500, "q", b""),),) * PORTION)  # a large answer
         assert await deaf.is_cut_off(frame(bad))
         assert await (await host.client()).ask(HAND) == Told((Answer(),))
 
@@ -209,18 +241,121 @@ async def test_who_does_not_read_its_answers_is_left(host: Host, monkeypatch: py
 async def test_there_are_no_more_clients_than_there_is_room_for(short_path: Path) -> None:
     host = Host(Plan(path=str(short_path / "p.sock")), most=2)
     async with host.up():
-        first, _second = await host.client(), await host.client()
+        first, second = await host.client(), await host.client()
+        for each in (first, second):  # they are saying something, so neither can make room
+            await each.stream.send_all(frame(HAND)[:-1])
+        await until(lambda: host.listener.conditions() == {"listener": "too many clients at once"})
         third = await host.client(greet=False)
-        assert await third.heard() == Refused("unavailable", "there are too many clients at once")
-        assert (
-            host.listener.conditions() == {"listener": "too many clients at once"} or await third.is_alone()
-        )
-        await first.stream.aclose()
+        assert await third.ask(Hello("shop")) == Refused("unavailable", "there are too many clients at once")
         await third.stream.aclose()
-        with trio.fail_after(LIMIT):
-            while host.listener.is_crowded or host.listener._clients > 1:
-                await trio.sleep(0.01)
+        await first.stream.send_all(frame(HAND)[-1:])
+        assert await first.heard() == Told((Answer(),))
+        await until(lambda: host.listener.conditions() == {"listener": ""})
         assert await (await host.client()).ask(HAND) == Told((Answer(),))
+        assert await first.is_alone()
+        await second.stream.send_all(frame(HAND)[-1:])
+        assert await second.heard() == Told((Answer(),))
+
+
+async def test_silent_connections_keep_no_producer_out(short_path: Path) -> None:
+    host = Host(Plan(path=str(short_path / "p.sock")), strangers=8)
+    async with host.up():
+        silent = [await host.client(greet=False) for _ in range(100)]
+        good = await host.client()
+        assert await good.ask(HAND) == Told((Answer(),))
+        assert host.count("strangers") <= 8
+        assert host.count("clients") == 1
+        assert host.count("dropped_total") >= 100 - 8
+        assert await silent[0].is_alone()
+        assert isinstance(await silent[-1].ask(Hello("shop")), Welcome)  # the youngest have their time
+
+
+async def test_strangers_on_a_port_keep_out_neither_a_trusted_client_nor_one_of_this_host(
+    short_path: Path,
+) -> None:
+    ours = trustme.CA()
+    ours.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(short_path / "server.pem")
+    ours.cert_pem.write_to_path(short_path / "ca.pem")
+    files = {"certificate": str(short_path / "server.pem"), "client_ca": str(short_path / "ca.pem")}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    plan = Plan(path=str(short_path / "p.sock"), tcp=("127.0.0.1", port), **files)
+    host = Host(plan, strangers=8, most=3)
+    context = ssl.create_default_context()
+    ours.configure_trust(context)
+    ours.issue_cert("client").configure_cert(context)
+    async with host.up():
+        half = await host.client(greet=False)  # by the unix socket, where others have come before it
+        for _ in range(100):
+            host.clients.append(Client(await trio.open_tcp_stream("127.0.0.1", port)))
+        assert isinstance(await half.ask(Hello("shop")), Welcome)
+        raw = await trio.open_tcp_stream("127.0.0.1", port)
+        async with trio.SSLStream(raw, context, server_hostname="127.0.0.1") as stream:
+            trusted = Client(stream)
+            assert isinstance(await trusted.ask(Hello("shop")), Welcome)
+            assert await trusted.ask(HAND) == Told((Answer(),))
+        assert host.count("strangers") <= 16
+
+
+async def test_one_host_that_connects_again_and_again_crowds_out_none_but_itself(short_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    host = Host(Plan(tcp=("127.0.0.1", port)), strangers=8)
+    async with host.up():
+        slow = Client(await trio.open_tcp_stream("127.0.0.1", port))
+        for _ in range(100):
+            other = await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2")
+            host.clients.append(Client(other))
+        await until(lambda: host.count("dropped_total") >= 93)
+        assert isinstance(await slow.ask(Hello("shop")), Welcome)
+        await slow.stream.aclose()
+
+
+async def test_idle_clients_hold_no_place_that_another_needs(short_path: Path) -> None:
+    path = str(short_path / "p.sock")
+    host = Host(Plan(path=path), most=5)
+    producer = PublisherClient(address=DaemonAddress(path=path), app="shop")
+    async with host.up():
+        await producer.ahand([Job("a", "task", "q", b"{}", "")])
+        busy = await host.client()
+        await busy.stream.send_all(frame(HAND)[:-1])
+        await until(lambda: len(host.listener._places._idle) == 1)
+        idle = [await host.client() for _ in range(20)]
+        assert host.count("clients") == 5
+        assert await idle[0].is_alone()
+        assert await idle[-1].ask(HAND) == Told((Answer(),))
+        await busy.stream.send_all(frame(HAND)[-1:])
+        assert await busy.heard() == Told((Answer(),))
+        # Whoever was dropped does not notice: it opens another connection.
+        await producer.ahand([Job("b", "task", "q", b"{}", "")])
+        assert [each.parcel.id for each in await host.store.first("q")] == ["a", "b"]
+    await trio.to_thread.run_sync(producer.close)
+
+
+async def test_others_have_their_turns_while_a_client_hands_over_as_much_as_it_may(short_path: Path) -> None:
+    host = Host(Plan(path=str(short_path / "p.sock")), room=2 * MOST_PARCELS)
+    word = frame(Hand((tuple(Parcel(str(n), "q", b"{}") for n in range(MOST_PARCELS)),)))
+    answered = 0
+    async with host.up():
+        large, small = await host.client(), await host.client()
+
+        async def ask_again_and_again() -> None:
+            nonlocal answered
+            while True:
+                assert await small.ask(HAND) == Told((Answer(),))
+                answered += 1
+
+        async with trio.open_nursery() as nursery:
+            await large.stream.send_all(word[:-1])
+            nursery.start_soon(ask_again_and_again)
+            await until(lambda: answered > 3)
+            before = answered
+            await large.stream.send_all(word[-1:])
+            assert await large.heard() == Told((Answer(),))
+            nursery.cancel_scope.cancel()
+        assert answered - before >= 10
 
 
 async def test_unfinished_frames_are_bounded_over_all_clients(
@@ -239,9 +374,7 @@ async def test_a_client_that_dies_in_the_middle_of_a_frame_leaves_nothing(host: 
         one = await host.client()
         await one.stream.send_all(frame(HAND)[:-1])
         await one.stream.aclose()
-        with trio.fail_after(LIMIT):
-            while host.listener._clients:
-                await trio.sleep(0.01)
+        await until(lambda: host.count("clients") == 0)
         assert (host.backlog.size, host.listener._unfinished) == (0, 0)
 
 
