@@ -9,7 +9,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, TaskFailed
+from celery5 import App, AsyncResult, TaskFailed
 from celery5.broker import scheduling
 from celery5.broker.keys import EVENTS
 from celery5.errors import Corrupt
@@ -90,7 +90,7 @@ async def test_a_sink_is_not_given_an_oversized_document(tight: App, redis_clien
 async def test_whoever_waits_does_not_decode_an_oversized_document(
     tight: App, redis_client: "redis.Redis"
 ) -> None:
-    result = tight.result("r-1", queue="default")
+    result: AsyncResult[str] = tight.result("r-1", queue="default")
     redis_client.set(
         result.key, b'{"v":1,"id":"r-1","task":"t","state":"SUCCESS","value":"%s"}' % PADDING, ex=60
     )

@@ -276,11 +276,13 @@ async def test_strangers_on_a_port_keep_out_neither_a_trusted_client_nor_one_of_
     ours = trustme.CA()
     ours.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(short_path / "server.pem")
     ours.cert_pem.write_to_path(short_path / "ca.pem")
-    files = {"certificate": str(short_path / "server.pem"), "client_ca": str(short_path / "ca.pem")}
+    server, authority = str(short_path / "server.pem"), str(short_path / "ca.pem")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    plan = Plan(path=str(short_path / "p.sock"), tcp=("127.0.0.1", port), **files)
+    plan = Plan(
+        path=str(short_path / "p.sock"), tcp=("127.0.0.1", port), certificate=server, client_ca=authority
+    )
     host = Host(plan, strangers=8, most=3)
     context = ssl.create_default_context()
     ours.configure_trust(context)
