@@ -379,9 +379,9 @@ class _Conversation:
             self._count(0)
 
     async def _greet(self) -> None:
-        if isinstance(self._stream, trio.SSLStream):
-            stream: Any = self._stream
-            await stream.do_handshake()
+        handshake: Any = getattr(self._stream, "do_handshake", None)
+        if handshake is not None:  # it speaks TLS
+            await handshake()
         word = await self._word()
         refusal = (
             self._listener.welcome(word)
