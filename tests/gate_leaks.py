@@ -74,19 +74,54 @@ def _lines(server: Any, keys: QueueKeys) -> list[str]:
     counted = Counter(line.split(" ")[0] for line in gated.values()) + Counter({" expires": len(late)})
     if {task: int(count) for task, count in held.items()} != counted:
         found.append(f"{dict(counted)} wait, but {held} are counted")
-    return found + _turns(server, prefix, set(lines))
+    return found + _turns(server, prefix, set(lines), _texts(server.hgetall(keys.counts)))
 
 
-def _turns(server: Any, prefix: str, lines: set[str]) -> list[str]:
-    """Whoever has a line has a turn, and nobody else."""
+def _turns(server: Any, prefix: str, lines: set[str], taken: dict[str, str]) -> list[str]:
+    """Check that each list is either open or parked, and that no list is parked without a reason."""
+    opened, parked = _open(server, prefix), _parked(server, prefix)
+    lists = {line for found in parked.values() for line in found}
+    found = [] if opened | lists == lines else [f"{opened} are open and {lists} parked, the lists are {lines}"]
+    found += [f"{opened & lists} are open and parked"] if opened & lists else []
+    for task in _members(server, prefix, "full "):
+        for token, limit in server.zrange(f"{prefix}full {task}", 0, -1, withscores=True):
+            gate = f"{task} {token.decode()}"
+            if gate not in parked:
+                found.append(f"no list of {gate!r} is parked, but it counts as full")
+                continue
+            is_open = any(line.startswith(f"{task} ") and line.endswith(f" {token.decode()}") for line in opened)
+            if int(taken.get(gate, 0)) < limit and not is_open:
+                found.append(f"{taken.get(gate, 0)} slots of {gate!r} are taken: its lists are parked at {limit}")
+    full = {f"{task} {token.decode()}" for task in _members(server, prefix, "full ")
+            for token in server.zrange(f"{prefix}full {task}", 0, -1)}  # fmt: skip
+    return found + [f"{gate!r} has parked lists, and does not count as full" for gate in parked.keys() - full]
+
+
+def _open(server: Any, prefix: str) -> set[str]:
+    """Return the lists that have a turn."""
     found: set[str] = set()
-    for key in server.scan_iter(match=prefix.replace("{", "[{]") + "turns *", count=1000):
-        task = key.decode().removeprefix(f"{prefix}turns ")
-        for fair in server.zrange(key, 0, -1):
+    for task in _members(server, prefix, "turns "):
+        for fair in server.zrange(f"{prefix}turns {task}", 0, -1):
             tokens = server.zrange(f"{prefix}tokens {task} {fair.decode()}", 0, -1)
             found |= {f"{task} {fair.decode()} {token.decode()}" for token in tokens}
             found |= set() if tokens else {f"nobody: {task} {fair.decode()}"}
-    return [f"the turns are those of {found}, the lines {lines}"] if found != lines else []
+    return found
+
+
+def _parked(server: Any, prefix: str) -> dict[str, set[str]]:
+    """Return the lists that are parked, by their gate: task and token."""
+    found: dict[str, set[str]] = {}
+    for gate in _members(server, prefix, "parked "):
+        task, _, token = gate.partition(" ")
+        fairs = server.zrange(f"{prefix}parked {gate}", 0, -1)
+        found[gate] = {f"{task} {fair.decode()} {token}" for fair in fairs}
+    return found
+
+
+def _members(server: Any, prefix: str, kind: str) -> list[str]:
+    """Return what follows the prefix and `kind` in the names of keys."""
+    pattern = prefix.replace("{", "[{]") + kind + "*"
+    return [key.decode().removeprefix(prefix + kind) for key in server.scan_iter(match=pattern, count=1000)]
 
 
 def _texts(raw: Any) -> dict[str, str]:

@@ -243,6 +243,7 @@ def recover(
             keys.documents,
             keys.slots,
             keys.counts,
+            keys.room_prefix,
             *keys.beside,
         ),
         (

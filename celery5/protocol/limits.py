@@ -181,6 +181,7 @@ class Rule(msgspec.Struct, frozen=True):
             "window": math.ceil((rate.span + rate.slack) * 1000) if rate else 0,
             "rate_per_worker": bool(rate and rate.per == "worker"),
             "fair": self.fair,
+            "keyed": self.keyed,
             "suspended": self.suspended,
             "want": 0 if self.suspended else want,
         }

@@ -3,7 +3,7 @@
 Floor: tests. Reads and writes: the keys of one queue of one application that only the test has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery5.broker import calls, gating
@@ -12,9 +12,12 @@ from celery5.broker.gating import Asked, Handed
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, encode, read_envelope
 from celery5.protocol.limits import Rule, line_of
+from celery5.publisher import PORTION
 from tests.redis.one_queue import Queue, Words, done
 
 TASK = "shop.t"
+_NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "cmdstat_eval")
+"""What the count itself costs, and the calls of scripts, whose commands are counted one by one."""
 
 
 def message(job_id: str, token: str = "", fair: str = "") -> bytes:
@@ -30,6 +33,17 @@ class Gated(Queue):
     def send(self, *ids: str, token: str = "", fair: str = "") -> None:
         jobs = [(each, message(each, token, fair)) for each in ids]
         self(calls.publish(self.keys, jobs))
+
+    def line_up(self, jobs: Iterable[tuple[str, str]], fair: str = "") -> None:
+        """Put jobs, each an id and its concurrency key, straight into their waiting lists."""
+        words = [(job, message(job, token, fair), line_of(self.rule, token, fair), "") for job, token in jobs]
+        for first in range(0, len(words), PORTION):
+            self(gating.line_up(self.keys, words[first : first + PORTION]))
+
+    def commands(self) -> int:
+        """Return how many commands the server has made since its counters were reset, in scripts and outside."""
+        made: dict[str, Any] = self.client.info("commandstats")
+        return sum(each["calls"] for name, each in made.items() if name not in _NOT_COUNTED)
 
     def asked(self, entry: Entry, how: str = "run", expires: str = "") -> Asked:
         envelope = read_envelope(entry.message)

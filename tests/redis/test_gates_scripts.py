@@ -141,16 +141,19 @@ def test_a_limit_per_key_is_counted_for_each_key_by_itself(gate: Gated) -> None:
 
 def test_keys_whose_gates_are_full_are_passed_over(gate: Gated) -> None:
     gate.rule = Rule(TASK, most=1, keyed=True)
-    for n in range(1100):
-        gate.client.zadd(f"{gate.keys.room_prefix}tokens shop.t ", {f"full{n}": n})
-        gate.client.hset(gate.keys.counts, f"shop.t full{n}", 1)
-    gate.client.zadd(f"{gate.keys.room_prefix}turns shop.t", {"": 0})
-    gate.send("a", token="ann")
-    gate.ask("w", gate.read("w"), how="wait")
+    tokens = [f"full{n}" for n in range(100)]
+    gate.line_up((f"a{token}", token) for token in tokens)
+    running = gate.pull("other")
+    assert len(running) == len(tokens)
+    gate.line_up((f"b{token}", token) for token in tokens)
+    gate.line_up([("a", "ann")])
     assert gate.pull("w") == []  # so many are looked at in one trip
+    assert 0 < gate.waits[0] < 0.01  # and the worker is to come again at once
     assert gate.ids(gate.pull("w")) == "a"
-    gate.client.delete(f"{gate.keys.room_prefix}tokens shop.t ", f"{gate.keys.room_prefix}turns shop.t")
-    gate.client.hdel(gate.keys.counts, *(f"shop.t full{n}" for n in range(1100)))
+    gate.client.config_resetstat()
+    assert gate.pull("w") == []
+    assert gate.commands() <= 10  # those that were found full are not looked at again
+    assert len(gate.done("other", *running)) == len(tokens)
 
 
 def test_urgent_jobs_go_first_in_their_line(gate: Gated) -> None:

@@ -23,7 +23,7 @@
 -- was revoked; -2 it is not this worker's, or was a copy of one that is elsewhere: it is gone. After that, for each rule,
 -- in how many ms its rate lets the next one through (0: it does not wait for that). Repeating the call gives the same.
 local streams = {[''] = KEYS[1], h = KEYS[2], l = KEYS[3], g = KEYS[4]}
-local at = {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
+local at = keys_of_gates {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slots = KEYS[9], taken = KEYS[10], held = KEYS[11],
   room = KEYS[12], handed = KEYS[4]}
 local group, me = ARGV[1], ARGV[2]
 local lease = redis.call('ZSCORE', KEYS[5], me)
@@ -59,7 +59,7 @@ local function to_the_line(n, entry, lane, on_stream, id, line, place)
   redis.call('HSET', at.jobs, id, 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. line)
   if expires ~= '' then
     redis.call('ZADD', at.due, expires, id)
-    count(at.held, ' expires', 1)
+    count(at, at.held, ' expires', 1)
   end
   return 0
 end
@@ -94,8 +94,9 @@ end
 local waits = #told
 for n, rule in ipairs(cjson.decode(ARGV[4])) do
   local wait = begins_in(at, rule, me, now)
-  if wait > 0 and redis.call('EXISTS', at.room .. 'turns ' .. rule.task) == 0 then wait = 0 end
+  if wait > 0 and not somebody_waits(at, rule.task) then wait = 0 end
   told[waits + n] = wait
   if open[rule.task] and wait == 0 and not rule.suspended then redis.call('PUBLISH', ARGV[3], rule.task) end
 end
+write(at)
 return told

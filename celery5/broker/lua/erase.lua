@@ -6,11 +6,11 @@
 local gone = 0
 for _, place in ipairs(redis.call('HVALS', KEYS[1])) do
   local line = string.match(place, '^G%d* (.*)$')
-  local task, fair = string.match(line or '', '^([^ ]*) ([^ ]*) ')
+  local task, fair, token = string.match(line or '', '^([^ ]*) ([^ ]*) ([^ ]*)$')
   if task then
     local room = KEYS[2]
     gone = gone + redis.call('DEL', room .. 'line ' .. line, room .. 'tokens ' .. task .. ' ' .. fair,
-      room .. 'turns ' .. task, room .. 'starts ' .. task)
+      room .. 'turns ' .. task, room .. 'starts ' .. task, room .. 'full ' .. task, room .. 'parked ' .. task .. ' ' .. token)
   end
 end
 gone = gone + redis.call('DEL', KEYS[1])

@@ -11,7 +11,7 @@
 --       3.. for each job: its id, its envelope, its line, when it expires (ms since 1970, or '')
 -- Gives how many were new: a job that is known already, or has ended already, is left alone.
 -- What can be asked and written for all jobs at once is, as in publish.lua.
-local at = {jobs = KEYS[1], waiting = KEYS[2], due = KEYS[3], held = KEYS[4], room = KEYS[5]}
+local at = keys_of_gates {jobs = KEYS[1], waiting = KEYS[2], due = KEYS[3], held = KEYS[4], room = KEYS[5]}
 local ids, places, envelopes, expiring, lines, tasks, met = {}, {}, {}, {}, {}, {}, {}
 for n = 3, #ARGV, 4 do ids[#ids + 1] = ARGV[n] end
 local known, some_ended = redis.call('HMGET', at.jobs, unpack(ids)), redis.call('EXISTS', unpack(KEYS, 6)) > 0
@@ -40,7 +40,8 @@ redis.call('HSET', at.waiting, unpack(envelopes))
 redis.call('HSET', at.jobs, unpack(places))
 if #expiring > 0 then
   redis.call('ZADD', at.due, unpack(expiring))
-  count(at.held, ' expires', #expiring / 2)
+  count(at, at.held, ' expires', #expiring / 2)
 end
+write(at)
 for task in pairs(tasks) do redis.call('PUBLISH', ARGV[1], task) end
 return #places / 2

@@ -13,7 +13,7 @@
 -- how many workers went down with it before (H, then the number): that goes back with it. The letter of its lane comes
 -- last in its place, if it is not the normal one. A job that waits at a gate is due when it expires.
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
-local at = {due = due, held = KEYS[7], room = KEYS[8]}
+local at = keys_of_gates {due = due, held = KEYS[7], room = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -24,8 +24,9 @@ for _, id in ipairs(ids) do
   if line then
     step_out(at, id, line)
     keep(at, id)
+  else
+    redis.call('ZREM', due, id)
   end
-  redis.call('ZREM', due, id)
   redis.call('HDEL', waiting, id)
   if envelope then
     local deaths, lane = string.match(place, '^[HG](%d+)'), string.match(place, '^%u%d*([hl])$') or ''
@@ -42,6 +43,7 @@ for _, id in ipairs(ids) do
     redis.call('HDEL', jobs, id)
   end
 end
+write(at)
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 if not first[2] then return {#ids, -1} end
 return {#ids, math.max(0, math.ceil(first[2] - now))}

@@ -12,8 +12,9 @@
 --       2 this worker's name in it
 --       3 rules: JSON, a list of those whose jobs it wants
 -- Gives -1 when the worker has lost its lease (then nothing was done), else the jobs, as XREADGROUP does, and for each
--- rule how many were handed over, and in how many ms its rate lets the next one through (0: nobody waits for that).
-local at = {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
+-- rule how many were handed over, and in how many ms its rate lets the next one through, or there is more to
+-- look at (0: neither).
+local at = keys_of_gates {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], due = KEYS[5], slots = KEYS[6], taken = KEYS[7],
   held = KEYS[8], room = KEYS[9]}
 local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
 if not lease or tonumber(lease) < 0 then return -1 end
@@ -25,4 +26,5 @@ for n, rule in ipairs(cjson.decode(ARGV[3])) do
   total = total + given
   told[n] = {given, wait}
 end
+write(at)
 return {take_handed(at, ARGV[1], ARGV[2], total), told}

@@ -9,7 +9,8 @@
 --       7 which sinks take which documents; a sink's stream is named after it
 --       8 slots
 --       9 how many are taken
---       10.. streams of its other lanes: high, low, handed
+--       10 prefix of the waiting lists
+--       11.. streams of its other lanes: high, low, handed
 -- ARGV  1 consumer group
 --       2 name of the worker, or '' for the first whose lease has lapsed or who holds jobs without one
 --       3 deliveries after which a job counts as poisonous (I5)
@@ -23,8 +24,8 @@
 -- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
 -- ended, goes.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
-local streams = {[''] = KEYS[1], h = KEYS[10], l = KEYS[11], g = KEYS[12]}
-local at, freed = {slots = KEYS[8], taken = KEYS[9]}, {}
+local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
+local at, freed = keys_of_gates {slots = KEYS[8], taken = KEYS[9], room = KEYS[10]}, {}
 local group, name = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -121,6 +122,7 @@ for _, lane in ipairs({'h', '', 'l', 'g'}) do
     left = left - 1
   end
 end
+write(at)
 for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end
 if left == 0 then return {name, back, buried, 1} end
 for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end

@@ -21,7 +21,7 @@
 -- lasts: it is never tried again, given back or recovered. Repeating the call gives the same again.
 local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
-local at = {due = due, held = KEYS[10], room = KEYS[11]}
+local at = keys_of_gates {due = due, held = KEYS[10], room = KEYS[11]}
 local group = ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -104,4 +104,5 @@ for n = 12, #KEYS do
     found[#found + 1] = ended(result)
   end
 end
+write(at)
 return found

@@ -7,16 +7,16 @@
 --       5 slots
 --       6 how many are taken
 --       7 how many jobs wait
---       8 prefix of the waiting room
+--       8 prefix of the waiting lists
 --       9.. what settle.lua takes
 -- ARGV  1 channel that tells workers of free slots
 --       2 rules: JSON, a list of those of the batch's jobs
 --       3 entries that have slots: JSON, a list
 --       4.. what settle.lua takes
 -- Gives what settle.lua does, the jobs that were handed over, as XREADGROUP does, and for each rule how many of them are
--- its, and in how many ms its rate lets the next one through (0: nobody waits for that). An entry that is settled has no
+-- its, and in how many ms its rate lets the next one through, or there is more to look at (0: neither). An entry that is settled has no
 -- slot any more, so the call may be repeated; what the answer to the first one carried is this worker's all the same.
-local at = {handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
+local at = keys_of_gates {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
   held = KEYS[7], room = KEYS[8]}
 local keys, argv = {}, {}
 for n = 9, #KEYS do keys[n - 8] = KEYS[n] end
@@ -24,12 +24,10 @@ for n = 4, #ARGV do argv[n - 3] = ARGV[n] end
 local owned = settle(keys, argv)
 if owned < 0 then return {owned, {}, {}} end
 local freed, total, told = {}, 0, {}
-for _, entry in ipairs(cjson.decode(ARGV[3])) do
-  local task, token = free_slot(at, entry)
-  if task then
-    freed[task] = freed[task] or {}
-    freed[task][token] = true
-  end
+for _, gate in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do
+  local task, token = gate[1], gate[2]
+  freed[task] = freed[task] or {}
+  freed[task][token] = (freed[task][token] or 0) + 1
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -41,7 +39,13 @@ for n, rule in ipairs(cjson.decode(ARGV[2])) do
   told[n] = {given, wait}
 end
 -- Of a task whose rule this worker does not know any more, others may.
-for task in pairs(freed) do
+for task, tokens in pairs(freed) do
+  for token, slots in pairs(tokens) do
+    for _ = 1, slots do
+      if not unpark(at, task, token) then break end
+    end
+  end
   if redis.call('EXISTS', at.room .. 'turns ' .. task) == 1 then redis.call('PUBLISH', ARGV[1], task) end
 end
+write(at)
 return {owned, take_handed(at, argv[1], argv[2], total), told}

@@ -1,39 +1,93 @@
 -- Gates: who may run, who waits, and whose turn it is. A part of the scripts that have to do with gates: they begin with it.
--- Every function takes `at`, a table of the queue's keys by what they hold:
+-- Every function takes `at`, which `keys_of_gates` makes of a table of the queue's keys by what they hold:
 --   jobs, waiting, due   as everywhere
 --   slots    stream entry (with its lane's letter) -> the gate and the worker of the job that has a slot: `task token worker`
 --   taken    how many slots are taken, by gate (`task token`), and by gate and worker (`task token worker`)
 --   held     how many jobs wait, by task; under ' expires' how many of them are in `due`, to expire in time
---   room     prefix of the waiting room: `line <task> <fair> <token>` ZSET of job ids, first come first, in the order of
---            priorities; `tokens <task> <fair>` and `turns <task>` ZSETs of the tokens and the fair keys that have a line,
---            by whose turn it is; `starts <task>`, with ` <worker>` where it is counted by worker, LIST of the last starts
---            of a rate, in ms, with a time to live
+--   room     prefix of the waiting lists: `line <task> <fair> <token>` ZSET of job ids, first come first, in the order of
+--            priorities; `tokens <task> <fair>` and `turns <task>` ZSETs of the tokens and the fair keys that have an open
+--            list, by whose turn it is; `parked <task> <token>` ZSET of the fair keys whose lists with that token are
+--            parked, and `full <task>` ZSET of the tokens that have a parked list, by the limit at which they were full;
+--            `starts <task>`, with ` <worker>` where it is counted by worker, LIST of the last starts of a rate, in ms,
+--            with a time to live
 --   handed   stream of the lane `handed`
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
-local function count(key, field, by)
-  if redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
+--
+-- A waiting list is open or parked. A script looks only at open lists. When it finds the gate of an open list full, it
+-- parks the list, and whoever frees a slot of that gate opens one parked list of it again. So a script never looks twice
+-- at what cannot move, however many keys there are. What holds after every script: a gate with parked lists is full, at
+-- the limit that stands in `full`, or one of its lists is open. `pull` opens what a higher limit lets through. Lists are not
+-- parked for a limit per worker: another worker may have a free slot.
+--
+-- Writes are collected and made at the end, by `write`: one command for many jobs. A script that calls any function of
+-- this part ends with it.
+local WORDS = 500 -- words of one command
+local LOOKS = 64 -- lists that one script parks or opens for one rule; then it asks to be called again
+local PAGE = 250 -- lists that are read at once where they are not parked
+local PAGES = 4 -- so many pages of them
+local NET = 8 -- parked lists that are drawn by lot and checked, in one pull
+local function keys_of_gates(at)
+  at.later, at.sums, at.read, at.ends, at.looks, at.unfinished = {}, {}, {}, {}, LOOKS, false
+  return at
+end
+-- Collect words of one command.
+local function later(at, command, key, word, value)
+  local name = command .. ' ' .. key
+  local words = at.later[name]
+  if not words then
+    words = {command, key}
+    at.later[name], at.later[#at.later + 1] = words, words
+  end
+  words[#words + 1] = word
+  if value then words[#words + 1] = value end
+end
+-- Collect a change of a number in a hash. A field that comes to 0 is gone.
+local function count(at, key, field, by)
+  local sums = at.sums[key] or {}
+  at.sums[key], sums[field] = sums, (sums[field] or 0) + by
+end
+-- Make the collected changes of numbers in one hash.
+local function write_sums(at, key)
+  for field, by in pairs(at.sums[key] or {}) do -- bound: the gates and tasks of the jobs of this script
+    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
+  end
+  at.sums[key] = nil
+end
+-- A job that waited does not expire where it was: take those that this script moved out of `due`.
+local function write_kept(at, words)
+  for first = 1, #words, WORDS do -- bound: the jobs of this script
+    local gone = redis.call('ZREM', at.due, unpack(words, first, math.min(first + WORDS - 1, #words)))
+    if gone > 0 then count(at, at.held, ' expires', -gone) end
+  end
+end
+-- Make all writes that were collected.
+local function write(at)
+  for _, words in ipairs(at.later) do -- bound: the kinds of writes, about ten
+    for first = 3, #words, WORDS do -- bound: the words of this script's jobs
+      redis.call(words[1], words[2], unpack(words, first, math.min(first + WORDS - 1, #words)))
+    end
+  end
+  if at.kept then write_kept(at, at.kept) end
+  if at.taken then write_sums(at, at.taken) end
+  if at.held then write_sums(at, at.held) end
+  at.later, at.kept, at.read = {}, nil, {}
 end
 local function take_slot(at, entry, gate, worker)
-  redis.call('HSET', at.slots, entry, gate .. ' ' .. worker)
-  count(at.taken, gate, 1)
-  count(at.taken, gate .. ' ' .. worker, 1)
+  later(at, 'HSET', at.slots, entry, gate .. ' ' .. worker)
+  count(at, at.taken, gate, 1)
+  count(at, at.taken, gate .. ' ' .. worker, 1)
 end
--- Free the slot of an entry. Gives its task and its token, or nothing where it had none.
-local function free_slot(at, entry)
-  local slot = redis.call('HGET', at.slots, entry)
-  if not slot then return end
-  local task, token = string.match(slot, '^([^ ]*) ([^ ]*) ')
-  redis.call('HDEL', at.slots, entry)
-  count(at.taken, task .. ' ' .. token, -1)
-  count(at.taken, slot, -1)
-  return task, token
+-- How many slots of a gate are taken, with those that this script has taken and freed.
+local function slots_taken(at, gate)
+  if not at.read[gate] then at.read[gate] = tonumber(redis.call('HGET', at.taken, gate) or 0) end
+  return at.read[gate] + ((at.sums[at.taken] or {})[gate] or 0)
 end
 -- How many more may run at once.
 local function slots_left(at, rule, token, worker)
   if rule.most < 0 then return math.huge end
   local gate = rule.task .. ' ' .. token
   if rule.per_worker then gate = gate .. ' ' .. worker end
-  return rule.most - tonumber(redis.call('HGET', at.taken, gate) or 0)
+  return rule.most - slots_taken(at, gate)
 end
 local function starts_key(at, rule, worker)
   return at.room .. 'starts ' .. rule.task .. (rule.rate_per_worker and ' ' .. worker or '')
@@ -51,44 +105,115 @@ local function note_start(at, rule, worker, now)
   redis.call('LTRIM', key, -rule.rate, -1)
   redis.call('PEXPIRE', key, rule.window)
 end
--- Go to the end of those whose turn comes.
-local function to_the_end(key, member)
-  local last = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  redis.call('ZADD', key, last[2] and last[2] + 1 or 0, member)
+-- Whether a job of a task waits in any list.
+local function somebody_waits(at, task)
+  return redis.call('EXISTS', at.room .. 'turns ' .. task, at.room .. 'full ' .. task) > 0
 end
--- Put jobs into a line: each with its score before it.
+-- Go to the end of those whose turn comes.
+local function to_the_end(at, key, member)
+  local last = at.ends[key] or redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or -1
+  at.ends[key] = last + 1
+  redis.call('ZADD', key, last + 1, member)
+end
+-- Put a list into the turn order, at its end, unless it is there.
+local function open(at, task, fair, token)
+  local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
+  if not redis.call('ZSCORE', tokens, token) then to_the_end(at, tokens, token) end
+  if not redis.call('ZSCORE', turns, fair) then to_the_end(at, turns, fair) end
+end
+-- Take a list out of the turn order. Returns whether it was there.
+local function close(at, task, fair, token)
+  local tokens = at.room .. 'tokens ' .. task .. ' ' .. fair
+  if redis.call('ZREM', tokens, token) == 0 then return false end
+  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
+  return true
+end
+-- Park an open list whose gate is full at the limit `most`.
+local function park(at, task, fair, token, most)
+  close(at, task, fair, token)
+  to_the_end(at, at.room .. 'parked ' .. task .. ' ' .. token, fair)
+  redis.call('ZADD', at.room .. 'full ' .. task, most, token)
+end
+-- Open the list of a gate that was parked first, if any. Returns whether another one of it is parked.
+local function unpark(at, task, token)
+  local parked = at.room .. 'parked ' .. task .. ' ' .. token
+  local fair = redis.call('ZPOPMIN', parked)[1]
+  if not fair then return false end
+  open(at, task, fair, token)
+  local more = redis.call('EXISTS', parked) == 1
+  if not more then redis.call('ZREM', at.room .. 'full ' .. task, token) end
+  return more
+end
+-- Free the slots of entries. Returns for each that had one its task and its token.
+local function free_slots(at, entries)
+  local found = {}
+  for first = 1, #entries, WORDS do -- bound: the entries of this call
+    local last = math.min(first + WORDS - 1, #entries)
+    for n, slot in ipairs(redis.call('HMGET', at.slots, unpack(entries, first, last))) do -- bound: WORDS
+      local task, token = string.match(slot or '', '^([^ ]*) ([^ ]*) ')
+      if task then
+        later(at, 'HDEL', at.slots, entries[first + n - 1])
+        count(at, at.taken, task .. ' ' .. token, -1)
+        count(at, at.taken, slot, -1)
+        found[#found + 1] = {task, token}
+      end
+    end
+  end
+  return found
+end
+-- Free the slot of an entry, and let a parked list of its gate go on. Returns its task, or nothing where it had none.
+local function free_slot(at, entry)
+  local freed = free_slots(at, {entry})[1]
+  if not freed then return end
+  unpark(at, freed[1], freed[2])
+  return freed[1]
+end
+-- Put jobs into a list: each with its score before it. A new list of a gate that has parked ones is parked behind them.
 local function line_up(at, line, scored)
   local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  count(at.held, task, redis.call('ZADD', at.room .. 'line ' .. line, unpack(scored)))
-  local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
-  if not redis.call('ZSCORE', tokens, token) then to_the_end(tokens, token) end
-  if not redis.call('ZSCORE', turns, fair) then to_the_end(turns, fair) end
+  local key, parked = at.room .. 'line ' .. line, at.room .. 'parked ' .. task .. ' ' .. token
+  local is_new = redis.call('EXISTS', key) == 0
+  count(at, at.held, task, redis.call('ZADD', key, unpack(scored)))
+  if not is_new then return end
+  if redis.call('EXISTS', parked) == 1 then to_the_end(at, parked, fair) else open(at, task, fair, token) end
 end
 -- A job that waited does not expire where it was.
 local function keep(at, id)
-  if redis.call('ZREM', at.due, id) == 1 then count(at.held, ' expires', -1) end
+  at.kept = at.kept or {}
+  at.kept[#at.kept + 1] = id
 end
--- Take a job out of its line; with its last job the line is gone.
+-- The last job has left a list: it has no turn any more. If it was open, the next one of its gate is.
+local function drop_list(at, task, fair, token)
+  if close(at, task, fair, token) then
+    unpark(at, task, token)
+    return
+  end
+  local parked = at.room .. 'parked ' .. task .. ' ' .. token
+  redis.call('ZREM', parked, fair)
+  if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.room .. 'full ' .. task, token) end
+end
+-- Take a job out of its list.
 local function step_out(at, id, line)
   local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  local key, tokens = at.room .. 'line ' .. line, at.room .. 'tokens ' .. task .. ' ' .. fair
-  if redis.call('ZREM', key, id) == 1 then count(at.held, task, -1) end
-  if redis.call('EXISTS', key) == 0 then
-    redis.call('ZREM', tokens, token)
-    if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
-  end
+  local key = at.room .. 'line ' .. line
+  if redis.call('ZREM', key, id) == 0 then return end
+  count(at, at.held, task, -1)
+  if redis.call('EXISTS', key) == 0 then drop_list(at, task, fair, token) end
 end
--- Hand the first job of a line to a worker: it goes on the lane `handed`, and has a slot.
+-- Hand the first job of a list to a worker: it goes on the lane `handed`, and has a slot. Returns whether it did, and
+-- whether others are left in the list.
 local function hand_first(at, rule, fair, token, worker, now)
-  local line = rule.task .. ' ' .. fair .. ' ' .. token
-  local id = redis.call('ZRANGE', at.room .. 'line ' .. line, 0, 0)[1]
-  if not id then return false end
+  local line = at.room .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
+  local id = redis.call('ZPOPMIN', line)[1]
+  if not id then return false, false end
   local place, message = redis.call('HGET', at.jobs, id) or '', redis.call('HGET', at.waiting, id)
   local deaths = string.match(place, '^G(%d*) ')
-  step_out(at, id, line)
+  count(at, at.held, rule.task, -1)
+  local others = redis.call('EXISTS', line) == 1
+  if not others then drop_list(at, rule.task, fair, token) end
   if not deaths or not message then -- the job is elsewhere, or has ended: it came twice
     if place == '' then redis.call('HDEL', at.waiting, id) end
-    return false
+    return false, others
   end
   keep(at, id)
   local entry
@@ -97,59 +222,134 @@ local function hand_first(at, rule, fair, token, worker, now)
   else
     entry = redis.call('XADD', at.handed, '*', 'job', message)
   end
-  redis.call('HDEL', at.waiting, id)
-  redis.call('HSET', at.jobs, id, 'S' .. entry .. 'g')
+  later(at, 'HDEL', at.waiting, id)
+  later(at, 'HSET', at.jobs, id, 'S' .. entry .. 'g')
   take_slot(at, entry .. 'g', rule.task .. ' ' .. token, worker)
   note_start(at, rule, worker, now)
-  return true
+  return true, others
 end
--- How many lines are looked at whose gates are full, before somebody else gets his turn. Each of them has a job that runs.
-local PATIENCE = 1000
--- Hand up to `rule.want` jobs of one task to a worker: first of the gates that have just become free, then in turn. Gives
--- how many, in how many ms the rate lets the next one through, and whether others could go on at once.
-local function hand_over(at, rule, free, worker, now)
-  local turns, given, looked = at.room .. 'turns ' .. rule.task, 0, 0
-  local wait = begins_in(at, rule, worker, now)
-  local function hand(fair, token)
-    if slots_left(at, rule, token, worker) <= 0 or not hand_first(at, rule, fair, token, worker, now) then return false end
-    given, wait = given + 1, begins_in(at, rule, worker, now)
-    return true
-  end
-  for token in pairs(rule.fair and {} or free) do
-    while given < rule.want and wait == 0 and hand('', token) do end
-  end
-  while given < rule.want and wait == 0 and looked < PATIENCE do
-    local fair = redis.call('ZRANGE', turns, 0, 0)[1]
-    if not fair then break end
-    local tokens = at.room .. 'tokens ' .. rule.task .. ' ' .. fair
-    local token = redis.call('ZRANGE', tokens, 0, 0)[1]
-    if not token then
-      redis.call('ZREM', turns, fair)
+-- The first open list with a free slot at its gate: its fair key, its token, and whether other lists stand beside it in
+-- either order. Parks those before it whose gates are full. Nothing when there is none.
+local function first_open(at, rule, worker)
+  local turns = at.room .. 'turns ' .. rule.task
+  if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end -- there is only this gate
+  while at.looks > 0 do -- bound: LOOKS, and each of them parks a list
+    local fairs = redis.call('ZRANGE', turns, 0, 1)
+    if not fairs[1] then return end
+    local tokens = redis.call('ZRANGE', at.room .. 'tokens ' .. rule.task .. ' ' .. fairs[1], 0, 1)
+    if not tokens[1] then
+      redis.call('ZREM', turns, fairs[1])
+    elseif slots_left(at, rule, tokens[1], worker) > 0 then
+      return fairs[1], tokens[1], #fairs > 1, #tokens > 1
     else
-      to_the_end(turns, fair)
-      to_the_end(tokens, token)
-      if not hand(fair, token) then looked = looked + 1 end
-      if token == '' and slots_left(at, rule, '', worker) <= 0 then break end
+      park(at, rule.task, fairs[1], tokens[1], rule.most)
+    end
+    at.looks = at.looks - 1
+  end
+  at.unfinished = true
+end
+-- The same for a limit per worker: lists whose gates are full for this worker stay where they are. Should there be more of
+-- them than are looked at, they go to the end, and others are looked at the next time.
+local function first_open_here(at, rule, worker)
+  local turns, pages, skip = at.room .. 'turns ' .. rule.task, 0, at.skip
+  if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end
+  local fairs = redis.call('ZRANGE', turns, 0, PAGE - 1)
+  for _, fair in ipairs(fairs) do -- bound: PAGES
+    local key, from = at.room .. 'tokens ' .. rule.task .. ' ' .. fair, skip[fair] or 0
+    repeat -- bound: PAGES, of all fair keys together
+      if pages == PAGES then return end
+      pages = pages + 1
+      local tokens, gates = redis.call('ZRANGE', key, from, from + PAGE - 1), {}
+      for n, token in ipairs(tokens) do gates[n] = rule.task .. ' ' .. token .. ' ' .. worker end -- bound: PAGE
+      local taken = tokens[1] and redis.call('HMGET', at.taken, unpack(gates)) or {}
+      for n, token in ipairs(tokens) do -- bound: PAGE
+        at.read[gates[n]] = tonumber(taken[n] or 0)
+        if slots_left(at, rule, token, worker) > 0 then
+          skip[fair] = from + n - 1
+          return fair, token, #fairs > 1, from > 0 or #tokens > 1
+        end
+      end
+      from = from + #tokens
+      skip[fair] = from
+      if pages == PAGES then
+        to_the_end(at, turns, fair)
+        for _, token in ipairs(tokens) do to_the_end(at, key, token) end -- bound: PAGE
+      end
+    until #tokens < PAGE
+  end
+end
+-- Open lists that this rule's limit lets through though they were parked at another one. A few more are drawn by lot:
+-- should a slot have been freed by a version that knows of no parked lists, nobody waits for ever.
+local function reopen(at, rule)
+  local full = at.room .. 'full ' .. rule.task
+  local any = rule.most < 0 or rule.per_worker
+  local tokens = redis.call('ZRANGEBYSCORE', full, '-inf', any and '+inf' or '(' .. rule.most, 'LIMIT', 0, LOOKS)
+  for _, token in ipairs(tokens) do -- bound: LOOKS
+    if unpark(at, rule.task, token) and not any then redis.call('ZADD', full, rule.most, token) end
+  end
+  if any or #tokens == LOOKS then at.unfinished = at.unfinished or #tokens > 0 end
+  local drawn, gates = any and {} or redis.call('ZRANDMEMBER', full, NET), {}
+  for n, token in ipairs(drawn) do gates[n] = rule.task .. ' ' .. token end -- bound: NET
+  for n, taken in ipairs(drawn[1] and redis.call('HMGET', at.taken, unpack(gates)) or {}) do -- bound: NET
+    if tonumber(taken or 0) < rule.most then unpark(at, rule.task, drawn[n]) end
+  end
+end
+-- Hand up to `rule.want` jobs of one task to a worker: first of the gates that have just become free (`free`: how many
+-- slots, by token), then in turn. Returns how many, in how many ms the rate lets the next one through or this is to be
+-- called again, and whether others could go on at once.
+local function hand_over(at, rule, free, worker, now)
+  local given, wait = 0, begins_in(at, rule, worker, now)
+  local first = rule.per_worker and first_open_here or first_open
+  at.looks, at.unfinished, at.skip = LOOKS, false, {}
+  local function may() return given < rule.want and wait == 0 end
+  -- Hand the first job of a list. Returns whether the list has others that may go on, too.
+  local function hand(fair, token)
+    local done, others = hand_first(at, rule, fair, token, worker, now)
+    if done then given, wait = given + 1, begins_in(at, rule, worker, now) else at.looks = at.looks - 1 end
+    return others, slots_left(at, rule, token, worker) > 0
+  end
+  for token, slots in pairs(free) do -- bound: the jobs that were settled
+    local others, left = not rule.fair, slots_left(at, rule, token, worker) > 0
+    local before = given
+    while others and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
+      others, left = hand('', token)
+    end
+    for _ = given - before + 1, slots do -- bound: the jobs that were settled
+      if not unpark(at, rule.task, token) then break end
+    end
+  end
+  if not at.settles then reopen(at, rule) end
+  local fair, token, more_fairs, more_tokens
+  while may() do -- bound: rule.want, and LOOKS
+    fair, token, more_fairs, more_tokens = first(at, rule, worker)
+    if not fair then break end
+    local others, left = hand(fair, token)
+    if others and not left and not rule.per_worker then
+      park(at, rule.task, fair, token, rule.most)
+    elseif others and more_tokens then
+      to_the_end(at, at.room .. 'tokens ' .. rule.task .. ' ' .. fair, token)
+    end
+    -- Lists of one gate that stand behind this one are not passed over while it has free slots.
+    if left and rule.fair and rule.keyed then unpark(at, rule.task, token) end
+    if more_fairs and redis.call('ZSCORE', at.room .. 'turns ' .. rule.task, fair) then
+      to_the_end(at, at.room .. 'turns ' .. rule.task, fair)
     end
   end
   local more = false
-  if wait == 0 then
-    for token in pairs(free) do
-      more = more or slots_left(at, rule, token, worker) > 0 and redis.call('EXISTS', at.room .. 'line ' .. rule.task .. '  ' .. token) == 1
-    end
-    for _, fair in ipairs(not more and redis.call('ZRANGE', turns, 0, 3) or {}) do
-      for _, token in ipairs(redis.call('ZRANGE', at.room .. 'tokens ' .. rule.task .. ' ' .. fair, 0, 3)) do
-        more = more or slots_left(at, rule, token, worker) > 0
-      end
-    end
-  elseif redis.call('EXISTS', turns) == 0 then
-    wait = 0
+  if wait > 0 then
+    if not somebody_waits(at, rule.task) then wait = 0 end
+  elseif given == rule.want then
+    more = at.settles and not rule.suspended and (first(at, rule, worker) ~= nil or at.unfinished)
+  elseif at.unfinished then
+    wait = 1
   end
   return given, wait, more
 end
 -- Take what was just handed over, `given` jobs, as the worker's own.
 local function take_handed(at, group, worker, given)
   if given == 0 then return {} end
+  local taken = redis.pcall('XREADGROUP', 'GROUP', group, worker, 'COUNT', given, 'STREAMS', at.handed, '>')
+  if not taken.err then return taken end
   redis.pcall('XGROUP', 'CREATE', at.handed, group, '0')
   return redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', given, 'STREAMS', at.handed, '>')
 end
