@@ -11,7 +11,7 @@ from celery5.broker.calls import Entry
 from celery5.broker.gating import Asked, Handed
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, encode, read_envelope
-from celery5.protocol.limits import Rule, line_of
+from celery5.protocol.limits import Rule, leaves_at, line_of
 from celery5.publisher import PORTION
 from tests.redis.one_queue import Queue, Words, done
 
@@ -20,9 +20,11 @@ _NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "
 """What the count itself costs, and the calls of scripts, whose commands are counted one by one."""
 
 
-def message(job_id: str, token: str = "", fair: str = "") -> bytes:
+def message(job_id: str, token: str = "", fair: str = "", expires: float | None = None) -> bytes:
     """The message of a job at a gate."""
-    return encode(Envelope(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair))
+    return encode(
+        Envelope(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair, expires=expires)
+    )
 
 
 class Gated(Queue):
@@ -30,8 +32,8 @@ class Gated(Queue):
 
     rule = Rule(TASK, most=1)
 
-    def send(self, *ids: str, token: str = "", fair: str = "") -> None:
-        jobs = [(each, message(each, token, fair)) for each in ids]
+    def send(self, *ids: str, token: str = "", fair: str = "", expires: float | None = None) -> None:
+        jobs = [(each, message(each, token, fair, expires)) for each in ids]
         self(calls.publish(self.keys, jobs))
 
     def line_up(self, jobs: Iterable[tuple[str, str]], fair: str = "") -> None:
@@ -45,13 +47,13 @@ class Gated(Queue):
         made: dict[str, Any] = self.client.info("commandstats")
         return sum(each["calls"] for name, each in made.items() if name not in _NOT_COUNTED)
 
-    def asked(self, entry: Entry, how: str = "run", expires: str = "") -> Asked:
+    def asked(self, entry: Entry, how: str = "run") -> Asked:
         envelope = read_envelope(entry.message)
         line = line_of(self.rule, envelope.concurrency_key, envelope.fair_key)
-        return Asked(entry.id, envelope.id, line, entry.deliveries, expires, how)
+        return Asked(entry.id, envelope.id, line, entry.deliveries, leaves_at(envelope.expires), how)
 
-    def ask(self, worker: str, entries: Sequence[Entry], how: str = "run", expires: str = "") -> list[int]:
-        jobs = [self.asked(each, how, expires) for each in entries]
+    def ask(self, worker: str, entries: Sequence[Entry], how: str = "run") -> list[int]:
+        jobs = [self.asked(each, how) for each in entries]
         admitted = self(gating.admit(self.keys, worker, jobs, [(self.rule, 0)]))
         self.waits = admitted.waits
         return list(admitted.fates or [])

@@ -62,15 +62,15 @@ class Walk:
         for _ in range(self.dice.randint(1, 4)):
             self.sent += 1
             token, fair = self.dice.choice(("", "ann", "bob")), self.dice.choice(("", "large", "small"))
-            self.gate.send(f"j{self.sent}", token=token, fair=fair)
+            expires = self.dice.choice((None, None, None, 0.001))
+            self.gate.send(f"j{self.sent}", token=token, fair=fair, expires=expires)
 
     def read(self) -> None:
         """A worker takes what there is to the gate; sometimes its answer is lost, and it asks again."""
         worker = self.dice.choice(self.workers)
         entries = self.gate.read(worker, self.dice.randint(1, 8))
         how = "wait" if self.gate.rule.suspended else self.dice.choice(("run", "run", "wait"))
-        expires = self.dice.choice(("", "", "1")) if how == "wait" else ""
-        fates = self.gate.ask(worker, entries, how, expires) if entries else []
+        fates = self.gate.ask(worker, entries, how) if entries else []
         if self.dice.random() < 0.2 and entries and how == "run":
             assert self.gate.ask(worker, entries, how) == fates
         for entry, fate in zip(entries, fates, strict=True):

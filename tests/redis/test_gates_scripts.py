@@ -325,8 +325,8 @@ def test_what_was_revoked_before_it_came_to_the_gate_is_not_held(gate: Gated) ->
 
 def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
     gate.come("w", "a")
-    gate.send("b")
-    gate.ask("w", gate.read("w"), expires=str(int(time.time() * 1000) + 60_000))
+    gate.send("b", expires=time.time() + 60)
+    gate.ask("w", gate.read("w"))
     assert gate.size().gated == 1
     assert gate.size().due == 0
     assert gate(calls.promote(gate.keys, limit=9))[0] == 0
@@ -339,8 +339,8 @@ def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
 
 def test_one_that_is_handed_over_in_time_does_not_expire_any_more(gate: Gated) -> None:
     (a,) = gate.come("w", "a")
-    gate.send("b")
-    gate.ask("w", gate.read("w"), expires=str(int(time.time() * 1000) + 60_000))
+    gate.send("b", expires=time.time() + 60)
+    gate.ask("w", gate.read("w"))
     gate.done("w", a)
     assert gate(calls.promote(gate.keys, limit=9)) == (0, None)
     assert gate.held() == {}

@@ -28,10 +28,35 @@ local at = keys_of_gates {jobs = KEYS[6], waiting = KEYS[7], due = KEYS[8], slot
 local group, me = ARGV[1], ARGV[2]
 local lease = redis.call('ZSCORE', KEYS[5], me)
 if not lease or tonumber(lease) < 0 then return -1 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local rules, told, open = {}, {}, {}
-for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end
+for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end -- bound: the tasks of these jobs
+-- What is asked for all jobs at once: their places and slots, and the messages of each lane.
+local entries, ids, spans, messages = {}, {}, {}, {}
+for n = 1, #KEYS - 12 do -- bound: the jobs of this call
+  entries[n], ids[n] = ARGV[6 * n - 1], ARGV[6 * n]
+  local on_stream, lane = string.match(entries[n], '^([%d-]*)(%a?)')
+  local span = spans[lane] or {first = on_stream, count = 0}
+  span.last, span.count, spans[lane] = on_stream, span.count + 1, span
+end
+local places, has_slot = {}, {}
+for n, place in ipairs(ids[1] and redis.call('HMGET', at.jobs, unpack(ids)) or {}) do places[ids[n]] = place or '' end -- bound: as above
+for n, slot in ipairs(ids[1] and redis.call('HMGET', at.slots, unpack(entries)) or {}) do has_slot[entries[n]] = slot end -- bound: as above
+local function message_of(entry, lane, on_stream)
+  local span = spans[lane]
+  local function read(first, last, count)
+    for _, one in ipairs(redis.call('XRANGE', streams[lane], first, last, 'COUNT', count)) do -- bound: the jobs of this call
+      for f = 1, #one[2], 2 do -- bound: the fields of an entry
+        if one[2][f] == 'job' then messages[one[1] .. lane] = one[2][f + 1] end
+      end
+    end
+  end
+  if not span.read then
+    read(span.first, span.last, span.count)
+    span.read = true
+  end
+  if not messages[entry] then read(on_stream, on_stream, 1) end
+  return messages[entry]
+end
 -- Where an entry stands in its line: by its age, the urgent ones first. Exact: it is below 2^53.
 local function score(entry, lane)
   local ms, seq = string.match(entry, '^(%d+)-(%d+)')
@@ -39,49 +64,53 @@ local function score(entry, lane)
   return string.format('%.0f', ms * 1000 + math.min(tonumber(seq), 999) + level * 2e15)
 end
 -- Move an entry of ours from its stream to its line.
+local lines = {}
 local function to_the_line(n, entry, lane, on_stream, id, line, place)
-  local there, message = redis.call('XRANGE', streams[lane], on_stream, on_stream)[1], nil
+  local message = message_of(entry, lane, on_stream)
   if redis.call('XACK', streams[lane], group, on_stream) == 0 then
     return string.sub(place, 1, 1) == 'G' and 0 or -2
   end
-  redis.call('XDEL', streams[lane], on_stream)
-  free_slot(at, entry)
-  for f = 1, there and #there[2] or 0, 2 do
-    if there[2][f] == 'job' then message = there[2][f + 1] end
-  end
+  later(at, 'XDEL', streams[lane], on_stream)
+  if has_slot[entry] then free_slot(at, entry) end
   if not message then return -2 end
   -- A copy: the job is elsewhere, or has ended.
   if place ~= '' and string.sub(place, 2) ~= entry then return -2 end
   if place == '' and redis.call('EXISTS', KEYS[12 + n]) == 1 then return -2 end
   local deaths, expires = ARGV[6 * n + 2], ARGV[6 * n + 3]
-  line_up(at, line, {score(on_stream, lane), id})
-  redis.call('HSET', at.waiting, id, message)
-  redis.call('HSET', at.jobs, id, 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. line)
+  if not lines[line] then
+    lines[line] = {}
+    lines[#lines + 1] = line
+  end
+  local scored = lines[line]
+  scored[#scored + 1], scored[#scored + 2] = score(on_stream, lane), id
+  places[id] = 'G' .. (deaths == '0' and '' or deaths) .. ' ' .. line
+  later(at, 'HSET', at.waiting, id, message)
+  later(at, 'HSET', at.jobs, id, places[id])
   if expires ~= '' then
-    redis.call('ZADD', at.due, expires, id)
+    later(at, 'ZADD', at.due, expires, id)
     count(at, at.held, ' expires', 1)
   end
   return 0
 end
-for n = 1, #KEYS - 12 do
+for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   local first = 6 * n - 1
   local entry, id, line, asked = ARGV[first], ARGV[first + 1], ARGV[first + 2], ARGV[first + 5]
   local on_stream, lane = string.match(entry, '^([%d-]*)(%a?)')
   local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  local rule, may, place = rules[task], false, redis.call('HGET', at.jobs, id) or ''
+  local rule, may, place = rules[task], false, places[id]
   if asked == 'run' then
-    may = slots_left(at, rule, token, me) > 0 and begins_in(at, rule, me, now) == 0
-      and redis.call('EXISTS', at.room .. 'line ' .. line) == 0
+    may = slots_left(at, rule, token, me) > 0 and begins_in(at, rule, me) == 0
+      and not lines[line] and redis.call('EXISTS', at.room .. 'line ' .. line) == 0
   elseif asked == 'count' then
     may = redis.call('XPENDING', streams[lane], group, on_stream, on_stream, 1)[1] ~= nil
   end
   if string.sub(place, 1, 1) == 'V' and string.sub(place, 2) == entry and asked ~= 'count' then
     told[n] = -1
-  elseif asked ~= 'wait' and redis.call('HEXISTS', at.slots, entry) == 1 then
+  elseif asked ~= 'wait' and has_slot[entry] then
     told[n] = 1
   elseif may then
     take_slot(at, entry, task .. ' ' .. token, me)
-    if asked == 'run' then note_start(at, rule, me, now) end
+    if asked == 'run' then note_start(at, rule, me) end
     told[n] = 1
   elseif asked == 'count' then
     told[n] = -2
@@ -90,10 +119,11 @@ for n = 1, #KEYS - 12 do
     if told[n] == 0 and slots_left(at, rule, token, me) > 0 then open[task] = true end
   end
 end
+for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call
 -- Where somebody waits who need not, whoever has room is told.
 local waits = #told
 for n, rule in ipairs(cjson.decode(ARGV[4])) do
-  local wait = begins_in(at, rule, me, now)
+  local wait = begins_in(at, rule, me)
   if wait > 0 and not somebody_waits(at, rule.task) then wait = 0 end
   told[waits + n] = wait
   if open[rule.task] and wait == 0 and not rule.suspended then redis.call('PUBLISH', ARGV[3], rule.task) end

@@ -18,11 +18,9 @@ local at = keys_of_gates {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], d
   held = KEYS[8], room = KEYS[9]}
 local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
 if not lease or tonumber(lease) < 0 then return -1 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local total, told = 0, {}
 for n, rule in ipairs(cjson.decode(ARGV[3])) do
-  local given, wait = hand_over(at, rule, {}, ARGV[2], now)
+  local given, wait = hand_over(at, rule, {}, ARGV[2])
   total = total + given
   told[n] = {given, wait}
 end

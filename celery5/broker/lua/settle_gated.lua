@@ -29,10 +29,8 @@ for _, gate in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do
   freed[task] = freed[task] or {}
   freed[task][token] = (freed[task][token] or 0) + 1
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for n, rule in ipairs(cjson.decode(ARGV[2])) do
-  local given, wait, more = hand_over(at, rule, freed[rule.task] or {}, argv[2], now)
+  local given, wait, more = hand_over(at, rule, freed[rule.task] or {}, argv[2])
   if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
   freed[rule.task] = nil
   total = total + given

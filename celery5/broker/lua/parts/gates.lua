@@ -46,11 +46,18 @@ local function count(at, key, field, by)
   local sums = at.sums[key] or {}
   at.sums[key], sums[field] = sums, (sums[field] or 0) + by
 end
+-- Make the collected change of one number. Returns the number, or nothing where it does not change.
+local function write_sum(at, key, field)
+  local by = (at.sums[key] or {})[field] or 0
+  if by == 0 then return end
+  local sum = redis.call('HINCRBY', key, field, by)
+  if sum <= 0 then redis.call('HDEL', key, field) end
+  at.sums[key][field] = 0
+  return sum
+end
 -- Make the collected changes of numbers in one hash.
 local function write_sums(at, key)
-  for field, by in pairs(at.sums[key] or {}) do -- bound: the gates and tasks of the jobs of this script
-    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
-  end
+  for field in pairs(at.sums[key] or {}) do write_sum(at, key, field) end -- bound: the gates and tasks of the jobs of this script
   at.sums[key] = nil
 end
 -- A job that waited does not expire where it was: take those that this script moved out of `due`.
@@ -92,16 +99,22 @@ end
 local function starts_key(at, rule, worker)
   return at.room .. 'starts ' .. rule.task .. (rule.rate_per_worker and ' ' .. worker or '')
 end
+-- The time in ms since 1970.
+local function now_of(at)
+  local time = not at.now and redis.call('TIME')
+  at.now = at.now or time[1] * 1000 + math.floor(time[2] / 1000)
+  return at.now
+end
 -- In how many ms another one may begin, by the rate.
-local function begins_in(at, rule, worker, now)
+local function begins_in(at, rule, worker)
   if rule.rate == 0 then return 0 end
   local last = redis.call('LINDEX', starts_key(at, rule, worker), -rule.rate)
-  return last and math.max(0, last + rule.window - now) or 0
+  return last and math.max(0, last + rule.window - now_of(at)) or 0
 end
-local function note_start(at, rule, worker, now)
+local function note_start(at, rule, worker)
   if rule.rate == 0 then return end
   local key = starts_key(at, rule, worker)
-  redis.call('RPUSH', key, now)
+  redis.call('RPUSH', key, now_of(at))
   redis.call('LTRIM', key, -rule.rate, -1)
   redis.call('PEXPIRE', key, rule.window)
 end
@@ -201,21 +214,22 @@ local function step_out(at, id, line)
   if redis.call('EXISTS', key) == 0 then drop_list(at, task, fair, token) end
 end
 -- Hand the first job of a list to a worker: it goes on the lane `handed`, and has a slot. Returns whether it did, and
--- whether others are left in the list.
-local function hand_first(at, rule, fair, token, worker, now)
+-- how many are left in the list.
+local function hand_first(at, rule, fair, token, worker)
   local line = at.room .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
   local id = redis.call('ZPOPMIN', line)[1]
-  if not id then return false, false end
+  if not id then return false, 0 end
   local place, message = redis.call('HGET', at.jobs, id) or '', redis.call('HGET', at.waiting, id)
   local deaths = string.match(place, '^G(%d*) ')
   count(at, at.held, rule.task, -1)
-  local others = redis.call('EXISTS', line) == 1
-  if not others then drop_list(at, rule.task, fair, token) end
+  local others = redis.call('ZCARD', line)
+  if others == 0 then drop_list(at, rule.task, fair, token) end
   if not deaths or not message then -- the job is elsewhere, or has ended: it came twice
     if place == '' then redis.call('HDEL', at.waiting, id) end
     return false, others
   end
-  keep(at, id)
+  -- Nearly all messages say nothing of when they expire; then the job is not in `due`.
+  if string.find(message, 'expires', 1, true) or string.find(message, '\\u', 1, true) then keep(at, id) end
   local entry
   if tonumber(deaths) then
     entry = redis.call('XADD', at.handed, '*', 'job', message, 'deliveries', deaths)
@@ -225,7 +239,7 @@ local function hand_first(at, rule, fair, token, worker, now)
   later(at, 'HDEL', at.waiting, id)
   later(at, 'HSET', at.jobs, id, 'S' .. entry .. 'g')
   take_slot(at, entry .. 'g', rule.task .. ' ' .. token, worker)
-  note_start(at, rule, worker, now)
+  note_start(at, rule, worker)
   return true, others
 end
 -- The first open list with a free slot at its gate: its fair key, its token, and whether other lists stand beside it in
@@ -297,36 +311,39 @@ end
 -- Hand up to `rule.want` jobs of one task to a worker: first of the gates that have just become free (`free`: how many
 -- slots, by token), then in turn. Returns how many, in how many ms the rate lets the next one through or this is to be
 -- called again, and whether others could go on at once.
-local function hand_over(at, rule, free, worker, now)
-  local given, wait = 0, begins_in(at, rule, worker, now)
+local function hand_over(at, rule, free, worker)
+  local given, wait, in_hand = 0, begins_in(at, rule, worker), 0
   local first = rule.per_worker and first_open_here or first_open
   at.looks, at.unfinished, at.skip = LOOKS, false, {}
   local function may() return given < rule.want and wait == 0 end
-  -- Hand the first job of a list. Returns whether the list has others that may go on, too.
+  -- Hand the first job of a list. Returns how many are left in it, and whether they may go on, too.
   local function hand(fair, token)
-    local done, others = hand_first(at, rule, fair, token, worker, now)
-    if done then given, wait = given + 1, begins_in(at, rule, worker, now) else at.looks = at.looks - 1 end
+    local done, others = hand_first(at, rule, fair, token, worker)
+    if done then given, wait = given + 1, begins_in(at, rule, worker) else at.looks = at.looks - 1 end
     return others, slots_left(at, rule, token, worker) > 0
   end
   for token, slots in pairs(free) do -- bound: the jobs that were settled
-    local others, left = not rule.fair, slots_left(at, rule, token, worker) > 0
+    local others, left = rule.fair and 0 or 1, slots_left(at, rule, token, worker) > 0
     local before = given
-    while others and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
+    while others > 0 and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
       others, left = hand('', token)
     end
+    if given > before then in_hand = in_hand + others end
     for _ = given - before + 1, slots do -- bound: the jobs that were settled
       if not unpark(at, rule.task, token) then break end
     end
   end
   if not at.settles then reopen(at, rule) end
+  -- Where those lists are all that the task has, and their gates are full, nobody else need be looked for.
+  local alone = given > 0 and may() and rule.most >= 0 and in_hand == write_sum(at, at.held, rule.task)
   local fair, token, more_fairs, more_tokens
-  while may() do -- bound: rule.want, and LOOKS
+  while may() and not alone do -- bound: rule.want, and LOOKS
     fair, token, more_fairs, more_tokens = first(at, rule, worker)
     if not fair then break end
     local others, left = hand(fair, token)
-    if others and not left and not rule.per_worker then
+    if others > 0 and not left and not rule.per_worker then
       park(at, rule.task, fair, token, rule.most)
-    elseif others and more_tokens then
+    elseif others > 0 and more_tokens then
       to_the_end(at, at.room .. 'tokens ' .. rule.task .. ' ' .. fair, token)
     end
     -- Lists of one gate that stand behind this one are not passed over while it has free slots.

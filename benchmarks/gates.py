@@ -1,0 +1,142 @@
+"""Gates: what jobs with a concurrency key cost: their rate, Redis commands per job, the slowest script, the pause
+between two jobs of one key.
+
+Floor: benchmarks. Reads: nothing. Writes: every database of the server that it is given; a temporary folder; one line of
+JSON on stdout.
+
+    python benchmarks/gates.py [--url redis://127.0.0.1:6379/0]      without a URL, at a server of its own
+
+celery5 must be importable: run it in its environment. One worker runs jobs of 2 ms of a task with limit=1, with 1, 12 and
+1,000 keys. Commands are those that the server makes from the start of the worker to the last job, in scripts and outside,
+without the calls of the scripts themselves. The slowest script is that of a run with 10,000 waiting jobs of 1,000 keys.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+import trio
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from celery5 import App  # noqa: E402  the line above finds it
+
+RUNS = {"1": (1, 300), "12": (12, 1_200), "1000": (1_000, 10_000)}
+"""Keys and jobs of each run, by its name."""
+TAKES = 0.002
+LIMIT = 120.0
+SLOW = 200
+"""Microseconds from which a script is written down."""
+NOT_COUNTED = ("cmdstat_info", "cmdstat_evalsha", "cmdstat_eval", "cmdstat_config|resetstat")
+STAMPS = os.environ.get("BENCH_GATE_STAMPS", "")
+
+app = App("gates", broker=os.environ.get("BENCH_GATE_URL", "redis://127.0.0.1:6379/0"))
+
+
+@app.task(name="gates.one", limit=1, concurrency_key="who")
+async def one(who: int) -> None:
+    """Run for a moment and write down when."""
+    began = time.time()
+    await trio.sleep(TAKES)
+    with open(STAMPS, "a") as file:  # noqa: ASYNC230  one short write
+        file.write(f"{who} {began} {time.time()}\n")
+
+
+def stamps(path: Path) -> list[tuple[str, float, float]]:
+    """Return key, start and end of each job that has ended."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    words = [line.split() for line in lines if line.count(" ") == 2]
+    return [(key, float(began), float(ended)) for key, began, ended in words]
+
+
+def pauses(jobs: list[tuple[str, float, float]]) -> list[float]:
+    """Return the seconds from the end of each job to the next start of its key."""
+    by_key: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for key, began, ended in jobs:
+        by_key[key].append((began, ended))
+    found: list[float] = []
+    for each in by_key.values():
+        each.sort()
+        found += [after[0] - before[1] for before, after in zip(each, each[1:], strict=False)]
+    return found
+
+
+def commands(client: Any) -> int:
+    """Return how many commands the server has made since its counters were reset."""
+    made = client.info("commandstats")
+    return sum(each["calls"] for name, each in made.items() if name not in NOT_COUNTED)
+
+
+def run(url: str, client: Any, folder: Path, name: str) -> dict[str, float]:
+    """Drain one queue."""
+    keys, count = RUNS[name]
+    path = folder / f"stamps-{name}"
+    environment = os.environ | {"BENCH_GATE_URL": url, "BENCH_GATE_STAMPS": str(path)}
+    environment["PYTHONPATH"] = f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
+    client.flushall()
+    sender = App("gates", broker=url)
+    task: Any = sender.task(name="gates.one", limit=1, concurrency_key="who")(one.__wrapped__)
+    sender.send_many([task.s(n % keys) for n in range(count)])
+    sender.close()
+    client.config_set("slowlog-log-slower-than", SLOW)
+    client.config_set("slowlog-max-len", 100_000)
+    client.slowlog_reset()
+    client.config_resetstat()
+    command = [sys.executable, "-m", "celery5", "-A", "gates:app", "worker", "start", "--log-level", "error"]
+    with open(folder / "worker.log", "ab") as log:
+        worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + LIMIT
+        while len(jobs := stamps(path)) < count and time.monotonic() < until and worker.poll() is None:
+            time.sleep(0.1)
+        time.sleep(0.3)
+        made = commands(client)
+        slow = [each["duration"] for each in client.slowlog_get(100_000) if b"EVAL" in each["command"][:8]]
+    finally:
+        worker.terminate()
+        worker.wait(20)
+    if len(jobs) < count:
+        raise SystemExit(f"{len(jobs)} of {count} jobs ended: {(folder / 'worker.log').read_text()[-500:]}")
+    rate = len(jobs) / (max(each[2] for each in jobs) - min(each[1] for each in jobs))
+    return {
+        f"gated_rate_{name}": rate,
+        f"gated_commands_{name}": made / count,
+        f"gated_pause_ms_{name}": median(pauses(jobs)) * 1000,
+        f"gated_script_ms_{name}": max(slow, default=0) / 1000,
+    }
+
+
+def measured(url: str) -> dict[str, float]:
+    """Return the figures of all runs."""
+    told: dict[str, float] = {}
+    with redis.Redis.from_url(url) as client, tempfile.TemporaryDirectory() as folder:
+        for name in RUNS:
+            told |= run(url, client, Path(folder), name)
+    return told
+
+
+def main() -> None:
+    """Measure at the given server, or at one of our own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", default="")
+    url = parser.parse_args().url
+    if url:
+        print(json.dumps(measured(url)))
+        return
+    from server import Server
+
+    with Server() as server:
+        print(json.dumps(measured(server.url)))
+
+
+if __name__ == "__main__":
+    main()
