@@ -34,6 +34,8 @@ from celery5.services.unpublishable import Unpublishable
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
+GATED_BATCH = 32
+"""Outcomes in one trip where jobs have slots: for each of them another may be handed over."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes in one trip, unless one outcome alone has more: a trip must be sent and answered within the time-out."""
 AGAIN = 0.1
@@ -123,7 +125,7 @@ class ResultPublisher:
                 # Before the trip, not after: the answer and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
-            for part in _portions(batch):
+            for part in _portions(batch, GATED_BATCH if self._turnstile.used else BATCH):
                 settled = await self._settle(self._queues[queue].on(lane), part)
                 done = [delivery for delivery, _ in settled]
                 if self._turnstile.used:
@@ -213,15 +215,15 @@ class ResultPublisher:
             )
 
 
-def _portions(batch: Outcomes) -> Iterator[Outcomes]:
-    """The outcomes in their order, as many at a time as go in one trip."""
+def _portions(batch: Outcomes, most: int) -> Iterator[Outcomes]:
+    """Yield the outcomes in their order, as many at a time as go in one trip, and at most so many."""
     sizes = [len(words[3]) + (len(words[5]) if isinstance(words[5], bytes) else 0) for _, words in batch]
-    if sum(sizes) <= BATCH_BYTES:
+    if sum(sizes) <= BATCH_BYTES and len(batch) <= most:
         yield batch
         return
     first, total = 0, 0
     for at, size in enumerate(sizes):
-        if at > first and total + size > BATCH_BYTES:
+        if at > first and (total + size > BATCH_BYTES or at - first == most):
             yield batch[first:at]
             first, total = at, 0
         total += size

@@ -32,6 +32,8 @@ from celery5.task import Task
 
 GATE = "gate"
 """The kind under which the ledger counts who is on the way to a gate."""
+MOST_AT_ONCE = 32
+"""Jobs of one task that a worker asks for in one trip: Redis does nothing else meanwhile."""
 A_MOMENT = 0.01
 """Seconds that the Consumer has for itself when those at gates give way."""
 
@@ -228,7 +230,8 @@ class Turnstile:
         for name in names:
             kind, rule = self._tasks[name].kind, self.rule(name)
             room = 0 if shut else self.room(kind, without=gone[kind])
-            found.append((rule, 100 if rule.rejects and not shut else -(-room // sharing[kind])))
+            want = MOST_AT_ONCE if rule.rejects and not shut else -(-room // sharing[kind])
+            found.append((rule, min(want, MOST_AT_ONCE)))
         return found
 
     def _gives_way(self, gone: Counter[str]) -> bool:

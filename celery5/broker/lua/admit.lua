@@ -32,15 +32,39 @@ local rules, told, open = {}, {}, {}
 for _, rule in ipairs(cjson.decode(ARGV[4])) do rules[rule.task] = rule end -- bound: the tasks of these jobs
 -- What is asked for all jobs at once: their places and slots, and the messages of each lane.
 local entries, ids, spans, messages = {}, {}, {}, {}
+local function is_before(one, other)
+  local ms, seq = string.match(one, '^(%d+)-(%d+)')
+  local other_ms, other_seq = string.match(other, '^(%d+)-(%d+)')
+  if ms == other_ms then return tonumber(seq) < tonumber(other_seq) end
+  return tonumber(ms) < tonumber(other_ms)
+end
 for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   entries[n], ids[n] = ARGV[6 * n - 1], ARGV[6 * n]
   local on_stream, lane = string.match(entries[n], '^([%d-]*)(%a?)')
-  local span = spans[lane] or {first = on_stream, count = 0}
-  span.last, span.count, spans[lane] = on_stream, span.count + 1, span
+  local span = spans[lane] or {first = on_stream, last = on_stream, count = 0, gone = {}}
+  if is_before(on_stream, span.first) then span.first = on_stream end
+  if is_before(span.last, on_stream) then span.last = on_stream end
+  span.count, spans[lane] = span.count + 1, span
 end
 local places, has_slot = {}, {}
 for n, place in ipairs(ids[1] and redis.call('HMGET', at.jobs, unpack(ids)) or {}) do places[ids[n]] = place or '' end -- bound: as above
 for n, slot in ipairs(ids[1] and redis.call('HMGET', at.slots, unpack(entries)) or {}) do has_slot[entries[n]] = slot end -- bound: as above
+-- Which of them are pending for this worker. Of a span with very many others some may be missing: they are asked for by
+-- themselves.
+local MOST = 1000
+local function is_pending(entry, lane, on_stream)
+  local span = spans[lane]
+  if not span.pending then
+    local found = redis.pcall('XPENDING', streams[lane], group, span.first, span.last, MOST, me)
+    span.pending, span.cut = {}, #found == MOST
+    for _, one in ipairs(found.err and {} or found) do span.pending[one[1]] = true end -- bound: MOST
+  end
+  if span.pending[on_stream] then
+    span.pending[on_stream] = nil
+    return true
+  end
+  return span.cut and #redis.call('XPENDING', streams[lane], group, on_stream, on_stream, 1, me) == 1
+end
 local function message_of(entry, lane, on_stream)
   local span = spans[lane]
   local function read(first, last, count)
@@ -67,10 +91,8 @@ end
 local lines = {}
 local function to_the_line(n, entry, lane, on_stream, id, line, place)
   local message = message_of(entry, lane, on_stream)
-  if redis.call('XACK', streams[lane], group, on_stream) == 0 then
-    return string.sub(place, 1, 1) == 'G' and 0 or -2
-  end
-  later(at, 'XDEL', streams[lane], on_stream)
+  if not is_pending(entry, lane, on_stream) then return string.sub(place, 1, 1) == 'G' and 0 or -2 end
+  spans[lane].gone[#spans[lane].gone + 1] = on_stream
   if has_slot[entry] then free_slot(at, entry) end
   if not message then return -2 end
   -- A copy: the job is elsewhere, or has ended.
@@ -117,6 +139,12 @@ for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   else
     told[n] = to_the_line(n, entry, lane, on_stream, id, line, place)
     if told[n] == 0 and slots_left(at, rule, token, me) > 0 then open[task] = true end
+  end
+end
+for lane, span in pairs(spans) do -- bound: the four lanes
+  if span.gone[1] then
+    redis.call('XACK', streams[lane], group, unpack(span.gone))
+    redis.call('XDEL', streams[lane], unpack(span.gone))
   end
 end
 for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call

@@ -22,7 +22,7 @@
 -- Writes are collected and made at the end, by `write`: one command for many jobs. A script that calls any function of
 -- this part ends with it.
 local WORDS = 500 -- words of one command
-local LOOKS = 64 -- lists that one script parks or opens for one rule; then it asks to be called again
+local LOOKS = 32 -- lists that one script parks or opens for one rule; then it asks to be called again
 local PAGE = 250 -- lists that are read at once where they are not parked
 local PAGES = 4 -- so many pages of them
 local NET = 8 -- parked lists that are drawn by lot and checked, in one pull
@@ -122,17 +122,21 @@ end
 local function somebody_waits(at, task)
   return redis.call('EXISTS', at.room .. 'turns ' .. task, at.room .. 'full ' .. task) > 0
 end
--- Go to the end of those whose turn comes.
-local function to_the_end(at, key, member)
+-- The score that stands behind all others of a turn order.
+local function end_of(at, key)
   local last = at.ends[key] or redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or -1
   at.ends[key] = last + 1
-  redis.call('ZADD', key, last + 1, member)
+  return last + 1
+end
+-- Go to the end of those whose turn comes.
+local function to_the_end(at, key, member)
+  redis.call('ZADD', key, end_of(at, key), member)
 end
 -- Put a list into the turn order, at its end, unless it is there.
 local function open(at, task, fair, token)
   local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
-  if not redis.call('ZSCORE', tokens, token) then to_the_end(at, tokens, token) end
-  if not redis.call('ZSCORE', turns, fair) then to_the_end(at, turns, fair) end
+  redis.call('ZADD', tokens, 'NX', end_of(at, tokens), token)
+  redis.call('ZADD', turns, 'NX', end_of(at, turns), fair)
 end
 -- Take a list out of the turn order. Returns whether it was there.
 local function close(at, task, fair, token)
@@ -141,11 +145,16 @@ local function close(at, task, fair, token)
   if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
   return true
 end
--- Park an open list whose gate is full at the limit `most`.
-local function park(at, task, fair, token, most)
-  close(at, task, fair, token)
-  to_the_end(at, at.room .. 'parked ' .. task .. ' ' .. token, fair)
-  redis.call('ZADD', at.room .. 'full ' .. task, most, token)
+-- Park open lists of one fair key whose gates are full at the limit `most`.
+local function park(at, task, fair, found, most)
+  local tokens, full = at.room .. 'tokens ' .. task .. ' ' .. fair, {}
+  redis.call('ZREM', tokens, unpack(found))
+  if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
+  for _, token in ipairs(found) do -- bound: LOOKS
+    to_the_end(at, at.room .. 'parked ' .. task .. ' ' .. token, fair)
+    full[#full + 1], full[#full + 2] = most, token
+  end
+  redis.call('ZADD', at.room .. 'full ' .. task, unpack(full))
 end
 -- Open the list of a gate that was parked first, if any. Returns whether another one of it is parked.
 local function unpark(at, task, token)
@@ -242,6 +251,19 @@ local function hand_first(at, rule, fair, token, worker)
   note_start(at, rule, worker)
   return true, others
 end
+-- The tokens at the head of a fair key's turn order whose gates are full, `most` of them at most.
+local function leading_full(at, rule, fair, most)
+  local tokens = redis.call('ZRANGE', at.room .. 'tokens ' .. rule.task .. ' ' .. fair, 0, most - 1)
+  local gates, found = {}, {}
+  for n, token in ipairs(tokens) do gates[n] = rule.task .. ' ' .. token end -- bound: LOOKS
+  local taken = redis.call('HMGET', at.taken, unpack(gates))
+  for n, token in ipairs(tokens) do -- bound: LOOKS
+    at.read[gates[n]] = tonumber(taken[n] or 0)
+    if slots_left(at, rule, token, '') > 0 then break end
+    found[n] = token
+  end
+  return found
+end
 -- The first open list with a free slot at its gate: its fair key, its token, and whether other lists stand beside it in
 -- either order. Parks those before it whose gates are full. Nothing when there is none.
 local function first_open(at, rule, worker)
@@ -256,7 +278,9 @@ local function first_open(at, rule, worker)
     elseif slots_left(at, rule, tokens[1], worker) > 0 then
       return fairs[1], tokens[1], #fairs > 1, #tokens > 1
     else
-      park(at, rule.task, fairs[1], tokens[1], rule.most)
+      local found = leading_full(at, rule, fairs[1], at.looks)
+      park(at, rule.task, fairs[1], found, rule.most)
+      at.looks = at.looks - #found + 1
     end
     at.looks = at.looks - 1
   end
@@ -342,7 +366,7 @@ local function hand_over(at, rule, free, worker)
     if not fair then break end
     local others, left = hand(fair, token)
     if others > 0 and not left and not rule.per_worker then
-      park(at, rule.task, fair, token, rule.most)
+      park(at, rule.task, fair, {token}, rule.most)
     elseif others > 0 and more_tokens then
       to_the_end(at, at.room .. 'tokens ' .. rule.task .. ' ' .. fair, token)
     end
