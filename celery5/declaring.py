@@ -86,6 +86,7 @@ class TaskOptions(TypedDict, total=False):
     priority: Priority | None
     deduplicate: Policy | None
     abandon_on_cancel: bool
+    continue_without_lease: bool
     boxed: bool | Box
     breaker: BreakerPolicy | None
     checks: Sequence[HealthCheck]

@@ -85,6 +85,7 @@ class Task(Generic[P, R_co]):
         bind: bool = False,
         retry_backoff: Callable[[int], float] | None = None,
         abandon_on_cancel: bool = False,
+        continue_without_lease: bool = False,
         boxed: bool | Box = False,
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
@@ -111,6 +112,7 @@ class Task(Generic[P, R_co]):
             None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
         )
         self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
+        self.continue_without_lease: bool = _may_continue(continue_without_lease, self.kind, self.name)
         if self.box is not None and not self.box.is_python:
             _check_command(self.name, self.box, bind or deduplicate is not None)
             self.function = _elsewhere(self.name, self.box)
@@ -373,6 +375,16 @@ def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
     return abandon_on_cancel
 
 
+def _may_continue(continue_without_lease: bool, kind: Kind, task: str) -> bool:
+    """Return the option. Raises Misconfigured where it would change nothing."""
+    if continue_without_lease and kind not in ("trio", "asyncio"):
+        what = "boxed" if kind == "boxed" else "def"
+        raise Misconfigured(
+            f"task {task} is {what}, which goes on anyway: continue_without_lease is for async def"
+        )
+    return continue_without_lease
+
+
 NOTHING = Raw(b"{}")
 """The arguments of a pattern, which has none."""
 BY_CHECKS = BreakerPolicy(threshold=None)
@@ -384,6 +396,7 @@ OF_THE_TASK = (
     "deduplicate",
     "retry_backoff",
     "abandon_on_cancel",
+    "continue_without_lease",
     "boxed",
     "breaker",
     "checks",

@@ -14,6 +14,12 @@ from celery5.services.black_box import BlackBox
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+MARGIN = 1 / 20
+"""The share of a lease before its end from which a worker acts as if it were over: what must have ended by then is
+cancelled, and gets so long to end."""
+LOOK = 1.0
+"""Seconds between looks at the clock, at least: a timer fires late on a machine that was suspended."""
+
 now = partial(time.clock_gettime, _CLOCK)
 """Seconds on a clock that goes on while the machine is suspended, where there is one."""
 
@@ -48,6 +54,12 @@ class Lease:
         if self._black_box is not None:
             self.until = max(self.until, self._black_box.lease_until)
         return now() < self.until
+
+    async def runs_out(self) -> None:
+        """Return when the lease is about to end, or has ended, as far as this worker's clock says."""
+        margin = self.seconds * MARGIN
+        while self.lasts() and (left := self.until - margin - now()) > 0:
+            await trio.sleep(min(left, max(margin, LOOK)))
 
     def lose(self, why: str) -> LeaseLost:
         """The lease is gone. Gives the error to raise."""

@@ -34,7 +34,7 @@ from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.deadlines import Deadlines
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.judgement import Judgement
-from celery5.services.lease import Lease, now
+from celery5.services.lease import MARGIN, Lease, now
 from celery5.services.suspects import Suspects
 from celery5.task import Task
 
@@ -189,6 +189,7 @@ class TaskExecution:
             with scope:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
+                    nursery.start_soon(self._watch_lease)
                     for kind, queue in self._queues.items():
                         queue.surplus = 0
                         self.resize(kind, self._budget.slots(kind))
@@ -371,6 +372,33 @@ class TaskExecution:
         for delivery, hand in list(self._running.items()):
             self._log.event("job:interrupted", "warning", job=delivery.envelope and delivery.envelope.id)
             hand.cancel(INTERRUPTED, patience)
+
+    async def _watch_lease(self) -> None:
+        """Interrupt what another worker may begin as soon as this one's lease has ended: asynchronous jobs that have a
+        slot of a limit. They are given back, if this worker may settle again before it was taken for dead."""
+        while True:
+            await self._lease.runs_out()
+            while self._lease.lasts():  # the margin: what begins in it ends with it
+                self._interrupt_limited()
+                await trio.sleep(self._lease.seconds * MARGIN / 4)
+                if self._lease.until - now() > self._lease.seconds * MARGIN:
+                    break  # it was renewed at last
+            else:
+                self._interrupt_limited()
+                await self._lease.sure()
+
+    def _interrupt_limited(self) -> None:
+        for delivery, hand in list(self._running.items()):
+            if hand.why is None and self._must_end_with_lease(delivery):
+                job = delivery.envelope and delivery.envelope.id
+                self._log.event("job:interrupted", "warning", job=job, why="the lease of this worker is over")
+                hand.cancel(INTERRUPTED)
+
+    def _must_end_with_lease(self, delivery: Delivery) -> bool:
+        rule, envelope = delivery.rule, delivery.envelope
+        if rule is None or envelope is None or rule.most is None or rule.per != "all":
+            return False
+        return delivery.kind in ("trio", "asyncio") and not self._tasks[envelope.task].continue_without_lease
 
     def _ids(self) -> list[str]:
         return [each.envelope.id for each in self._running if each.envelope][:20]

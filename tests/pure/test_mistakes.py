@@ -50,6 +50,7 @@ def test_an_option_that_is_not_known_is_answered_with_all_that_are() -> None:
         "deduplicate",
         "retry_backoff",
         "abandon_on_cancel",
+        "continue_without_lease",
         "queue",
         "step",
     } < set(known)
