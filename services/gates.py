@@ -40,6 +40,8 @@ BATCH = 32
 """Jobs in one trip to the gates: Redis does nothing else meanwhile."""
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
+RULES = 32
+"""Tasks whose jobs are asked for in one trip."""
 JUST_AFTER = 0.002
 """Seconds after its time that the next one of a rate is asked for."""
 
@@ -255,7 +257,7 @@ class Gates:
             tasks = [task for queue, task in self._wanted if queue == keys.queue]
             rules = [(rule, want) for rule, want in self._turnstile.wants(keys.queue, tasks) if want]
             self._wanted -= {(keys.queue, task) for task in tasks if self._turnstile.rule(task).suspended}
-            rules = [each for each in rules if not each[0].suspended]
+            rules = [each for each in rules if not each[0].suspended][:RULES]
             if not rules:
                 return
             asked = time.time()

@@ -33,7 +33,7 @@ from celery5.task import Task
 GATE = "gate"
 """The kind under which the ledger counts who is on the way to a gate."""
 MOST_AT_ONCE = 32
-"""Jobs of one task that a worker asks for in one trip: Redis does nothing else meanwhile."""
+"""Jobs that a worker asks for in one trip: Redis does nothing else meanwhile."""
 A_MOMENT = 0.01
 """Seconds that the Consumer has for itself when those at gates give way."""
 
@@ -227,11 +227,13 @@ class Turnstile:
         sharing = Counter(self._tasks[name].kind for name in names)
         shut = self.closed(queue) or self._gives_way(gone)
         found: list[tuple[Rule, int]] = []
+        left_over = MOST_AT_ONCE
         for name in names:
             kind, rule = self._tasks[name].kind, self.rule(name)
             room = 0 if shut else self.room(kind, without=gone[kind])
             want = MOST_AT_ONCE if rule.rejects and not shut else -(-room // sharing[kind])
-            found.append((rule, min(want, MOST_AT_ONCE)))
+            found.append((rule, min(want, left_over)))
+            left_over -= found[-1][1]
         return found
 
     def _gives_way(self, gone: Counter[str]) -> bool:

@@ -172,3 +172,16 @@ def test_a_script_is_sent_what_its_legend_says(path: Path) -> None:
 def test_every_script_that_is_loaded_exists() -> None:
     wanted = {script for path in CALLS for _, script in loaded(path)}
     assert wanted == {path.stem for path in SCRIPTS}
+
+
+LOOP = re.compile(r"\b(for\b.*\bdo\b|while\b.*\bdo\b|repeat\b)")
+BOUND = re.compile(r"-- bound: \S.*")
+
+
+@pytest.mark.parametrize("path", files("celery5/broker/lua", suffix=".lua"), ids=lambda path: path.stem)
+def test_a_loop_says_what_bounds_it(path: Path) -> None:
+    """Redis serves nobody else while a script runs. `-- bound: ` and what it is stand on the line that begins the loop."""
+    loops = [line for line in path.read_text().splitlines() if LOOP.search(line.split("--")[0])]
+    without = [line for line in loops if not BOUND.search(line)]
+    assert not without
+    assert len(loops) == len(re.findall(r"\b(?:for|while|repeat)\b", body(path)))

@@ -12,10 +12,11 @@ import redis
 
 from celery5.broker import calls, gating, looking, revocation
 from celery5.broker.blocking import BlockingRedis
+from celery5.broker.calls import Entry
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.protocol.limits import Rate, Rule
-from tests.redis.gated import TASK, Gated
+from tests.redis.gated import TASK, Gated, message
 from tests.redis.one_queue import buried, done, failed, released
 
 
@@ -155,6 +156,58 @@ def test_keys_whose_gates_are_full_are_passed_over(gate: Gated) -> None:
     assert gate.pull("w") == []
     assert gate.commands() <= 10  # those that were found full are not looked at again
     assert len(gate.done("other", *running)) == len(tokens)
+
+
+@pytest.mark.parametrize("together", [1, 20])
+@pytest.mark.parametrize("keys", [1, 12, 1000])
+def test_a_job_takes_at_most_twenty_commands_however_many_keys_wait(
+    gate: Gated, keys: int, together: int
+) -> None:
+    """From the read to the end of the job: all commands that Redis makes, in scripts and outside. `together` jobs are
+    settled in one trip, as far as so many may run."""
+    gate.rule, count = Rule(TASK, most=1, keyed=True), max(2 * keys, 200)
+    jobs = [(f"j{n}", message(f"j{n}", f"k{n % keys}")) for n in range(count)]
+    for first in range(0, count, 200):
+        gate(calls.publish(gate.keys, jobs[first : first + 200]))
+    gate.client.config_resetstat()
+    running: list[Entry] = []
+    while entries := gate.read("w", 32):
+        fates = gate.ask("w", entries)
+        running += [entry for entry, fate in zip(entries, fates, strict=True) if fate == gating.RUNS]
+    ended = 0
+    while running:
+        lane = running[0].lane
+        batch = [each for each in running if each.lane == lane][:together]
+        running = [each for each in running if each not in batch]
+        running += gate.done("w", *batch, want=len(batch) + 1)
+        ended += len(batch)
+    made = gate.commands()
+    assert ended == count
+    assert made / count <= 20
+    assert gate.is_empty()
+
+
+@pytest.mark.parametrize("lists", [10, 1000])
+@pytest.mark.parametrize(
+    "rule", [Rule(TASK, most=1, keyed=True), Rule(TASK, most=1, keyed=True, fair=True), Rule(TASK, most=1, fair=True),
+             Rule(TASK, most=1, per="worker", keyed=True)], ids=["keyed", "keyed-fair", "fair", "worker"]
+)  # fmt: skip
+def test_no_trip_looks_at_more_lists_the_more_of_them_are_full(gate: Gated, rule: Rule, lists: int) -> None:
+    gate.rule = rule
+    gate.line_up(((f"a{n}", f"k{n}") for n in range(lists)), fair="x")
+    running: list[Entry] = []
+    while more := gate.pull("w"):
+        running += more
+    gate.line_up(((f"b{n}", f"k{n}") for n in range(lists)), fair="y")
+    while gate.pull("w") or gate.waits[0]:
+        pass
+    gate.client.config_resetstat()
+    assert gate.pull("w") == []
+    (first, *_others) = running
+    handed = gate.done("w", first, want=5)
+    assert len(handed) == 1
+    assert gate.commands() <= 70
+    gate.client.delete(*gate.client.keys("*"))
 
 
 def test_urgent_jobs_go_first_in_their_line(gate: Gated) -> None:

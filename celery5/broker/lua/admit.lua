@@ -150,7 +150,7 @@ end
 for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call
 -- Where somebody waits who need not, whoever has room is told.
 local waits = #told
-for n, rule in ipairs(cjson.decode(ARGV[4])) do
+for n, rule in ipairs(cjson.decode(ARGV[4])) do -- bound: the tasks of these jobs
   local wait = begins_in(at, rule, me)
   if wait > 0 and not somebody_waits(at, rule.task) then wait = 0 end
   told[waits + n] = wait

@@ -21,9 +21,9 @@ local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function look(stream)
   local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, ARGV[3])
-  for _, consumer in ipairs(consumers.err and {} or consumers) do
+  for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
     local field = {}
-    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
     if not redis.call('ZSCORE', leases, field.name) then
       -- Valkey makes a consumer anew, empty, when a read in the name of a worker ends that others have recovered.
       if field.pending == 0 then redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[3], field.name) else lapsed = lapsed + 1 end
@@ -31,7 +31,7 @@ local function look(stream)
   end
 end
 look(KEYS[4])
-for n = 5, 7 do
+for n = 5, 7 do -- bound: three lanes
   if redis.call('EXISTS', KEYS[n]) == 1 then
     redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[3], '0')
     lanes = lanes .. string.sub('hlg', n - 4, n - 4)
@@ -40,7 +40,7 @@ for n = 5, 7 do
 end
 local lapse = -1
 local standing = redis.call('ZRANGEBYSCORE', leases, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-for n = 1, #standing, 2 do
+for n = 1, #standing, 2 do -- bound: two leases
   if standing[n] ~= ARGV[1] then
     lapse = math.ceil(standing[n + 1] - now)
     break

@@ -14,8 +14,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, held, seen, left = 0, 0, {}, tonumber(ARGV[3])
 local function look(entries)
-  for _, entry in ipairs(entries) do
-    for n = 1, #entry[2], 2 do
+  for _, entry in ipairs(entries) do -- bound: four entries
+    for n = 1, #entry[2], 2 do -- bound: the fields of an entry, as its sender wrote them
       if entry[2][n] == 'job' then
         seen[#seen + 1] = string.match(entry[2][n + 1], '"task"%s*:%s*"([^"]*)"')
         left = left - #entry[2][n + 1]
@@ -23,12 +23,12 @@ local function look(entries)
     end
   end
 end
-for n = 5, #KEYS do
+for n = 5, #KEYS do -- bound: the four lanes
   local length, pending, last = redis.call('XLEN', KEYS[n]), 0, '0-0'
   local groups = redis.pcall('XINFO', 'GROUPS', KEYS[n])
-  for _, group in ipairs(groups.err and {} or groups) do
+  for _, group in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
     local field = {}
-    for m = 1, #group, 2 do field[group[m]] = group[m + 1] end
+    for m = 1, #group, 2 do field[group[m]] = group[m + 1] end -- bound: the fields of one answer
     if field.name == ARGV[1] then pending, last = field.pending, field['last-delivered-id'] end
   end
   local unread = math.max(0, length - pending)
@@ -36,13 +36,13 @@ for n = 5, #KEYS do
   -- A few at a time: messages may be large.
   local oldest, newest, from, to = math.min(unread, tonumber(ARGV[2])), 0, '(' .. last, '+'
   newest = math.min(unread - oldest, tonumber(ARGV[2]))
-  while oldest > 0 and left > 0 do
+  while oldest > 0 and left > 0 do -- bound: ARGV 2 and ARGV 3
     local entries = redis.call('XRANGE', KEYS[n], from, '+', 'COUNT', math.min(oldest, 4))
     if #entries == 0 then break end
     look(entries)
     oldest, from = oldest - #entries, '(' .. entries[#entries][1]
   end
-  while newest > 0 and left > 0 do
+  while newest > 0 and left > 0 do -- bound: ARGV 2 and ARGV 3
     local entries = redis.call('XREVRANGE', KEYS[n], to, '(' .. last, 'COUNT', math.min(newest, 4))
     if #entries == 0 then break end
     look(entries)
@@ -50,7 +50,7 @@ for n = 5, #KEYS do
   end
 end
 local soon = {}
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now + ARGV[4], 'LIMIT', 0, 1000)) do
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now + ARGV[4], 'LIMIT', 0, 1000)) do -- bound: 1,000 schedules
   local state = redis.call('HGET', KEYS[2], name)
   local read, schedule = pcall(cjson.decode, state or '')
   local of = read and type(schedule) == 'table' and schedule.of

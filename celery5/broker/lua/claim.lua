@@ -25,7 +25,7 @@ local function in_the_way(lock, window)
   local place = holder and redis.call('HGET', jobs, holder)
   if place and string.sub(place, 1, 1) ~= 'X' then return holder end
 end
-for n = 6, #KEYS, 2 do
+for n = 6, #KEYS, 2 do -- bound: the jobs of this call, 200 at most
   local at = 3 + 5 * (n - 6) / 2
   local id, envelope, when, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local holder = id

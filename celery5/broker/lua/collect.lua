@@ -16,7 +16,7 @@ local found = {}
 local function is_full() return #found >= most or room <= 0 end
 local function give(entry, fields)
   local document = ''
-  for n = 1, #fields, 2 do
+  for n = 1, #fields, 2 do -- bound: the fields of an entry, as its sender wrote them
     if fields[n] == 'document' then document = fields[n + 1] end
   end
   if #found > 0 and #document > room then
@@ -28,7 +28,7 @@ local function give(entry, fields)
   redis.call('ZADD', taken, now + tonumber(ARGV[3]), entry)
   return true
 end
-for _, entry in ipairs(redis.call('ZRANGEBYSCORE', taken, '-inf', now, 'LIMIT', 0, most)) do
+for _, entry in ipairs(redis.call('ZRANGEBYSCORE', taken, '-inf', now, 'LIMIT', 0, most)) do -- bound: ARGV 1
   local there = redis.call('XRANGE', stream, entry, entry)[1]
   if not there then
     redis.call('ZREM', taken, entry)
@@ -38,10 +38,10 @@ for _, entry in ipairs(redis.call('ZRANGEBYSCORE', taken, '-inf', now, 'LIMIT', 
   end
 end
 local cursor = redis.call('HGET', progress, 'last')
-while not is_full() do
+while not is_full() do -- bound: ARGV 1, and ARGV 2
   local some = redis.call('XRANGE', stream, cursor and '(' .. cursor or '-', '+', 'COUNT', math.min(10, most - #found))
   if #some == 0 then break end
-  for _, one in ipairs(some) do
+  for _, one in ipairs(some) do -- bound: ten entries
     if not give(one[1], one[2]) then break end
     cursor = one[1]
   end

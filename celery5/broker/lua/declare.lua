@@ -15,7 +15,7 @@ local registry, subscribed, stream, jobs = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now, span = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[1])
 local changed, moved, back = 0, 0, {}
-for n = 4, 2 + 2 * ARGV[3], 2 do
+for n = 4, 2 + 2 * ARGV[3], 2 do -- bound: the subscriptions of this call
   local there = redis.call('HGET', registry, ARGV[n])
   if there == '' then
     back[#back + 1] = ARGV[n]
@@ -27,16 +27,16 @@ for n = 4, 2 + 2 * ARGV[3], 2 do
 end
 -- The field without a name says which state of the registry this is: a time, since all may be lost and begun anew.
 if changed > 0 then redis.call('HSET', registry, '', time[1] .. string.format('%06d', time[2])) end
-for n = 1, 2 do
+for n = 1, 2 do -- bound: two keys
   if redis.call('PTTL', KEYS[n]) < span then redis.call('PEXPIRE', KEYS[n], span) end
 end
 local room = tonumber(ARGV[2])
-for n = 5, #KEYS do
+for n = 5, #KEYS do -- bound: the subjects of this call
   if room > moved then
     local kept = redis.call('XRANGE', KEYS[n], '-', '+', 'COUNT', room - moved)
-    for _, one in ipairs(kept) do
+    for _, one in ipairs(kept) do -- bound: ARGV 2 of all subjects together
       local field = {}
-      for m = 1, #one[2], 2 do field[one[2][m]] = one[2][m + 1] end
+      for m = 1, #one[2], 2 do field[one[2][m]] = one[2][m + 1] end -- bound: the fields of an entry, as its sender wrote them
       redis.call('XDEL', KEYS[n], one[1])
       if field.id and redis.call('HEXISTS', jobs, field.id) == 0 then
         redis.call('HSET', jobs, field.id, 'S' .. redis.call('XADD', stream, '*', 'job', field.job or ''))

@@ -10,7 +10,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = 0
-for n = 3, #ARGV do
+for n = 3, #ARGV do -- bound: the documents of this call
   if #redis.call('XRANGE', KEYS[1], ARGV[n], ARGV[n]) == 1 then
     redis.call('ZADD', KEYS[2], now + tonumber(ARGV[1]), ARGV[n])
     if ARGV[2] == '1' then redis.call('HINCRBY', KEYS[3], ARGV[n], 1) end

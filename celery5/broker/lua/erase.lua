@@ -4,7 +4,7 @@
 --       3.. its other keys
 -- Gives how many keys are gone. Safe to repeat.
 local gone = 0
-for _, place in ipairs(redis.call('HVALS', KEYS[1])) do
+for _, place in ipairs(redis.call('HVALS', KEYS[1])) do -- bound: the jobs of the queue: only for a demonstration or a test
   local line = string.match(place, '^G%d* (.*)$')
   local task, fair, token = string.match(line or '', '^([^ ]*) ([^ ]*) ([^ ]*)$')
   if task then
@@ -14,5 +14,5 @@ for _, place in ipairs(redis.call('HVALS', KEYS[1])) do
   end
 end
 gone = gone + redis.call('DEL', KEYS[1])
-for n = 3, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end
+for n = 3, #KEYS do gone = gone + redis.call('DEL', KEYS[n]) end -- bound: the kinds of keys of a queue
 return gone

@@ -21,7 +21,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local known = (redis.call('HGET', registry, '') or '0') == ARGV[3]
 local ended = {}
-for n = 6, #KEYS do
+for n = 6, #KEYS do -- bound: the events of this call
   local at = 7 + 6 * (n - 6)
   local verb, entry, id, subject, message, why =
     ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]

@@ -33,7 +33,7 @@ local function in_the_way(lock, window)
   local place = holder and redis.call('HGET', jobs, holder)
   return place and string.sub(place, 1, 1) ~= 'X'
 end
-for n = 6, #KEYS, 2 do
+for n = 6, #KEYS, 2 do -- bound: the jobs of one schedule
   local at = 8 + 4 * (n - 6) / 2
   local id, envelope, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1

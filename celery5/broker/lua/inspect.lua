@@ -20,7 +20,7 @@ local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
 told[1] = place
 local function read(stream)
   local found, field = redis.call('XRANGE', stream, entry, entry)[1], {}
-  for n = 1, found and #found[2] or 0, 2 do field[found[2][n]] = found[2][n + 1] end
+  for n = 1, found and #found[2] or 0, 2 do field[found[2][n]] = found[2][n + 1] end -- bound: the fields of an entry, as its sender wrote them
   told[3] = field.job or ''
   return field
 end

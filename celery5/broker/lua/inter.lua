@@ -9,7 +9,7 @@
 -- Gives 1, or 0 when it was not there any more. Safe to repeat.
 local there = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 local document = ''
-for n = 1, there and #there[2] or 0, 2 do
+for n = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
   if there[2][n] == 'document' then document = there[2][n + 1] end
 end
 if there then redis.call('XADD', KEYS[4], '*', 'sink', ARGV[2], 'document', document, 'failure', ARGV[3]) end

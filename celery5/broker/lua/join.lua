@@ -5,7 +5,7 @@
 --       2 this worker's name in it
 --       3 lease in ms
 -- Gives 1.
-for n = 2, #KEYS do
+for n = 2, #KEYS do -- bound: the streams of the queue
   -- Another lane than the normal one is there since its first job.
   if n == 2 or redis.call('EXISTS', KEYS[n]) == 1 then
     local made = redis.pcall('XGROUP', 'CREATE', KEYS[n], ARGV[1], '0', 'MKSTREAM')

@@ -5,12 +5,12 @@
 --       2 this worker's name in it
 -- Gives how many lanes it still held jobs of.
 local held = 0
-for n = 2, #KEYS do
+for n = 2, #KEYS do -- bound: the streams of the queue
   local pending = redis.pcall('XPENDING', KEYS[n], ARGV[1], '-', '+', 1, ARGV[2])
   if not pending.err then held = held + #pending end
 end
 if held == 0 then
-  for n = 2, #KEYS do redis.pcall('XGROUP', 'DELCONSUMER', KEYS[n], ARGV[1], ARGV[2]) end
+  for n = 2, #KEYS do redis.pcall('XGROUP', 'DELCONSUMER', KEYS[n], ARGV[1], ARGV[2]) end -- bound: the streams of the queue
   redis.call('ZREM', KEYS[1], ARGV[2])
   return 0
 end

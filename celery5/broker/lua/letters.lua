@@ -5,9 +5,9 @@
 -- Gives for each, oldest first: its entry, its id as it says, the command ('' when it is too large), and its size.
 -- Changes nothing.
 local found = {}
-for _, letter in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do
+for _, letter in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do -- bound: ARGV 1
   local id, command = '', ''
-  for n = 1, #letter[2], 2 do
+  for n = 1, #letter[2], 2 do -- bound: the fields of an entry, as its sender wrote them
     if letter[2][n] == 'id' then id = string.sub(letter[2][n + 1], 1, 100) end
     if letter[2][n] == 'command' then command = letter[2][n + 1] end
   end

@@ -13,12 +13,12 @@
 -- What can be asked and written for all jobs at once is, as in publish.lua.
 local at = keys_of_gates {jobs = KEYS[1], waiting = KEYS[2], due = KEYS[3], held = KEYS[4], room = KEYS[5]}
 local ids, places, envelopes, expiring, lines, tasks, met = {}, {}, {}, {}, {}, {}, {}
-for n = 3, #ARGV, 4 do ids[#ids + 1] = ARGV[n] end
+for n = 3, #ARGV, 4 do ids[#ids + 1] = ARGV[n] end -- bound: the jobs of this call
 local known, some_ended = redis.call('HMGET', at.jobs, unpack(ids)), redis.call('EXISTS', unpack(KEYS, 6)) > 0
 -- As admit.lua has it, by microseconds: what was sent later stands behind. Exact: it is below 2^53.
 local time, level = redis.call('TIME'), ({h = 0, l = 2})[ARGV[2]] or 1
 local now = time[1] * 1e6 + time[2] + level * 2e15
-for n, id in ipairs(ids) do
+for n, id in ipairs(ids) do -- bound: the jobs of this call
   local envelope, line, expires = ARGV[4 * n], ARGV[4 * n + 1], ARGV[4 * n + 2]
   if not known[n] and not met[id] and not (some_ended and redis.call('EXISTS', KEYS[n + 5]) == 1) then
     met[id] = true
@@ -35,7 +35,7 @@ for n, id in ipairs(ids) do
   end
 end
 if #places == 0 then return 0 end
-for _, line in ipairs(lines) do line_up(at, line, lines[line]) end
+for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call
 redis.call('HSET', at.waiting, unpack(envelopes))
 redis.call('HSET', at.jobs, unpack(places))
 if #expiring > 0 then
@@ -43,5 +43,5 @@ if #expiring > 0 then
   count(at, at.held, ' expires', #expiring / 2)
 end
 write(at)
-for task in pairs(tasks) do redis.call('PUBLISH', ARGV[1], task) end
+for task in pairs(tasks) do redis.call('PUBLISH', ARGV[1], task) end -- bound: the jobs of this call
 return #places / 2

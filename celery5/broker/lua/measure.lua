@@ -7,13 +7,13 @@
 -- Gives how many jobs are on the streams, how many of those a worker has, how many wait for their time, how many are
 -- dead, and how many wait at gates.
 local there, held = 0, 0
-for n = 4, #KEYS do
+for n = 4, #KEYS do -- bound: the four lanes
   local pending = redis.pcall('XPENDING', KEYS[n], ARGV[1])
   if not pending.err then held = held + pending[1] end
   there = there + redis.call('XLEN', KEYS[n])
 end
 local due, gated, at_gates = redis.call('ZCARD', KEYS[1]), 0, redis.call('HGETALL', KEYS[3])
-for n = 1, #at_gates, 2 do
+for n = 1, #at_gates, 2 do -- bound: the tasks whose jobs wait at gates
   if at_gates[n] == ' expires' then due = due - at_gates[n + 1] else gated = gated + at_gates[n + 1] end
 end
 return {there, held, due, redis.call('XLEN', KEYS[2]), gated}

@@ -14,27 +14,27 @@ local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local held, all, waiting, workers = {}, 0, {}, {}
-for lane = 6, #KEYS do
+for lane = 6, #KEYS do -- bound: the four lanes
   local consumers, here = redis.pcall('XINFO', 'CONSUMERS', KEYS[lane], ARGV[1]), 0
-  for _, consumer in ipairs(consumers.err and {} or consumers) do
+  for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
     local field = {}
-    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+    for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
     held[field.name], here = (held[field.name] or 0) + field.pending, here + field.pending
   end
   waiting[lane - 5], all = redis.call('XLEN', KEYS[lane]) - here, all + here
 end
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
-for n = 1, #standing, 2 do
+for n = 1, #standing, 2 do -- bound: the workers of the queue
   local name = standing[n]
   workers[#workers + 1] = {name, math.max(0, math.ceil(standing[n + 1] - now)), held[name] or 0}
   held[name] = nil
 end
-for name, count in pairs(held) do -- jobs of nobody: they are about to be recovered
+for name, count in pairs(held) do -- bound: the workers of the queue; jobs of nobody: they are about to be recovered
   if count > 0 then workers[#workers + 1] = {name, 0, count} end
 end
 local next_one, oldest = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES'), redis.call('XRANGE', dead, '-', '+', 'COUNT', 1)
 local due_count, gated, at_gates = redis.call('ZCARD', due), {}, redis.call('HGETALL', KEYS[5])
-for n = 1, #at_gates, 2 do
+for n = 1, #at_gates, 2 do -- bound: the tasks whose jobs wait at gates
   if at_gates[n] == ' expires' then
     due_count = due_count - at_gates[n + 1]
   else

@@ -15,16 +15,16 @@ local function take(n, most)
   full[n] = #entries == most -- else there is nothing more
   left = left - #entries
   taken[n] = taken[n] or {}
-  for _, entry in ipairs(entries) do table.insert(taken[n], entry) end
+  for _, entry in ipairs(entries) do table.insert(taken[n], entry) end -- bound: ARGV 3
 end
-for n = 1, #KEYS do
+for n = 1, #KEYS do -- bound: the lanes
   full[n] = true
   take(n, tonumber(ARGV[n + 3]))
 end
-for n = 1, #KEYS do
+for n = 1, #KEYS do -- bound: the lanes
   if full[n] then take(n, left) end
 end
-for n = 1, #KEYS do
+for n = 1, #KEYS do -- bound: the lanes
   if taken[n] and #taken[n] > 0 then found[#found + 1] = {KEYS[n], taken[n]} end
 end
 return found

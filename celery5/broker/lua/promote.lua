@@ -18,7 +18,7 @@ local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
-for _, id in ipairs(ids) do
+for _, id in ipairs(ids) do -- bound: ARGV 1
   local envelope, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''
   local line = string.match(place, '^G%d* (.*)$')
   if line then

@@ -7,10 +7,10 @@
 -- What can be asked and written for all jobs at once is: that takes half of the time.
 local stream, jobs = KEYS[1], KEYS[2]
 local ids, places, met = {}, {}, {}
-for n = 1, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end
+for n = 1, #ARGV, 2 do ids[#ids + 1] = ARGV[n] end -- bound: the jobs of this call, 200 at most
 local known = redis.call('HMGET', jobs, unpack(ids))
 local some_ended = redis.call('EXISTS', unpack(KEYS, 3)) > 0
-for n, id in ipairs(ids) do
+for n, id in ipairs(ids) do -- bound: the jobs of this call, 200 at most
   local ended = some_ended and redis.call('EXISTS', KEYS[n + 2]) == 1
   if not known[n] and not ended and not met[id] then
     met[id] = true

@@ -19,7 +19,7 @@ local at = keys_of_gates {handed = KEYS[1], jobs = KEYS[3], waiting = KEYS[4], d
 local lease = redis.call('ZSCORE', KEYS[2], ARGV[2])
 if not lease or tonumber(lease) < 0 then return -1 end
 local total, told = 0, {}
-for n, rule in ipairs(cjson.decode(ARGV[3])) do
+for n, rule in ipairs(cjson.decode(ARGV[3])) do -- bound: the rules of this call, 32 at most
   local given, wait = hand_over(at, rule, {}, ARGV[2])
   total = total + given
   told[n] = {given, wait}

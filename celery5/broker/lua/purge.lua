@@ -8,7 +8,7 @@ local told = {}
 -- What a caller cannot read may still have an id here: recovery is less strict.
 local function id_of(grave)
   local found = redis.call('XRANGE', dead, grave, grave)[1]
-  for n = 1, found and #found[2] or 0, 2 do
+  for n = 1, found and #found[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
     if found[2][n] == 'job' then
       local readable, envelope = pcall(cjson.decode, found[2][n + 1])
       if readable and type(envelope) == 'table' and type(envelope.id) == 'string' then return envelope.id end
@@ -16,7 +16,7 @@ local function id_of(grave)
   end
   return ''
 end
-for n = 1, #ARGV, 2 do
+for n = 1, #ARGV, 2 do -- bound: the jobs of this call
   local grave, id = ARGV[n], ARGV[n + 1]
   if id == '' then id = id_of(grave) end
   told[#told + 1] = redis.call('XDEL', dead, grave)

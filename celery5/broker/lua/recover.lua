@@ -31,11 +31,11 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function stray()
-  for _, stream in pairs(streams) do
+  for _, stream in pairs(streams) do -- bound: the four lanes
     local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, group)
-    for _, consumer in ipairs(consumers.err and {} or consumers) do
+    for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
       local field = {}
-      for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end
+      for n = 1, #consumer, 2 do field[consumer[n]] = consumer[n + 1] end -- bound: the fields of one answer
       if field.pending > 0 and not redis.call('ZSCORE', leases, field.name) then return field.name end
     end
   end
@@ -49,7 +49,7 @@ end
 local function tell(id, lock, document, state, task)
   redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
   redis.call('PUBLISH', KEYS[5] .. id, document)
-  for sink in string.gmatch(redis.call('HGET', KEYS[7], state .. ' ' .. task) or '', '%S+') do
+  for sink in string.gmatch(redis.call('HGET', KEYS[7], state .. ' ' .. task) or '', '%S+') do -- bound: the sinks of one task
     redis.call('XADD', KEYS[7] .. ':' .. sink, '*', 'document', document)
     redis.call('PUBLISH', KEYS[7], '')
   end
@@ -69,13 +69,13 @@ local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, buried, begun = 0, 0, {}
-for n = 8, #ARGV do begun[ARGV[n]] = true end
+for n = 8, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Put back, or bury, one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
   local field = {}
-  for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end
+  for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end -- bound: the fields of an entry, as its sender wrote them
   local readable, envelope = pcall(cjson.decode, field.job or '')
   if not readable or type(envelope) ~= 'table' then envelope = {} end
   local id, task, key = text(envelope.id), text(envelope.task), text(envelope.key)
@@ -115,16 +115,16 @@ local function undo(one, lane)
   end
 end
 local left = tonumber(ARGV[4])
-for _, lane in ipairs({'h', '', 'l', 'g'}) do
+for _, lane in ipairs({'h', '', 'l', 'g'}) do -- bound: the four lanes
   local pending = left > 0 and redis.pcall('XPENDING', streams[lane], group, '-', '+', left, name) or {}
-  for _, one in ipairs(pending.err and {} or pending) do
+  for _, one in ipairs(pending.err and {} or pending) do -- bound: ARGV 4
     undo(one, lane)
     left = left - 1
   end
 end
 write(at)
-for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end
+for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end -- bound: ARGV 4
 if left == 0 then return {name, back, buried, 1} end
-for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end
+for _, stream in pairs(streams) do redis.pcall('XGROUP', 'DELCONSUMER', stream, group, name) end -- bound: the four lanes
 redis.call('ZREM', leases, name)
 return {name, back, buried, 0}

@@ -4,9 +4,9 @@
 -- ARGV  1.. entries in the dead-letter queue
 -- Gives for each: 1 it is on its way again; 0 it was not in its grave any more. Safe to repeat.
 local told = {}
-for n, grave in ipairs(ARGV) do
+for n, grave in ipairs(ARGV) do -- bound: the jobs of this call
   local there, field = redis.call('XRANGE', KEYS[1], grave, grave)[1], {}
-  for at = 1, there and #there[2] or 0, 2 do field[there[2][at]] = there[2][at + 1] end
+  for at = 1, there and #there[2] or 0, 2 do field[there[2][at]] = there[2][at + 1] end -- bound: the fields of an entry, as its sender wrote them
   told[n] = 0
   if field.sink then
     redis.call('XDEL', KEYS[1], grave)

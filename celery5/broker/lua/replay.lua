@@ -20,7 +20,7 @@ local function taken(lock, id)
   local place = holder and holder ~= id and redis.call('HGET', jobs, holder)
   return place and string.sub(place, 1, 1) ~= 'X'
 end
-for n = 5, #KEYS do
+for n = 5, #KEYS do -- bound: the jobs of this call
   local at = 4 * (n - 5) + 3
   local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local place = redis.call('HGET', jobs, id)

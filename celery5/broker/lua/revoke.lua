@@ -31,16 +31,21 @@ local function number(value, least) return type(value) == 'number' and value >= 
 local function unlock(lock, id)
   if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
 end
--- Without a message nobody knows the job's key, but what it holds is known.
+-- Without a message nobody knows the job's key, but what it holds is known. Not all keys are looked at: one that a job
+-- holds which is not there any more is free for whoever asks for it (claim.lua).
+local PAGES, pages, owners = 4, 0, nil
 local function unlock_all(id)
-  local cursor = '0'
-  repeat
-    local page = redis.call('HSCAN', unique, cursor, 'COUNT', 1000)
-    cursor = page[1]
-    for n = 1, #page[2], 2 do
-      if page[2][n + 1] == id then unlock(page[2][n], id) end
+  local cursor = not owners and '0'
+  owners = owners or {}
+  while cursor and pages < PAGES do -- bound: PAGES of 500 keys, once for all jobs
+    local page = redis.call('HSCAN', unique, cursor, 'COUNT', 500)
+    pages, cursor = pages + 1, page[1] ~= '0' and page[1]
+    for n = 1, #page[2], 2 do -- bound: 500 keys
+      local locks = owners[page[2][n + 1]] or {}
+      locks[#locks + 1], owners[page[2][n + 1]] = page[2][n], locks
     end
-  until cursor == '0'
+  end
+  for _, lock in ipairs(owners[id] or {}) do unlock(lock, id) end -- bound: as above
 end
 local function withdraw(id, message, result)
   local readable, envelope = pcall(cjson.decode, message or '')
@@ -53,7 +58,7 @@ local function withdraw(id, message, result)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
   redis.call('SET', result, document, 'PX', string.format('%.0f', ttl))
   redis.call('PUBLISH', result, document)
-  for sink in string.gmatch(redis.call('HGET', KEYS[9], 'REVOKED ' .. task) or '', '%S+') do
+  for sink in string.gmatch(redis.call('HGET', KEYS[9], 'REVOKED ' .. task) or '', '%S+') do -- bound: the sinks of one task
     redis.call('XADD', KEYS[9] .. ':' .. sink, '*', 'document', document)
     redis.call('PUBLISH', KEYS[9], '')
   end
@@ -68,7 +73,7 @@ local function ended(result)
   return document.state
 end
 local found = {}
-for n = 12, #KEYS do
+for n = 12, #KEYS do -- bound: the jobs of this call
   local id, result = ARGV[n - 7], KEYS[n]
   local place = redis.call('HGET', jobs, id) or ''
   local kind, where = string.sub(place, 1, 1), string.sub(place, 2)
@@ -92,7 +97,7 @@ for n = 12, #KEYS do
     else
       local message
       local there = redis.pcall('XRANGE', stream, entry, entry)[1]
-      for at = 1, there and #there[2] or 0, 2 do
+      for at = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
         if there[2][at] == 'job' then message = there[2][at + 1] end
       end
       found[#found + 1] = withdraw(id, message, result)

@@ -10,7 +10,7 @@ local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local new, earliest = 0, nil
-for n = 4, #KEYS do
+for n = 4, #KEYS do -- bound: the jobs of this call, 200 at most
   local at = 2 + 3 * (n - 4)
   local id, envelope, when = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   if string.sub(when, 1, 1) == '+' then when = now + tonumber(string.sub(when, 2)) else when = tonumber(when) end

@@ -41,9 +41,9 @@ local function now()
 end
 local gone, ended, earliest = {}, {}, nil
 local given, handed = {}, false
-for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do given[ARGV[at]] = at end
+for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do given[ARGV[at]] = at end -- bound: the documents of this call
 local function hand(sinks, document)
-  for sink in string.gmatch(sinks or '', '%S+') do
+  for sink in string.gmatch(sinks or '', '%S+') do -- bound: the sinks of one task
     redis.call('XADD', KEYS[8] .. ':' .. sink, '*', 'document', document)
     handed = true
   end
@@ -96,12 +96,12 @@ end
 -- How many workers went down with the job so far: what is held keeps that (I5).
 local function deliveries(entry)
   local there = redis.call('XRANGE', stream, entry, entry)[1]
-  for n = 1, there and #there[2] or 0, 2 do
+  for n = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
     if there[2][n] == 'deliveries' then return string.match(there[2][n + 1], '^%d+$') or '' end
   end
   return ''
 end
-for n = 9, #KEYS do
+for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
   local at = 5 + 6 * (n - 9)
   local verb, entry, id, message, number = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local extra, on_stream = ARGV[at + 5], lane == '' and entry or string.sub(entry, 1, -2)

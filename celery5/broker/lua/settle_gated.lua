@@ -19,17 +19,17 @@
 local at = keys_of_gates {settles = true, handed = KEYS[1], jobs = KEYS[2], waiting = KEYS[3], due = KEYS[4], slots = KEYS[5], taken = KEYS[6],
   held = KEYS[7], room = KEYS[8]}
 local keys, argv = {}, {}
-for n = 9, #KEYS do keys[n - 8] = KEYS[n] end
-for n = 4, #ARGV do argv[n - 3] = ARGV[n] end
+for n = 9, #KEYS do keys[n - 8] = KEYS[n] end -- bound: the words of this call
+for n = 4, #ARGV do argv[n - 3] = ARGV[n] end -- bound: the words of this call
 local owned = settle(keys, argv)
 if owned < 0 then return {owned, {}, {}} end
 local freed, total, told = {}, 0, {}
-for _, gate in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do
+for _, gate in ipairs(free_slots(at, cjson.decode(ARGV[3]))) do -- bound: the outcomes of this call, 32 at most
   local task, token = gate[1], gate[2]
   freed[task] = freed[task] or {}
   freed[task][token] = (freed[task][token] or 0) + 1
 end
-for n, rule in ipairs(cjson.decode(ARGV[2])) do
+for n, rule in ipairs(cjson.decode(ARGV[2])) do -- bound: the tasks of these outcomes
   local given, wait, more = hand_over(at, rule, freed[rule.task] or {}, argv[2])
   if more and not rule.suspended then redis.call('PUBLISH', ARGV[1], rule.task) end
   freed[rule.task] = nil
@@ -37,9 +37,9 @@ for n, rule in ipairs(cjson.decode(ARGV[2])) do
   told[n] = {given, wait}
 end
 -- Of a task whose rule this worker does not know any more, others may.
-for task, tokens in pairs(freed) do
-  for token, slots in pairs(tokens) do
-    for _ = 1, slots do
+for task, tokens in pairs(freed) do -- bound: the tasks of these outcomes
+  for token, slots in pairs(tokens) do -- bound: the outcomes of this call
+    for _ = 1, slots do -- bound: the outcomes of this call
       if not unpark(at, task, token) then break end
     end
   end

@@ -3,7 +3,7 @@
 -- ARGV  1 how long it is still remembered, in ms
 -- Gives how many were remembered.
 local known = 0
-for _, window in ipairs(KEYS) do
+for _, window in ipairs(KEYS) do -- bound: the jobs of this call
   if redis.call('PTTL', window) > tonumber(ARGV[1]) then known = known + redis.call('PEXPIRE', window, ARGV[1]) end
 end
 return known

@@ -8,7 +8,7 @@ local registry, subscribed = KEYS[1], KEYS[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = redis.call('ZRANGEBYSCORE', subscribed, '-inf', now, 'LIMIT', 0, 100)
-for _, name in ipairs(gone) do
+for _, name in ipairs(gone) do -- bound: 100 subscriptions
   redis.call('HDEL', registry, name)
   redis.call('ZREM', subscribed, name)
 end

@@ -12,7 +12,7 @@ local was = redis.call('HGET', registry, name)
 if ARGV[2] == '1' then
   redis.call('HSET', registry, name, '')
   redis.call('ZADD', subscribed, time[1] * 1000 + span, name)
-  for n = 1, 2 do
+  for n = 1, 2 do -- bound: two keys
     if redis.call('PTTL', KEYS[n]) < span then redis.call('PEXPIRE', KEYS[n], span) end
   end
   if was == '' then return 0 end

@@ -10,7 +10,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, ARGV[1])
 local found = {}
-for _, name in ipairs(names) do
+for _, name in ipairs(names) do -- bound: ARGV 1
   local state = redis.call('HGET', schedules, name)
   if state then
     local read, schedule = pcall(cjson.decode, state)
