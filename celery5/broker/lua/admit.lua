@@ -46,6 +46,12 @@ for n = 1, #KEYS - 12 do -- bound: the jobs of this call
   if is_before(span.last, on_stream) then span.last = on_stream end
   span.count, spans[lane] = span.count + 1, span
 end
+local gates = {}
+for n = 1, #KEYS - 12 do -- bound: the jobs of this call
+  local task, _, token = string.match(ARGV[6 * n + 1], '^([^ ]*) ([^ ]*) ([^ ]*)$')
+  gates[2 * n - 1], gates[2 * n] = task .. ' ' .. token, task .. ' ' .. token .. ' ' .. me
+end
+if gates[1] then read_taken(at, gates) end
 local places, has_slot = {}, {}
 for n, place in ipairs(ids[1] and redis.call('HMGET', at.jobs, unpack(ids)) or {}) do places[ids[n]] = place or '' end -- bound: as above
 for n, slot in ipairs(ids[1] and redis.call('HMGET', at.slots, unpack(entries)) or {}) do has_slot[entries[n]] = slot end -- bound: as above
@@ -147,7 +153,7 @@ for lane, span in pairs(spans) do -- bound: the four lanes
     redis.call('XDEL', streams[lane], unpack(span.gone))
   end
 end
-for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call
+line_up(at, lines)
 -- Where somebody waits who need not, whoever has room is told.
 local waits = #told
 for n, rule in ipairs(cjson.decode(ARGV[4])) do -- bound: the tasks of these jobs

@@ -35,7 +35,7 @@ for n, id in ipairs(ids) do -- bound: the jobs of this call
   end
 end
 if #places == 0 then return 0 end
-for _, line in ipairs(lines) do line_up(at, line, lines[line]) end -- bound: the jobs of this call
+line_up(at, lines)
 redis.call('HSET', at.waiting, unpack(envelopes))
 redis.call('HSET', at.jobs, unpack(places))
 if #expiring > 0 then

@@ -46,18 +46,11 @@ local function count(at, key, field, by)
   local sums = at.sums[key] or {}
   at.sums[key], sums[field] = sums, (sums[field] or 0) + by
 end
--- Make the collected change of one number. Returns the number, or nothing where it does not change.
-local function write_sum(at, key, field)
-  local by = (at.sums[key] or {})[field] or 0
-  if by == 0 then return end
-  local sum = redis.call('HINCRBY', key, field, by)
-  if sum <= 0 then redis.call('HDEL', key, field) end
-  at.sums[key][field] = 0
-  return sum
-end
 -- Make the collected changes of numbers in one hash.
 local function write_sums(at, key)
-  for field in pairs(at.sums[key] or {}) do write_sum(at, key, field) end -- bound: the gates and tasks of the jobs of this script
+  for field, by in pairs(at.sums[key] or {}) do -- bound: the tasks of the jobs of this script
+    if by ~= 0 and redis.call('HINCRBY', key, field, by) <= 0 then redis.call('HDEL', key, field) end
+  end
   at.sums[key] = nil
 end
 -- A job that waited does not expire where it was: take those that this script moved out of `due`.
@@ -67,15 +60,38 @@ local function write_kept(at, words)
     if gone > 0 then count(at, at.held, ' expires', -gone) end
   end
 end
+-- Read how many slots of gates are taken, all at once.
+local function read_taken(at, gates)
+  for first = 1, #gates, WORDS do -- bound: two gates for each job of this call
+    local last = math.min(first + WORDS - 1, #gates)
+    for n, taken in ipairs(redis.call('HMGET', at.taken, unpack(gates, first, last))) do -- bound: WORDS
+      at.read[gates[first + n - 1]] = tonumber(taken or 0)
+    end
+  end
+end
+-- Collect the changes of how many slots are taken: what is not read yet is read now.
+local function write_taken(at)
+  local changed, unread = {}, {}
+  for gate, by in pairs(at.sums[at.taken] or {}) do -- bound: two gates for each job of this script
+    if by ~= 0 then changed[#changed + 1] = gate end
+    if by ~= 0 and not at.read[gate] then unread[#unread + 1] = gate end
+  end
+  if unread[1] then read_taken(at, unread) end
+  for _, gate in ipairs(changed) do -- bound: as above
+    local sum = at.read[gate] + at.sums[at.taken][gate]
+    if sum > 0 then later(at, 'HSET', at.taken, gate, sum) else later(at, 'HDEL', at.taken, gate) end
+  end
+  at.sums[at.taken] = nil
+end
 -- Make all writes that were collected.
 local function write(at)
+  if at.taken then write_taken(at) end
   for _, words in ipairs(at.later) do -- bound: the kinds of writes, about ten
     for first = 3, #words, WORDS do -- bound: the words of this script's jobs
       redis.call(words[1], words[2], unpack(words, first, math.min(first + WORDS - 1, #words)))
     end
   end
   if at.kept then write_kept(at, at.kept) end
-  if at.taken then write_sums(at, at.taken) end
   if at.held then write_sums(at, at.held) end
   at.later, at.kept, at.read = {}, nil, {}
 end
@@ -132,10 +148,15 @@ end
 local function to_the_end(at, key, member)
   redis.call('ZADD', key, end_of(at, key), member)
 end
--- Put a list into the turn order, at its end, unless it is there.
-local function open(at, task, fair, token)
+-- Put lists of one fair key into the turn order, at its end, unless they are there.
+local function open(at, task, fair, found)
   local tokens, turns = at.room .. 'tokens ' .. task .. ' ' .. fair, at.room .. 'turns ' .. task
-  redis.call('ZADD', tokens, 'NX', end_of(at, tokens), token)
+  local scored = {}
+  at.nobody_open = false
+  for _, token in ipairs(found) do -- bound: the lists of this call
+    scored[#scored + 1], scored[#scored + 2] = end_of(at, tokens), token
+  end
+  redis.call('ZADD', tokens, 'NX', unpack(scored))
   redis.call('ZADD', turns, 'NX', end_of(at, turns), fair)
 end
 -- Take a list out of the turn order. Returns whether it was there.
@@ -151,7 +172,9 @@ local function park(at, task, fair, found, most)
   redis.call('ZREM', tokens, unpack(found))
   if redis.call('EXISTS', tokens) == 0 then redis.call('ZREM', at.room .. 'turns ' .. task, fair) end
   for _, token in ipairs(found) do -- bound: LOOKS
-    to_the_end(at, at.room .. 'parked ' .. task .. ' ' .. token, fair)
+    local parked = at.room .. 'parked ' .. task .. ' ' .. token
+    -- Without fair keys there is one list for each gate.
+    if fair == '' then redis.call('ZADD', parked, 0, fair) else to_the_end(at, parked, fair) end
     full[#full + 1], full[#full + 2] = most, token
   end
   redis.call('ZADD', at.room .. 'full ' .. task, unpack(full))
@@ -161,14 +184,14 @@ local function unpark(at, task, token)
   local parked = at.room .. 'parked ' .. task .. ' ' .. token
   local fair = redis.call('ZPOPMIN', parked)[1]
   if not fair then return false end
-  open(at, task, fair, token)
+  open(at, task, fair, {token})
   local more = redis.call('EXISTS', parked) == 1
   if not more then redis.call('ZREM', at.room .. 'full ' .. task, token) end
   return more
 end
 -- Free the slots of entries. Returns for each that had one its task and its token.
 local function free_slots(at, entries)
-  local found = {}
+  local found, gates = {}, {}
   for first = 1, #entries, WORDS do -- bound: the entries of this call
     local last = math.min(first + WORDS - 1, #entries)
     for n, slot in ipairs(redis.call('HMGET', at.slots, unpack(entries, first, last))) do -- bound: WORDS
@@ -177,10 +200,12 @@ local function free_slots(at, entries)
         later(at, 'HDEL', at.slots, entries[first + n - 1])
         count(at, at.taken, task .. ' ' .. token, -1)
         count(at, at.taken, slot, -1)
+        gates[#gates + 1], gates[#gates + 2] = task .. ' ' .. token, slot
         found[#found + 1] = {task, token}
       end
     end
   end
+  if gates[1] then read_taken(at, gates) end
   return found
 end
 -- Free the slot of an entry, and let a parked list of its gate go on. Returns its task, or nothing where it had none.
@@ -190,29 +215,49 @@ local function free_slot(at, entry)
   unpark(at, freed[1], freed[2])
   return freed[1]
 end
--- Put jobs into a list: each with its score before it. A new list of a gate that has parked ones is parked behind them.
-local function line_up(at, line, scored)
-  local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
-  local key, parked = at.room .. 'line ' .. line, at.room .. 'parked ' .. task .. ' ' .. token
-  local is_new = redis.call('EXISTS', key) == 0
-  count(at, at.held, task, redis.call('ZADD', key, unpack(scored)))
-  if not is_new then return end
-  if redis.call('EXISTS', parked) == 1 then to_the_end(at, parked, fair) else open(at, task, fair, token) end
+-- Put jobs into their lists. `lists` has the names of the lists, and under each name its jobs, each with its score before
+-- it. A new list of a gate that has parked ones is parked behind them.
+local function line_up(at, lists)
+  local keys, any_full, opened = {}, {}, {}
+  for n, line in ipairs(lists) do keys[n] = at.room .. 'line ' .. line end -- bound: the jobs of this call
+  local all_new = keys[1] and redis.call('EXISTS', unpack(keys)) == 0
+  for n, line in ipairs(lists) do -- bound: the jobs of this call
+    local task, fair, token = string.match(line, '^([^ ]*) ([^ ]*) ([^ ]*)$')
+    local is_new = all_new or redis.call('EXISTS', keys[n]) == 0
+    count(at, at.held, task, redis.call('ZADD', keys[n], unpack(lists[line])))
+    if is_new then
+      local parked, order = at.room .. 'parked ' .. task .. ' ' .. token, task .. ' ' .. fair
+      if any_full[task] == nil then any_full[task] = redis.call('EXISTS', at.room .. 'full ' .. task) == 1 end
+      if any_full[task] and redis.call('EXISTS', parked) == 1 then
+        to_the_end(at, parked, fair)
+      elseif opened[order] then
+        table.insert(opened[order], token)
+      else
+        opened[order] = {token}
+        opened[#opened + 1] = {task, fair, opened[order]}
+      end
+    end
+  end
+  for _, one in ipairs(opened) do open(at, one[1], one[2], one[3]) end -- bound: the jobs of this call
 end
 -- A job that waited does not expire where it was.
 local function keep(at, id)
   at.kept = at.kept or {}
   at.kept[#at.kept + 1] = id
 end
+-- Take a list out of those that are parked. Returns whether it was there.
+local function take_out(at, task, fair, token)
+  local parked = at.room .. 'parked ' .. task .. ' ' .. token
+  if redis.call('ZREM', parked, fair) == 0 then return false end
+  if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.room .. 'full ' .. task, token) end
+  return true
+end
 -- The last job has left a list: it has no turn any more. If it was open, the next one of its gate is.
-local function drop_list(at, task, fair, token)
+local function drop_list(at, task, fair, token, is_open)
+  if not is_open and take_out(at, task, fair, token) then return end
   if close(at, task, fair, token) then
     unpark(at, task, token)
-    return
   end
-  local parked = at.room .. 'parked ' .. task .. ' ' .. token
-  redis.call('ZREM', parked, fair)
-  if redis.call('EXISTS', parked) == 0 then redis.call('ZREM', at.room .. 'full ' .. task, token) end
 end
 -- Take a job out of its list.
 local function step_out(at, id, line)
@@ -220,19 +265,22 @@ local function step_out(at, id, line)
   local key = at.room .. 'line ' .. line
   if redis.call('ZREM', key, id) == 0 then return end
   count(at, at.held, task, -1)
-  if redis.call('EXISTS', key) == 0 then drop_list(at, task, fair, token) end
+  if redis.call('EXISTS', key) == 0 then drop_list(at, task, fair, token, false) end
 end
 -- Hand the first job of a list to a worker: it goes on the lane `handed`, and has a slot. Returns whether it did, and
--- how many are left in the list.
-local function hand_first(at, rule, fair, token, worker)
+-- whether others are left in the list.
+local function hand_first(at, rule, fair, token, worker, is_open)
   local line = at.room .. 'line ' .. rule.task .. ' ' .. fair .. ' ' .. token
   local id = redis.call('ZPOPMIN', line)[1]
-  if not id then return false, 0 end
+  if not id then return false, false end
   local place, message = redis.call('HGET', at.jobs, id) or '', redis.call('HGET', at.waiting, id)
   local deaths = string.match(place, '^G(%d*) ')
   count(at, at.held, rule.task, -1)
-  local others = redis.call('ZCARD', line)
-  if others == 0 then drop_list(at, rule.task, fair, token) end
+  -- 2 for the list, 1 for the turn order, in one command.
+  local there = redis.call('EXISTS', line, line, at.room .. 'turns ' .. rule.task)
+  local others = there >= 2
+  at.nobody_open = there % 2 == 0
+  if not others then drop_list(at, rule.task, fair, token, is_open) end
   if not deaths or not message then -- the job is elsewhere, or has ended: it came twice
     if place == '' then redis.call('HDEL', at.waiting, id) end
     return false, others
@@ -268,6 +316,7 @@ end
 -- either order. Parks those before it whose gates are full. Nothing when there is none.
 local function first_open(at, rule, worker)
   local turns = at.room .. 'turns ' .. rule.task
+  if at.nobody_open then return end
   if not rule.keyed and slots_left(at, rule, '', worker) <= 0 then return end -- there is only this gate
   while at.looks > 0 do -- bound: LOOKS, and each of them parks a list
     local fairs = redis.call('ZRANGE', turns, 0, 1)
@@ -310,8 +359,12 @@ local function first_open_here(at, rule, worker)
       from = from + #tokens
       skip[fair] = from
       if pages == PAGES then
+        local scored = {}
+        for _, token in ipairs(tokens) do -- bound: PAGE
+          scored[#scored + 1], scored[#scored + 2] = end_of(at, key), token
+        end
+        if scored[1] then redis.call('ZADD', key, unpack(scored)) end
         to_the_end(at, turns, fair)
-        for _, token in ipairs(tokens) do to_the_end(at, key, token) end -- bound: PAGE
       end
     until #tokens < PAGE
   end
@@ -336,38 +389,35 @@ end
 -- slots, by token), then in turn. Returns how many, in how many ms the rate lets the next one through or this is to be
 -- called again, and whether others could go on at once.
 local function hand_over(at, rule, free, worker)
-  local given, wait, in_hand = 0, begins_in(at, rule, worker), 0
+  local given, wait = 0, begins_in(at, rule, worker)
   local first = rule.per_worker and first_open_here or first_open
-  at.looks, at.unfinished, at.skip = LOOKS, false, {}
+  at.looks, at.unfinished, at.skip, at.nobody_open = LOOKS, false, {}, false
   local function may() return given < rule.want and wait == 0 end
-  -- Hand the first job of a list. Returns how many are left in it, and whether they may go on, too.
-  local function hand(fair, token)
-    local done, others = hand_first(at, rule, fair, token, worker)
+  -- Hand the first job of a list. Returns whether others are left in it, and whether they may go on, too.
+  local function hand(fair, token, is_open)
+    local done, others = hand_first(at, rule, fair, token, worker, is_open)
     if done then given, wait = given + 1, begins_in(at, rule, worker) else at.looks = at.looks - 1 end
     return others, slots_left(at, rule, token, worker) > 0
   end
   for token, slots in pairs(free) do -- bound: the jobs that were settled
-    local others, left = rule.fair and 0 or 1, slots_left(at, rule, token, worker) > 0
+    local others, left = not rule.fair, slots_left(at, rule, token, worker) > 0
     local before = given
-    while others > 0 and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
+    while others and left and may() and at.looks > 0 do -- bound: rule.want, and LOOKS
       others, left = hand('', token)
     end
-    if given > before then in_hand = in_hand + others end
     for _ = given - before + 1, slots do -- bound: the jobs that were settled
       if not unpark(at, rule.task, token) then break end
     end
   end
   if not at.settles then reopen(at, rule) end
-  -- Where those lists are all that the task has, and their gates are full, nobody else need be looked for.
-  local alone = given > 0 and may() and rule.most >= 0 and in_hand == write_sum(at, at.held, rule.task)
   local fair, token, more_fairs, more_tokens
-  while may() and not alone do -- bound: rule.want, and LOOKS
+  while may() do -- bound: rule.want, and LOOKS
     fair, token, more_fairs, more_tokens = first(at, rule, worker)
     if not fair then break end
-    local others, left = hand(fair, token)
-    if others > 0 and not left and not rule.per_worker then
+    local others, left = hand(fair, token, true)
+    if others and not left and not rule.per_worker then
       park(at, rule.task, fair, {token}, rule.most)
-    elseif others > 0 and more_tokens then
+    elseif others and more_tokens then
       to_the_end(at, at.room .. 'tokens ' .. rule.task .. ' ' .. fair, token)
     end
     -- Lists of one gate that stand behind this one are not passed over while it has free slots.
