@@ -33,7 +33,7 @@ START_LIMIT = 30.0
 IDLE_AFTER = 2.0
 STARTED_AFTER = 1.5
 IDLE_FOR = 6.0
-DUE_LIMIT = 120.0
+PROGRAM_LIMIT = 240.0
 KEPT = 60  # seconds; documents are kept a minute at least
 NOTHING: Mapping[str, str] = {}
 
@@ -304,12 +304,24 @@ def _remains(stand: Stand, jobs: int) -> dict[str, int]:
 
 def due(stand: Stand) -> Figures:
     """What moving a due job costs while a thousand, and a million, others wait."""
-    command = [str(stand.python), str(PEERS.parent / "due.py"), "--url", stand.server.url]
+    return _of_a_program(stand, "due")
+
+
+def gates(stand: Stand) -> Figures:
+    """What jobs with a concurrency key cost, with one key, a dozen and a thousand."""
+    return _of_a_program(stand, "gates")
+
+
+def _of_a_program(stand: Stand, name: str) -> Figures:
+    """Run a program of this folder beside the server, and return the figures that it prints."""
+    command = [str(stand.python), str(PEERS.parent / f"{name}.py"), "--url", stand.server.url]
     try:
-        out = children.run(command, stand.environment(False, 1, {}), stand.folder / "due.log", DUE_LIMIT)
+        out = children.run(
+            command, stand.environment(False, 1, {}), stand.folder / f"{name}.log", PROGRAM_LIMIT
+        )
         told: Figures = json.loads(out.strip().splitlines()[-1])
     except (RuntimeError, ValueError, IndexError) as error:
-        raise Failed(f"due: {error}") from None
+        raise Failed(f"{name}: {error}") from None
     return told
 
 
@@ -331,5 +343,11 @@ EVERY_ROUND: dict[str, Callable[[Stand], Figures]] = {
     "latency": latency,
     "naps": naps,
 }
-ONCE: dict[str, Callable[[Stand], Figures]] = {"idle": idle, "commands": commands, "left": left, "due": due}
-OURS_ONLY = {"left", "due"}
+ONCE: dict[str, Callable[[Stand], Figures]] = {
+    "idle": idle,
+    "commands": commands,
+    "left": left,
+    "due": due,
+    "gates": gates,
+}
+OURS_ONLY = {"left", "due", "gates"}

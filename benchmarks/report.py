@@ -35,6 +35,11 @@ COST = {
     "idle_cpu_ms": "idle CPU ms/s",
     "logged": "share of jobs logged",
 }
+GATED = (
+    ("commands", "commands per job with a concurrency key", 20.0),
+    ("script_ms", "slowest script with concurrency keys, ms", 2.0),
+    ("pause_ms", "end of a job to the next start of its key, p50, ms", 3.0),
+)
 LESS_IS_BETTER = {"p50", "p99", "naps", "startup1", *COST} - {"logged"}
 NOTES = """\
 How to read it. Every contestant ran as whole processes against one Redis without persistence, over TCP on loopback,
@@ -65,6 +70,9 @@ in an environment of its own. Rounds are interleaved, the order of the contestan
 - *Left when all results expired*: what 5,000 jobs leave in the server beyond what ten leave, with results kept for 1 s.
 - *Moving a due job*: jobs of one trip, in the median trip of 40, as the client sees it; the jobs that wait an hour
   ahead are written with bare commands (`benchmarks/due.py`).
+- *Concurrency keys*: one worker, jobs of 2 ms, limit=1; 10,000 jobs with 1,000 keys. Commands are those that the server
+  makes in scripts and outside, start-up and heartbeats included; the slowest script is what its slow log says, which on
+  a machine that does something else counts that, too (`benchmarks/gates.py`).
 - *Log off* is `--log-level error`. There is no switch for breakers and leases: they are part of every figure.
 """
 
@@ -155,6 +163,11 @@ def budgets(told: dict[str, dict[str, float]]) -> str:
         ("keys left when all results expired", ours.get("left_keys"), "<=", 0.0),
         ("idle worker, RSS MiB", ours.get("rss"), "<=", 60.0),
         ("idle worker, requests/s", ours.get("idle_commands"), "<=", 1.0),
+        *(
+            (f"{what}, {keys} keys", ours.get(f"gated_{figure}_{keys}"), "<=", most)
+            for figure, what, most in GATED
+            for keys in (("1", "12") if figure == "pause_ms" else ("1", "12", "1000"))
+        ),
         ("moving a due job, a million waiting, times a thousand waiting", ours.get("due_flat"), "<=", 2.0),
         (
             "drain with the log on, share of off",

@@ -58,7 +58,7 @@ class Lease:
     async def runs_out(self) -> None:
         """Return when the lease is about to end, or has ended, as far as this worker's clock says."""
         margin = self.seconds * MARGIN
-        while self.lasts() and (left := self.until - margin - now()) > 0:
+        while self.lasts() and (left := self.until - margin - now()) > 0:  # noqa: ASYNC110  the clock changes
             await trio.sleep(min(left, max(margin, LOOK)))
 
     def lose(self, why: str) -> LeaseLost:

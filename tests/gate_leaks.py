@@ -81,7 +81,9 @@ def _turns(server: Any, prefix: str, lines: set[str], taken: dict[str, str]) -> 
     """Check that each list is either open or parked, and that no list is parked without a reason."""
     opened, parked = _open(server, prefix), _parked(server, prefix)
     lists = {line for found in parked.values() for line in found}
-    found = [] if opened | lists == lines else [f"{opened} are open and {lists} parked, the lists are {lines}"]
+    found = (
+        [] if opened | lists == lines else [f"{opened} are open and {lists} parked, the lists are {lines}"]
+    )
     found += [f"{opened & lists} are open and parked"] if opened & lists else []
     for task in _members(server, prefix, "full "):
         for token, limit in server.zrange(f"{prefix}full {task}", 0, -1, withscores=True):
@@ -89,9 +91,13 @@ def _turns(server: Any, prefix: str, lines: set[str], taken: dict[str, str]) -> 
             if gate not in parked:
                 found.append(f"no list of {gate!r} is parked, but it counts as full")
                 continue
-            is_open = any(line.startswith(f"{task} ") and line.endswith(f" {token.decode()}") for line in opened)
+            is_open = any(
+                line.startswith(f"{task} ") and line.endswith(f" {token.decode()}") for line in opened
+            )
             if int(taken.get(gate, 0)) < limit and not is_open:
-                found.append(f"{taken.get(gate, 0)} slots of {gate!r} are taken: its lists are parked at {limit}")
+                found.append(
+                    f"{taken.get(gate, 0)} slots of {gate!r} are taken: its lists are parked at {limit}"
+                )
     full = {f"{task} {token.decode()}" for task in _members(server, prefix, "full ")
             for token in server.zrange(f"{prefix}full {task}", 0, -1)}  # fmt: skip
     return found + [f"{gate!r} has parked lists, and does not count as full" for gate in parked.keys() - full]

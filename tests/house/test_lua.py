@@ -180,7 +180,7 @@ BOUND = re.compile(r"-- bound: \S.*")
 
 @pytest.mark.parametrize("path", files("celery5/broker/lua", suffix=".lua"), ids=lambda path: path.stem)
 def test_a_loop_says_what_bounds_it(path: Path) -> None:
-    """Redis serves nobody else while a script runs. `-- bound: ` and what it is stand on the line that begins the loop."""
+    """Redis serves nobody else while a script runs. The first line of a loop ends with `-- bound: ` and what it is."""
     loops = [line for line in path.read_text().splitlines() if LOOP.search(line.split("--")[0])]
     without = [line for line in loops if not BOUND.search(line)]
     assert not without

@@ -22,9 +22,7 @@ _NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "
 
 def message(job_id: str, token: str = "", fair: str = "", expires: float | None = None) -> bytes:
     """The message of a job at a gate."""
-    return encode(
-        Envelope(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair, expires=expires)
-    )
+    return encode(Envelope(v=1, id=job_id, task=TASK, concurrency_key=token, fair_key=fair, expires=expires))
 
 
 class Gated(Queue):
