@@ -117,9 +117,7 @@ class Task(Generic[P, R_co]):
             _check_command(self.name, self.box, bind or deduplicate is not None)
             self.function = _elsewhere(self.name, self.box)
         self._breaker: BreakerPolicy | None = breaker
-        self.checks: tuple[HealthCheck, ...] = checked(
-            checks, breaker, f"task {self.name}"
-        )  # trip its breaker
+        self.checks: tuple[HealthCheck, ...] = checked(checks, breaker, f"task {self.name}")
         self.schedule: tuple[Periodic, ...] = when_said(schedule, self.name)
         self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
