@@ -15,12 +15,13 @@ import trio
 
 from celery5.boot_step import BootStep
 from celery5.bootsteps.own_code import Offered, OwnCode
-from celery5.errors import BootStepFailed, BrokerUnavailable, CeleryError
+from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.log import Log
 from celery5.protocol.supervision import STEADY, Course, Phase, Ruling, StepState
 from celery5.services.board import RETRY, Board
 from celery5.services.circuits import Circuit, Circuits
 from celery5.services.commands import PostsToItself
+from celery5.services.passing import is_transient
 
 POST_LIMIT = 10.0
 """Seconds that posting the command may take; then it is done directly."""
@@ -65,14 +66,14 @@ class Supervised:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or over. Raises BootStepFailed for a mandatory step that is to be tried no more; what it
-        raises is BrokerUnavailable when that is why."""
+        raises is BrokerUnavailable, or BrokerReplied when Redis refuses for a while, when that is why."""
         course = self._step.course
         self._standing.tries = course.tries
         first = _Once(task_status)
         await self._admitted()
         while (error := await self._once(first)) is not None:
             up_for = None if self._up_at is None else trio.current_time() - self._up_at
-            blameless = isinstance(_leaf(error), BrokerUnavailable)
+            blameless = is_transient(_leaf(error))
             final = not course.policy.covers(_kinds(error))
             course, ruling = course.failed(up_for=up_for, blameless=blameless, final=final)
             self._learn(up_for, None if blameless else False, _told(error))
@@ -217,13 +218,18 @@ class Supervised:
         )
 
     def _fatal(self, error: BaseException, failures: int, crashed: bool) -> CeleryError:
-        """What ends the worker: one line. Redis that is away keeps its kind: a later incarnation waits for it."""
+        """What ends the worker: one line. Redis that is away, or refuses for a while, keeps its kind: a later
+        incarnation waits for it."""
         what = "crashed" if crashed else "did not come up"
         often = f" {failures} times in a row" if failures > 1 else ""
         text = f"boot step {self._step.name!r} {what}{often}: {_told(error)}"
-        return (
-            BrokerUnavailable(text) if isinstance(_leaf(error), BrokerUnavailable) else BootStepFailed(text)
-        )
+        match _leaf(error):
+            case BrokerUnavailable():
+                return BrokerUnavailable(text)
+            case BrokerReplied(code=code) as refusal if is_transient(refusal):
+                return BrokerReplied(text, code=code)
+            case _:
+                return BootStepFailed(text)
 
 
 class _IsUp(trio.TaskStatus[Any]):

@@ -18,10 +18,10 @@ from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.calls import Pulse
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.errors import BrokerError
 from celery5.log import Log
 from celery5.services.lease import Lease, now
-from celery5.services.passing import passes
+from celery5.services.passing import is_transient
 
 BEATS = 3
 """Beats in one lease."""
@@ -47,6 +47,10 @@ class Understudy(Protocol):
         ...
 
 
+Wake = Callable[[QueueKeys, Pulse], float | None]
+"""Is told of each answer. Returns the seconds after which it wants another one; None when the usual pause will do."""
+
+
 class Heartbeat:
     """Renews the leases of one worker on all of its queues, three times in each lease."""
 
@@ -59,7 +63,7 @@ class Heartbeat:
         lease: Lease,
         log: Log,
         worker: str,
-        wake: Sequence[Callable[[QueueKeys, Pulse], None]],
+        wake: Sequence[Wake],
     ) -> None:
         self._redis = redis
         self._understudy = understudy
@@ -70,7 +74,7 @@ class Heartbeat:
         self._worker = worker
         self._wake = wake
         self._missed = False
-        self._lapse_in = math.inf
+        self._lapse_in = self._wanted_in = math.inf
         self._asked = trio.Event()
 
     def ask(self) -> None:
@@ -95,30 +99,32 @@ class Heartbeat:
         self._lapse_in = min(
             [each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf
         )
+        self._wanted_in = math.inf
         for keys, pulse in zip(self._consumed, pulses, strict=True):
             if not pulse.alive:
                 raise self._lease.lose(
                     f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
                 )
             for tell in self._wake:
-                tell(keys, pulse)
+                wanted = tell(keys, pulse)
+                self._wanted_in = self._wanted_in if wanted is None else min(self._wanted_in, wanted)
         self._lease.renewed(asked)
         if self._understudy is not None and not self._understudy.beaten(self._worker, self._queues):
             self._log.event("understudy:gone", "warning", hint=_ALONE)
 
     def _pause(self) -> float:
         """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
-        does. So a death is noticed when it can be known, and not up to a third of a lease later."""
-        return min(self._lease.seconds / BEATS, max(self._lapse_in + JUST_AFTER, SHORTEST))
+        does, or when somebody wants it. So a death is noticed when it can be known, and not up to a third of a lease
+        later."""
+        sooner = min(self._lapse_in + JUST_AFTER, self._wanted_in)
+        return min(self._lease.seconds / BEATS, max(sooner, SHORTEST))
 
     async def _beaten_now(self) -> bool:
         """Beat; False when Redis is away. It is told once: jobs wait for the beat after an outage (`Lease.sure`)."""
         try:
             await self.beat()
         except BrokerError as error:
-            if not isinstance(error, BrokerUnavailable) and not (
-                isinstance(error, BrokerReplied) and passes(error)
-            ):
+            if not is_transient(error):
                 raise
             self._log.event("heartbeat:missed", "debug" if self._missed else "warning", why=str(error))
             self._missed = True

@@ -18,10 +18,11 @@ import trio
 
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, BootFailed
-from celery5.errors import BrokerUnavailable, LeaseLost
+from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
+from celery5.services.passing import is_transient
 from celery5.services.reloader import Next, Reload
 from celery5.services.vitals import Vitals
 
@@ -51,11 +52,10 @@ async def live(
 ) -> None:
     """Live until cancelled. `boot_of` puts an incarnation together, given its own name, which begins with `name`; the
     `first` one may be known already. `word` is what the log calls it: worker, router. Raises BrokerError when Redis
-    lets nobody in, and, unless it is `patient`, when it is away at first; with `missed` that is told there, once, and
-    waited for."""
+    lets nobody in, and, unless it is `patient`, when it is away at first or refuses; with `missed` that is told there,
+    once, and waited for."""
     status = _Once(task_status, log, word)
-    at_first = (LeaseLost,) if missed is None else (LeaseLost, BrokerUnavailable)
-    again: tuple[type[Exception], ...] = _LATER if patient else at_first
+    at_first = not patient
     lives, next_life = itertools.count(), Next()
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
@@ -68,20 +68,55 @@ async def live(
         except* Reload:
             log.event(f"{word}:reloading", name=own)
             lives = itertools.count()
-        except* again as ended:
+        except* _SURVIVABLE as ended:
+            final = _final(ended, at_first=at_first, told_away=missed is not None)
+            if final is not None:
+                raise final from None
             log.event(f"{word}:again", "error", name=own, why=_first_of(ended))
             if missed is not None and not status.said:
                 missed(BrokerUnavailable(_first_of(ended)))
                 missed = _nobody
         next_life.begins()
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
-        again = _LATER if missed is None or status.said else again
+        at_first = at_first and not (missed is None or status.said)
         life = next(lives)
         await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
 
 
-_LATER = (LeaseLost, BrokerUnavailable, BootFailed)
-"""What a process lives through by beginning again."""
+_SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied)
+"""The errors that a process may survive by beginning again: `begins_again` decides for each."""
+
+
+def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bool:
+    """Return whether a process begins again after this error of an incarnation, instead of ending.
+
+    What a running process waits for, one that begins again waits for as well: a broker that cannot be reached, or that
+    refuses writes for a while (`celery5.services.passing`).
+
+    Args:
+        error: One error, or a group of them, which is never decided as a whole.
+        at_first: No incarnation has ended yet. Then only a lost lease is survived, so that a mistake in the
+            configuration ends the process with one clear line.
+        told_away: The process serves several brokers, so one that is away at first has been reported and is waited for.
+    """
+    match error:
+        case LeaseLost():
+            return True
+        case BootFailed():
+            return not at_first
+        case _:
+            return (told_away or not at_first) and is_transient(error)
+
+
+def _final(
+    group: ExceptionGroup[Exception], *, at_first: bool, told_away: bool
+) -> ExceptionGroup[Exception] | None:
+    """Return the errors of a group that end the process, as a group; None when there are none."""
+
+    def survived(error: BaseException) -> bool:
+        return begins_again(error, at_first=at_first, told_away=told_away)
+
+    return group.split(survived)[1]
 
 
 class _Once(trio.TaskStatus[None]):

@@ -27,6 +27,31 @@ class Cut:
     after: int
 
 
+_PLAIN = frozenset(
+    {b"HELLO", b"AUTH", b"SELECT", b"CLIENT", b"INFO", b"PING", b"SUBSCRIBE", b"UNSUBSCRIBE", b"PUBLISH"}
+)
+"""Commands that a server which refuses to write answers all the same."""
+
+
+@dataclass
+class Refusal:
+    """Answer every command but plain ones with an `error`, after `spared` of them; `refused` counts those."""
+
+    error: str
+    spared: int = 0
+    refused: int = 0
+
+    def means(self, word: bytes) -> bool:
+        """Whether a command is refused, now that it comes."""
+        if word in _PLAIN:
+            return False
+        if self.spared > 0:
+            self.spared -= 1
+            return False
+        self.refused += 1
+        return True
+
+
 @dataclass(frozen=True)
 class Answer:
     """Answer a command with an error; the server never sees the command."""
@@ -49,6 +74,7 @@ class FaultyProxy:
         self.connections = 0
         self.seen: Counter[bytes] = Counter()
         self.rules: list[Cut | Answer] = []
+        self.refusal: Refusal | None = None
         self._flowing = trio.Event()
         self._flowing.set()
         self._listening: trio.CancelScope | None = None
@@ -153,11 +179,13 @@ class _Connection:
     def _through(self, command: list[Any]) -> bytes:
         word = command[0].upper()
         self._proxy.seen[word] += 1
+        if self._proxy.refusal is not None and self._proxy.refusal.means(word):
+            return _failing(self._proxy.refusal.error)
         for rule in self._proxy.rules:
             if rule.word == word:
                 self._proxy.rules.remove(rule)
                 if isinstance(rule, Answer):
-                    return pack(("EVAL", "return redis.error_reply(ARGV[1])", 0, rule.error))
+                    return _failing(rule.error)
                 self._left = rule.after
                 break
         return bytes(hiredis.pack_command(tuple(command)))
@@ -176,3 +204,8 @@ class _Connection:
                 self._left -= len(data)
             await self._client.send_all(data)
         self._scope.cancel()
+
+
+def _failing(error: str) -> bytes:
+    """A command that the server answers with this error."""
+    return pack(("EVAL", "return redis.error_reply(ARGV[1])", 0, error))
