@@ -2,12 +2,11 @@
 
 Floor: services. Reads: the queues' leases and pending jobs. Writes: what `recover.lua` says.
 
-The Heartbeat says when a lease has lapsed. After an outage all leases may have lapsed while their workers live, so
-nobody is judged until this worker's own heart has beaten steadily for a while: whatever kept it from beating, be it a
-lost connection or a server that refused, may have kept others too.
+The Heartbeat says when a lease has lapsed. Whether its worker has died is decided in `protocol/recovery.py`, from the
+answers to this worker's own heartbeats, and only when one was just answered: while Redis is silent nobody is judged.
+The script decides once more, for each worker, from that heartbeat (`calls.Judge`).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,18 +14,15 @@ import trio
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse, Recovered
+from celery5.broker.calls import Judge, Pulse, Recovered
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
+from celery5.protocol.recovery import Heartbeats
 from celery5.services.lease import Lease
 
 PORTION = 100
 """Jobs in one trip."""
-RETURNING = 5.0
-"""Seconds that live workers get to come back after an outage before they are judged."""
-STEADY = 0.7
-"""Part of a lease. With three beats in each, a longer silence is a beat that was missed."""
 
 
 class Performs(Protocol):
@@ -45,49 +41,60 @@ class Recoverer:
         consumed: Sequence[QueueKeys],
         lease: Lease,
         log: Log,
+        worker: str,
         max_deliveries: int,
         results_ttl: float,
     ) -> None:
         self._redis = redis
         self._consumed = consumed
-        self._wait = min(lease.seconds, RETURNING)
-        self._silence = lease.seconds * STEADY
-        self._steady_since = self._heard = -math.inf
+        self._lease = lease
         self._log = log
+        self._worker = worker
         self._max_deliveries = max_deliveries
         self._ttl = results_ttl
+        # For each queue: in a cluster each may be on a server of its own.
+        self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
+        self._pulses: dict[str, Pulse] = {}
         self._lapsed = trio.Event()
 
-    def hear(self, keys: QueueKeys, pulse: Pulse) -> None:
-        """The Heartbeat's news of one queue."""
+    def hear(self, keys: QueueKeys, pulse: Pulse) -> float | None:
+        """Take the Heartbeat's news of one queue. Return the seconds after which it may judge who has lapsed by now."""
         now = trio.current_time()
-        if now > self._heard + self._silence:
-            self._steady_since = now
-        self._heard = now
-        if pulse.lapsed:
+        heartbeats = self._heartbeats[keys.queue].answered(now, at=pulse.at / 1000)
+        self._heartbeats[keys.queue], self._pulses[keys.queue] = heartbeats, pulse
+        if self._judge_on(keys) is not None:
             self._lapsed.set()
+            return None
+        return heartbeats.may_judge_in(now) if pulse.lapsed else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Recover whenever a lease has lapsed."""
+        """Recover whenever a lease has lapsed and its worker counts as dead."""
         task_status.started()
         while True:
             await self._lapsed.wait()
             self._lapsed = trio.Event()
-            while trio.current_time() < self._steady_since + self._wait:  # noqa: ASYNC110  it moves
-                await trio.sleep_until(self._steady_since + self._wait)
             try:
                 await self.recover()
             except (BrokerUnavailable, BrokerReplied) as error:
                 self._log.event("recoverer:failed", "warning", why=str(error))
 
     async def recover(self) -> int:
-        """One pass over all queues. Gives how many jobs were put back or buried."""
+        """Make one pass over all queues. Return how many jobs were put back or buried."""
         total = 0
         for keys in self._consumed:
-            call = calls.recover(
-                keys, worker="", max_deliveries=self._max_deliveries, limit=PORTION, ttl=self._ttl
-            )
-            while (done := await self._redis.perform(call)).worker:
+            # Decided anew for each trip, which takes one worker, or a portion of what it held.
+            while (judge := self._judge_on(keys)) is not None:
+                call = calls.recover(
+                    keys,
+                    worker="",
+                    max_deliveries=self._max_deliveries,
+                    limit=PORTION,
+                    ttl=self._ttl,
+                    judge=judge,
+                )
+                done = await self._redis.perform(call)
+                if not done.worker:
+                    break
                 total += done.back + done.buried
                 self._log.event(
                     "recoverer:recovered",
@@ -98,3 +105,12 @@ class Recoverer:
                     buried=done.buried,
                 )
         return total
+
+    def _judge_on(self, keys: QueueKeys) -> Judge | None:
+        """Return this worker as a judge of others on a queue; None while no lease has lapsed or it may judge nobody."""
+        pulse = self._pulses.get(keys.queue)
+        if pulse is None or not pulse.lapsed or self._lease.lost:
+            return None
+        if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
+            return None
+        return Judge(self._worker, pulse.at, self._lease.seconds)

@@ -45,7 +45,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class Pulse(msgspec.Struct, frozen=True):
     """The answer to a beat. `due_in` is seconds until the next scheduled job, `lapse_in` until the next lease of
     another worker would lapse; None when there is none. `lanes` are the letters of those beside the normal one that
-    ever had a job; `gated` the tasks whose jobs wait at gates, as the scripts have their names."""
+    ever had a job; `gated` the tasks whose jobs wait at gates, as the scripts have their names. `at` is the time of the
+    answer in ms, by the clock of Redis."""
 
     alive: bool
     lapsed: int
@@ -53,6 +54,17 @@ class Pulse(msgspec.Struct, frozen=True):
     lapse_in: float | None = None
     lanes: str = ""
     gated: tuple[str, ...] = ()
+    at: int = 0
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """The worker that decides from its heartbeat that another one has died."""
+
+    name: str
+    at: int
+    """Time of the heartbeat in ms, by the clock of Redis (`Pulse.at`)."""
+    lease: float
+    """Its lease in seconds, which that heartbeat renewed."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -225,11 +237,13 @@ def recover(
     limit: int,
     ttl: float,
     begun: Sequence[bytes] | None = None,
+    judge: Judge | None = None,
 ) -> Call[Recovered]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
     `begun` are the entries, lanes included, that it is known to have begun: only these count as having taken it
-    down. Without it all do.
+    down. Without it all do. The `judge` has decided this from its heartbeat, and is refused when that is too old by
+    then: nobody is recovered. Without one the caller knows that the process has ended.
     """
     return scripted(
         RECOVER,
@@ -254,6 +268,9 @@ def recover(
             _ms(ttl),
             "*" if begun is None else "-",
             keys.free,
+            "" if judge is None else judge.name,
+            0 if judge is None else judge.at,
+            0 if judge is None else _ms(judge.lease),
             *(begun or ()),
         ),
         _recovered,
@@ -320,6 +337,7 @@ def _pulse(raw: Any) -> Pulse:
         _seconds(raw[3]),
         raw[4].decode(),
         tuple(map(bytes.decode, raw[5])),
+        raw[6],
     )
 
 

@@ -87,10 +87,10 @@ def test_a_script_goes_by_its_hash_and_in_full_when_the_server_does_not_know_it(
 def test_times_go_as_whole_milliseconds_and_come_back_as_seconds() -> None:
     beat = calls.beat(MAIL, "w", lease=2.5)
     assert 2500 in beat.words
-    assert beat.reply([1, 2, 1500, 700, b"hl", [b"t"]]) == calls.Pulse(
-        alive=True, lapsed=2, due_in=1.5, lapse_in=0.7, lanes="hl", gated=("t",)
+    assert beat.reply([1, 2, 1500, 700, b"hl", [b"t"], 12]) == calls.Pulse(
+        alive=True, lapsed=2, due_in=1.5, lapse_in=0.7, lanes="hl", gated=("t",), at=12
     )
-    assert beat.reply([0, 0, -1, -1, b"", []]) == calls.Pulse(alive=False, lapsed=0, due_in=None)
+    assert beat.reply([0, 0, -1, -1, b"", [], 12]) == calls.Pulse(alive=False, lapsed=0, due_in=None, at=12)
     assert calls.promote(MAIL, limit=3).reply([3, 0]) == (3, 0.0)
 
 

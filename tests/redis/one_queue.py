@@ -51,10 +51,16 @@ class Queue:
         return int(self(calls.settle(self.keys, worker, words)))
 
     def recover(
-        self, worker: str = "", *, limit: int = 100, deliveries: int = 3, begun: list[bytes] | None = None
+        self,
+        worker: str = "",
+        *,
+        limit: int = 100,
+        deliveries: int = 3,
+        begun: list[bytes] | None = None,
+        judge: calls.Judge | None = None,
     ) -> calls.Recovered:
         call = calls.recover(
-            self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60, begun=begun
+            self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60, begun=begun, judge=judge
         )
         found = self(call)
         assert isinstance(found, calls.Recovered)
@@ -63,6 +69,12 @@ class Queue:
     def lapse(self, worker: str) -> None:
         """End a worker's lease, as time would."""
         self.client.zadd(self.keys.leases, {worker: 1})
+
+    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> calls.Judge:
+        """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""
+        pulse = self(calls.beat(self.keys, worker, lease=lease))
+        self.client.zincrby(self.keys.leases, -ago * 1000, worker)
+        return calls.Judge(worker, pulse.at - int(ago * 1000), lease)
 
     def fall_due(self, *ids: str) -> None:
         """Let the times of jobs come, as waiting for them would."""

@@ -40,7 +40,10 @@ def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> No
 
 def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
     queue.join("w", lease=1)
-    assert queue(calls.beat(queue.keys, "w", lease=500)) == calls.Pulse(alive=True, lapsed=0, due_in=None)
+    before = time.time_ns() // 1_000_000
+    first = queue(calls.beat(queue.keys, "w", lease=500))
+    assert first == calls.Pulse(alive=True, lapsed=0, due_in=None, at=first.at)
+    assert before - 1000 <= first.at <= time.time() * 1000 + 1000
     assert (queue.client.zscore(queue.keys.leases, "w") or 0) / 1000 > time.time() + 400
     queue.schedule("a", "+20000")
     queue.join("other")
@@ -140,6 +143,96 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
     assert [each.deliveries for each in queue.read("other")] == [1] * 5
     names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
     assert names == [b"other"]
+
+
+# ---- who may have another worker recovered
+
+
+NOBODY = calls.Recovered(worker="", back=0, buried=0, more=False)
+
+
+def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("dead")
+    queue.join("judge")
+    queue.read("dead")
+    queue.lapse("dead")
+    judge = queue.judge("judge")
+    assert queue.recover(judge=judge) == calls.Recovered(worker="dead", back=1, buried=0, more=False)
+    assert queue.recover(judge=judge) == NOBODY
+
+
+def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) -> None:
+    """The server was frozen with the call on its way: all leases have lapsed."""
+    queue.publish("a")
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    queue.read("healthy")
+    judge = queue.judge("judge", lease=3, ago=4)
+    queue.lapse("healthy")
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+
+
+def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
+    """By the understudy, say, on a connection of its own."""
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    judge = queue.judge("judge", lease=3, ago=4)
+    queue.judge("judge", lease=3)
+    queue.lapse("healthy")
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+
+
+def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> None:
+    """A freeze that was shorter than the judge's lease, and longer than what the other had left."""
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    judge = queue.judge("judge", lease=30, ago=2)
+    queue.client.zadd(queue.keys.leases, {"healthy": judge.at + 1000})
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+
+
+@pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
+def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str) -> None:
+    queue.publish("a", "b")
+    queue.join("judge")
+    judge = queue.judge("judge")
+    if state == "left":
+        queue(calls.leave(queue.keys, "judge"))
+    elif state == "being recovered":
+        queue.read("judge")
+        assert queue.recover("judge", limit=1).more
+    elif state == "recovered":
+        queue.recover("judge")
+    else:
+        queue.recover("judge")
+        judge = calls.Judge("stranger", judge.at, judge.lease)
+    queue.join("healthy")
+    queue.lapse("healthy")
+    assert queue.recover("healthy", judge=judge) == NOBODY
+    queue.client.zrem(queue.keys.leases, "judge")
+    queue.judge("healthy")
+
+
+def test_nobody_has_itself_recovered(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    judge = queue.judge("w")
+    assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
+    queue.lapse("w")
+    assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
+    assert queue(calls.beat(queue.keys, "w", lease=5)).alive
+
+
+def test_whoever_knows_that_a_process_has_ended_waits_for_no_lease(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    assert queue.recover("w") == calls.Recovered(worker="w", back=1, buried=0, more=False)
 
 
 def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:

@@ -9,13 +9,14 @@
 -- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
--- read from now on: whoever puts the first job on a lane makes no group. Last, the tasks whose jobs wait at gates.
+-- read from now on: whoever puts the first job on a lane makes no group. Then the tasks whose jobs wait at gates, and
+-- the time in ms: what a worker decides from this answer, it decides as of that time.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local mine = redis.call('ZSCORE', leases, ARGV[1])
 -- 0: it has left (leave.lua). Below: it is being recovered.
-if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}} end
+if not mine or tonumber(mine) <= 0 then return {0, 0, -1, -1, '', {}, now} end
 redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
 local lapsed = redis.call('ZCOUNT', leases, '-inf', now)
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
@@ -48,4 +49,4 @@ for n = 1, #standing, 2 do -- bound: two leases
 end
 local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 local due_in = first[2] and math.max(0, math.ceil(first[2] - now)) or -1
-return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3])}
+return {1, lapsed, due_in, lapse, lanes, redis.call('HKEYS', KEYS[3]), now}

@@ -18,17 +18,31 @@
 --       5 ttl of a document in ms
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
 --       7 channel that tells workers of free slots
---       8.. stream entries that it had begun, each with the letter of its lane
+--       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
+--       9 the time of that heartbeat in ms, as beat.lua returned it
+--       10 lease of that worker in ms
+--       11.. stream entries that it had begun, each with the letter of its lane
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
--- 1 when there is more to do. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
+-- 1 when there is more to do. Only a worker is recovered whose lease had lapsed by the heartbeat already, and nobody by
+-- a worker whose own lease has lapsed since, or that means itself: this script may run long after it was sent, when the
+-- server was frozen, and then all leases have lapsed. A job that was revoked while the worker had it (its place says V) ends as REVOKED. A place
 -- with another entry is that of another copy of the job, and stays as it is; a copy of a job that was revoked, or has
 -- ended, goes.
 local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
 local at, freed = keys_of_gates {slots = KEYS[8], taken = KEYS[9], room = KEYS[10]}, {}
-local group, name = ARGV[1], ARGV[2]
+local group, name, judge = ARGV[1], ARGV[2], ARGV[8]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local lapsed_by = now
+if judge ~= '' then
+  lapsed_by = math.min(tonumber(ARGV[9]), now)
+  local until_then = tonumber(redis.call('ZSCORE', leases, judge) or 0)
+  local named = name ~= '' and tonumber(redis.call('ZSCORE', leases, name) or 0)
+  -- The judge's own lease stands, so it never means itself.
+  local refused = until_then <= now or ARGV[9] + ARGV[10] <= now or named and named > lapsed_by
+  if refused then return {'', 0, 0, 0} end
+end
 -- A read that was under way while its worker was recovered may have been served later: jobs of nobody.
 local function stray()
   for _, stream in pairs(streams) do -- bound: the four lanes
@@ -57,7 +71,7 @@ local function tell(id, lock, document, state, task)
 end
 local fence = -1
 if name == '' then
-  name = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 1)[1]
+  name = redis.call('ZRANGEBYSCORE', leases, '-inf', lapsed_by, 'LIMIT', 0, 1)[1]
   if not name then
     name, fence = stray(), -2
     if not name then return {'', 0, 0, 0} end
@@ -69,7 +83,7 @@ local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, buried, begun = 0, 0, {}
-for n = 8, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+for n = 11, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Put back, or bury, one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]

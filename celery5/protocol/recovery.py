@@ -1,0 +1,63 @@
+"""Recovery: whether a worker may conclude from its heartbeats that another one, whose lease has lapsed, has died.
+
+Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
+
+A lapsed lease says that a worker was not heard. It does not say why: when Redis was frozen or could not be reached,
+nobody was heard, and each lease has lapsed when it answers again, although all workers are alive. A worker tells the
+two cases apart by its own heartbeats. As long as Redis answers these in time, it would have answered those of others as
+well. After a gap, a worker waits until the others have had the time to be heard, and judges nobody before.
+
+The decision is made in the moment in which a heartbeat is answered, and `recover.lua` checks it again when it runs,
+by the clock of Redis: a call may arrive long after it was sent.
+"""
+
+import math
+
+import msgspec
+
+GAP = 0.6
+"""Part of a lease without an answer that counts as an outage. There are three heartbeats in a lease. A healthy worker
+loses its lease only in an outage of more than two thirds of it, so the limit is below that."""
+RETURN = 2.5
+"""Seconds in which a healthy worker is heard after an outage: its connection works again within 2 s."""
+LONGEST_WAIT = 5.0
+"""Seconds without a gap, at most, after which a worker judges others, however long the lease is."""
+
+
+class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker knows from the answers to its heartbeats on one queue. All times in seconds."""
+
+    lease: float
+    steady_since: float = math.inf
+    """The first answer after the last gap, by the worker's clock."""
+    heard: float = -math.inf
+    """The last answer, by the worker's clock."""
+    at: float = -math.inf
+    """The last answer, by the clock of Redis."""
+
+    @property
+    def gap(self) -> float:
+        """Return the seconds without an answer that count as an outage."""
+        return self.lease * GAP
+
+    @property
+    def wait(self) -> float:
+        """Return the seconds after an outage before others are judged."""
+        return min(max(self.lease, RETURN), LONGEST_WAIT)
+
+    def answered(self, now: float, *, at: float) -> "Heartbeats":
+        """Return what is known after an answer that is here `now`, and was given `at` that time of Redis' clock.
+
+        Both clocks count. Only that of Redis shows that its time was set forward, which ends all leases at once.
+        """
+        gap = now - self.heard > self.gap or at - self.at > self.gap
+        since = now if gap else self.steady_since
+        return msgspec.structs.replace(self, steady_since=since, heard=now, at=at)
+
+    def may_judge(self, now: float) -> bool:
+        """Return whether the last answer is recent, and there was no gap for long enough before it."""
+        return now - self.heard <= self.gap and self.heard - self.steady_since >= self.wait
+
+    def may_judge_in(self, now: float) -> float:
+        """Return the seconds after which the next answer allows to judge, if there is no gap until then."""
+        return max(self.steady_since + self.wait - now, 0.0)
