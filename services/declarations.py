@@ -23,6 +23,7 @@ from celery5.fire_times import following
 from celery5.log import Log
 from celery5.periodic import Declared, definition
 from celery5.protocol import schedules
+from celery5.protocol.recovery import Heartbeats
 from celery5.protocol.routes import DEFAULT
 from celery5.protocol.schedules import KEPT, Definition, Schedule
 from celery5.protocol.triggers import shown
@@ -74,12 +75,15 @@ class Declarations:
         self._living: tuple[str, ...] = ()
         self._beaten = trio.Event()
         self._due = 0.0
+        self._heartbeats = Heartbeats(lease=lease_seconds)
         self._orphans: dict[str, float] = {}
         self._moving = Moving(redis=redis, others=others, app=app, keys=keys)
         self._held: dict[str, Schedule] = {}
 
     def follow(self, living: tuple[str, ...]) -> None:
         """These Schedulers live."""
+        now = trio.current_time()
+        self._heartbeats = self._heartbeats.answered(now, at=now)
         if living != self._living:
             self._living, self._due = living, 0.0
         self._beaten.set()
@@ -129,7 +133,10 @@ class Declarations:
 
     async def retire(self) -> None:
         """Retire what nobody declares, and forget what was retired long ago."""
-        self._due = trio.current_time() + PAUSE
+        looked = (
+            trio.current_time()
+        )  # the answers below may come after an outage, and tell of the time before it
+        self._due = looked + PAUSE
         living = self._living or (self._name,)
         said = await self._redis.perform(scheduling.declared(self._keys, living))
         if any(each is None for each in said):
@@ -143,11 +150,10 @@ class Declarations:
             gone = schedules.retired(schedule, now, stamp=self._stamp)
             if schedule.name in known or gone is None:
                 continue
-            since = self._orphans.get(schedule.name, trio.current_time())
+            # In an outage all leases lapse, so what nobody declared until then says nothing.
+            since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
             orphans[schedule.name] = since
-            if trio.current_time() - since >= GRACE * self._lease and await self._put(
-                schedule, record, gone, now
-            ):
+            if looked - since >= GRACE * self._lease and await self._put(schedule, record, gone, now):
                 del orphans[schedule.name]
                 self._log.event("schedule:retired", "info", schedule=schedule.name, hint=_RETIRED)
         self._orphans = orphans

@@ -3,10 +3,14 @@
 Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
 
 Redis keeps one record: who leads, in which epoch, and a beat that grows each time the leader says so. Whoever stands by
-takes the place of a leader whose record has not changed for LEASE seconds; a leader is sure of its lease for a little
-less than that, counted from before the trip that renewed it. No clock is compared with another one, so it does not
-matter what time it is anywhere, or that Redis' clock was set; only that all run about equally fast (by MARGIN).
+takes the place of a leader whose record it has seen unchanged for LEASE seconds; a leader is sure of its lease for a
+little less than that, counted from before the trip that renewed it. No clock is compared with another one, so it does
+not matter what time it is anywhere, or that Redis' clock was set; only that all run about equally fast (by MARGIN).
 An epoch has one leader, and the next one has a greater number.
+
+While Redis gives no answers, nobody sees anything, and the leader cannot renew its record either. So the seconds count
+only while answers come: after a GAP they are counted anew, and without a recent answer nobody takes any place. Else a
+call that was sent to a frozen Redis would depose a healthy leader as soon as that goes on.
 """
 
 import math
@@ -22,6 +26,9 @@ RENEW = 1.0
 """Seconds between two renewals."""
 LOOK = 0.5
 """Seconds between two looks of one that stands by, at most."""
+GAP = 1.5
+"""Seconds without an answer that count as an outage. A healthy leader renews its record within RENEW + GAP seconds,
+which is less than LEASE; two looks are never so far apart when Redis answers."""
 SHORTEST = 0.02
 """Seconds between two looks, at least."""
 EPOCH = "CELERY5_CONTROLLER_EPOCH"
@@ -56,13 +63,15 @@ class News(Enum):
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where the Controller `name` stands: the `epoch` in which it leads (0: it stands by), the time by its own clock
-    `until` which that is sure, and the record that was `seen`, as it has been since `seen_at`."""
+    `until` which that is sure, and the record that was `seen`, as it has been since `seen_at`, when the last answer
+    came at `heard_at`."""
 
     name: str
     epoch: int = 0
     until: float = -math.inf
     seen: Record | None = None
     seen_at: float = -math.inf
+    heard_at: float = -math.inf
 
     def sure(self, now: float) -> bool:
         """Whether it may act."""
@@ -76,12 +85,17 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.seen is None or self.sure(now):
             return NOTHING
+        if now - self.heard_at > GAP:
+            return ""
         return self.seen.words if now - self.seen_at >= LEASE else ""
 
     def heard(self, record: Record, *, asked: float, now: float) -> tuple["Standing", News]:
         """Redis' answer, which is here `now`, to what was `asked` then: where it stands from here on."""
         before = self.seen
-        stands = msgspec.structs.replace(self, seen=record, seen_at=self.seen_at if record == before else now)
+        unchanged = record == before and now - self.heard_at <= GAP
+        stands = msgspec.structs.replace(
+            self, seen=record, seen_at=self.seen_at if unchanged else now, heard_at=now
+        )
         if record.leader == self.name:
             until = asked + LEASE - MARGIN
             if record.epoch == self.epoch:

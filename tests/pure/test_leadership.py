@@ -3,7 +3,10 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import random
+
 from celery5.protocol.leadership import (
+    GAP,
     LEASE,
     LOOK,
     MARGIN,
@@ -19,6 +22,16 @@ from celery5.protocol.leadership import (
 OURS = Record(epoch=7, beat=1, leader="a")
 THEIRS = Record(epoch=8, beat=1, leader="b")
 LEADING, _ = Standing(name="a").heard(OURS, asked=100.0, now=100.2)
+
+
+def watched(standing: Standing, record: Record, *, until: float) -> Standing:
+    """Return where it stands after it has seen the same record at each look until then."""
+    at = 0.0 if standing.seen is None else standing.heard_at
+    while at <= until:
+        standing, news = standing.heard(record, asked=at, now=at)
+        assert news in (News.NONE, News.ANOTHER)
+        at += LOOK
+    return standing
 
 
 def test_who_never_saw_a_leader_may_lead_at_once_if_there_is_none() -> None:
@@ -41,11 +54,45 @@ def test_who_waits_takes_the_place_of_a_leader_whose_record_has_not_changed_for_
     waits, news = Standing(name="a").heard(THEIRS, asked=0.0, now=0.1)
     assert (waits.epoch, news) == (0, News.ANOTHER)
     assert waits.replaces(0.1 + LEASE - 0.001) == ""
-    again, news = waits.heard(THEIRS, asked=2.0, now=2.1)
-    assert news is News.NONE
+    again = watched(waits, THEIRS, until=LEASE)
     assert again.replaces(0.1 + LEASE) == THEIRS.words
     renewed, _ = again.heard(Record(8, 2, "b"), asked=3.0, now=3.05)
     assert renewed.replaces(3.1) == ""
+
+
+def test_while_redis_is_silent_nobody_takes_a_leaders_place() -> None:
+    """A call that is sent to a frozen server runs when that goes on, before the leader could renew its record."""
+    waits = watched(Standing(name="a"), THEIRS, until=2.0)
+    frozen = waits.heard_at
+    assert waits.replaces(frozen + GAP + 0.001) == waits.replaces(frozen + 60) == ""
+
+
+def test_after_an_outage_a_leader_has_a_whole_lease_to_be_heard_again() -> None:
+    waits = watched(Standing(name="a"), THEIRS, until=2.5)
+    thawed = waits.heard_at + 4
+    waits, _ = waits.heard(THEIRS, asked=thawed, now=thawed)
+    assert waits.replaces(thawed) == ""
+    assert watched(waits, THEIRS, until=thawed + LEASE - LOOK).replaces(thawed + LEASE - 0.001) == ""
+    dead = watched(waits, THEIRS, until=thawed + LEASE)
+    assert dead.replaces(thawed + LEASE) == THEIRS.words
+
+
+def test_a_healthy_leader_is_never_replaced_however_redis_flaps() -> None:
+    """Redis is silent and answers again at random, and answers late. The leader renews whenever it is answered."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        waits, record, now, renewed = Standing(name="a"), THEIRS, 0.0, 0.0
+        while now < 60:
+            silent = chance.choice([0.0, 0.0, chance.uniform(0, 6)])
+            sent = waits.replaces(now + chance.uniform(0, silent))  # runs when Redis answers again
+            now += silent + 0.001
+            if now - renewed >= RENEW and chance.random() < 0.5:  # whose call comes first is chance
+                record, renewed = Record(8, record.beat + 1, "b"), now
+            assert sent != record.words, f"seed {seed}: replaced at {now}"
+            waits, _ = waits.heard(record, asked=now, now=now)
+            if now - renewed >= RENEW:
+                record, renewed = Record(8, record.beat + 1, "b"), now
+            now += LOOK
 
 
 def test_a_leader_that_another_one_has_replaced_stands_by() -> None:
@@ -63,7 +110,7 @@ def test_a_leader_whose_record_was_lost_goes_on_and_waits_when_it_is_not_sure() 
     assert (later.epoch, later.until, news) == (7, LEADING.until, News.NONE)
     assert later.replaces(101.2) == NOTHING
     assert later.replaces(103.0) == ""
-    assert later.replaces(101.1 + LEASE) == NOTHING
+    assert watched(later, Record(), until=101.1 + LEASE).replaces(101.1 + LEASE) == NOTHING
 
 
 def test_a_leader_renews_and_who_waits_looks_when_the_lease_lapses() -> None:

@@ -17,11 +17,12 @@ from celery5.log import Log
 from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.several import Afar
 from celery5.protocol import schedules
+from celery5.protocol.recovery import Heartbeats
 from celery5.scheduled import all_of, job_of
-from celery5.services.declarations import Declarations
+from celery5.services.declarations import GRACE, Declarations
 from celery5.triggers import every
 from tests.redis.test_schedules import akept, nothing, sent
-from tests.redis.workers import Lines, start, until
+from tests.redis.workers import Lines, start, until, until_async
 
 
 async def test_a_queue_that_redis_refuses_holds_up_no_other(app: App, redis_client: "redis.Redis") -> None:
@@ -96,6 +97,46 @@ async def test_what_nobody_declares_is_retired_after_a_while_and_when_all_who_li
     two.follow(("two",))
     await two.retire()
     assert await state() == "retired"
+    for name in ("one", "two"):
+        await app.aperform(scheduling.undeclare(app.keys, name))
+    code.close()
+
+
+async def test_an_outage_is_no_time_in_which_nobody_declared_a_schedule(app: App) -> None:
+    """All leases lapse in it, so the first Scheduler that is heard again sees no other."""
+    code, lease = App(app.name, broker=app.settings.broker), 0.3
+    code.schedule(nothing(code).s(), 3600, name="goes")
+
+    def scheduler(of: App, name: str) -> Declarations:
+        way, log = Afar(of, "default"), Log(worker=name, app=of.name)
+        return Declarations(
+            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=lease, log=log, others={}
+        )
+
+    async def state() -> str:
+        return (await akept(app))["goes"].state
+
+    one, two = scheduler(code, "one"), scheduler(app, "two")
+    await one.declare()
+    await trio.sleep(0.002)
+    await two.declare()
+    for _ in range(3):
+        two.follow(("two",))
+        await two.renew()
+        await two.retire()
+        assert await state() == "active", "one may be heard in a moment"
+        await trio.sleep(GRACE * lease + 0.1)  # Redis is silent
+
+    two._heartbeats = Heartbeats(lease=1000.0)  # no pause of a busy machine counts as an outage
+
+    async def retired() -> bool:
+        await trio.sleep(lease / 10)
+        two.follow(("two",))
+        await two.renew()
+        await two.retire()
+        return await state() == "retired"
+
+    await until_async(retired)
     for name in ("one", "two"):
         await app.aperform(scheduling.undeclare(app.keys, name))
     code.close()
