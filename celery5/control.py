@@ -228,7 +228,11 @@ async def _sent(
     posted = [trips.post(app.keys, inbox, *each) for inbox, each in sealed.items()]
     taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
     keys = {inbox: app.keys.answer(sealed[inbox][0]) for inbox, there in taken.items() if there}
-    answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
+    try:
+        answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
+    except BrokerError as error:
+        error.mark_maybe_done()  # the commands are posted: only their answers are missing
+        raise
     replies, silent = list[Reply](), list[Reply]()
     for inbox in sealed:
         if inbox not in keys:

@@ -217,7 +217,17 @@ class ResultsDisabled(CeleryError):
 
 
 class BrokerError(CeleryError):
-    """Trouble with Redis."""
+    """Trouble with Redis.
+
+    `maybe_done` is true when a command was sent and nobody knows whether it ran, or when a part of what was asked for
+    has run. It also counts earlier attempts: one that was sent and lost, before this error ended the next one.
+    """
+
+    maybe_done: bool = False
+
+    def mark_maybe_done(self) -> None:
+        """Record that something was sent before this error, and may have run."""
+        self.maybe_done = True
 
 
 class BadBrokerURL(BrokerError, ValueError):
@@ -227,7 +237,8 @@ class BadBrokerURL(BrokerError, ValueError):
 class BrokerUnavailable(BrokerError):
     """Redis cannot be reached, was cut off, or did not answer in time.
 
-    `maybe_done` is true when the command was sent and nobody knows whether it ran.
+    `maybe_done` is true when the command was sent, in this attempt or in an earlier one, and nobody knows whether it
+    ran.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
@@ -236,16 +247,17 @@ class BrokerUnavailable(BrokerError):
 
 
 class CircuitOpen(BrokerUnavailable):
-    """The connection's circuit breaker is open: nothing was sent. As the failure of a job: that of its task is
-    open, so it was not begun."""
+    """The connection's circuit breaker is open: this attempt sent nothing. With `maybe_done` an earlier one did. As the
+    failure of a job: that of its task is open, so it was not begun."""
 
 
 class BrokerLoading(BrokerUnavailable):
-    """Redis answers, but is still loading its data: the command did not run."""
+    """Redis answers, but is still loading its data: it refused the command. With `maybe_done` an earlier attempt may
+    have run."""
 
 
 class BrokerReadOnly(BrokerUnavailable):
-    """Redis is a read-only replica: the command did not run."""
+    """Redis is a read-only replica: it refused the command. With `maybe_done` an earlier attempt may have run."""
 
 
 class PublisherUnavailable(BrokerUnavailable):
@@ -264,6 +276,8 @@ class NotReplicated(BrokerError):
     `ids` are the jobs' ids, `replicas` is how many have them, `wanted` how many should. Sending them again would make
     second jobs.
     """
+
+    maybe_done = True
 
     def __init__(self, message: str, *, ids: tuple[str, ...], replicas: int, wanted: int) -> None:
         self.ids = ids

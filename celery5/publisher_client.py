@@ -24,6 +24,7 @@ from celery5.broker.colour import current_colour
 from celery5.daemon_line import connected, exchange
 from celery5.errors import (
     BacklogFull,
+    BrokerError,
     CeleryError,
     Corrupt,
     MessageTooLarge,
@@ -62,12 +63,14 @@ Group = tuple[Parcel, ...]
 class _Delivery:
     """What one call hands over, and the answer to it."""
 
-    __slots__ = ("answer", "group", "sent")
+    __slots__ = ("answer", "group", "lost", "sent")
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.answer: Future[Answer] = Future()
         self.sent = False
+        # An attempt was sent and lost, which the daemon may have stored: what it answers to the next one is not all.
+        self.lost = False
 
 
 class PublisherClient:
@@ -144,7 +147,10 @@ class PublisherClient:
             )
         answer = delivery.answer.result()
         if answer.code:
-            raise _error(answer, str(self._address))
+            error = _error(answer, str(self._address))
+            if delivery.lost and isinstance(error, BrokerError):
+                error.mark_maybe_done()
+            raise error
         if not answer.firmly:
             warnings.warn(
                 f"the Publisher at {self._address} cannot write its backlog, and has this in memory only: {answer.why}",
@@ -187,6 +193,8 @@ class PublisherClient:
             self._hang_up()
             if not kept:
                 raise PublisherUnavailable(self._said(error)) from error
+        for each in taken:
+            each.lost = True
         try:
             return self._asked(word, taken)
         except (OSError, Corrupt) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from celery5.broker.in_thread import in_thread
 from celery5.broker.keys import QueueKeys
-from celery5.errors import BrokerUnavailable
+from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.handing import Daemon
 from celery5.protocol.job import Job
 from celery5.publisher import Publisher
@@ -141,24 +141,41 @@ def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], Holders]) -> Holders:
     """Send all parts, and raise the first error when all have been tried."""
     holders: dict[str, str] = {}
     failed: Exception | None = None
+    maybe_done = False
     for part in parts:
         try:
             holders.update(send(part))
         except Exception as error:
-            failed = failed or error
+            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
+        else:
+            maybe_done = True
     if failed is not None:
-        raise failed
+        raise _marked(failed, maybe_done=maybe_done)
     return holders
 
 
 async def _aeach_of(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[Holders]]) -> Holders:
     holders: dict[str, str] = {}
     failed: Exception | None = None
+    maybe_done = False
     for part in parts:
         try:
             holders.update(await send(part))
         except Exception as error:
-            failed = failed or error
+            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
+        else:
+            maybe_done = True
     if failed is not None:
-        raise failed
+        raise _marked(failed, maybe_done=maybe_done)
     return holders
+
+
+def _may_have_sent(error: Exception) -> bool:
+    return isinstance(error, BrokerError) and error.maybe_done
+
+
+def _marked(error: Exception, *, maybe_done: bool) -> Exception:
+    """The error of one part of the jobs, which says when other parts were sent, or may have been."""
+    if maybe_done and isinstance(error, BrokerError):
+        error.mark_maybe_done()
+    return error

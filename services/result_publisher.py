@@ -154,7 +154,7 @@ class ResultPublisher:
                     raise
                 if not waited:
                     self._log.event("results:refused", "error", count=len(batch), why=str(error))
-                waited = True
+                waited, sent = True, sent or error.maybe_done
                 await trio.sleep(10 * AGAIN)
             else:
                 break

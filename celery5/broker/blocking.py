@@ -16,7 +16,7 @@ from celery5.broker.socket_link import SocketLink
 from celery5.broker.timing import Timing
 from celery5.broker.translate import translated
 from celery5.broker.wire import ProtocolError
-from celery5.errors import BrokerReadOnly
+from celery5.errors import BrokerError, BrokerReadOnly
 
 T = TypeVar("T")
 
@@ -66,24 +66,31 @@ class BlockingRedis:
 
     def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
         trip = next(steps)
+        # Whether an attempt was lost that may have run. What fails after it must say so.
+        maybe_done_before = False
         try:
             while True:
-                trip = steps.send(self._make(trip))
+                link = self._pool.take()
+                raws: list[Any] | None = None
+                try:
+                    raws = self._attempt(link, trip, last=False)
+                except SendAgain as lost:
+                    maybe_done_before = maybe_done_before or lost.maybe_done
+                if (
+                    raws is None
+                ):  # outside of the handler: an error of it would keep the lost link in its context
+                    raws = self._attempt(self._pool.replacement(link), trip, last=True)
+                trip = steps.send(raws)
         except StopIteration as end:
             value: T = end.value
             return value
-        except BrokerReadOnly:
-            # The master has moved: the next connection may find the new one behind the same name.
-            self._pool.drop_idle()
+        except BrokerError as error:
+            if maybe_done_before or trip.partly_done:
+                error.mark_maybe_done()
+            if isinstance(error, BrokerReadOnly):
+                # The master has moved: the next connection may find the new one behind the same name.
+                self._pool.drop_idle()
             raise
-
-    def _make(self, trip: Trip) -> list[Any]:
-        link = self._pool.take()
-        try:
-            return self._attempt(link, trip, last=False)
-        except SendAgain:
-            link = self._pool.replacement(link)
-        return self._attempt(link, trip, last=True)
 
     def _attempt(self, link: SocketLink, trip: Trip, *, last: bool) -> list[Any]:
         """One attempt.
@@ -99,10 +106,10 @@ class BlockingRedis:
                 link.allow(timeout)
                 raws.append(link.receive())
         except (OSError, ProtocolError) as error:
-            if may_send_again(trip, sent=sent, last=last):
-                raise SendAgain from error
-            self._pool.discard(link)
             done = maybe_done(trip, sent=sent)
+            if may_send_again(trip, sent=sent, last=last):
+                raise SendAgain(maybe_done=done) from error
+            self._pool.discard(link)
             raise translated(error, maybe_done=done, where=self._where) from None
         except BaseException:
             # Interrupted between request and reply: they could be out of step.

@@ -21,12 +21,13 @@ T = TypeVar("T")
 class Trip:
     """One write: the bytes, and for each of the replies how many seconds it may take.
 
-    `repeatable` as in `Call`.
+    `repeatable` as in `Call`. `partly_done`: an earlier trip of the same exchange has done a part of it.
     """
 
     packed: bytes
     timeouts: Sequence[float]
     repeatable: bool
+    partly_done: bool = False
 
 
 def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator[Trip, list[Any], T]:
@@ -47,7 +48,7 @@ def exchange_all(
 ) -> Generator[Trip, list[Any], list[T]]:
     """Perform several calls in one write.
 
-    All of them run; when some are refused, the first refusal is raised at the end.
+    All of them run; when some are refused, the first refusal is raised at the end, with `maybe_done` when others ran.
     """
     raws = yield Trip(
         pack_all([call.words for call in calls]),
@@ -61,12 +62,16 @@ def exchange_all(
             pack_all([call.in_full for call in again]),
             [reply_within + call.blocks for call in again],
             all(call.repeatable for call in again),
+            partly_done=some_done(raws),
         )
         for at, raw in zip(unknown, answers, strict=True):
             raws[at] = raw
     for raw in raws:
         if type(raw) is ReplyError:
-            raise replied(str(raw), where=where)
+            error = replied(str(raw), where=where)
+            if some_done(raws):
+                error.mark_maybe_done()
+            raise error
     return [call.reply(raw) for call, raw in zip(calls, raws, strict=True)]
 
 
@@ -75,8 +80,20 @@ def script_unknown(call: Call[Any], raw: object) -> bool:
     return type(raw) is ReplyError and call.script is not None and str(raw).startswith("NOSCRIPT")
 
 
+def some_done(raws: Sequence[Any]) -> bool:
+    """Whether one of these replies is no error: its command has run."""
+    return any(type(raw) is not ReplyError for raw in raws)
+
+
 class SendAgain(Exception):
-    """Inside a driver: the attempt failed, and a second one on a new connection is allowed."""
+    """Inside a driver: the attempt failed, and a second one on a new connection is allowed.
+
+    `maybe_done`: the failed attempt may have run. Then every later error of the exchange must say so.
+    """
+
+    def __init__(self, *, maybe_done: bool) -> None:
+        self.maybe_done = maybe_done
+        super().__init__()
 
 
 def may_send_again(trip: Trip, *, sent: bool, last: bool) -> bool:

@@ -74,6 +74,8 @@ class _Trips:
         self._everywhere: set[int] = set()
         self._left_out = absent()
         self._error: BrokerError | None = None
+        # Whether a broker failed that may have done its part.
+        self._maybe_done = False
         self.parts: dict[str, Part] = {}
         for at, call in enumerate(calls):
             broker = chart.of_call(call)
@@ -100,6 +102,7 @@ class _Trips:
                 self._answers.setdefault(at, []).append(answer)
 
     def _failed(self, broker: str, part: Part, error: BrokerError) -> None:
+        self._maybe_done = self._maybe_done or error.maybe_done
         if self._left_out is not None and isinstance(error, AWAY):
             self._left_out[broker] = error
             if all(at in self._everywhere for at, _ in part):
@@ -109,6 +112,8 @@ class _Trips:
     def ended(self) -> list[Any]:
         """All answers, in the order of their calls. What a broker refused is raised when all have been asked."""
         if self._error is not None:
+            if self._answers or self._maybe_done:
+                self._error.mark_maybe_done()
             raise self._error
         if self._left_out and len(self._answers) < self._count:
             raise next(iter(self._left_out.values()))  # there is nobody left to ask

@@ -97,18 +97,35 @@ class AsyncioRedis:
 
     async def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
         trip = next(steps)
+        # Whether an attempt was lost that may have run. What fails after it must say so.
+        maybe_done_before = False
         try:
             while True:
-                trip = steps.send(await self._make(trip))
+                await self._reserve()
+                try:
+                    raws: list[Any] | None = None
+                    try:
+                        raws = await self._attempt(self._idle() or await self.dial(), trip, last=False)
+                    except SendAgain as lost:
+                        maybe_done_before = maybe_done_before or lost.maybe_done
+                    if raws is None:
+                        raws = await self._attempt(await self.dial(), trip, last=True)
+                finally:
+                    self._room.release()
+                trip = steps.send(raws)
         except StopIteration as end:
             value: T = end.value
             return value
-        except BrokerReadOnly:
-            # The master has moved: the next connection may find the new one behind the same name.
-            self._drop_idle()
+        except BrokerError as error:
+            if maybe_done_before or trip.partly_done:
+                error.mark_maybe_done()
+            if isinstance(error, BrokerReadOnly):
+                # The master has moved: the next connection may find the new one behind the same name.
+                self._drop_idle()
             raise
 
-    async def _make(self, trip: Trip) -> list[Any]:
+    async def _reserve(self) -> None:
+        """Wait until one more connection may be used, at most as long as for a reply. Raises BrokerUnavailable."""
         try:
             async with asyncio.timeout(self.timing.reply):
                 await self._room.acquire()
@@ -116,13 +133,6 @@ class AsyncioRedis:
             raise BrokerUnavailable(
                 f"all {self._limit} connections to broker {self._where} were busy for {self.timing.reply:g} s"
             ) from None
-        try:
-            try:
-                return await self._attempt(self._idle() or await self.dial(), trip, last=False)
-            except SendAgain:
-                return await self._attempt(await self.dial(), trip, last=True)
-        finally:
-            self._room.release()
 
     def _idle(self) -> AsyncioLink | None:
         while self._free:
@@ -139,9 +149,9 @@ class AsyncioRedis:
         except (OSError, ProtocolError) as error:
             link.close()
             # The loop sends what it can at once, so nobody knows what has left.
-            if may_send_again(trip, sent=True, last=last):
-                raise SendAgain from error
             done = maybe_done(trip, sent=True)
+            if may_send_again(trip, sent=True, last=last):
+                raise SendAgain(maybe_done=done) from error
             raise translated(error, maybe_done=done, where=self._where) from error
         except BaseException:
             # Cancelled between request and reply: the next user of the link would get our reply.

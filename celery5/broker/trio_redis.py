@@ -10,6 +10,7 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
+from celery5.broker.exchange import script_unknown, some_done
 from celery5.broker.link import Link
 from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
 from celery5.broker.ticket import Ticket
@@ -99,7 +100,7 @@ class TrioRedis:
     async def _decoded(self, call: Call[T], ticket: Ticket) -> T:
         reply = ticket.reply
         if type(reply) is ReplyError:
-            reply = await self._second_answer(call, reply)
+            reply = await self._second_answer(call, reply, maybe_done=ticket.was_sent)
         return call.reply(reply)
 
     def _ticket(self, call: Call[Any]) -> Ticket:
@@ -126,28 +127,38 @@ class TrioRedis:
         failure: BrokerError | None = None
         for index, reply in enumerate(replies):
             if type(reply) is ReplyError:
+                maybe_done = ticket.was_sent or some_done(replies)
                 try:
-                    replies[index] = await self._second_answer(calls[index], reply)
+                    replies[index] = await self._second_answer(calls[index], reply, maybe_done=maybe_done)
                 except BrokerError as error:
                     failure = failure or error
         if failure is not None:
             raise failure
         return [call.reply(reply) for call, reply in zip(calls, replies, strict=True)]
 
-    async def _second_answer(self, call: Call[Any], first: ReplyError) -> Any:
-        """An error reply: send a script in full that the server did not know, or raise what the error means."""
+    async def _second_answer(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
+        """An error reply: send a script in full that the server did not know, or raise what the error means.
+
+        `maybe_done`: something was sent before that may have run, which the error must say.
+        """
         answer: Any = first
-        if call.script is not None and str(first).startswith("NOSCRIPT"):
-            # It did not run, so sending it again is no repetition.
-            ticket = Ticket(pack(call.in_full), self._link.deadline(), call.repeatable)
-            await self._link.trip(ticket)
-            answer = ticket.reply
-            if type(answer) is not ReplyError:
-                return answer
-        error = replied(str(answer), where=self._where)
-        if isinstance(error, BrokerReadOnly):
-            self._link.drop(str(error))
-        raise error
+        try:
+            if script_unknown(call, first):
+                # It did not run, so sending it again is no repetition.
+                ticket = Ticket(pack(call.in_full), self._link.deadline(), call.repeatable)
+                await self._link.trip(ticket)
+                answer = ticket.reply
+                if type(answer) is not ReplyError:
+                    return answer
+                maybe_done = maybe_done or ticket.was_sent
+            error = replied(str(answer), where=self._where)
+            if isinstance(error, BrokerReadOnly):
+                self._link.drop(str(error))
+            raise error
+        except BrokerError as failure:
+            if maybe_done:
+                failure.mark_maybe_done()
+            raise
 
     def _check(self, call: Call[Any], *, alone: bool = True) -> None:
         word = call.words[0]

@@ -52,6 +52,13 @@ class Refusal:
         return True
 
 
+@dataclass
+class Loss:
+    """Let so many commands pass, then lose the reply to the next one and refuse all connections."""
+
+    passing: int
+
+
 @dataclass(frozen=True)
 class Answer:
     """Answer a command with an error; the server never sees the command."""
@@ -75,6 +82,7 @@ class FaultyProxy:
         self.seen: Counter[bytes] = Counter()
         self.rules: list[Cut | Answer] = []
         self.refusal: Refusal | None = None
+        self.loss: Loss | None = None
         self._flowing = trio.Event()
         self._flowing.set()
         self._listening: trio.CancelScope | None = None
@@ -116,6 +124,11 @@ class FaultyProxy:
     def cut_reply(self, word: str, *, after: int) -> None:
         """Let the next command of this name through to the server, and of what comes back only `after` bytes."""
         self.rules.append(Cut(word.encode(), after))
+
+    def lose_reply(self, *, passing: int = 0) -> None:
+        """Let the next command through to the server, or the one after `passing` others; then cut all connections
+        before its reply, and listen no more until `accept`."""
+        self.loss = Loss(passing)
 
     def answer(self, word: str, error: str) -> None:
         """Answer the next command of this name with this error, such as `LOADING Redis is loading`."""
@@ -159,7 +172,7 @@ class _Connection:
         self._client = client
         self._server = server
         self._scope = scope
-        # Bytes that may still go back before the cut, when a cut is due.
+        # Bytes that may still go back before the cut, when a cut is due; -1 when a reply is to be lost.
         self._left: int | None = None
 
     async def run(self) -> None:
@@ -181,6 +194,8 @@ class _Connection:
         self._proxy.seen[word] += 1
         if self._proxy.refusal is not None and self._proxy.refusal.means(word):
             return _failing(self._proxy.refusal.error)
+        if self._loses():
+            self._left = -1
         for rule in self._proxy.rules:
             if rule.word == word:
                 self._proxy.rules.remove(rule)
@@ -190,8 +205,22 @@ class _Connection:
                 break
         return bytes(hiredis.pack_command(tuple(command)))
 
+    def _loses(self) -> bool:
+        """Whether this command is the one whose reply is to be lost."""
+        loss = self._proxy.loss
+        if loss is None:
+            return False
+        loss.passing -= 1
+        if loss.passing >= 0:
+            return False
+        self._proxy.loss = None
+        return True
+
     async def _replies(self) -> None:
         while data := await self._server.receive_some():
+            if self._left == -1:
+                self._proxy.refuse()
+                await trio.sleep_forever()
             if self._proxy.delay:
                 await trio.sleep(self._proxy.delay)
             await self._proxy._flowing.wait()
