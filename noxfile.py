@@ -159,7 +159,7 @@ def compatibility(session: nox.Session) -> None:
     files = sorted(str(each.relative_to(HERE)) for each in (HERE / "tests").glob("*/test_*.py"))
     served = [each for each in files if each.startswith(("tests/redis/", "tests/faults/"))]
     share = served[OTHERS.index(str(session.python)) :: len(OTHERS)]
-    _test(session, *(session.posargs or ("tests/pure", "tests/trio", *share)))
+    _test(session, *(session.posargs or ("-m", "not nemesis", "tests/pure", "tests/trio", *share)))
 
 
 def _test(session: nox.Session, *arguments: str) -> None:

@@ -116,7 +116,7 @@ def in_colour(
     if colour == "asyncio":
         return asyncio.run(story(awaiting))  # type: ignore[arg-type]
     try:
-        story(plainly).__await__().send(None)  # type: ignore[attr-defined]
+        story(plainly).__await__().send(None)
     except StopIteration as end:
         return end.value
     raise AssertionError("plain Python waited for an event loop")

@@ -1,0 +1,283 @@
+"""Run: one seeded run of the nemesis, from the first process to the verdict.
+
+Floor: tests. Reads: the history; every key of its own Redis. Writes: a folder with the logs and the history.
+
+Faults strike while producers send. Then everything is healed; what was accepted must come to its end in time, jobs
+behind a limit must run as cheaply as ever, everybody must stop with 0, and nothing may be left in Redis.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import trio
+
+from celery5 import App
+from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.keys import EVENTS
+from celery5.protocol.schedules import job_id
+from tests.faults.nemesis.application import TICK, built
+from tests.faults.nemesis.cluster import Cluster
+from tests.faults.nemesis.producers import LAST, Producer
+from tests.faults.nemesis.schedule import PRODUCERS, ROUTERS, SCHEDULERS, WORKERS, Fault, schedule
+from tests.faults.nemesis.verdict import TERMINAL, Record, Sent, runs_of, violations
+from tests.leaks import leaks
+from tests.redis.staff import Staff
+
+LEASE = 2.0
+"""Seconds. Short, so that a run of half a minute has many of them."""
+BOOT_LIMIT = 60.0
+"""Seconds until all processes are up."""
+WORKS_AGAIN = 25.0
+"""Seconds after healing until each worker has begun a job. One that was killed has to start first."""
+QUIET_LIMIT = 60.0
+"""Seconds after healing until all that was accepted has ended."""
+FIRST = 9_000_000
+"""The number of the first job of the run itself: no producer comes so far."""
+BURST, BURST_KEYS = 120, 12
+"""Jobs behind a limit that are sent at the end, and their keys."""
+BURST_LIMIT = 20.0
+"""Seconds that they may take."""
+BURST_COMMANDS = 60
+"""Commands that Redis may carry out for each of them, beats and periodic jobs included. The job's budget is 20."""
+SHOWN = 12
+"""Excuses that are printed."""
+STALL = 0.5
+"""Seconds by which a nap of the run itself must be late to say that the machine stood still, in leases."""
+
+
+@dataclass
+class Outcome:
+    """What came of a run: its faults, what was wrong, what was excused and why, and some numbers."""
+
+    seed: int
+    seconds: float
+    faults: tuple[Fault, ...]
+    folder: Path
+    wrong: list[str] = field(default_factory=list)
+    excuses: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"nemesis --seed {self.seed} --seconds {self.seconds:g}"]
+        lines += [f"  {fault}" for fault in self.faults]
+        lines += ["numbers: " + ", ".join(f"{name} {value}" for name, value in self.numbers.items())]
+        lines += [f"excused: {each}" for each in self.excuses[:SHOWN]]
+        lines += [f"excused: {len(self.excuses) - SHOWN} more"] * (len(self.excuses) > SHOWN)
+        lines += [f"WRONG: {each}" for each in self.wrong[: 5 * SHOWN]] or ["nothing is wrong"]
+        return "\n".join([*lines, f"logs and history: {self.folder}"])
+
+
+def run(seed: int, seconds: float, folder: Path, *, binary: str | None = None) -> Outcome:
+    """Make one run on a Redis of its own, whose logs go to `folder`."""
+    record = Record(LEASE)
+    outcome = Outcome(seed, seconds, schedule(seed, seconds, lease=LEASE), folder)
+    with EmbeddedServer.start(binary, save=True) as server:
+        app = built(f"nemesis-{uuid4().hex[:8]}", broker=server.url)
+        try:
+            trio.run(_Run(app, server, record, outcome).whole)
+        finally:
+            app.close()
+    outcome.excuses = record.excuses
+    return outcome
+
+
+class _Run:
+    """One run, step by step."""
+
+    def __init__(self, app: App, server: EmbeddedServer, record: Record, outcome: Outcome) -> None:
+        self.app = app
+        self.record = record
+        self.outcome = outcome
+        self.staff = Staff(app, outcome.folder)
+        self.cluster = Cluster(server, self.staff, record)
+
+    async def whole(self) -> None:
+        """Boot, strike, heal, wait, measure, stop, judge."""
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(BOOT_LIMIT):
+                await nursery.start(self.cluster.run)
+            nursery.start_soon(self._watch)
+            await self._strike()
+            await self.cluster.heal()
+            await self._works_again()
+            if await self._quiet():
+                await self._burst()
+            await self._stop()
+            nursery.cancel_scope.cancel()
+        self._judge()
+
+    async def _watch(self) -> None:
+        """Note when the machine stands still: a nap ends much too late."""
+        while True:
+            began = time.monotonic()
+            await trio.sleep(0.05)
+            if time.monotonic() - began > STALL * LEASE:
+                self.record.stalls.append((began, time.monotonic()))
+
+    async def _strike(self) -> None:
+        """Let producers send, and the faults strike."""
+        began = time.monotonic()
+        over = began + self.outcome.seconds
+        producers = [
+            Producer(
+                name,
+                self.cluster.proxies[name].url,
+                self.record,
+                app=self.app.name,
+                seed=self.outcome.seed,
+                until=over,
+            )
+            for name in PRODUCERS
+        ]
+        with trio.move_on_after(self.outcome.seconds + LAST) as scope:
+            async with trio.open_nursery() as nursery:
+                try:
+                    for each in producers:
+                        nursery.start_soon(each.run)
+                    async with trio.open_nursery() as faults:
+                        for fault in self.outcome.faults:
+                            faults.start_soon(self._strike_at, began + fault.at, fault)
+                        await trio.sleep(self.outcome.seconds)
+                finally:
+                    for each in producers:
+                        each.over.set()
+        if scope.cancelled_caught:
+            self.outcome.wrong.append(f"a producer did not come back within {LAST:g} s")
+
+    async def _strike_at(self, at: float, fault: Fault) -> None:
+        await trio.sleep(max(0.0, at - time.monotonic()))
+        await self.cluster.strike(fault)
+
+    async def _works_again(self) -> None:
+        """Send jobs until each worker has begun one, within a limit."""
+        wanted, numbers = set(WORKERS), self.outcome.numbers
+        end = time.monotonic() + WORKS_AGAIN
+        number = FIRST + BURST
+        while wanted and time.monotonic() < end:
+            number += 1
+            await trio.to_thread.run_sync(self._send, "plain", f"plain:{number}", 0.02)
+            await trio.sleep(0.03)
+            names = {each.pid: each.name for each in self.record.lives if each.ended is None}
+            for each in self._runs():
+                if each.pid in names and each.began > self.record.healed and names[each.pid] in wanted:
+                    wanted.discard(names[each.pid])
+                    numbers[f"{names[each.pid]} again after"] = f"{each.began - self.record.healed:.2f} s"
+        if wanted:
+            self.outcome.wrong.append(
+                f"restart: {WORKS_AGAIN:g} s after healing {', '.join(sorted(wanted))} ran no job"
+            )
+
+    def _send(self, task: str, label: str, *arguments: Any) -> None:
+        [handle] = self.app.send_many([self.app.signature(task, label, *arguments)])
+        self.record.sent.append(Sent(label, task, "accepted", handle.id))
+
+    async def _quiet(self) -> bool:
+        """Wait until all that was accepted has ended, and what may have been accepted is gone, too."""
+        began = time.monotonic()
+        self.record.fire_times = await trio.to_thread.run_sync(self._fire_times)
+        while time.monotonic() < began + QUIET_LIMIT:
+            left = await trio.to_thread.run_sync(self._unfinished)
+            if not left:
+                self.outcome.numbers["quiet after"] = f"{time.monotonic() - self.record.healed:.1f} s"
+                return True
+            await trio.sleep(0.2)
+        self.outcome.wrong.append(
+            f"quiescence: {len(left)} jobs had not ended after {QUIET_LIMIT:g} s: {left[:5]}"
+        )
+        return False
+
+    def _unfinished(self) -> list[str]:
+        """Return what has not ended: accepted jobs, and whatever else waits on a queue."""
+        states = self.record.states
+        for each in self.record.sent:
+            if each.id and states.get(each.id) not in TERMINAL:
+                states[each.id] = str(self.app.result(each.id, queue="default").status())
+        found = [
+            f"{e.label} is {states[e.id]}" for e in self.record.sent if e.id and states[e.id] not in TERMINAL
+        ]
+        with self.cluster.client() as client:
+            places: Mapping[bytes, bytes] = cast("Any", client).hgetall(self.app.queue("default").jobs)
+            found += [f"{job.decode()} is at {place.decode()}" for job, place in places.items() if place[:1] != b"X"
+                      and job.decode() not in self._ticks()]  # fmt: skip
+            found += ["an event waits"] * int(cast("Any", client).xlen(self.app.queue(EVENTS).stream))
+        return found
+
+    def _ticks(self) -> set[str]:
+        return set(self.record.fire_times)
+
+    async def _burst(self) -> None:
+        """Run jobs behind a limit with a key: how long they take, and how many commands Redis carries out for them."""
+        before, began = self._commands(), time.monotonic()
+        calls = [
+            self.app.signature("keyed", f"keyed:{FIRST + n}", f"k{n % BURST_KEYS}", 0.002)
+            for n in range(BURST)
+        ]
+        handles = await trio.to_thread.run_sync(self.app.send_many, calls)
+        self.record.sent += [
+            Sent(f"keyed:{FIRST + n}", "keyed", "accepted", each.id) for n, each in enumerate(handles)
+        ]
+        wanted = {each.id for each in handles}
+        with trio.move_on_after(BURST_LIMIT) as scope:
+            while wanted - {each.job for each in self._runs() if each.whole}:
+                await trio.sleep(0.02)
+        took, commands = time.monotonic() - began, (self._commands() - before) / BURST
+        self.outcome.numbers["gated jobs"] = f"{BURST / took:.0f}/s with {commands:.0f} commands each"
+        if scope.cancelled_caught:
+            self.outcome.wrong.append(f"gated: {BURST} jobs behind a limit took more than {BURST_LIMIT:g} s")
+        if commands > BURST_COMMANDS:
+            self.outcome.wrong.append(
+                f"gated: {commands:.0f} commands for each job behind a limit, {BURST_COMMANDS} may be"
+            )
+
+    def _commands(self) -> int:
+        """Return how many commands Redis has carried out, those within scripts included."""
+        with self.cluster.client() as client:
+            stats: Mapping[str, Any] = cast("Any", client).info("commandstats")
+        return sum(each["calls"] for each in stats.values())
+
+    async def _stop(self) -> None:
+        """Stop the Schedulers first, let what they have sent end, then stop the others; look at what is left."""
+        self.record.stopping = time.monotonic()
+        await self.cluster.stop(*SCHEDULERS)
+        with trio.move_on_after(QUIET_LIMIT):
+            while await trio.to_thread.run_sync(self._waiting):
+                await trio.sleep(0.05)
+        await self.cluster.stop(*ROUTERS, *WORKERS)
+        await trio.to_thread.run_sync(self._unfinished)
+        self.outcome.wrong += [f"leak: {each}" for each in await self._leaks()]
+
+    def _waiting(self) -> bool:
+        with self.cluster.client() as client:
+            return bool(cast("Any", client).xlen(self.app.queue("default").stream))
+
+    def _fire_times(self) -> list[str]:
+        """Return the ids of the jobs of all fire times of the run, and of some before and after it."""
+        state = self.app.schedule.show("tick")
+        assert state.next is not None
+        one, step = round(state.next * 1000), round(TICK * 1000)
+        spread = int((self.outcome.seconds + 300) / TICK)
+        return [job_id(self.app.name, "tick", one + n * step) for n in range(-spread, 200)]
+
+    async def _leaks(self) -> list[str]:
+        """Return what is left in Redis, once those who outlive their worker have had a moment."""
+        found: list[str] = []
+        with trio.move_on_after(3), self.cluster.client() as client:
+            while found := leaks(client):
+                await trio.sleep(0.1)
+        return found
+
+    def _runs(self) -> list[Any]:
+        return runs_of(self.staff.history.read_text())
+
+    def _judge(self) -> None:
+        self.record.runs = self._runs()
+        outcome, sent = self.outcome, self.record.sent
+        outcome.wrong += violations(self.record)
+        outcome.numbers["sent"] = len(sent)
+        for word in ("accepted", "maybe", "refused"):
+            outcome.numbers[word] = sum(each.outcome == word for each in sent)
+        outcome.numbers["runs"] = len(self.record.runs)

@@ -1,0 +1,105 @@
+"""Schedule: which faults strike whom, when and for how long. A pure function of the seed.
+
+Floor: tests. Pure. Reads: nothing. Writes: nothing.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+WORKERS = ("W0", "W1", "W2")
+ROUTERS = ("R0", "R1")
+SCHEDULERS = ("S0", "S1")
+PRODUCERS = ("P0", "P1", "P2")
+REDIS = ("redis",)
+ATTENDANTS = ROUTERS + SCHEDULERS
+MEMBERS = WORKERS + ATTENDANTS
+EVERYBODY = MEMBERS + PRODUCERS
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Whom a kind of fault may strike, and the bounds of how long it lasts, in leases."""
+
+    targets: tuple[str, ...]
+    shortest: float = 0.0
+    longest: float = 0.0
+    alone: bool = False
+    """Whether nothing else strikes for a lease before it, nor while it lasts."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill": Kind(WORKERS),
+    "kill with sidecar": Kind(WORKERS),
+    "kill sidecar": Kind(WORKERS),
+    "kill attendant": Kind(ATTENDANTS),
+    "stop shortly": Kind(WORKERS, 0.1, 0.5),
+    "stop": Kind(WORKERS, 1.4, 2.5),
+    "stop with sidecar": Kind(WORKERS, 1.4, 2.5),
+    "stop sidecar": Kind(WORKERS, 0.5, 2.0),
+    "stop attendant": Kind(ATTENDANTS, 0.5, 2.5),
+    "partition shortly": Kind(EVERYBODY, 0.1, 0.4),
+    "partition": Kind(WORKERS, 2.0, 3.5),
+    "partition attendant": Kind(ATTENDANTS, 1.0, 2.5),
+    "refuse connections": Kind(EVERYBODY, 0.2, 1.5),
+    "cut connections": Kind(EVERYBODY),
+    "lose a reply": Kind(PRODUCERS, 0.3, 0.6),
+    "lose a reply of a member": Kind(MEMBERS, 0.1, 0.3),
+    "slow network": Kind(EVERYBODY, 0.5, 1.5),
+    "kill redis": Kind(REDIS, 0.1, 0.5),
+    "freeze redis": Kind(REDIS, 0.3, 1.8),
+    "flap redis": Kind(REDIS, 6.3, 6.3, alone=True),
+    "fill memory": Kind(REDIS, 0.5, 1.5),
+    "pause redis": Kind(REDIS, 0.3, 1.2),
+    "stop while memory is full": Kind(MEMBERS, 2.4, 2.8),
+}
+"""Every kind of fault. Composite ones stand beside the simple ones where two must meet to find something."""
+
+FLAP_DOWN, FLAP_UP, FLAPS = 4 / 3, 2.6 / 3, 3
+"""A flap in leases: Redis is frozen for so long, then up for so long, so many times."""
+QUIET = 1.0
+"""Seconds at the beginning without a fault."""
+LEAST_GAP, MOST_GAP = 0.3, 1.6
+"""Seconds from the beginning of one fault to that of the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when it begins (seconds from the start), its kind, whom it strikes, how many seconds it lasts."""
+
+    at: float
+    kind: str
+    target: str
+    seconds: float
+
+    def __str__(self) -> str:
+        lasts = f" for {self.seconds:.2f} s" if self.seconds else ""
+        return f"{self.at:6.2f}  {self.kind} {self.target}{lasts}"
+
+
+def schedule(seed: int, seconds: float, *, lease: float) -> tuple[Fault, ...]:
+    """Return the faults of a run, in order. All have ended before `seconds` are over.
+
+    Kinds are dealt like cards: each comes once before one comes a second time. What would last too long is left out.
+    """
+    chance = random.Random(seed)
+    faults: list[Fault] = []
+    deck: list[str] = []
+    at = QUIET
+    while at < seconds:
+        if not deck:
+            deck = sorted(KINDS)
+            chance.shuffle(deck)
+        name = deck.pop()
+        kind = KINDS[name]
+        lasts = round(lease * chance.uniform(kind.shortest, kind.longest), 2)
+        target = chance.choice(kind.targets)
+        begins = max([at, *(each.at + each.seconds for each in faults)]) + lease if kind.alone else at
+        if begins + lasts <= seconds:
+            faults.append(Fault(round(begins, 2), name, target, lasts))
+            at = begins + kind.alone * lasts + chance.uniform(LEAST_GAP, MOST_GAP)
+        elif at + 1 > seconds:
+            break
+        else:
+            at += 0.05  # a card that fits may come yet
+    return tuple(faults)

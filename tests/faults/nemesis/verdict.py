@@ -1,0 +1,369 @@
+"""Verdict: what must be true of a recorded run, whatever struck it. Pure.
+
+Floor: tests. Pure. Reads: nothing. Writes: nothing.
+
+Which doubles are allowed: a job may run again when the worker of its earlier run was killed after that had begun, or
+was stopped or cut off from Redis by itself, for so long that its lease may have lapsed. What struck Redis, and so all
+workers alike, excuses nothing, but for a job with a limit: a worker cancels that when its own clock says that its lease
+is over. Each excuse is kept with its reason.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tests.faults.nemesis.application import RATE
+
+RECONNECT = 2.0
+"""Seconds that a connection may take to be there again after a fault has ended."""
+LAPSE = 0.6
+"""Part of a lease after which it may have lapsed: it is renewed three times in each."""
+MOMENT = 0.05
+"""Seconds of overlap that are put down to the clock."""
+LATE = 0.6
+"""Seconds that a worker which is cut off may take to cancel what it must not run any more; it is a busy machine."""
+STOPS = ("stop shortly", "stop", "stop with sidecar", "stop attendant", "stop while memory is full")
+CUTS = (
+    "partition shortly",
+    "partition",
+    "partition attendant",
+    "refuse connections",
+    "slow network",
+    "lose a reply of a member",
+)
+LIMITS = {"one": 1, "two": 2, "keyed": 1}
+TERMINAL = {"SUCCESS", "DEAD", "REJECTED", "REVOKED", "EXPIRED"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a producer sent: `outcome` is accepted, maybe or refused. `states` are those that it may end in."""
+
+    label: str
+    kind: str
+    outcome: str
+    id: str = ""
+    states: frozenset[str] = frozenset({"SUCCESS"})
+    not_before: float = 0.0
+    revoked: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job, from the history. `ended` is None when nothing was written: its process was killed."""
+
+    label: str
+    job: str
+    attempt: int
+    pid: int
+    began: float
+    ended: float | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault as it was: its kind, the name and process that it struck, from when to when."""
+
+    kind: str
+    name: str
+    pid: int
+    began: float
+    ended: float
+
+
+@dataclass
+class Life:
+    """One process: `killed` by us, `ready` when it had come up once, `code` when it has ended."""
+
+    name: str
+    pid: int
+    began: float
+    ended: float | None = None
+    killed: bool = False
+    ready: bool = False
+    code: int | None = None
+
+
+@dataclass
+class Record:
+    """All that is known of a run."""
+
+    lease: float
+    sent: list[Sent] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    struck: list[Struck] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+    healed: float = 0.0
+    stopping: float = float("inf")
+    first_begins: dict[str, float] = field(default_factory=dict)
+    fire_times: list[str] = field(default_factory=list)
+    excuses: list[str] = field(default_factory=list)
+
+
+def runs_of(history: str) -> list[Run]:
+    """Read the history."""
+    found: list[Run] = []
+    running: dict[tuple[str, str, str], int] = {}
+    for line in history.splitlines():
+        label, what, pid, attempt, job, at = line.split()
+        key = (job, pid, attempt)
+        if what == "begin":
+            running[key] = len(found)
+            found.append(Run(label, job, int(attempt), int(pid), float(at)))
+        elif key in running:
+            begun = found[place := running.pop(key)]
+            found[place] = Run(
+                begun.label, job, begun.attempt, begun.pid, begun.began, float(at), what == "end"
+            )
+    return found
+
+
+def violations(record: Record) -> list[str]:
+    """Return what is wrong, in one line each; `record.excuses` then has what was allowed and why."""
+    return [
+        *lost(record),
+        *published_though_refused(record),
+        *doubled(record),
+        *attempts(record),
+        *early(record),
+        *beyond_limits(record),
+        *too_fast(record),
+        *events(record),
+        *fire_times(record),
+        *ended_by_themselves(record),
+    ]
+
+
+def lost(record: Record) -> Iterator[str]:
+    """Every accepted job ends in one of the states that it may end in."""
+    for each in record.sent:
+        if each.outcome != "accepted" or not each.id:
+            continue
+        state = record.states.get(each.id, "UNKNOWN")
+        if state not in each.states:
+            yield f"lost: {each.label} ({each.kind}, {each.id}) is {state}, not {' or '.join(sorted(each.states))}"
+
+
+def published_though_refused(record: Record) -> Iterator[str]:
+    """What a producer was told was not sent never runs."""
+    ran = {run.label.partition("/")[0] for run in record.runs}
+    for each in record.sent:
+        if each.outcome == "refused" and each.label in ran:
+            yield f"maybe_done: {each.label} ({each.kind}) ran, and its producer was told that nothing was sent"
+
+
+def doubled(record: Record) -> Iterator[str]:
+    """An attempt of a job begins once, unless each run before the last has an excuse."""
+    groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in record.runs:
+        groups[run.job, run.attempt].append(run)
+    for runs in groups.values():
+        for before, after in pairwise(sorted(runs, key=lambda run: run.began)):
+            why = excuse(record, before, after.began)
+            text = f"{before.label} (job {before.job}, attempt {before.attempt}) ran in {name_of(record, before.pid)}"
+            text = f"{text} at {before.began:.2f} and in {name_of(record, after.pid)} at {after.began:.2f}"
+            if why:
+                record.excuses.append(f"{text}: {why}")
+            else:
+                yield f"double: {text}"
+
+
+def excuse(record: Record, run: Run, again: float) -> str:
+    """Return why a run may be repeated that began again at that time; '' when it may not."""
+    life = life_of(record, run.pid)
+    if life is None or (life.killed and life.ended is not None and life.ended <= again + MOMENT):
+        return "its process was killed"
+    if run.ended is not None and not run.whole and again > run.ended and run.ended >= record.stopping:
+        return "its worker was stopped in order"
+    for own, began, ended in cut_off(record, run.pid):
+        if own <= again and ended - began >= LAPSE * record.lease and ended >= run.began:
+            return f"its worker was cut off or stopped from {began:.2f} to {ended:.2f}"
+    if run.ended is not None and not run.whole and run.label.partition(":")[0] in LIMITS:
+        for began, ended in outages(record):
+            if ended - began >= LAPSE * record.lease and began <= run.ended <= ended:
+                return f"it has a limit and was cancelled: Redis was away from {began:.2f} to {ended:.2f}"
+    for began, ended in record.stalls:
+        if began <= again and ended >= run.began:
+            return f"the machine stood still from {began:.2f} to {ended:.2f}"
+    return ""
+
+
+def cut_off(record: Record, pid: int) -> list[tuple[float, float, float]]:
+    """Return when a worker itself could not reach Redis: since when of its own, and from when to when in all.
+
+    That has the time that a new connection takes, and each outage of Redis that meets it: nobody can tell in which of
+    them the lease lapsed.
+    """
+    found: list[tuple[float, float, float]] = []
+    for each in record.struck:
+        if each.pid == pid and each.kind in STOPS + CUTS:
+            began, ended = each.began, each.ended + RECONNECT
+            for first, last in outages(record):
+                if first <= ended and last >= began:
+                    began, ended = min(first, began), max(last, ended)
+            found.append((each.began, began, ended))
+    return found
+
+
+def outages(record: Record) -> list[tuple[float, float]]:
+    """Return when nobody could use Redis, with the time that new connections take."""
+    return merged((each.began, each.ended + RECONNECT) for each in record.struck if each.name == "redis")
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return these spans of time with those joined that meet."""
+    found: list[tuple[float, float]] = []
+    for began, ended in sorted(spans):
+        if found and began <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], ended))
+        else:
+            found.append((began, ended))
+    return found
+
+
+def attempts(record: Record) -> Iterator[str]:
+    """Faults use up no attempt: a flaky job ends with as many as it was to fail, and one."""
+    last: dict[str, int] = defaultdict(int)
+    for run in record.runs:
+        last[run.label] = max(last[run.label], run.attempt)
+    for each in record.sent:
+        wanted = {
+            "flaky": int(each.label.rpartition(":")[2]) + 1 if each.kind == "flaky" else 0,
+            "dead": 2,
+        }.get(each.kind)
+        if wanted and each.outcome == "accepted" and last[each.label] != wanted:
+            yield f"attempts: {each.label} ({each.kind}) had {last[each.label]} attempts, not {wanted}"
+
+
+def early(record: Record) -> Iterator[str]:
+    """No countdown is cut short, and nothing begins that was revoked in time."""
+    began: dict[str, float] = {}
+    for run in record.runs:
+        began[run.label] = min(run.began, began.get(run.label, run.began))
+    for each in record.sent:
+        if each.label in began and began[each.label] < each.not_before - MOMENT:
+            yield f"early: {each.label} began {each.not_before - began[each.label]:.2f} s before its time"
+        if each.label in began and each.revoked:
+            yield f"revoked: {each.label} ran although it was revoked before its time"
+
+
+def beyond_limits(record: Record) -> Iterator[str]:
+    """No more run at once than the limit says. One that is stopped does not run; one that is cut off must not."""
+    groups: dict[str, list[tuple[float, float, Run]]] = defaultdict(list)
+    for run in record.runs:
+        kind = run.label.partition(":")[0]
+        if kind in LIMITS:
+            gate = run.label.partition("/")[2] if kind == "keyed" else ""
+            groups[f"{kind} {gate}".strip()] += [(*span, run) for span in running(record, run)]
+    for gate, spans in groups.items():
+        limit = LIMITS[gate.partition(" ")[0]]
+        for at, together in crowds(spans):
+            if len({run.job for run in together}) > limit or len(together) > limit:
+                who = ", ".join(f"{run.label} in {name_of(record, run.pid)}" for run in together)
+                yield f"limit: {len(together)} of {gate} ran at {at:.2f}, {limit} may: {who}"
+                break
+
+
+def running(record: Record, run: Run) -> Iterator[tuple[float, float]]:
+    """Yield when a run really ran: without the time in which its process was stopped, and a moment after that."""
+    life = life_of(record, run.pid)
+    ended = (
+        run.ended if run.ended is not None else (life.ended if life and life.ended is not None else run.began)
+    )
+    struck = any(own <= ended and late >= run.began for own, _, late in cut_off(record, run.pid))
+    ended -= LATE if struck else MOMENT
+    stops = merged(
+        (each.began, each.ended + LATE)
+        for each in record.struck
+        if each.pid == run.pid and each.kind in STOPS
+    )
+    began = run.began
+    for first, last in stops:
+        if first < ended and last > began:
+            if first > began:
+                yield began, first
+            began = last
+    if began < ended:
+        yield began, ended
+
+
+def crowds(spans: Sequence[tuple[float, float, Run]]) -> Iterator[tuple[float, list[Run]]]:
+    """Yield who runs at each beginning."""
+    for at, _, _ in spans:
+        yield at, [run for began, ended, run in spans if began <= at < ended]
+
+
+def too_fast(record: Record) -> Iterator[str]:
+    """No more jobs with a rate begin in one second than the rate says."""
+    begins = sorted(run.began for run in record.runs if run.label.startswith("paced:"))
+    for first, later in zip(begins, begins[RATE:], strict=False):
+        if later - first < 1.0:
+            yield f"rate: {RATE + 1} of paced began between {first:.2f} and {later:.2f}"
+            return
+
+
+def events(record: Record) -> Iterator[str]:
+    """Each event comes to each subscriber, as one job; one that was refused comes to nobody."""
+    jobs: dict[str, set[str]] = defaultdict(set)
+    for run in record.runs:
+        if run.label.startswith("event-") and (run.whole or run.ended is None):
+            jobs[run.label].add(run.job)
+    for each in record.sent:
+        if each.kind != "event":
+            continue
+        counts = [len(jobs[f"{each.label}/{task}"]) for task in ("smell", "taste")]
+        right = {"accepted": ([1, 1],), "refused": ([0, 0],)}.get(each.outcome, ([0, 0], [1, 1]))
+        if counts not in right:
+            yield f"event: {each.label} ({each.outcome}) came {counts[0]} and {counts[1]} times to its subscribers"
+
+
+def fire_times(record: Record) -> Iterator[str]:
+    """Each fire time between the first and the last that ran has had its job. Twice is told of by `doubled`."""
+    ran = {run.job for run in record.runs if run.label == "tick"}
+    places = [place for place, job in enumerate(record.fire_times) if job in ran]
+    if not places:
+        yield "fire times: the schedule never fired"
+        return
+    missing = [job for job in record.fire_times[places[0] : places[-1]] if job not in ran]
+    if missing:
+        yield f"fire times: {len(missing)} of {places[-1] - places[0] + 1} never ran"
+    if strangers := ran - set(record.fire_times):
+        yield f"fire times: {len(strangers)} jobs are of none"
+
+
+def ended_by_themselves(record: Record) -> Iterator[str]:
+    """No process ends that was not killed. One that never came up may, as documented, while Redis is away or full."""
+    for each in record.lives:
+        if each.code is None or each.killed:
+            continue
+        ended = each.ended or 0.0
+        if ended >= record.stopping:
+            if each.code != 0:
+                yield f"stop: {each.name} ({each.pid}) was stopped in order and ended with {each.code}"
+            continue
+        near = any(
+            struck.name in ("redis", each.name)
+            and struck.began <= ended
+            and struck.ended + RECONNECT >= each.began
+            for struck in record.struck
+        )
+        text = f"{each.name} ({each.pid}) ended by itself with {each.code} at {ended:.2f}"
+        if not each.ready and near:
+            record.excuses.append(f"{text}: it was starting, and Redis could not be used")
+        else:
+            yield f"process: {text}"
+
+
+def life_of(record: Record, pid: int) -> Life | None:
+    """Return the process of that id."""
+    return next((each for each in record.lives if each.pid == pid), None)
+
+
+def name_of(record: Record, pid: int) -> str:
+    """Return the name of the process of that id, and the id."""
+    life = life_of(record, pid)
+    return f"{life.name if life else '?'} ({pid})"
