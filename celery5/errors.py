@@ -302,6 +302,14 @@ class BrokerReplied(BrokerError):
         super().__init__(message)
 
 
+class UnreadableReply(BrokerReplied):
+    """Redis answered with something that celery5 cannot read: an entry or a key was written by another program. Nothing
+    is known of what the command did. `code` is `UNREADABLE`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="UNREADABLE")
+
+
 class ServerNotFound(CeleryError):
     """No Redis or Valkey server binary was found for the embedded server."""
 

@@ -38,7 +38,7 @@ from celery5.protocol.routes import DEFAULT
 from celery5.publisher import Publisher
 from celery5.services.event_acts import EventActs
 from celery5.services.lease import Lease
-from celery5.services.passing import passes
+from celery5.services.passing import passes_for_all
 from celery5.services.waits import Waits
 
 AT_ONCE = 200
@@ -143,7 +143,7 @@ class EventIngestion:
         try:
             await self.route(entries)
         except BrokerReplied as error:
-            if passes(error):
+            if passes_for_all(error):
                 raise
             for each in entries:
                 await self._route_or_bury(each)
@@ -152,7 +152,7 @@ class EventIngestion:
         try:
             await self.route([entry])
         except BrokerReplied as error:
-            if passes(error):
+            if passes_for_all(error):
                 raise
             self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
             await self._finish([_buried(entry, str(error))])

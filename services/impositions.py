@@ -22,11 +22,14 @@ from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.limits import Imposed, Suspension
 from celery5.services.circuits import Circuits
+from celery5.services.passing import is_spoilt
 from celery5.services.turnstile import Turnstile
 from celery5.task import Task
 
 AGAIN = 1.0
 """Seconds until Redis is asked again, when it did not serve."""
+REPAIRED = 5.0
+"""Seconds until a key is read again that another program has spoilt."""
 THIRD = 3
 BREAKER = "breaker"
 """Who suspends a task whose circuit breaker has opened."""
@@ -115,6 +118,9 @@ class Impositions:
                 self._news.set()
             except BrokerError as error:
                 self._log.event("limits:unknown", "warning", why=str(error))
+                if is_spoilt(error):
+                    await trio.sleep(REPAIRED)
+                    self._news.set()
 
     async def _suspend(self) -> None:
         for task, what in list(self._tripped.items()):

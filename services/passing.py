@@ -7,10 +7,17 @@ from celery5.errors import BrokerReplied, BrokerUnavailable
 
 _CODES = frozenset({"OOM", "MISCONF", "NOREPLICAS", "UNBLOCKED"})
 """Memory is full; the disk is full; too few replicas; a blocked read was ended, by a failover or a lost key."""
+_OF_ONE_KEY = frozenset({"WRONGTYPE", "UNREADABLE"})
+"""Another program has written to a key: it has another type, or holds what cannot be read."""
 
 
 def passes(error: BrokerReplied | BrokerUnavailable) -> bool:
-    """Whether trying again later makes sense. That it is away does pass."""
+    """Return whether trying again later makes sense. An unreachable broker comes back, a spoilt key is repaired."""
+    return passes_for_all(error) or is_spoilt(error)
+
+
+def passes_for_all(error: BrokerReplied | BrokerUnavailable) -> bool:
+    """Return whether it passes, and concerns every call whatever its key."""
     return isinstance(error, BrokerUnavailable) or error.code in _CODES
 
 
@@ -20,3 +27,8 @@ def is_transient(error: BaseException) -> bool:
     The one answer for a process that runs and for one that begins again: both wait for what is transient.
     """
     return isinstance(error, BrokerReplied | BrokerUnavailable) and passes(error)
+
+
+def is_spoilt(error: Exception) -> bool:
+    """Return whether Redis serves, and what one key holds is the trouble."""
+    return isinstance(error, BrokerReplied) and error.code in _OF_ONE_KEY

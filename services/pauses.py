@@ -17,9 +17,12 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused
 from celery5.log import Log
 from celery5.services.consumer import Consumer
+from celery5.services.passing import is_spoilt
 
 AGAIN = 1.0
 """Seconds until Redis is asked again, when it did not serve."""
+REPAIRED = 5.0
+"""Seconds until a key is read again that another program has spoilt."""
 
 T = TypeVar("T")
 
@@ -70,6 +73,9 @@ class Pauses:
                 self._news.set()
             except BrokerError as error:
                 self._log.event("queue:unknown", "warning", why=str(error))
+                if is_spoilt(error):
+                    await trio.sleep(REPAIRED)
+                    self._news.set()
 
     def look_again(self) -> None:
         """The connection was away: something may have been missed."""

@@ -26,7 +26,7 @@ from celery5.protocol.envelope import read_envelope
 from celery5.protocol.metrics import Family, counter
 from celery5.protocol.schedules import Due, Schedule
 from celery5.scheduled import job_of
-from celery5.services.passing import passes
+from celery5.services.passing import passes_for_all
 
 PORTION = 100
 """Schedules of one queue that are looked at in one trip."""
@@ -131,7 +131,7 @@ class Timetable:
         try:
             return await self._redis.perform_all(trips) if trips else []
         except BrokerReplied as error:
-            if passes(error):
+            if passes_for_all(error):
                 raise
         return [await self._performed_alone(trip) for trip in trips]
 
@@ -139,7 +139,7 @@ class Timetable:
         try:
             return await self._redis.perform(trip)
         except BrokerReplied as error:
-            if passes(error):
+            if passes_for_all(error):
                 raise
             return str(error)
 

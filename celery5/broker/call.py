@@ -64,6 +64,25 @@ class Call(Generic[T]):
         return ("EVAL", self.script.body, *self.words[2:])
 
 
+def text(raw: bytes) -> str:
+    """Return the text of `raw`. Bytes that are no UTF-8 become replacement characters: others may write too."""
+    return raw.decode(errors="replace")
+
+
+def whole(raw: bytes | int | None) -> int:
+    """Return the whole number that Redis keeps as `raw`, 0 for anything else: a field may hold `nan`, or be missing."""
+    if isinstance(raw, int):
+        return raw
+    digits = (raw or b"").removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        return 0
+    return int(raw or 0)
+
+
+_MOST_DIGITS = 19
+"""Digits of the largest number that Redis itself counts with."""
+
+
 def scripted(
     script: Script,
     keys: tuple[str, ...],

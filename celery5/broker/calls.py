@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.call import Call, Script, Word, scripted, text, whole
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.lanes import on_stream
 
@@ -312,21 +312,24 @@ def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]
 
 
 def _texts(reply: Any) -> dict[str, str]:
-    words = [each.decode(errors="replace") for each in reply]
+    words = [text(each) for each in reply]
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _names(raw: Iterable[bytes]) -> list[str]:
-    return sorted(each.decode() for each in raw)
+    """Return the names of queues. One that is no text was not written by celery5, and no queue can have it."""
+    found = [text(each) for each in raw]
+    return sorted(name for name in found if "\ufffd" not in name)
 
 
 def _others(ids: Iterable[str], raw: Iterable[bytes]) -> dict[str, str]:
-    holders = zip(ids, (each.decode() for each in raw), strict=True)
+    holders = zip(ids, (text(each) for each in raw), strict=True)
     return {job_id: holder for job_id, holder in holders if holder != job_id}
 
 
 def _moved(raw: Any) -> tuple[int, float | None]:
-    return raw[0], _seconds(raw[1])
+    moved, due_in = msgspec.convert(raw, tuple[int, int])
+    return moved, _seconds(due_in)
 
 
 def _pulse(raw: Any) -> Pulse:
@@ -335,22 +338,22 @@ def _pulse(raw: Any) -> Pulse:
         raw[1],
         _seconds(raw[2]),
         _seconds(raw[3]),
-        raw[4].decode(),
-        tuple(map(bytes.decode, raw[5])),
+        text(raw[4]),
+        tuple(map(text, raw[5])),
         raw[6],
     )
 
 
 def _recovered(raw: Any) -> Recovered:
-    return Recovered(raw[0].decode(), raw[1], raw[2], raw[3] == 1)
+    return Recovered(text(raw[0]), int(raw[1]), int(raw[2]), raw[3] == 1)
 
 
 def _place(raw: Any) -> Place:
-    return Place(raw[0].decode(), raw[1].decode(), raw[2])
+    return Place(text(raw[0]), text(raw[1]), msgspec.convert(raw[2], bytes))
 
 
 def _size(raw: Any) -> Size:
-    return Size(*raw)
+    return Size(*map(int, raw))
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -358,7 +361,7 @@ def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[tuple[str, bytes, bytes]]:
-    found = [(entry.decode(), _fields(flat)) for entry, flat in raw]
+    found = [(text(entry), _fields(flat)) for entry, flat in raw]
     return [(entry, fields.get(b"job", b""), fields.get(b"document", b"")) for entry, fields in found]
 
 
@@ -381,10 +384,7 @@ def entry_on(keys: QueueKeys, entry: bytes, flat: list[bytes] | None) -> Entry:
     if len(flat) == 2 and flat[0] == b"job":
         return Entry(keys.queue, entry, flat[1], 0, lane)
     fields = _fields(flat)
-    deliveries = fields.get(b"deliveries", b"0")
-    return Entry(
-        keys.queue, entry, fields.get(b"job", b""), int(deliveries) if deliveries.isdigit() else 0, lane
-    )
+    return Entry(keys.queue, entry, fields.get(b"job", b""), max(0, whole(fields.get(b"deliveries"))), lane)
 
 
 def _ms(seconds: float) -> int:

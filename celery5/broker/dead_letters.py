@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.call import Call, Script, Word, scripted, text
 from celery5.broker.keys import QueueKeys
 
 REPLAY = Script.load("replay")
@@ -69,13 +69,13 @@ def purge(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
 
 
 def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[Grave]:
-    found = [(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
+    found = [(text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
     return [
         Grave(
             entry,
             each.get(b"job", b""),
             each.get(b"document", b""),
-            each.get(b"sink", b"").decode(errors="replace"),
+            text(each.get(b"sink", b"")),
             each.get(b"failure", b""),
         )
         for entry, each in found
@@ -83,16 +83,16 @@ def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[Grave]:
 
 
 def _newest(raw: Any) -> str:
-    return raw[0][0].decode() if raw else ""
+    return text(raw[0][0]) if raw else ""
 
 
 def _dead_places(raw: Iterable[bytes | None]) -> list[str]:
-    return [place[1:].decode() if place and place.startswith(b"X") else "" for place in raw]
+    return [text(place[1:]) if place and place.startswith(b"X") else "" for place in raw]
 
 
 def _ms(raw: Any) -> int:
     return int(raw[0]) * 1000 + int(raw[1]) // 1000
 
 
-def _as_it_is(raw: list[int]) -> list[int]:
-    return raw
+def _as_it_is(raw: Any) -> list[int]:
+    return msgspec.convert(raw, list[int])

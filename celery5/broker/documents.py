@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.call import Call, Script, Word, scripted, text
 from celery5.broker.keys import QueueKeys
 
 COLLECT = Script.load("collect")
@@ -92,7 +92,7 @@ def let_go(key: str, who: str) -> Call[int]:
 
 def _collected(raw: Any) -> Collected:
     found, next_in = raw
-    taken = [Taken(entry.decode(), document, tries) for entry, document, tries in found]
+    taken = [Taken(text(entry), document, tries) for entry, document, tries in found]
     return Collected(taken, None if next_in < 0 else next_in / 1000)
 
 
@@ -104,5 +104,5 @@ def _seconds(raw: int) -> float:
     return raw / 1000
 
 
-def _as_it_is(raw: list[int]) -> list[int]:
-    return raw
+def _as_it_is(raw: Any) -> list[int]:
+    return msgspec.convert(raw, list[int])

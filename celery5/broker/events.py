@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.call import Call, Script, Word, scripted, text, whole
 from celery5.broker.keys import EVENTS, GROUP, Keys, QueueKeys
 
 DECLARE = Script.load("declare")
@@ -93,7 +93,7 @@ def finish(
         for word in (each.verb, each.entry, each.id, each.subject, each.message, each.why)
     )
     args = (GROUP, router, known, _ms(retention), MOST_KEPT, _ms(COUNTED), *words)
-    return scripted(FINISH, named, args, list, repeatable=True)
+    return scripted(FINISH, named, args, _verdicts, repeatable=True)
 
 
 def shorten(keys: QueueKeys, locks: Sequence[str], *, to: float) -> Call[int]:
@@ -123,20 +123,24 @@ def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
 
 def _declared(raw: Any) -> DeclaredNow:
     changed, sent, back = raw
-    return DeclaredNow(changed, sent, tuple(each.decode() for each in back))
+    return DeclaredNow(int(changed), int(sent), tuple(text(each) for each in back))
 
 
 def _registry(raw: Any) -> Registry:
     state, flat, gone = raw
-    pairs = [(name.decode(), value) for name, value in _pairs(flat) if name]
+    pairs = [(text(name), value) for name, value in _pairs(flat) if name]
     entries = {name: value for name, value in pairs if value}
     back = tuple(name for name, value in pairs if not value)
-    retired = tuple(each.decode() for each in gone)
+    retired = tuple(text(each) for each in gone)
     return Registry(state, entries if flat or state == b"0" else None, retired, back)
 
 
+def _verdicts(raw: Any) -> list[int]:
+    return msgspec.convert(raw, list[int])
+
+
 def _counts(raw: Any) -> dict[str, int]:
-    return {name.decode(): int(count) for name, count in _pairs(raw)}
+    return {text(name): whole(count) for name, count in _pairs(raw)}
 
 
 def _ms(seconds: float) -> int:

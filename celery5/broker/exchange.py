@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery5.broker.call import Call
-from celery5.broker.translate import replied
+from celery5.broker.translate import replied, unreadable
 from celery5.broker.wire import ReplyError, pack, pack_all
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator
             (raw,) = yield Trip(pack(call.in_full), timeouts, call.repeatable)
         if type(raw) is ReplyError:
             raise replied(str(raw), where=where)
-    return call.reply(raw)
+    return read_reply(call, raw, where=where)
 
 
 def exchange_all(
@@ -72,7 +72,15 @@ def exchange_all(
             if some_done(raws):
                 error.mark_maybe_done()
             raise error
-    return [call.reply(raw) for call, raw in zip(calls, raws, strict=True)]
+    return [read_reply(call, raw, where=where) for call, raw in zip(calls, raws, strict=True)]
+
+
+def read_reply(call: Call[T], raw: Any, *, where: str) -> T:
+    """Return the value of a reply. Raises UnreadableReply, whatever the call's decoder raises."""
+    try:
+        return call.reply(raw)
+    except Exception as error:
+        raise unreadable(call, error, where=where) from error
 
 
 def script_unknown(call: Call[Any], raw: object) -> bool:

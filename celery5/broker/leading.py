@@ -5,7 +5,7 @@ Floor: broker. Reads and writes: what `lead.lua` says; all keys come from `keys.
 
 from typing import Any
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, scripted, text, whole
 from celery5.broker.keys import Keys
 from celery5.protocol.leadership import Record
 
@@ -34,5 +34,11 @@ def leader(keys: Keys) -> Call[Record]:
 
 
 def _record(raw: Any) -> Record:
-    epoch, beat, leader, since = [each or b"" for each in raw]
-    return Record(int(epoch or 0), int(beat or 0), leader.decode(errors="replace"), int(since or 0) / 1000)
+    epoch, beat, leader, since = raw
+    return Record(_counted(epoch), _counted(beat), text(leader or b""), _counted(since) / 1000)
+
+
+def _counted(raw: bytes | None) -> int:
+    """Return the number of a field as `lead.lua` reads it, or both would mean different records."""
+    number = whole(raw)
+    return number if 0 <= number < 2**53 else 0

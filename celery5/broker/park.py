@@ -18,6 +18,7 @@ from trio.lowlevel import Abort, checkpoint_if_cancelled, current_task, wait_tas
 
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
+from celery5.broker.exchange import read_reply
 from celery5.broker.link import Link
 from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
 from celery5.broker.ticket import Ticket
@@ -95,7 +96,10 @@ class ParkedRedis:
 
         def heard(raw: Any) -> None:
             if type(raw) is not ReplyError and not _is_empty(raw):
-                decoded.append(call.reply(raw))
+                try:
+                    decoded.append(call.reply(raw))
+                except Exception:
+                    return  # the caller reads it again and raises: an error here would end the connection
                 if take is not None:
                     take(decoded[0])
 
@@ -112,7 +116,7 @@ class ParkedRedis:
             if isinstance(error, BrokerReadOnly):
                 self._link.drop(str(error))
             raise error
-        return decoded[0] if decoded else call.reply(ticket.reply)
+        return decoded[0] if decoded else read_reply(call, ticket.reply, where=self._where)
 
     async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> Ticket:
         link = self._link

@@ -82,7 +82,7 @@ def _parameter(raw: Any) -> str | None:
 def _attempted(raw: Any) -> Attempted:
     tried, *words = raw
     text = [each.decode(errors="replace").strip() for each in words]
-    return Attempted(tried, dict(zip(text[::2], text[1::2], strict=True)))
+    return Attempted(int(tried), dict(zip(text[::2], text[1::2], strict=True)))
 
 
 def _scanned(raw: Any) -> tuple[int, list[str]]:

@@ -4,8 +4,11 @@ Floor: broker. Reads and writes: what `revoke.lua` says; all keys come from `key
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from celery5.broker.call import Call, Script, Word, scripted
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, scripted, text
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.delivery import TOMBSTONE
 
@@ -47,8 +50,8 @@ def places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
 
 
 def _states(raw: Iterable[bytes]) -> list[str]:
-    return [each.decode() for each in raw]
+    return [text(each) for each in raw]
 
 
-def _places(raw: Iterable[bytes | None]) -> list[bytes]:
-    return [each or b"" for each in raw]
+def _places(raw: Any) -> list[bytes]:
+    return [each or b"" for each in msgspec.convert(raw, list[bytes | None])]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, scripted, text, whole
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.autoscale import Course
 from celery5.protocol.limits import unquoted
@@ -123,13 +123,13 @@ def reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, Report]]:
 
 
 def _texts(raw: Any) -> list[str]:
-    return [each.decode(errors="replace") for each in raw]
+    return [text(each) for each in raw]
 
 
 def _counts(raw: Any) -> dict[str, int]:
-    words = _texts([each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw)
-    found = zip(words[::2], words[1::2], strict=True)
-    return {unquoted(task): int(count) for task, count in found if not task.startswith(" ")}
+    words = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    found = zip(_texts(words[::2]), map(whole, words[1::2]), strict=True)
+    return {unquoted(task): count for task, count in found if not task.startswith(" ")}
 
 
 def _turn(raw: Any) -> Turn:

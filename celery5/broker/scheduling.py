@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
+from celery5.broker.call import Call, Script, Word, scripted, text
 from celery5.broker.keys import Keys, QueueKeys
 
 UPCOMING = Script.load("upcoming")
@@ -91,7 +91,7 @@ def undeclare(keys: Keys, scheduler: str) -> Call[int]:
 
 def declared(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes | None, ...]]:
     """What the code of these Schedulers declares; None for one that has not said."""
-    return Call(("MGET", *[keys.declared(each) for each in schedulers]), tuple, repeatable=True)
+    return Call(("MGET", *[keys.declared(each) for each in schedulers]), _values, repeatable=True)
 
 
 def _upcoming(raw: Any) -> Upcoming:
@@ -103,12 +103,19 @@ def _upcoming(raw: Any) -> Upcoming:
 
 def _records(raw: Any) -> dict[str, bytes]:
     flat: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
-    return {name.decode(errors="replace"): state for name, state in zip(flat[::2], flat[1::2], strict=True)}
+    states = msgspec.convert(flat[1::2], list[bytes])
+    return dict(zip(map(text, flat[::2]), states, strict=True))
 
 
-def _bytes(raw: bytes | None) -> bytes:
-    return raw or b""
+def _bytes(raw: Any) -> bytes:
+    return msgspec.convert(raw, bytes | None) or b""
+
+
+def _values(raw: Any) -> tuple[bytes | None, ...]:
+    return msgspec.convert(raw, tuple[bytes | None, ...])
 
 
 def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
-    return tuple(sorted(each.decode(errors="replace") for each in raw))
+    """Return the names of queues. One that is no text was not written by celery5, and no queue can have it."""
+    found = [text(each) for each in raw]
+    return tuple(sorted(name for name in found if "\ufffd" not in name))

@@ -9,11 +9,12 @@ drivers pass what they catch through `translated`, so that nobody above this roo
 import os
 import re
 import ssl
-from typing import cast
+from typing import Any, cast
 
 import hiredis
 import redis.exceptions
 
+from celery5.broker.call import Call
 from celery5.errors import (
     BrokerDenied,
     BrokerError,
@@ -21,6 +22,7 @@ from celery5.errors import (
     BrokerReadOnly,
     BrokerReplied,
     BrokerUnavailable,
+    UnreadableReply,
 )
 
 # Redis 6.2 wraps what a command inside a script answered; later servers pass it on as it is.
@@ -109,6 +111,22 @@ def replied(text: str, *, where: str) -> BrokerError:
     if code == "ERR" and rest.startswith("max number of clients"):
         return BrokerUnavailable(f"broker {where} has no connection left ({rest}); raise its maxclients")
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
+
+
+def unreadable(call: Call[Any], error: Exception, *, where: str) -> BrokerError:
+    """Return the error for a reply that the decoder of `call` could not read; the caller raises it `from` `error`."""
+    if isinstance(error, BrokerError):
+        return error
+    command = call.script.name if call.script is not None else str(call.words[0])
+    keys = [str(word) for word in call.words[1:] if str(word).startswith("celery5:")]
+    about = f" about {keys[0]}" if keys else ""
+    why = " ".join(str(error).split())[:200]
+    unreadable = UnreadableReply(
+        f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {why}); "
+        "another program may have written to this key"
+    )
+    unreadable.mark_maybe_done()  # it was answered
+    return unreadable
 
 
 def _while_connecting(error: Exception) -> BaseException | None:

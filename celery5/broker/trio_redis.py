@@ -10,12 +10,12 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.exchange import script_unknown, some_done
+from celery5.broker.exchange import read_reply, script_unknown, some_done
 from celery5.broker.link import Link
 from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
 from celery5.broker.ticket import Ticket
 from celery5.broker.timing import Timing
-from celery5.broker.translate import replied
+from celery5.broker.translate import replied, unreadable
 from celery5.broker.transport import Connect, connect
 from celery5.broker.wire import ReplyError, pack, pack_all
 from celery5.errors import BrokerError, BrokerReadOnly
@@ -101,7 +101,10 @@ class TrioRedis:
         reply = ticket.reply
         if type(reply) is ReplyError:
             reply = await self._second_answer(call, reply, maybe_done=ticket.was_sent)
-        return call.reply(reply)
+        try:  # in place, not by read_reply: this is done for each call
+            return call.reply(reply)
+        except Exception as error:
+            raise unreadable(call, error, where=self._where) from error
 
     def _ticket(self, call: Call[Any]) -> Ticket:
         if call.words[0] not in self._allowed or call.blocks:
@@ -134,7 +137,9 @@ class TrioRedis:
                     failure = failure or error
         if failure is not None:
             raise failure
-        return [call.reply(reply) for call, reply in zip(calls, replies, strict=True)]
+        return [
+            read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
+        ]
 
     async def _second_answer(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
         """An error reply: send a script in full that the server did not know, or raise what the error means.

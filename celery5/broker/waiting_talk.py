@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, cast
 
+import msgspec
+
 from celery5.broker.call import Call, Word
 from celery5.broker.timing import Timing
 from celery5.broker.waiting import Wait, Waiting
@@ -153,7 +155,8 @@ def documents_of(keys: Sequence[str]) -> Call[dict[str, bytes]]:
     At most `READ_AT_ONCE` keys, or one answer could be very large.
     """
 
-    def reply(raw: list[bytes | None]) -> dict[str, bytes]:
-        return {key: document for key, document in zip(keys, raw, strict=True) if document is not None}
+    def reply(raw: Any) -> dict[str, bytes]:
+        found = msgspec.convert(raw, list[bytes | None])
+        return {key: document for key, document in zip(keys, found, strict=True) if document is not None}
 
     return Call(("MGET", *keys), reply, repeatable=True)

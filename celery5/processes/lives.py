@@ -10,7 +10,7 @@ import itertools
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
-from celery5.services.passing import is_transient
+from celery5.services.passing import is_spoilt, is_transient
 from celery5.services.reloader import Next, Reload
 from celery5.services.vitals import Vitals
 
@@ -72,7 +72,8 @@ async def live(
             final = _final(ended, at_first=at_first, told_away=missed is not None)
             if final is not None:
                 raise final from None
-            log.event(f"{word}:again", "error", name=own, why=_first_of(ended))
+            hint = {"hint": _SPOILT} if any(map(is_spoilt, _leaves(ended))) else {}
+            log.event(f"{word}:again", "error", name=own, why=_first_of(ended), **hint)
             if missed is not None and not status.said:
                 missed(BrokerUnavailable(_first_of(ended)))
                 missed = _nobody
@@ -95,8 +96,8 @@ def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bo
 
     Args:
         error: One error, or a group of them, which is never decided as a whole.
-        at_first: No incarnation has ended yet. Then only a lost lease is survived, so that a mistake in the
-            configuration ends the process with one clear line.
+        at_first: No incarnation has ended yet. Then only a lost lease and a spoilt key are survived, so that a
+            mistake in the configuration ends the process with one clear line.
         told_away: The process serves several brokers, so one that is away at first has been reported and is waited for.
     """
     match error:
@@ -104,6 +105,8 @@ def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bo
             return True
         case BootFailed():
             return not at_first
+        case BrokerReplied() if is_spoilt(error):
+            return True  # Redis serves: whoever repairs the key needs no restart of a fleet
         case _:
             return (told_away or not at_first) and is_transient(error)
 
@@ -145,6 +148,20 @@ def _first_of(group: Any) -> str:
     first = group.exceptions[0]
     inner = getattr(first, "exceptions", None)  # a group in the group
     return str(first) if inner is None else _first_of(first)
+
+
+def _leaves(group: Any) -> Iterator[Exception]:
+    """Yield the errors in a group of groups."""
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _leaves(each)
+        else:
+            yield each
+
+
+_SPOILT = (
+    "another program has written to a key of this application: repair or delete the key; it is tried again"
+)
 
 
 def new_name(name: str = "") -> str:

@@ -7,7 +7,13 @@
 --       5 ms for which it is remembered who led
 -- Gives the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'beat', 'leader', 'since')
-local epoch, beat, leader, since = known[1] or '0', known[2] or '0', known[3] or '', known[4] or '0'
+-- What is no whole number was written by another program, and counts as if it were not there.
+local function whole(value)
+  local number = tonumber(value)
+  if number and number >= 0 and number < 9007199254740992 then return string.format('%.0f', math.floor(number)) end
+  return '0'
+end
+local epoch, beat, leader, since = whole(known[1]), whole(known[2]), known[3] or '', whole(known[4])
 local mine = leader == ARGV[1]
 local free = leader == '' and epoch ~= '0' -- the last one has ended in order
 if ARGV[4] == '0' then
