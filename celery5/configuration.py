@@ -21,30 +21,13 @@ from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
 from celery5.keyring import folder_of
-from celery5.settings import Settings
+from celery5.settings import Settings, fault_in_hash
 from celery5.strategies import autoscale_of, prioritise_of
 
 EVERY = 1.0
 """Seconds between two looks at a file."""
 EVERY_OF_REDIS = 10.0
 """Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
-
-NOT_IN_REDIS = (
-    *(
-        "broker",
-        "brokers",
-        "routes",
-        "inbox",
-        "inbox_signatures",
-        "keys",
-        "keys_usage",
-        "status_host",
-        "status_port",
-    ),
-    *("publisher", "publisher_socket", "publisher_tcp", "publisher_certificate", "publisher_key"),
-    *("publisher_client_ca", "publisher_plain", "publisher_backlog"),
-)
-"""Settings that no hash in Redis can say: where that is; and what keeps whoever can write there from commanding."""
 
 
 @runtime_checkable
@@ -136,7 +119,8 @@ class TomlConfiguration:
 
 class RedisConfiguration:
     """A hash in the broker's own Redis, which all workers of an application share: `HSET celery5:{shop}:settings
-    concurrency 20`. It cannot say where the broker is, nor whose commands a worker takes."""
+    concurrency 20`. It can say what `celery5.settings` marks for it: no address, no file, no name of code, and numbers
+    up to a bound."""
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:
         self.where = f"hash {key}"
@@ -147,11 +131,9 @@ class RedisConfiguration:
     def load(self) -> Mapping[str, Any]:
         """The fields of the hash, as text."""
         self._seen = found = self._read()
-        for name in NOT_IN_REDIS:
-            if name in found:
-                raise Misconfigured(
-                    f"{self.where}: {name} cannot be said in the broker: HDEL {self._key} {name}"
-                )
+        for name, raw in found.items():
+            if fault := fault_in_hash(name, raw):
+                raise Misconfigured(f"{self.where}: {fault}: HDEL {self._key} {name}")
         return found
 
     async def watch(self) -> None:

@@ -33,6 +33,17 @@ def _cores() -> int:
     return min(os.cpu_count() or 1, 10)
 
 
+_DAY = 86400
+_IN_HASH: dict[str, Any] = {"in_hash": True}
+"""Mark of a setting that the hash in Redis may say: no address, no file, no name of code, no question of trust."""
+
+
+def _up_to(most: float) -> dict[str, Any]:
+    """Mark a number that the hash in Redis may say, with the largest that it may: whoever writes there must not be able
+    to have every worker take all memory or start ten thousand threads."""
+    return {"in_hash": True, "most": most}
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one application. Times are seconds, sizes bytes."""
 
@@ -47,67 +58,125 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="which broker a queue or a task goes to: names or globs, the first that fits"),
     ] = msgspec.field(default_factory=dict[str, str])
     default_queue: Annotated[
-        str, Meta(description="queue of tasks that name none", pattern=r"^[^\s{},]{1,200}\Z")
+        str, Meta(description="queue of tasks that name none", extra=_IN_HASH, pattern=r"^[^\s{},]{1,200}\Z")
     ] = "default"
     results_ttl: Annotated[
-        float, Meta(description="how long a result is kept; a minute at least", ge=0.001, le=LONGEST)
+        float,
+        Meta(
+            description="how long a result is kept; a minute at least",
+            extra=_up_to(30 * _DAY),
+            ge=0.001,
+            le=LONGEST,
+        ),
     ] = 3600.0
-    message_limit: Annotated[int, Meta(description="largest message or result", ge=1024)] = 1024 * 1024
-    concurrency: Annotated[int, Meta(description="async jobs that one worker process runs at once", ge=1)] = (
-        100
-    )
+    message_limit: Annotated[
+        int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024), ge=1024)
+    ] = 1024 * 1024
+    concurrency: Annotated[
+        int, Meta(description="async jobs that one worker process runs at once", extra=_up_to(10_000), ge=1)
+    ] = 100
     cpu_slots: Annotated[
-        int, Meta(description="jobs in threads that one worker process runs at once", ge=1)
+        int, Meta(description="jobs in threads that one worker process runs at once", extra=_up_to(512), ge=1)
     ] = msgspec.field(default_factory=_cores)
     box_slots: Annotated[
-        int, Meta(description="jobs in boxes, and boxes, that one worker process has at once", ge=1)
+        int,
+        Meta(
+            description="jobs in boxes, and boxes, that one worker process has at once",
+            extra=_up_to(256),
+            ge=1,
+        ),
     ] = 4
     budgets: Annotated[
-        str, Meta(description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500")
+        str,
+        Meta(
+            description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500",
+            extra=_IN_HASH,
+        ),
     ] = ""
     autoscale: Annotated[
         str | dict[str, Any],
-        Meta(description="workers that come and go with the load: minimum=1 maximum=10; see the guide"),
+        Meta(
+            description="workers that come and go with the load: minimum=1 maximum=10; see the guide",
+            extra=_IN_HASH,
+        ),
     ] = ""
     prioritise: Annotated[
-        str, Meta(description="tasks that go first: shortest, longest, rarest, saturation or module:function")
+        str,
+        Meta(
+            description="tasks that go first: shortest, longest, rarest, saturation or module:function",
+            extra=_IN_HASH,
+        ),
     ] = ""
-    box_jobs: Annotated[int, Meta(description="jobs after which a box is ended and made anew", ge=1)] = 1000
-    box_idle: Annotated[float, Meta(description="how long a box without jobs is kept", gt=0, le=LONGEST)] = (
-        60.0
-    )
+    box_jobs: Annotated[
+        int, Meta(description="jobs after which a box is ended and made anew", extra=_up_to(1_000_000), ge=1)
+    ] = 1000
+    box_idle: Annotated[
+        float, Meta(description="how long a box without jobs is kept", extra=_up_to(_DAY), gt=0, le=LONGEST)
+    ] = 60.0
     max_jobs: Annotated[
-        int, Meta(description="jobs after which a worker process is recycled; 0: never", ge=0)
+        int,
+        Meta(
+            description="jobs after which a worker process is recycled; 0: never",
+            extra=_up_to(1_000_000_000),
+            ge=0,
+        ),
     ] = 0
     max_memory: Annotated[
-        str, Meta(description="memory with which a worker process is recycled: 500 MiB; none: never")
+        str,
+        Meta(
+            description="memory with which a worker process is recycled: 500 MiB; none: never", extra=_IN_HASH
+        ),
     ] = ""
     grace_period: Annotated[
-        float, Meta(description="how long running jobs may go on after a stop", ge=0, le=LONGEST)
+        float,
+        Meta(
+            description="how long running jobs may go on after a stop", extra=_up_to(_DAY), ge=0, le=LONGEST
+        ),
     ] = 30.0
     lease: Annotated[
-        float, Meta(description="how long a worker that is silent counts as alive", ge=0.2, le=LONGEST)
+        float,
+        Meta(
+            description="how long a worker that is silent counts as alive",
+            extra=_up_to(3600),
+            ge=0.2,
+            le=LONGEST,
+        ),
     ] = 10.0
     max_deliveries: Annotated[
-        int, Meta(description="workers a job may take down before it is buried", ge=1)
+        int, Meta(description="workers a job may take down before it is buried", extra=_up_to(1000), ge=1)
     ] = 3
-    ignore_result: Annotated[bool, Meta(description="keep no results, unless a task says otherwise")] = False
+    ignore_result: Annotated[
+        bool, Meta(description="keep no results, unless a task says otherwise", extra=_IN_HASH)
+    ] = False
     time_limit: Annotated[
         Annotated[float, Meta(gt=0, le=LONGEST)] | None,
-        Meta(description="how long an attempt may run, unless its task says otherwise"),
+        Meta(
+            description="how long an attempt may run, unless its task says otherwise", extra=_up_to(30 * _DAY)
+        ),
     ] = None
     soft_time_limit: Annotated[
         Annotated[float, Meta(gt=0, le=LONGEST)] | None,
-        Meta(description="after how long SoftTimeLimitExceeded is raised inside it"),
+        Meta(description="after how long SoftTimeLimitExceeded is raised inside it", extra=_up_to(30 * _DAY)),
     ] = None
     recent_jobs: Annotated[
-        int, Meta(description="jobs that one worker process remembers, to discard what comes twice", ge=0)
+        int,
+        Meta(
+            description="jobs that one worker process remembers, to discard what comes twice",
+            extra=_up_to(1_000_000),
+            ge=0,
+        ),
     ] = 1000
     backlog: Annotated[
-        int, Meta(description="jobs a producer keeps while Redis is away; 0 raises instead", ge=0)
+        int,
+        Meta(
+            description="jobs a producer keeps while Redis is away; 0 raises instead",
+            extra=_up_to(1_000_000),
+            ge=0,
+        ),
     ] = 0
     replicas: Annotated[
-        int, Meta(description="replicas that must have a job before sending it returns", ge=0)
+        int,
+        Meta(description="replicas that must have a job before sending it returns", extra=_up_to(100), ge=0),
     ] = 0
     publisher: Annotated[
         str, Meta(description="Publisher daemon that gets the jobs: unix://PATH, unix:// or tls://HOST:PORT")
@@ -141,14 +210,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "1"
     when_unpublishable: Annotated[
         Literal["backlog", "local", "abandon"],
-        Meta(description="a retry while Redis is away: keep it, run it in the same worker, or give up"),
+        Meta(
+            description="a retry while Redis is away: keep it, run it in the same worker, or give up",
+            extra=_IN_HASH,
+        ),
     ] = "backlog"
     health_store: Annotated[
         Literal["broker", "none"],
-        Meta(description="where states of global health checks are kept; with none these checks are off"),
+        Meta(
+            description="where states of global health checks are kept; with none these checks are off",
+            extra=_IN_HASH,
+        ),
     ] = "broker"
     own_checks: Annotated[
-        bool, Meta(description="workers look after themselves: broker, event loop, memory, disk")
+        bool,
+        Meta(description="workers look after themselves: broker, event loop, memory, disk", extra=_IN_HASH),
     ] = True
     inbox: Annotated[bool, Meta(description="whether worker processes take commands")] = True
     inbox_signatures: Annotated[
@@ -166,36 +242,64 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     priorities: Annotated[
-        str, Meta(description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue")
+        str,
+        Meta(
+            description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue",
+            extra=_IN_HASH,
+        ),
     ] = "strict"
     queue_order: Annotated[
         str,
         Meta(
-            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike"
+            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike",
+            extra=_IN_HASH,
         ),
     ] = ""
-    timezone: Annotated[str, Meta(description="time zone of schedules that name none", min_length=1)] = "UTC"
+    timezone: Annotated[
+        str, Meta(description="time zone of schedules that name none", extra=_IN_HASH, min_length=1)
+    ] = "UTC"
     schedules: Annotated[
-        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see the guide")
+        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see the guide", extra=_IN_HASH)
     ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
     schedules_version: Annotated[
-        int, Meta(description="version of the code that declares schedules: the higher one is believed", ge=0)
+        int,
+        Meta(
+            description="version of the code that declares schedules: the higher one is believed",
+            extra=_up_to(1_000_000_000_000),
+            ge=0,
+        ),
     ] = 0
     event_retention: Annotated[
-        float, Meta(description="how long an event is kept that nobody subscribes to", ge=0, le=LONGEST)
+        float,
+        Meta(
+            description="how long an event is kept that nobody subscribes to",
+            extra=_up_to(30 * _DAY),
+            ge=0,
+            le=LONGEST,
+        ),
     ] = 86400.0
     event_catch_up: Annotated[
-        bool, Meta(description="whether a new subscription gets the events that were kept")
+        bool, Meta(description="whether a new subscription gets the events that were kept", extra=_IN_HASH)
     ] = True
     subscription_ttl: Annotated[
         float,
-        Meta(description="how long a subscription counts that no worker declares any more", ge=1, le=LONGEST),
+        Meta(
+            description="how long a subscription counts that no worker declares any more",
+            extra=_up_to(365 * _DAY),
+            ge=1,
+            le=LONGEST,
+        ),
     ] = 604800.0
     breaker_suspends: Annotated[
         bool,
-        Meta(description="a task whose breaker opens on one worker is suspended on all of them meanwhile"),
+        Meta(
+            description="a task whose breaker opens on one worker is suspended on all of them meanwhile",
+            extra=_IN_HASH,
+        ),
     ] = False
-    read_block: Annotated[float, Meta(description="how long one read waits for a job", gt=0, le=30)] = 5.0
+    read_block: Annotated[
+        float, Meta(description="how long one read waits for a job", extra=_up_to(30), gt=0, le=30)
+    ] = 5.0
     status_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         Meta(description="port for /livez, /readyz and /metrics; each further process takes the next one"),
@@ -318,6 +422,60 @@ def value_of(name: str, raw: object) -> Any:
     if name in _CHECKS:
         _CHECKS[name](value)
     return value
+
+
+def fault_in_hash(name: str, raw: object) -> str:
+    """Return why the hash in Redis may not say `raw` for a setting; '' when it may, and for what is no setting.
+
+    Whoever can write to Redis can write there, so it is a list of what is allowed. It never names code: a strategy of
+    one's own (`module:function`) is said in code, in a file or in the environment.
+    """
+    if name not in _TYPES:
+        return ""
+    marks = _marks(name)
+    if "in_hash" not in marks:
+        return f"{name} cannot be said in the broker"
+    if name in ("prioritise", "autoscale") and ":" in str(raw):
+        return f"{name} cannot name code in the broker"
+    try:
+        beyond = _beyond(name, value_of(name, raw), marks)
+    except Misconfigured:
+        return ""  # told with everything else that is wrong
+    return f"{name} is {shown(raw)}: in the broker {beyond} at most" if beyond else ""
+
+
+_SLOTS_IN_HASH = {"trio": 10_000, "asyncio": 10_000, "thread": 512, "boxed": 256}
+"""Slots of a budget by kind of task, at most, when the hash says it."""
+_WORKERS_IN_HASH = 1000
+"""Worker processes that the hash may have autoscaling start."""
+
+
+def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
+    """Return the bound that a value of the hash breaks; '' when it breaks none."""
+    if name == "budgets":
+        for kind, budget in budgets_in(value).items():
+            largest = max(each for each in (budget.minimum, budget.maximum) if isinstance(each, int))
+            if largest > (most := _SLOTS_IN_HASH.get(kind, 0)):
+                return f"{kind} has {most} slots"
+    if name == "autoscale":
+        scaled = autoscale_in(value)
+        return f"maximum is {_WORKERS_IN_HASH}" if scaled and scaled.maximum > _WORKERS_IN_HASH else ""
+    if "most" in marks and isinstance(value, int | float) and not value <= marks["most"]:
+        return f"it is {marks['most']:.0f}"
+    return ""
+
+
+def _marks(name: str) -> Mapping[str, Any]:
+    return next(each.extra or {} for each in _TYPES[name].__metadata__ if isinstance(each, Meta))
+
+
+def hash_limits() -> dict[str, str]:
+    """Return for each setting whether the hash in Redis may say it, for the documentation."""
+    found = {name: _marks(name) for name in _TYPES}
+    return {
+        name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"
+        for name, marks in found.items()
+    }
 
 
 def shown(raw: object) -> str:

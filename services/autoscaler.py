@@ -149,7 +149,7 @@ class Autoscaler:
             return found
         try:
             course = advance(before, policy, situation, turn.now)
-        except Exception as error:  # the user's strategy
+        except (Exception, SystemExit) as error:  # the user's strategy
             self._told_once("autoscale", f"its strategy failed: {error!r}")
             course = before
         else:
@@ -185,7 +185,7 @@ class Autoscaler:
             return Preference()
         try:
             preference = prefer(self._strategy, situation)
-        except Exception as error:  # the user's strategy
+        except (Exception, SystemExit) as error:  # the user's strategy
             self._told_once("prioritise", f"its strategy failed: {error!r}")
             return Preference()
         self._failed.pop("prioritise", None)

@@ -208,7 +208,7 @@ class ConcurrencyBudget:
         before, demand = meter.course.current, self._demand(kind, meter)
         try:
             meter.course = advance(meter.course, meter.budget, demand, now)
-        except Exception as error:  # the user's strategy
+        except (Exception, SystemExit) as error:  # the user's strategy
             self._tell_failed(kind, meter, f"its strategy failed: {error!r}")
         slots = meter.course.current
         if slots != before:

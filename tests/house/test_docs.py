@@ -18,7 +18,7 @@ from celery5.cli.main import cli
 from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.verdict import Reason
-from celery5.settings import PREFIX, Settings, descriptions
+from celery5.settings import PREFIX, Settings, descriptions, hash_limits
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 
@@ -33,13 +33,18 @@ def first_cells(page: Path) -> list[str]:
 
 def settings_table() -> str:
     """The table of settings, made from the settings."""
-    defaults, lines = Settings(), ["| setting | in the environment | default | is |", "|---|---|---|---|"]
+    defaults = Settings()
+    lines = [
+        "| setting | in the environment | default | in the hash | is |",
+        "|---|---|---|---|---|",
+    ]
+    limits = hash_limits()
     for name, text in descriptions().items():
         value = getattr(defaults, name)
         shown = f"{value:g}" if isinstance(value, float) else str(value) or "none"
         if name == "cpu_slots":
             shown = "number of cores, at most 10"  # what it is here says nothing about there
-        lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {text} |")
+        lines.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {limits[name]} | {text} |")
     return "\n".join(lines)
 
 

@@ -3,12 +3,20 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from celery5 import App, Misconfigured
-from celery5.settings import PREFIX, Settings, descriptions, read_settings
+from celery5.settings import (
+    PREFIX,
+    Settings,
+    descriptions,
+    fault_in_hash,
+    hash_limits,
+    read_settings,
+    value_of,
+)
 
 
 def test_with_nothing_said_the_defaults_hold() -> None:
@@ -97,3 +105,46 @@ def test_a_misspelt_variable_is_told_and_a_stranger_is_left_alone() -> None:
     ):
         read_settings({}, {"CELERY5_CONCURENCY": "5"})
     assert read_settings({}, {"CELERY5_APP": "shop"}) == Settings()
+
+
+NUMBERS = sorted(
+    name for name, kind in get_type_hints(Settings).items() if {int, float} & {kind, *get_args(kind)} - {bool}
+)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_that_the_hash_in_redis_may_say_has_an_upper_bound(name: str) -> None:
+    limit = hash_limits()[name]
+    assert limit == "no" or limit.startswith("up to ")
+    for said in ("1" + "0" * 300, "inf", "nan", 10**15):
+        assert _is_refused(name, said)
+
+
+def _is_refused(name: str, said: object) -> bool:
+    try:
+        value_of(name, said)
+    except Misconfigured:
+        return True
+    return fault_in_hash(name, said) != ""
+
+
+@pytest.mark.parametrize("name", sorted(hash_limits()))
+def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
+    forbidden = {
+        "broker",
+        "brokers",
+        "routes",
+        "inbox",
+        "inbox_signatures",
+        "keys",
+        "status_host",
+        "status_port",
+    }
+    if name in forbidden or name.startswith("publisher"):
+        assert "cannot be said in the broker" in fault_in_hash(name, "1")
+    else:
+        assert fault_in_hash(name, str(getattr(Settings(), name))) == ""
+
+
+def test_what_is_no_setting_is_told_of_by_the_settings_themselves() -> None:
+    assert fault_in_hash("no_such_setting", "1") == ""

@@ -251,11 +251,14 @@ async def test_the_turn_of_one_that_is_gone_passes_to_another(app: App, redis_cl
     assert (await app.aperform(scaling.take_turn(app.keys, "one"))).mine
 
 
-async def test_a_strategy_that_fails_is_told_of_once_and_changes_nothing(app_name: str, url: str) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no idea"), SystemExit(3)], ids=["error", "exit"])
+async def test_a_strategy_that_fails_is_told_of_once_and_changes_nothing(
+    app_name: str, url: str, error: BaseException
+) -> None:
     def broken(_load: Load) -> Scale:
-        raise RuntimeError("no idea")
+        raise error
 
-    app, go = scaled(app_name, url, autoscale={**SCALE, "strategy": broken})
+    app, go = scaled(app_name, url, autoscale={**SCALE, "strategy": broken}, prioritise="sys:exit")
     go.set()
     with Lines() as lines:
         async with working(app, name="w"), trio.open_nursery() as nursery:
@@ -263,9 +266,10 @@ async def test_a_strategy_that_fails_is_told_of_once_and_changes_nothing(app_nam
             await until(lambda: bool(lines.of("autoscale:failed")))
             await trio.sleep(0.4)
             await one.stop()
-    assert [line["why"] for line in lines.of("autoscale:failed")] == [
-        "its strategy failed: RuntimeError('no idea')"
-    ]
+    found = {line["of"]: line["why"] for line in lines.of("autoscale:failed")}
+    assert len(lines.of("autoscale:failed")) == len(found) == 2
+    assert found["autoscale"] == f"its strategy failed: {error!r}"
+    assert found["prioritise"].startswith("its strategy failed: SystemExit(")
     assert not lines.of("autoscale:step")
 
 

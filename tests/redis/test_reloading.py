@@ -213,6 +213,43 @@ def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
         app.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "why"),
+    [
+        ("prioritise", "evil_module:f", "prioritise cannot name code"),
+        ("prioritise", "sys:exit", "prioritise cannot name code"),
+        ("autoscale", "maximum=3 strategy=evil_module:f", "autoscale cannot name code"),
+        ("autoscale", "maximum=5000", "maximum is 1000 at most"),
+        ("budgets", "thread=600", "thread has 512 slots at most"),
+        ("budgets", "trio=1..20000", "trio has 10000 slots at most"),
+        ("publisher_backlog", "evil_module:f", "cannot be said in the broker"),
+    ],
+)
+def test_a_hash_in_redis_never_names_code_and_no_budget_beyond_its_bounds(
+    url: str,
+    app_name: str,
+    redis_client: "redis.Redis",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    said: str,
+    why: str,
+) -> None:
+    (tmp_path / "evil_module.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(*_): return {{}}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    app = App(app_name, broker=url, config="redis")
+    redis_client.hset(app.keys.settings, name, said)
+    try:
+        with pytest.raises(Misconfigured, match=f"{why}.*: HDEL"):
+            app.reread()
+    finally:
+        redis_client.delete(app.keys.settings)
+        app.close()
+    assert not (tmp_path / "imported").exists()
+
+
 async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
     url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
