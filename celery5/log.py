@@ -19,6 +19,7 @@ import eliot
 import msgspec
 
 from celery5.log_lines import JobLine, Lines, Message, as_message, shed_told
+from celery5.protocol.masking import escaped
 from celery5.runners.context import CURRENT
 
 Format = Literal["auto", "json", "console", "journal"]
@@ -234,7 +235,7 @@ class Journal:
         if not self._told:
             self._told = True
             with suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"celery5: log messages are lost and counted from here on: {why}\n")
+                sys.stderr.write(f"celery5: log messages are lost and counted from here on: {escaped(why)}\n")
                 sys.stderr.flush()
 
 

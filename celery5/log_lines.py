@@ -15,6 +15,8 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
+from celery5.protocol.masking import escaped, escaped_json
+
 Message = dict[str, Any]
 """One message, as eliot hands it on: `message_type`, `level`, `timestamp`, and fields of its own."""
 
@@ -94,6 +96,8 @@ class Lines:
             text = "".join([self._shown(as_message(message)) for message in batch])
         if text.isascii():
             return text
+        if self._form == "json":
+            text = escaped_json(text)
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _shown(self, message: Message) -> str:
@@ -174,7 +178,9 @@ def as_json(value: object) -> str:
 
 
 def _fields(message: Message, hidden: set[str]) -> list[str]:
-    return [f"{name}={value}" for name, value in message.items() if name not in hidden]
+    return [
+        f"{escaped(str(name))}={escaped(str(value))}" for name, value in message.items() if name not in hidden
+    ]
 
 
 def _console(message: Message, coloured: bool, named: bool) -> str:
@@ -185,12 +191,15 @@ def _console(message: Message, coloured: bool, named: bool) -> str:
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what, level = kind_of(message), str(message.get("level", "info"))
     if what == "celery5:log":  # said by others: their words first
-        text = str(message.get("message")).replace("\n", "\n    ")
-        what, shown = str(message.get("logger")), "  ".join([text, *_fields(message, _SAID - also)])
+        text = escaped(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")
+        what, shown = escaped(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID - also)])
     else:
         shown = "  ".join(_fields(message, _HIDDEN - also))
+    what, level = escaped(what), escaped(level)
     colour = _COLOURS.get(level, "") if coloured else ""
     line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
     return (
-        line + indent(str(message.get("traceback") or "").rstrip(), "    ") + "\n" * ("traceback" in message)
+        line
+        + indent(escaped(str(message.get("traceback") or "").rstrip(), keep="\n\t"), "    ")
+        + "\n" * ("traceback" in message)
     )

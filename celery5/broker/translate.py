@@ -24,6 +24,7 @@ from celery5.errors import (
     BrokerUnavailable,
     UnreadableReply,
 )
+from celery5.protocol.masking import escaped
 
 # Redis 6.2 wraps what a command inside a script answered; later servers pass it on as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
@@ -96,7 +97,7 @@ def replied(text: str, *, where: str) -> BrokerError:
     inside = _INSIDE_SCRIPT.match(text)
     if inside:
         text = inside.group(1)
-    text = " ".join(text.split())
+    text = escaped(" ".join(text.split()))
     code, _, rest = text.partition(" ")
     if code == "LOADING":
         return BrokerLoading(f"broker {where} is still loading its data; try again soon")
@@ -120,7 +121,7 @@ def unreadable(call: Call[Any], error: Exception, *, where: str) -> BrokerError:
     command = call.script.name if call.script is not None else str(call.words[0])
     keys = [str(word) for word in call.words[1:] if str(word).startswith("celery5:")]
     about = f" about {keys[0]}" if keys else ""
-    why = " ".join(str(error).split())[:200]
+    why = escaped(" ".join(str(error).split())[:200])
     unreadable = UnreadableReply(
         f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {why}); "
         "another program may have written to this key"

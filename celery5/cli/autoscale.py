@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.broker.scaling import scaling
-from celery5.cli.said import as_json, clock, lines, span
+from celery5.cli.said import as_json, clock, echo, lines, span
 from celery5.cli.target import Target
 from celery5.strategies import is_scaled
 
@@ -31,12 +31,12 @@ def status(target: Target, *, wants_json: bool) -> None:
     app = target.load()
     found = app.perform(scaling(app.keys), instead="") if is_scaled(app.settings) else None
     if wants_json:
-        click.echo(as_json(found))
+        echo(as_json(found))
     elif found is None:
-        click.echo(_NOTHING)
+        echo(_NOTHING)
     else:
         with app.brokers.reachable():  # they are where the scaling is
-            click.echo(lines(shown(found, app.schedule.schedulers())))
+            echo(lines(shown(found, app.schedule.schedulers())))
 
 
 def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:

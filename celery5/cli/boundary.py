@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import click
 
+from celery5.cli.said import echo
 from celery5.errors import (
     OCCUPIED,
     BadArguments,
@@ -57,7 +58,7 @@ def guarded(command: Callable[[], Any]) -> int:
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = told
-        click.echo(line, err=True)
+        echo(line, err=True)
     return code if isinstance(code, int) else 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from celery5.cli.said import as_json, cell, table
+from celery5.cli.said import as_json, cell, echo, table
 from celery5.cli.serving import SETTINGS
 from celery5.cli.target import Target
 from celery5.settings import descriptions
@@ -53,7 +53,7 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
 
     found = origins(_configured(target, said))
     if wants_json:
-        click.echo(as_json(found))
+        echo(as_json(found))
         return
     rows: list[dict[str, object]] = [
         {
@@ -63,7 +63,7 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
         }
         for each in found
     ]
-    click.echo(table(rows, nothing=""))
+    echo(table(rows, nothing=""))
 
 
 @config.command()
@@ -85,13 +85,13 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
     app = _configured(target, said)
     settings = usable(app.settings, app.name, app.settings.broker)
     for each in oddities(settings, os.environ):
-        click.echo(f"Warning: {cell(each)}", err=True)
+        echo(f"Warning: {cell(each)}", err=True)
     found = origins(app)
     fitness.check(app)
     if file or os.path.exists(FILE):
         _check_cluster(app, file)
     chosen = sum(each.origin != "default" for each in found)
-    click.echo(f"{len(found)} settings, {chosen} of them said: all can be used")
+    echo(f"{len(found)} settings, {chosen} of them said: all can be used")
 
 
 def _check_cluster(app: "App", file: str) -> None:
@@ -106,9 +106,9 @@ def _check_cluster(app: "App", file: str) -> None:
     said = [cluster.environment, *(each.environment for each in cluster.groups)]
     for variables in (*said, *(each.environment for each in cluster.hosts.values())):
         for each in strange_variables(variables):
-            click.echo(f"Warning: {cell(f'{each} is in {file or FILE}, and is no setting')}", err=True)
+            echo(f"Warning: {cell(f'{each} is in {file or FILE}, and is no setting')}", err=True)
     count = len(members(cluster))
-    click.echo(f"{file or FILE}: {count} member{'s' * (count != 1)} can be started")
+    echo(f"{file or FILE}: {count} member{'s' * (count != 1)} can be started")
 
 
 def _configured(target: Target, said: dict[str, Any]) -> "App":

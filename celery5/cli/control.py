@@ -12,7 +12,7 @@ import click
 
 from celery5.broker import calls, pausing
 from celery5.cli.partial import Reached, reaching
-from celery5.cli.said import as_json, cell, paragraph
+from celery5.cli.said import as_json, cell, echo, paragraph
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured, UnknownQueue
 from celery5.protocol.budget import KINDS
@@ -177,7 +177,7 @@ def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, ti
     """Run a job of TASK on one worker, now. Prints the job's id."""
     app = target.load()
     args, kwargs = _json(arguments, "--args", list), _json(named, "--kwargs", dict)
-    click.echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
+    echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 
 
 @click.command()
@@ -236,10 +236,10 @@ def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> 
         _tell(app, command, {"queue": queue}, to=(), queues=[queue], **said)
         return
     if said["wants_json"]:
-        click.echo(as_json([]))
+        echo(as_json([]))
     state = "paused" if pauses else "resumed"
     text = f"no worker of this application lives; those that begin later find {queue} {state}"
-    click.echo(cell(text), err=said["wants_json"])
+    echo(cell(text), err=said["wants_json"])
 
 
 def _tell(
@@ -264,7 +264,7 @@ def _say(replies: "list[Reply]", *, wants_json: bool, one_is_enough: bool) -> No
     if len(replies) == len(left) == 1 and not wants_json:
         raise NotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
     if replies or wants_json:
-        click.echo(as_json(replies) if wants_json else _shown(replies))
+        echo(as_json(replies) if wants_json else _shown(replies))
     if not replies:
         raise NotDone(NOBODY)
     if left and not (one_is_enough and len(left) < len(replies)):
@@ -273,9 +273,9 @@ def _say(replies: "list[Reply]", *, wants_json: bool, one_is_enough: bool) -> No
 
 def _shown(replies: "list[Reply]") -> str:
     """A line for each worker: its name, whether it did it, and what it says."""
-    width = max(len(each.worker) for each in replies)
+    width = max(len(cell(each.worker)) for each in replies)
     lines = [
-        f"{each.worker:{width}}  {'ok' if each.ok else each.reason}  "
+        f"{cell(each.worker):{width}}  {'ok' if each.ok else cell(each.reason)}  "
         f"{paragraph(as_json(each.answer)) if each.ok else cell(each.why)}"
         for each in replies
     ]

@@ -6,13 +6,14 @@ Floor: cli. Reads: which Controllers live, what they say. Writes: what a Control
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 import msgspec
 
 from celery5.cli.control import telling_flags
-from celery5.cli.said import as_json, span, table
+from celery5.cli.said import as_json, echo, inline, span, table
 from celery5.cli.serving import broker_flag, configure, queue_names, serving_flags
 from celery5.cli.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from celery5.control import Reply
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 OWN = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags that are about the Controller's own process, and are not its members'."""
@@ -94,18 +96,37 @@ def _develop(app: "App", file: str, said: dict[str, Any]) -> int:
     return serve(app, options)
 
 
+def _readable(command: Callable[P, None]) -> Callable[P, None]:
+    """Have a command end with one line when a Controller answers what has another shape: answers are not signed."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except CeleryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotDone(
+                "an answer cannot be read: it is of another version, or not of a Controller at all "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    return run
+
+
 @controller.command()
 @telling_flags
 @click.pass_obj
+@_readable
 def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
     replies = _told(target.load(), "members", {}, timeout)
     if wants_json:
-        click.echo(as_json([_plain(each) for each in replies]))
+        echo(as_json([_plain(each) for each in replies]))
     else:
         for each in replies:
             if each.ok:
-                click.echo(_shown(each))
+                echo(_shown(each))
     _all_done(replies)
     wrong = [each.answer["line"] for each in replies if not each.answer["whole"]]
     if wrong:
@@ -123,6 +144,7 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     help="How long the end is waited for.",
 )
 @click.pass_obj
+@_readable
 def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller end all members in order, and itself; returns when that is done."""
     app = target.load()
@@ -133,9 +155,7 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     _all_done(replies)
     if wait and not _have_ended(app, wait, with_broker=with_broker):
         raise NotDone(f"it was told to, and has not ended after {wait:g} s")
-    click.echo(
-        as_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping"
-    )
+    echo(as_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping")
 
 
 _until_done = click.option(
@@ -151,6 +171,7 @@ _until_done = click.option(
 @telling_flags
 @_until_done
 @click.pass_obj
+@_readable
 def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
     """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
     group at a time."""
@@ -162,6 +183,7 @@ def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) 
 @telling_flags
 @_until_done
 @click.pass_obj
+@_readable
 def restart(
     target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
 ) -> None:
@@ -192,16 +214,16 @@ def _say(
 ) -> None:
     replies = _told(app, command, parameters, timeout)
     if wants_json:
-        click.echo(as_json([_plain(each) for each in replies]))
+        echo(as_json([_plain(each) for each in replies]))
     else:
         for each in replies:
             if each.ok:
-                click.echo(f"{each.worker}  {_done(each.answer)}")
+                echo(f"{inline(each.worker)}  {inline(_done(each.answer))}")
     _all_done(replies)
     if wait:
         _until_all_are_up(app, wait, timeout)
         if not wants_json:
-            click.echo("done")
+            echo("done")
 
 
 def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
@@ -287,5 +309,5 @@ def _shown(reply: "Reply") -> str:
     since = span(max(0.0, time.time() - leader["since"]))
     leads = f"leads for {since}: " if reply.answer["leads"] else ""
     line = reply.answer["line"] if reply.answer["whole"] else reply.answer["line"].partition("; ")[0]
-    head = f"{reply.worker}: {leads}{line}"
+    head = f"{inline(reply.worker)}: {leads}{inline(line)}"
     return f"{head}\n{table(rows, nothing='no members')}" if leads or rows else head

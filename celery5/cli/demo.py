@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from celery5.cli.demo_screen import Screen, require_rich, screen, show_table
-from celery5.cli.said import as_json
+from celery5.cli.said import as_json, echo
 from celery5.errors import CeleryError, Misconfigured
 from celery5.processes.signals import Interruption
 
@@ -114,7 +114,7 @@ def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) ->
     from celery5.examples.index_files.folder import plain_count
 
     if not wants_json:
-        click.echo("Counting the same files once more, plainly.", err=True)
+        echo("Counting the same files once more, plainly.", err=True)
     totals = plain_count(folder, is_over=lambda: interruption.came)
     return None if interruption.came else totals
 
@@ -189,9 +189,7 @@ def _report(
         speed = {"seconds": round(seconds, 3), "jobs_per_second": round(rate, 1)}
         latency = {"latency_ms": {"p50": round(p50, 1), "p99": round(p99, 1)}}
         check = {"matches": not differences, "differences": differences}
-        click.echo(
-            as_json({"folder": str(folder.path), **asdict(totals), **counts, **speed, **latency, **check})
-        )
+        echo(as_json({"folder": str(folder.path), **asdict(totals), **counts, **speed, **latency, **check}))
         return
     rows = {
         "files": f"{totals.files:,}",

@@ -14,7 +14,7 @@ import click
 from celery5.cli.choosing import choosing_flags, chosen, narrows
 from celery5.cli.choosing import rate as rate_of
 from celery5.cli.partial import Reached, reaching
-from celery5.cli.said import as_json, cell, clock, lines, paragraph, table
+from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, table
 from celery5.cli.serving import queue_names
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
@@ -71,13 +71,11 @@ def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_js
     else:
         listed = list(jobs)
         shown = len(listed)
-        click.echo(table([_row(job) for job in listed[:limit]], nothing="no dead jobs"))
+        echo(table([_row(job) for job in listed[:limit]], nothing="no dead jobs"))
     if not shown:
         _warn_of_unknown_sinks(app, choice)
     if shown > limit:
-        click.echo(
-            f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True
-        )
+        echo(f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True)
     _refuse(unknown)
 
 
@@ -98,7 +96,7 @@ def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
     with reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])):
         counts = app.dlq.count(by, **choice)
         rows = [{by: name, "jobs": number} for name, number in counts.items()]
-        click.echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+        echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
         if not counts:
             _warn_of_unknown_sinks(app, choice)
         _refuse(_unknown_ids(app, choice))
@@ -201,13 +199,13 @@ class _Going:
             raise NotAllDone(f"nothing was {self._done}, since not all brokers can be reached: {_HOW}")
         self._unknown = _unknown_ids(self._app, self._choice)
         if not self._before:
-            click.echo(as_json(self._told()) if self._json else "no dead jobs")
+            echo(as_json(self._told()) if self._json else "no dead jobs")
             _warn_of_unknown_sinks(self._app, self._choice)
             _refuse(self._unknown)
             return False
         if not self._json:
             would = f", would be {self._done}" if self._dry_run else ""
-            click.echo(f"{self.meant}{would}:\n{_causes(self._before)}")
+            echo(f"{self.meant}{would}:\n{_causes(self._before)}")
         return True
 
     def progress(self, tally: "Tally") -> None:
@@ -223,11 +221,11 @@ class _Going:
         except BaseException:
             self._clear()
             so_far = self._tally.done if self._tally else 0
-            click.echo(f"{so_far} of {self.meant} {self._done} so far; the others are as they were", err=True)
+            echo(f"{so_far} of {self.meant} {self._done} so far; the others are as they were", err=True)
             raise
         self._clear()
         if self._json:
-            click.echo(as_json(self._told()))
+            echo(as_json(self._told()))
         elif not self._dry_run:
             self._say()
         self._refuse_what_is_left()
@@ -238,9 +236,9 @@ class _Going:
 
     def _say(self) -> None:
         assert self._tally is not None
-        click.echo(f"{_jobs(self._tally.done)} {self._done}" + (":" if self._tally.done else ""))
+        echo(f"{_jobs(self._tally.done)} {self._done}" + (":" if self._tally.done else ""))
         if self._tally.causes:
-            click.echo(_causes(self._tally.causes))
+            echo(_causes(self._tally.causes))
 
     def _told(self) -> dict[str, object]:
         tally = self._tally
@@ -282,7 +280,7 @@ def _warn_of_unknown_sinks(app: "App", choice: "Choice") -> None:
     strange = [each for each in choice.get("sink") or () if each not in known]
     if strange:
         are = f"the sinks are {', '.join(map(cell, known))}" if known else "no task has a sink"
-        click.echo(f"Warning: no sink is named {', '.join(map(cell, strange))}; {are}", err=True)
+        echo(f"Warning: no sink is named {', '.join(map(cell, strange))}; {are}", err=True)
 
 
 def _refuse(unknown: list[str]) -> None:
@@ -299,8 +297,8 @@ def _print_json(jobs: Any, limit: int) -> int:
     number = 0
     for number, job in enumerate(jobs, 1):
         if number <= limit:
-            click.echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
-    click.echo("]" if number else "[]")
+            echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
+    echo("]" if number else "[]")
     return number
 
 
@@ -308,9 +306,9 @@ def _print_stories(jobs: Any, limit: int) -> int:
     number = 0
     for number, job in enumerate(jobs, 1):
         if number <= limit:
-            click.echo(("\n" if number > 1 else "") + _story(job))
+            echo(("\n" if number > 1 else "") + _story(job))
     if not number:
-        click.echo("no dead jobs")
+        echo("no dead jobs")
     return number
 
 
@@ -345,7 +343,7 @@ def _fields(job: "DeadJob") -> dict[str, object]:
 
 def _causes(counts: Mapping[str, int]) -> str:
     width = max(len(str(number)) for number in counts.values())
-    return "\n".join(f"  {number:{width}}  {cause}" for cause, number in counts.items())
+    return "\n".join(f"  {number:{width}}  {cell(cause)}" for cause, number in counts.items())
 
 
 def _jobs(number: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.boundary import FAILED
-from celery5.cli.said import as_json, cell
+from celery5.cli.said import as_json, cell, echo
 from celery5.cli.target import Target
 from celery5.errors import BrokerError, Misconfigured
 
@@ -53,10 +53,10 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
         _show(each, wants_json)
         found.append(each)
     if wants_json:
-        click.echo(as_json(found))
+        echo(as_json(found))
     else:
         counts = Counter(each.state for each in found)
-        click.echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
+        echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
     return FAILED if any(each.state == "fail" for each in found) else 0
 
 
@@ -64,6 +64,6 @@ def _show(each: "Finding", wants_json: bool) -> None:
     """A line as soon as it is known, and below it what to do."""
     if wants_json:
         return
-    click.echo(f"{each.state:4}  {each.check:12}  {cell(each.says)}")
+    echo(f"{each.state:4}  {each.check:12}  {cell(each.says)}")
     if each.state != "ok" and each.remedy:
-        click.echo(f"{'':20}{cell(each.remedy)}")
+        echo(f"{'':20}{cell(each.remedy)}")

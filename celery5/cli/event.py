@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from celery5.cli.said import as_json, table
+from celery5.cli.said import as_json, echo, inline, table
 from celery5.cli.target import Target
 from celery5.errors import BrokerError, CeleryError, Misconfigured
 
@@ -50,11 +50,11 @@ def list_events(target: Target, *, wants_json: bool) -> None:
         for each in found
     ]
     if wants_json:
-        click.echo(as_json({"events": found, **counted(there), "routers": _routers(there)}))
+        echo(as_json({"events": found, **counted(there), "routers": _routers(there)}))
     else:
-        click.echo(table(rows, nothing="no events: none is declared or sent"))
+        echo(table(rows, nothing="no events: none is declared or sent"))
         if rows or waiting(there):
-            click.echo(f"\nfor a Router: {waiting(there) or 'none wait'}")
+            echo(f"\nfor a Router: {inline(waiting(there)) or 'none wait'}")
     if app.events.own or there.waiting:
         _warn(app.name, there)
 
@@ -69,7 +69,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
     found = [each for each in all_of_them if each.event == name]
     if not found:
         raise _unknown(name, [each.event for each in all_of_them])
-    click.echo(as_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
+    echo(as_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
 
 
 @event.command()
@@ -86,7 +86,7 @@ def send(
     kind = _named(app, name, version)
     said = dict(_field(each) for each in fields)
     sent = app.events.send([app.events.made(kind, said)])[0]
-    click.echo(as_json(sent) if wants_json else sent.id)
+    echo(as_json(sent) if wants_json else sent.id)
     with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
         _warn(app.name, app.events.waiting())
 
@@ -109,7 +109,7 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
             raise _unknown(name, known)
         raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, there)}")
     app.events.unsubscribe(name, task, app=subscriber)
-    click.echo(f"{task} gets no more {name}")
+    echo(f"{inline(task)} gets no more {inline(name)}")
 
 
 @event.command()
@@ -121,7 +121,7 @@ def resubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
     """Allow a subscription again that was taken back: workers that declare it do so within a minute."""
     if not target.load().events.resubscribe(name, task, app=subscriber):
         raise UnknownEvent(f"no subscription of {task} to {name} was taken back")
-    click.echo(f"{task} gets {name} as soon as a worker declares it")
+    echo(f"{inline(task)} gets {inline(name)} as soon as a worker declares it")
 
 
 def counted(there: "QueueState") -> dict[str, int]:
@@ -141,7 +141,7 @@ def _routers(there: "QueueState") -> list[str]:
 
 def _warn(app: str, there: "QueueState") -> None:
     if not _routers(there):
-        click.echo(f"no Router of {app} lives: events wait", err=True)
+        echo(f"no Router of {app} lives: events wait", err=True)
 
 
 def _named(app: "App", name: str, version: int | None) -> "type[Event]":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from celery5.cli.boundary import FAILED
+from celery5.cli.said import echo, inline
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 from celery5.probe import Answer, ask
@@ -85,10 +86,10 @@ def health(
     answers = {each: ask(host, each, path, within=timeout) for each in range(port, last + 1)}
     if wants_json:
         reports = [_as_value(f"{host}:{each}", answer) for each, answer in answers.items()]
-        click.echo(json.dumps({"ok": all(each.ok for each in answers.values()), "processes": reports}))
+        echo(json.dumps({"ok": all(each.ok for each in answers.values()), "processes": reports}))
     else:
         for each, answer in answers.items():
-            click.echo(f"{host}:{each} {_in_words(answer, live=live)}")
+            echo(f"{host}:{each} {inline(_in_words(answer, live=live))}")
     return 0 if all(each.ok for each in answers.values()) else FAILED
 
 
@@ -148,11 +149,11 @@ def _told(state: "AppState", reached: "Reached", *, wants_json: bool) -> int:
     ok = any(workers.values()) and not reached.away
     if wants_json:
         away = [{"broker": each.broker, "error": each.error} for each in reached.unreachable()]
-        click.echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
+        echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
     else:
         for name, alive in sorted(workers.items()):
-            click.echo(f"{name} {'lives' if alive else 'is gone: its lease has lapsed'}")
+            echo(f"{inline(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
         if not any(workers.values()):
             lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
-            click.echo(f"no worker of {state.app} lives" + (f", but others do: {lives}" if lives else ""))
+            echo(f"no worker of {state.app} lives" + (f", but others do: {inline(lives)}" if lives else ""))
     return 0 if ok else FAILED

@@ -11,7 +11,7 @@ from celery5.cli.autoscale import shown
 from celery5.cli.event import counted, waiting
 from celery5.cli.limiting import suspensions
 from celery5.cli.partial import Reached, reaching
-from celery5.cli.said import as_json, lines, span, table
+from celery5.cli.said import as_json, echo, lines, span, table
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     with reaching(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
         if wants_json:
-            click.echo(as_json(_plain(app, state, reached)))
+            echo(as_json(_plain(app, state, reached)))
         else:
             _show(app, state)
 
@@ -54,19 +54,19 @@ def _plain(app: "App", state: "AppState", reached: Reached) -> dict[str, object]
 
 def _show(app: "App", state: "AppState") -> None:
     """For people."""
-    click.echo(f"{state.app} at {app.connections.masked}\n")
-    click.echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
+    echo(f"{state.app} at {app.connections.masked}\n")
+    echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
-        click.echo("\n" + table(undelivered, nothing=""))
+        echo("\n" + table(undelivered, nothing=""))
     beside = _beside(state, events=app.events.own)
     if named := suspensions(app):
         beside["suspended"] = named
     if beside:
-        click.echo("\n" + lines(beside))
+        echo("\n" + lines(beside))
     if state.queues:
-        click.echo("\n" + table(_workers(state), nothing="no workers"))
+        echo("\n" + table(_workers(state), nothing="no workers"))
     if state.scaling is not None:
-        click.echo("\n" + lines(shown(state.scaling, state.schedulers)))
+        echo("\n" + lines(shown(state.scaling, state.schedulers)))
 
 
 def _beside(state: "AppState", *, events: bool) -> dict[str, object]:

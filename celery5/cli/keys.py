@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.said import as_json, table
+from celery5.cli.said import as_json, echo, table
 from celery5.cli.target import Target
 
 
@@ -26,7 +26,7 @@ def new(target: Target, *, authority: bool) -> None:
     """
     keyring = target.load().control.keyring
     keyring.renew(authority=authority)
-    click.echo(f"{keyring.folder / 'mine.pem'} is new")
+    echo(f"{keyring.folder / 'mine.pem'} is new")
 
 
 @keys.command()
@@ -37,9 +37,9 @@ def show(target: Target, *, wants_json: bool) -> None:
     keyring = target.load().control.keyring
     found = keyring.certificates()
     if wants_json:
-        click.echo(as_json({"folder": str(keyring.folder), "certificates": found}))
+        echo(as_json({"folder": str(keyring.folder), "certificates": found}))
         return
-    click.echo(f"{keyring.folder}\n")
+    echo(f"{keyring.folder}\n")
     rows: list[dict[str, object]] = [
         {
             "role": each.role + (" (revoked)" if each.revoked else ""),
@@ -49,7 +49,7 @@ def show(target: Target, *, wants_json: bool) -> None:
         }
         for each in found
     ]
-    click.echo(table(rows, nothing="no keys yet: the first command that is signed makes them"))
+    echo(table(rows, nothing="no keys yet: the first command that is signed makes them"))
 
 
 @keys.command()
@@ -61,7 +61,7 @@ def trust(target: Target, file: Path) -> None:
     Those that were revoked here are taken off the denylist.
     """
     for fingerprint, lifted in target.load().control.keyring.trust_file(file).items():
-        click.echo(f"trusted: {fingerprint}{' (it was revoked: that is lifted)' if lifted else ''}")
+        echo(f"trusted: {fingerprint}{' (it was revoked: that is lifted)' if lifted else ''}")
 
 
 @keys.command()
@@ -71,8 +71,8 @@ def revoke(target: Target, what: str) -> None:
     """Take no more commands from a certificate: put its fingerprint on the denylist."""
     keyring = target.load().control.keyring
     for fingerprint in keyring.revoke(what):
-        click.echo(f"revoked: {fingerprint}")
+        echo(f"revoked: {fingerprint}")
     if remedy := keyring.remedy():
-        click.echo(
+        echo(
             f"commands signed with {keyring.folder / 'mine.pem'} are refused here from now on, until: {remedy}"
         )

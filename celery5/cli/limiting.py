@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, cell, clock, span, table
+from celery5.cli.said import as_json, cell, clock, echo, span, table
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 
@@ -35,13 +35,13 @@ def limit(target: Target, name: str, limit: str) -> None:
     with reaching(app):
         if limit == NONE:
             done = limits.lift(name)
-            click.echo(f"{name}: its own limit again" if done else f"{name}: nothing was imposed")
+            echo(f"{cell(name)}: its own limit again" if done else f"{cell(name)}: nothing was imposed")
         elif _NUMBER.fullmatch(limit):
             limits.impose(name, int(limit))
-            click.echo(f"{name}: limit {limit}")
+            echo(f"{cell(name)}: limit {cell(limit)}")
         elif "/" in limit:
             limits.impose(name, limit)
-            click.echo(f"{name}: rate {limit}")
+            echo(f"{cell(name)}: rate {cell(limit)}")
         else:
             raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
 
@@ -57,7 +57,7 @@ def suspend(target: Target, name: str, why: str) -> None:
     app = target.load()
     with reaching(app):
         app.limits.suspend(name, why=why)
-        click.echo(f"{name}: suspended")
+        echo(f"{cell(name)}: suspended")
 
 
 @click.command()
@@ -68,7 +68,7 @@ def resume(target: Target, name: str) -> None:
     app = target.load()
     with reaching(app):
         done = app.limits.resume(name)
-        click.echo(f"{name}: resumed" if done else f"{name}: was not suspended")
+        echo(f"{cell(name)}: resumed" if done else f"{cell(name)}: was not suspended")
 
 
 @click.command("limits")
@@ -83,7 +83,7 @@ def show_limits(target: Target, *, wants_json: bool) -> None:
 
 def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
     if wants_json:
-        click.echo(as_json(list(told.values())))
+        echo(as_json(list(told.values())))
         return
     rows: list[dict[str, object]] = [
         {
@@ -96,7 +96,7 @@ def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
         }
         for each in told.values()
     ]
-    click.echo(table(rows, nothing="nothing is imposed on any task"))
+    echo(table(rows, nothing="nothing is imposed on any task"))
 
 
 def suspensions(target: "App") -> str:

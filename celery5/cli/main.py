@@ -17,6 +17,7 @@ import click
 
 import celery5
 from celery5.cli.boundary import USAGE, guarded
+from celery5.cli.said import echo
 from celery5.cli.target import Target
 
 COMMANDS = (
@@ -84,7 +85,7 @@ def cli(context: click.Context, target: str) -> None:
     """Run Python functions somewhere else, soon, and surely."""
     context.obj = Target(target)
     if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
+        echo(context.get_help(), err=True)
         context.exit(USAGE)
 
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from celery5.cli.boundary import FAILED
-from celery5.cli.said import as_json, cell
+from celery5.cli.said import as_json, cell, echo
 from celery5.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _warn(reached: Reached, *, wants_json: bool) -> None:
     if not found:
         return
     if wants_json:
-        click.echo(as_json({"unreachable": found}), err=True)
+        echo(as_json({"unreachable": found}), err=True)
         return
-    named = "; ".join(f"broker {each.broker} cannot be reached ({cell(each.error)})" for each in found)
-    click.echo(f"Warning: what is there is left out: {named}", err=True)
+    named = "; ".join(f"broker {cell(each.broker)} cannot be reached ({cell(each.error)})" for each in found)
+    echo(f"Warning: what is there is left out: {named}", err=True)

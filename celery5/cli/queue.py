@@ -9,7 +9,7 @@ import click
 
 from celery5.cli.limiting import suspensions
 from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, table
+from celery5.cli.said import as_json, echo, inline, table
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
     app = target.load()
     with reaching(app, wants_json=wants_json):
         rows = _rows(list(app.info().queues.values()), wants_json=wants_json)
-        click.echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
+        echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
         if not wants_json and (named := suspensions(app)):
-            click.echo(f"\nsuspended  {named}")
+            echo(f"\nsuspended  {inline(named)}")
 
 
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:

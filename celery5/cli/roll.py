@@ -9,7 +9,7 @@ import click
 
 from celery5.cli.control import NOBODY, telling_flags
 from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, span, table
+from celery5.cli.said import as_json, echo, span, table
 from celery5.cli.target import Target
 from celery5.protocol.recycling import in_mib
 
@@ -26,7 +26,7 @@ def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None
     with reaching(app, wants_json=wants_json):
         replies = app.control.send("stats", timeout=timeout)
         rows = [_row(each, wants_json=wants_json) for each in replies if _is_worker(each)]
-        click.echo(as_json(rows) if wants_json else table(rows, nothing=NOBODY))
+        echo(as_json(rows) if wants_json else table(rows, nothing=NOBODY))
 
 
 def _is_worker(reply: "Reply") -> bool:

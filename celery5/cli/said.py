@@ -1,23 +1,34 @@
 """Said: values as text, for people and for programs.
 
-Floor: cli. Reads: nothing. Writes: nothing.
+Floor: cli. Reads: nothing. Writes: stdout, stderr.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+import click
 import msgspec
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What does things to a terminal: errors and arguments are other people's words."""
+from celery5.protocol.masking import escaped, escaped_json
+
+_ENDS = re.compile(r"[\r\n\t]+")
+
 WIDEST = 200
 """Characters that a cell shows of a long value."""
 
 
 def as_json(value: object) -> str:
     """One JSON value on one line."""
-    return msgspec.json.encode(value).decode()
+    return escaped_json(msgspec.json.encode(value).decode())
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Write text for people or programs, without control characters but the ends of its lines.
+
+    The one place where a command writes: what it shows comes from other processes, and from whoever writes to Redis.
+    """
+    click.echo(escaped(text, keep="\n\t"), err=err, nl=nl)
 
 
 def lines(fields: Mapping[str, object]) -> str:
@@ -37,13 +48,18 @@ def table(rows: Sequence[Mapping[str, object]], *, nothing: str) -> str:
 
 def cell(value: object) -> str:
     """A value on one line, shortened."""
-    text = _CONTROL.sub(" ", value if isinstance(value, str) else as_json(value))
+    text = inline(value) if isinstance(value, str) else escaped(as_json(value))
     return text if len(text) <= WIDEST else f"{text[:WIDEST]}... ({len(text)} characters)"
+
+
+def inline(text: str) -> str:
+    """Return text of somebody else's for a line of ours: on one line, without control characters."""
+    return escaped(" ".join(_ENDS.split(text)))
 
 
 def paragraph(text: str) -> str:
     """A text of several lines, without what would move a terminal's cursor or colour it."""
-    return "\n".join(_CONTROL.sub(" ", line) for line in text.rstrip().splitlines())
+    return "\n".join(escaped(line) for line in text.rstrip().expandtabs().split("\n"))
 
 
 def clock(moment: float) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, clock, lines, table
+from celery5.cli.said import as_json, clock, echo, inline, lines, table
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 from celery5.protocol.routes import DEFAULT
@@ -40,13 +40,11 @@ def list_schedules(target: Target, *, wants_json: bool) -> None:
     with reaching(app, wants_json=wants_json) as reached:
         found = app.schedule.list()
         if wants_json:
-            click.echo(as_json(found))
+            echo(as_json(found))
             return
         active = any(each.state == "active" for each in found)
         if active and not app.schedule.schedulers() and DEFAULT not in reached.away:
-            click.echo(
-                f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True
-            )
+            echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
         _show(found)
 
 
@@ -64,7 +62,7 @@ def _show(found: "list[ScheduleState]") -> None:
         }
         for each in found
     ]
-    click.echo(table(rows, nothing="no schedules: none was added, and no Scheduler has declared any"))
+    echo(table(rows, nothing="no schedules: none was added, and no Scheduler has declared any"))
 
 
 @schedule.command()
@@ -133,14 +131,14 @@ def remove(target: Target, name: str, *, wants_json: bool) -> None:
     app = target.load()
     gone = app.schedule.remove(name)
     if wants_json:
-        click.echo(as_json(gone))
+        echo(as_json(gone))
         return
     comes_back = (
         " It is declared in code: a Scheduler that begins declares it again."
         if gone.origin != "runtime"
         else ""
     )
-    click.echo(f"removed {gone.name}.{comes_back}")
+    echo(f"removed {inline(gone.name)}.{comes_back}")
 
 
 @schedule.command()
@@ -150,7 +148,7 @@ def remove(target: Target, name: str, *, wants_json: bool) -> None:
 def trigger(target: Target, name: str, *, wants_json: bool) -> None:
     """Send a schedule's job now; its times stay as they are."""
     sent = target.load().schedule.trigger(name)
-    click.echo(as_json({"id": sent.id}) if wants_json else sent.id)
+    echo(as_json({"id": sent.id}) if wants_json else sent.id)
 
 
 def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
@@ -197,10 +195,10 @@ def _json(flag: str, text: str, kind: type) -> Any:
 
 def _say(state: "ScheduleState", *, wants_json: bool) -> None:
     if wants_json:
-        click.echo(as_json(state))
+        echo(as_json(state))
         return
     limit = "" if state.misfire.limit is None else f", {state.misfire.limit:g} s at most"
-    click.echo(
+    echo(
         lines(
             {
                 "schedule": state.name,

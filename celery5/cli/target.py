@@ -5,8 +5,7 @@ Floor: cli. Reads: nothing. Writes: nothing.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
+from celery5.cli.said import echo, inline
 from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -36,6 +35,6 @@ class Target(NamedTuple):
             try:
                 _ = app.settings
             except Misconfigured as error:
-                click.echo(f"Warning: going on without the configuration: {error}", err=True)
+                echo(f"Warning: going on without the configuration: {inline(str(error))}", err=True)
                 app.use_config(None)
         return app

@@ -11,7 +11,7 @@ import click
 
 from celery5.cli.limiting import COMMANDS as LIMITING
 from celery5.cli.limiting import suspended
-from celery5.cli.said import as_json, cell, clock, lines, paragraph, span, table
+from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, span, table
 from celery5.cli.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 
@@ -54,12 +54,12 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
     if wants_json:
-        click.echo(as_json(story))
+        echo(as_json(story))
         return
     waits = not story.ended and not story.worker
     with app.brokers.reachable():
         imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
-    click.echo("\n".join(told(story, time.time(), imposed)))
+    echo("\n".join(told(story, time.time(), imposed)))
 
 
 @task.command()
@@ -83,7 +83,7 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
         told, handle = done.get(job_id, (False, None))
         state = handle.status().value if handle else "UNKNOWN"
         rows.append({"id": job_id, "queue": handle.queue if handle else "", "revoked": told, "state": state})
-    click.echo(as_json(rows) if wants_json else table(rows, nothing=""))
+    echo(as_json(rows) if wants_json else table(rows, nothing=""))
     left = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
     if left:
         raise NotRevoked(

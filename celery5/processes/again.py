@@ -12,6 +12,7 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any
 
+from celery5.protocol.masking import escaped
 from celery5.protocol.recycling import SUPERVISED
 from celery5.services.recycling import Anew
 from celery5.services.systemd_notify import from_environment, notify
@@ -52,4 +53,4 @@ def begin_again(folder: str) -> None:
         os.chdir(folder)  # a job may have left it
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, AGAIN: folder})
     except OSError as error:
-        sys.stderr.write(f"this worker cannot begin anew: {error}; start it again\n")
+        sys.stderr.write(f"this worker cannot begin anew: {escaped(str(error))}; start it again\n")

@@ -26,6 +26,7 @@ from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.signals import Interruption
 from celery5.processes.understudy import standing_by
 from celery5.processes.worker import WorkerOptions
+from celery5.protocol.masking import escaped
 
 
 def serve(app: App, options: ServeOptions) -> int:
@@ -68,7 +69,7 @@ def _sign(app: App) -> None:
         if keyring.begin():
             sys.stderr.write(f"commands are signed with new keys, in {keyring.folder}\n")
     except Misconfigured as error:
-        sys.stderr.write(f"Warning: commands cannot be signed: {error}\n")
+        sys.stderr.write(f"Warning: commands cannot be signed: {escaped(str(error))}\n")
 
 
 def beside(app: App) -> tuple[Page, ...]:

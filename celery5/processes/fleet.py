@@ -24,6 +24,7 @@ from functools import partial
 from celery5.app import App
 from celery5.processes.signals import Terminal
 from celery5.protocol.backoff import full_jitter
+from celery5.protocol.masking import escaped
 from celery5.protocol.recycling import RECYCLED
 from celery5.services.systemd_notify import Notification, insist, notify, taken_from_environment
 
@@ -274,7 +275,7 @@ def _status(fleet: _Fleet) -> str:
 
 
 def _tell_people(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(escaped(line) + "\n")
     sys.stderr.flush()
 
 

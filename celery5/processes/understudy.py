@@ -31,6 +31,7 @@ from celery5.errors import BrokerError, CeleryError
 from celery5.processes.worker_parts import budgets_for
 from celery5.protocol.budget import ceiling
 from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
+from celery5.protocol.masking import escaped
 from celery5.protocol.routes import DEFAULT
 from celery5.runners.process_group import started_at
 from celery5.services.black_box import BlackBox
@@ -380,4 +381,4 @@ def _say(line: str) -> None:
     """On stderr, unless that would make us wait."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
-            os.write(2, line.encode() + b"\n")
+            os.write(2, escaped(line).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Masking: what people may read of a value: all but the passwords in it.
+"""Masking: what people may read of a value: all but the passwords in it, and nothing that commands their terminal.
 
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
@@ -13,6 +13,32 @@ _IN_URL = re.compile(r"(?s)(?<=//)([^:/@]*):.*@")
 _BEFORE_AT = re.compile(r"(?s)(?<=//).*@")
 _IN_QUERY = re.compile(r"(?i)((?:password|passwd|secret|token)=)[^&]*")
 _NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
+
+
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+"""C0 and C1 control characters, DEL, what turns the direction of text, line separators, halves of surrogate pairs."""
+_BEYOND_JSON = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Those of them that an encoder of JSON leaves as they are."""
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return `text` with control characters as Python writes them (`\\x1b`), but for those to `keep`.
+
+    Errors, names and log values come from other programs. Written raw they colour a terminal, fill its clipboard, or
+    add a line that looks like one of ours. Everything that is shown to people goes through here.
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _as_python(found[0]), text)
+
+
+def escaped_json(text: str) -> str:
+    """Return JSON without control characters: those in its strings as `\\u009b`, so that it still means the same."""
+    return _BEYOND_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _as_python(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def masked(value: object, *, doubtful: bool = False) -> Any:

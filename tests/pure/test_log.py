@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: nothing.
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from celery5.log import Journal, Log, Silence
+from celery5.log_lines import Lines
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -311,3 +313,30 @@ def eventually(condition: Callable[[], bool], limit: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+EVIL = "x\x1b]52;c;QUJD\x07\x9b31m\x7f\u202e\r\n2026-11-22 job FORGED"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"job": EVIL, "why": EVIL, "level": EVIL},
+        {EVIL: 1},
+        {"why": [EVIL, {EVIL: EVIL}]},
+        {"message_type": EVIL},
+        {"message_type": "celery5:log", "logger": EVIL, "message": EVIL},
+        {"traceback": f"Traceback\n{EVIL}"},
+    ],
+    ids=["value", "name", "nested", "event", "of others", "traceback"],
+)
+def test_no_line_commands_a_terminal_or_looks_like_another_line(fields: dict[str, Any], form: Any) -> None:
+    stream = io.StringIO()
+    lines = Lines(stream, form=form)
+    lines.write([message(**fields)])
+    shown = stream.getvalue()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x80-\x9f\u202e]", shown)
+    assert not re.search(r"(?m)^2026", shown)
+    if form == "json":
+        assert json.loads(shown)["timestamp"] == 1700000000.25

@@ -63,7 +63,7 @@ def test_times_for_people() -> None:
         *("85 ms", "12.3 s", "1 min", "2 h 1 min", "2 d 2 h"),
     ]
     assert (clock(1763713000.5), clock(0), clock(1e300)) == ("2025-11-21 08:16:40Z", "", "")
-    assert (cell("\x1b[31mred\n\x9b"), paragraph("a\x1b\n b\n")) == (" [31mred  ", "a \n b")
+    assert (cell("\x1b[31mred\n\x9b"), paragraph("a\x1b\n b\n")) == (r"\x1b[31mred \x9b", "a\\x1b\n b")
     assert cell("x\ny" * 100).endswith("... (300 characters)")
 
 
