@@ -308,6 +308,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="address that the status port is opened on", min_length=1)
     ] = "127.0.0.1"
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={masked(getattr(self, name))!r}" for name in self.__struct_fields__)
+        return f"Settings({fields})"
+
 
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NO_SETTING = "is no setting: did you mean {}?"
@@ -339,6 +343,9 @@ class Found(msgspec.Struct, frozen=True):
     where: str
     values: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return f"Found({self.where!r}, {masked(self.values)!r})"
+
 
 class Said(dict[str, Any]):
     """What is said of settings in code; `flags` are the names of those that a command's flags have said since."""
@@ -351,6 +358,9 @@ class Said(dict[str, Any]):
         self.update(new)
         self.flags = self.flags | new.keys()
 
+    def __repr__(self) -> str:
+        return repr(masked(self))
+
 
 class Source(msgspec.Struct, frozen=True):
     """Where one setting is said: a `kind` (`said`, `environment` or `configuration`), what errors call the place, and
@@ -359,6 +369,9 @@ class Source(msgspec.Struct, frozen=True):
     kind: str
     where: str
     raw: Any
+
+    def __repr__(self) -> str:
+        return f"Source({self.kind!r}, {self.where!r}, {masked(self.raw)!r})"
 
 
 def source_of(

@@ -52,7 +52,10 @@ def check_broker_url(url: str) -> None:
 
 def bad(url: object, why: str) -> BadBrokerURL:
     """Return the error for a URL that cannot be used."""
-    return BadBrokerURL(f"broker URL {masked(str(url), doubtful=True)!r}: {why}; expected {EXPECTED}")
+    text = str(url)
+    if "//" not in text:  # nobody knows what it should be, but a password is before the @
+        text = f"***{text[text.rfind('@') :]}" if "@" in text else text
+    return BadBrokerURL(f"broker URL {masked(text, doubtful=True)!r}: {why}; expected {EXPECTED}")
 
 
 def _check_options(url: str, options: dict[str, str]) -> None:

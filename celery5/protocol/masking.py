@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 MASK = "***"
-_IN_URL = re.compile(r"(?s)(?<=//)([^:/@]*):.*@")
-"""Up to the last @: a password that nobody has quoted may hold others."""
-_BEFORE_AT = re.compile(r"(?s)(?<=//).*@")
-_IN_QUERY = re.compile(r"(?i)((?:password|passwd|secret|token)=)[^&]*")
+_USER = re.compile(r"(?<=//)[^:/@]*:")
+_IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
 _NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
 
 
@@ -45,8 +43,7 @@ def masked(value: object, *, doubtful: bool = False) -> Any:
     """The same value without passwords: those in URLs, and whatever is named like one. A `doubtful` text may be no URL,
     though it should: all that might be a password is hidden then."""
     if isinstance(value, str):
-        shown = _BEFORE_AT.sub(f"{MASK}@", value) if doubtful else _IN_URL.sub(rf"\1:{MASK}@", value)
-        return _IN_QUERY.sub(rf"\1{MASK}", shown)
+        return _IN_QUERY.sub(rf"\1{MASK}", _without_password(value, doubtful=doubtful))
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value).items()
         return {
@@ -56,3 +53,16 @@ def masked(value: object, *, doubtful: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [masked(each, doubtful=doubtful) for each in cast("list[object]", value)]
     return value
+
+
+def _without_password(text: str, *, doubtful: bool) -> str:
+    """Return a text without what is before its last @: a password that nobody has quoted may hold others. One pass:
+    such a text may be long, and another's."""
+    at = text.rfind("@")
+    if at < 0:
+        return text
+    if doubtful:
+        begin = text.find("//", 0, at)
+        return f"{text[: begin + 2]}{MASK}{text[at:]}" if begin >= 0 else text
+    user = _USER.search(text, 0, at)
+    return f"{text[: user.end()]}{MASK}{text[at:]}" if user else text

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from re import fullmatch
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -118,6 +117,6 @@ def _fault(name: str, url: str) -> str:
         return f"{DEFAULT!r} is the one that the setting broker says: give it there"
     if not fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
         return f"the name {name!r}: use 1 to 40 letters, digits, - and _"
-    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+    if url.partition(":")[0].lower() not in ("redis", "rediss", "unix"):
         return f"{name}: give a URL that begins with redis://, rediss:// or unix://"
     return ""
