@@ -48,17 +48,27 @@ def modules_of(includes: Sequence[str]) -> list[str]:
 
 def covers(includes: Iterable[str], module: str) -> bool:
     """Whether `module` is one of those that `includes` mean. Looks at nothing but names."""
-    return any(_pattern(each).fullmatch(f".{module}") for each in includes)
+    return any(_fits(each, module) for each in includes)
 
 
-def _pattern(include: str) -> re.Pattern[str]:
-    words = [_word(each) for each in include.split(".")]
-    return re.compile("".join(words))
+def _fits(include: str, module: str) -> bool:
+    """Return whether a module fits a pattern, word by word: which places of its name the pattern's words so far may
+    have come to. One expression for all of it would try every way to share the words between several `**`."""
+    names, reached = module.split("."), {0}
+    for word in include.split("."):
+        if word == "**":
+            first = min(reached)
+            last = next((n for n in range(first, len(names)) if not _WORD.fullmatch(names[n])), len(names))
+            reached = set(range(first, last + 1)) | reached
+        else:
+            pattern = re.compile(re.sub(r"(?:\\\*)+", r"\\w*", re.escape(word)))
+            reached = {n + 1 for n in reached if n < len(names) and pattern.fullmatch(names[n])}
+        if not reached:
+            return False
+    return len(names) in reached
 
 
-def _word(word: str) -> str:
-    """One word of a pattern with the dot before it."""
-    return r"(?:\.\w+)*" if word == "**" else r"\." + re.escape(word).replace(r"\*", r"\w*")
+_WORD = re.compile(r"\w+")
 
 
 def _fitting(include: str) -> list[str]:
@@ -69,7 +79,6 @@ def _fitting(include: str) -> list[str]:
     spec = find_spec(root)
     if spec is None or spec.submodule_search_locations is None:
         raise Misconfigured(f"include {include!r}: there is no package {root!r}")
-    pattern = _pattern(include)
     places = [*spec.submodule_search_locations]
     above = {
         os.path.realpath(os.path.join(place, *[".."] * n))
@@ -77,7 +86,7 @@ def _fitting(include: str) -> list[str]:
         for n in range(root.count(".") + 1)
     }
     below = [root, *_below(root, places, above)]
-    found = [each for each in below if pattern.fullmatch(f".{each}") and not each.endswith(".__main__")]
+    found = [each for each in below if _fits(include, each) and not each.endswith(".__main__")]
     if not found:
         raise Misconfigured(
             f"include {include!r}: no module of package {root!r} fits; a folder with modules needs an __init__.py"

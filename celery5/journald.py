@@ -136,15 +136,25 @@ def _entry(message: Message) -> bytes:
         ("SYSLOG_IDENTIFIER", IDENTIFIER),
         ("SYSLOG_PID", str(os.getpid())),
     ]
+    named: dict[str, str] = {}
     for name, value in message.items():
-        if name not in _NO_FIELDS and value is not None:
-            fields.append((_name(_RENAMED.get(name, str(name))), _value(name, value)))
+        if name in _NO_FIELDS or value is None:
+            continue
+        field = _name(_RENAMED.get(name, str(name)))
+        # A field that others named JOB or task-uuid must not stand beside ours, which has the plain name.
+        if field not in named or _is_plain(str(name)):
+            named[field] = _value(name, value)
+    fields += named.items()
     return b"".join([_field(name, value) for name, value in fields])
 
 
 def _name(name: str) -> str:
     """The journal takes upper-case letters, digits and underscores; the prefix keeps ours apart from its own."""
     return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:LONGEST_NAME]
+
+
+def _is_plain(name: str) -> bool:
+    return name == name.lower() and not _NOT_IN_NAMES.search(name.upper())
 
 
 def _value(name: str, value: Any) -> str:

@@ -42,6 +42,8 @@ _ANY = "any"
 """The invocation of a unit that may have been started."""
 _LONGEST_LOOK = 100_000
 """Lines."""
+_LARGEST_LOOK = 16 * 1024 * 1024
+"""Characters of all its lines."""
 _ALIVE: Mapping[str, State] = {
     "activating": "starting",
     "active": "up",
@@ -169,7 +171,7 @@ class RemoteHost:
 
     async def _hear_out(self, lines: Lines, nursery: trio.Nursery) -> None:
         """Until the connection ends. What waits is done from the first look on."""
-        look: list[str] = []
+        look, size = list[str](), 0
         self._refusal = ""
         while (line := await lines.hear()) is not None:
             if line == f"{MARK}{NO_LINGER}":
@@ -180,8 +182,8 @@ class RemoteHost:
                         self._back()
                         nursery.start_soon(self._do_what_is_asked)
                     self._look(seen(self._place.app, look))
-                look = []
-            elif len(look) < _LONGEST_LOOK:
+                look, size = [], 0
+            elif len(look) < _LONGEST_LOOK and (size := size + len(line)) <= _LARGEST_LOOK:
                 look.append(line)
 
     def _back(self) -> None:

@@ -44,6 +44,7 @@ class StatusPort:
         self._host = host
         self._ports = ports
         self._open = 0
+        self._busy: dict[trio.CancelScope, None] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled. A port that is taken keeps no worker from working: it is told of, and tried again."""
@@ -83,20 +84,26 @@ class StatusPort:
                 nursery.start_soon(self._serve, await accepted(listener))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """One connection, whatever comes on it."""
+        """One connection, whatever comes on it. When there are too many, the oldest is closed: whoever holds
+        connections open and says nothing must not keep a probe from its answer, or the worker is restarted for it."""
         self._open += 1
+        scope = trio.move_on_after(LIMIT)
+        self._busy[scope] = None
+        if len(self._busy) > CONNECTIONS:
+            oldest = next(iter(self._busy))
+            del self._busy[oldest]
+            oldest.cancel()
         try:
-            with trio.move_on_after(LIMIT), suppress(trio.BrokenResourceError, OSError):
+            with scope, suppress(trio.BrokenResourceError, OSError):
                 await stream.send_all(await self._answer(stream))
                 await stream.send_eof()
                 await read_on(stream)
         finally:
             self._open -= 1
+            self._busy.pop(scope, None)
             await trio.aclose_forcefully(stream)
 
     async def _answer(self, stream: trio.SocketStream) -> bytes:
-        if self._open > CONNECTIONS:
-            return _refused(503, "too many connections at once").to_bytes()
         try:
             request = read_request((await read_head(stream, within=LIMIT / 2))[0])
         except BadRequest as bad:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import click
-import msgspec
 
 from celery5.protocol.masking import escaped, escaped_json
 
@@ -20,6 +19,8 @@ WIDEST = 200
 
 def as_json(value: object) -> str:
     """One JSON value on one line."""
+    import msgspec  # a probe writes by this module, too, and needs no JSON
+
     return escaped_json(msgspec.json.encode(value).decode())
 
 

@@ -3,7 +3,7 @@
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -14,17 +14,35 @@ from celery5.protocol.retry import LONGEST
 LEAST_MEMORY = 1024 * 1024
 
 
+ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+)
+"""Variables that every box has, beside those that begin with LC_."""
+
+
 class Box(msgspec.Struct, frozen=True):
     """The box of a task: `@app.task(boxed=Box(memory=512 * 2**20))`.
 
     `command` is the program and its words, for a box in any language; without one it is Python, which runs the task's
     function. `memory` is how many bytes of data each of its processes may have, `cpu` how many seconds of processor
-    time one job may use. Tasks whose boxes are equal share them. Raises Misconfigured.
+    time one job may use. A box with a `command` gets the variables of the environment that its program needs to find
+    its files and its language (`ENVIRONMENT`), and those that `environment` names: not the broker's URL, no tokens.
+    Tasks whose boxes are equal share them. Raises Misconfigured.
     """
 
     command: Sequence[str] = ()
     memory: int | None = None
     cpu: float | None = None
+    environment: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         command: Any = self.command
@@ -44,6 +62,26 @@ class Box(msgspec.Struct, frozen=True):
         cpu: Any = self.cpu
         if cpu is not None and not (type(cpu) in (int, float) and 0 < cpu <= LONGEST):
             raise Misconfigured(f"Box(cpu={cpu!r}): give seconds of processor time, more than 0")
+        self._check_environment()
+
+    def _check_environment(self) -> None:
+        said: Any = self.environment
+        names = cast("tuple[object, ...]", () if isinstance(said, str | bytes) else tuple(said))
+        if isinstance(said, str | bytes) or not all(isinstance(each, str) and each for each in names):
+            raise Misconfigured(f"Box(environment={said!r}): give names of variables: ['API_TOKEN']")
+        if names and self.is_python:
+            raise Misconfigured(
+                "Box(environment=...) is for a box with a command: one in Python has all variables"
+            )
+        msgspec.structs.force_setattr(self, "environment", names)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str] | None:
+        """Return the variables that the box gets of `environ`; None for all, which a box in Python needs to import the
+        application as its worker did."""
+        if self.is_python:
+            return None
+        names = {*ENVIRONMENT, *self.environment}
+        return {name: value for name, value in environ.items() if name in names or name.startswith("LC_")}
 
     @property
     def is_python(self) -> bool:

@@ -147,11 +147,17 @@ def _plain(name: str) -> str:
     )
 
 
-def _spoken(name: str) -> str:
+def _spoken(name: str) -> str | None:
+    """Return the member's name that `_plain` made `name` of; None for one that it cannot have made: anybody on that
+    host may start units."""
     first, *others = name.split("_")
-    return (
-        first.encode() + b"".join(bytes.fromhex(each[:2]) + each[2:].encode() for each in others)
-    ).decode()
+    try:
+        spoken = (
+            first.encode() + b"".join(bytes.fromhex(each[:2]) + each[2:].encode() for each in others)
+        ).decode()
+    except ValueError:
+        return None
+    return spoken if _plain(spoken) == name else None
 
 
 def script(text: str) -> bytes:
@@ -238,6 +244,9 @@ def seen(app: str, lines: Iterable[str]) -> dict[str, Seen]:
         unit = said.get("Id", "")
         if unit.startswith(ours) and unit.endswith(".service"):
             member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+            if member is None:
+                said = {}
+                continue
             found[member] = Seen(
                 member=member,
                 active=said.get("ActiveState", ""),
@@ -258,7 +267,9 @@ def answers(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
         word, _, rest = line.removeprefix(MARK).partition(" ")
         unit, _, more = rest.partition(" ")
         if line.startswith(MARK) and word in ("begun", "refused") and unit.startswith(ours):
-            found[_spoken(unit.removeprefix(ours).removesuffix(".service"))] = (word, more.strip()[:300])
+            member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+            if member is not None:
+                found[member] = (word, more.strip()[:300])
     return found
 
 

@@ -3,6 +3,7 @@
 Floor: runners. Reads: what the box says. Writes: what it is told; what else it says, to the log.
 """
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -67,7 +68,7 @@ class BoxProcess:
         self._nursery: trio.Nursery | None = None
         self._ending = self._broken = False
         self._voice = BoxVoice(tell)
-        self._group = ProcessGroup(command)
+        self._group = ProcessGroup(command, box.variables(os.environ))
         self._voice.pid = self.pid
         tell("box:started", "debug", pid=self.pid, command=list(command)[:8])
 

@@ -3,6 +3,7 @@
 Floor: runners. Reads: nothing. Writes: the log.
 """
 
+import re
 from typing import Any
 
 from celery5.protocol.frames import Line
@@ -12,6 +13,8 @@ TAIL = 4_000
 """Bytes of what a box wrote to stderr that go with its failure: the last ones."""
 LINES = 100
 """Lines of noise that are logged for one job; of the rest there is a count."""
+LOGGED = 1_000
+"""Lines for the log that a box may send for one job; of the rest there is a count."""
 LONGEST = 2_000
 """Bytes of one such line."""
 
@@ -25,17 +28,19 @@ class BoxVoice:
         self._tell = tell
         self._job: CurrentJob | None = None
         self._tail = b""
-        self._said = 0
+        self._said = self._logged = 0
 
     def begins(self, job: CurrentJob | None) -> None:
         """From here on it speaks of this job."""
-        self._job, self._tail, self._said = job, b"", 0
+        self._job, self._tail = job, b""
+        self._said = self._logged = 0
 
     def ends(self) -> None:
         """The job has ended."""
-        if self._said > LINES:
-            self._tell("box:said-more", "warning", **self._about(), pid=self.pid, lines=self._said - LINES)
-        self._job, self._said = None, 0
+        more = max(0, self._said - LINES) + max(0, self._logged - LOGGED)
+        if more:
+            self._tell("box:said-more", "warning", **self._about(), pid=self.pid, lines=more)
+        self._job, self._said, self._logged = None, 0, 0
 
     def keep(self, chunk: bytes) -> None:
         """Remember the end of its stderr."""
@@ -47,8 +52,11 @@ class BoxVoice:
         return self._tail.decode("utf-8", "backslashreplace").strip()
 
     def log(self, line: Line) -> None:
-        """It has a line for the log."""
-        fields = {name: value for name, value in line.fields.items() if name not in _OURS}
+        """It has a line for the log. Some for each job: a job must not fill the log of all others."""
+        self._logged += 1
+        if self._logged > LOGGED:
+            return
+        fields = {name: value for name, value in line.fields.items() if _plain(name) not in _OURS}
         if line.event in _EVENTS:
             self._tell(line.event, line.level, **{**fields, **self._about()})
         else:
@@ -69,6 +77,12 @@ class BoxVoice:
         return {} if job is None else {"job": job.id, "task": job.task}
 
 
+def _plain(name: str) -> str:
+    """Return a name as the journal compares it: JOB and job are one field there."""
+    return _NOT_IN_NAMES.sub("_", name.upper()).lower()
+
+
+_NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
 _EVENTS = ("section:again", "section:ignored")
 """What celery5 itself tells of in a box."""
 _OURS = {"worker", "job", "task", "level", "message_type", "timestamp", "task_uuid", "task_level", "name"}

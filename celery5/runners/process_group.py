@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,16 +27,22 @@ POLL = 0.02
 class ProcessGroup:
     """A process that runs `command`, and whatever it starts. Raises BoxCrashed when it cannot be started.
 
-    It has a session of its own, so that a Ctrl-C is not meant for it. It is started in the thread of the loop, which
-    takes about a millisecond: it is the end of the thread that started it which ends a box, and a thread that Trio
-    lends ends soon (`box_launcher.py`).
+    `environment` are its variables, None for those of this process. It has a session of its own, so that a Ctrl-C is
+    not meant for it. It is started in the thread of the loop, which takes about a millisecond: it is the end of the
+    thread that started it which ends a box, and a thread that Trio lends ends soon (`box_launcher.py`).
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         pipe = subprocess.PIPE
         try:
             self._popen = subprocess.Popen(
-                list(command), bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+                list(command),
+                bufsize=0,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=environment,
+                start_new_session=True,
             )
         except (OSError, ValueError) as error:
             raise BoxCrashed(f"cannot start the box {command[0]!r}: {error}") from None

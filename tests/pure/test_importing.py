@@ -19,7 +19,8 @@ from celery5.protocol.members import PARENT
 
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
-OF_A_PROBE = {"", ".cli", ".cli.boundary", ".cli.health", ".cli.main", ".cli.target", ".errors", ".probe"}
+OF_A_PROBE = {"", ".cli", ".cli.boundary", ".cli.health", ".cli.main", ".cli.said", ".cli.target",
+              ".errors", ".probe", ".protocol", ".protocol.masking"}  # fmt: skip
 
 
 def fresh(code: str) -> str:

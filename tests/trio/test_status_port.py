@@ -5,6 +5,7 @@ Floor: tests. Reads: nothing. Writes: sockets of its own.
 
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -152,20 +153,35 @@ async def test_whoever_is_slow_is_sent_away_and_holds_up_nobody(
     await deaf.aclose()
 
 
-async def test_more_connections_than_there_is_room_for_are_told_to_come_again(nursery: trio.Nursery) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT"], ids=["silent", "slow"])
+async def test_connections_that_are_held_open_keep_no_probe_from_its_answer(
+    nursery: trio.Nursery, sent: bytes
+) -> None:
     port = free_port()
     one = await opened(nursery, Vitals(), port)
-    idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS)]
-    with trio.fail_after(30):
-        while one._open < CONNECTIONS:
-            await trio.sleep(0.01)
-    assert b" 503 " in await said(port, b"")
+    idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
+    for each in idle:
+        with suppress(trio.BrokenResourceError):
+            await each.send_all(sent)
+    for _ in range(CONNECTIONS):
+        assert await status(port, b"/livez") == 200
+        assert one._open <= CONNECTIONS + 1
+    assert await closed(idle[0])
     for each in idle:
         await each.aclose()
     with trio.fail_after(30):
         while one._open:
             await trio.sleep(0.01)
     assert await status(port, b"/livez") == 200
+
+
+async def closed(stream: trio.SocketStream) -> bool:
+    """Return whether the other side has closed it without a word, once it has."""
+    with trio.fail_after(30):
+        try:
+            return await stream.receive_some() == b""
+        except trio.BrokenResourceError:
+            return True
 
 
 async def test_a_part_that_fails_costs_the_answer_and_not_the_worker(nursery: trio.Nursery) -> None:
