@@ -31,7 +31,11 @@ def test_each_member_keeps_its_name() -> None:
 
 def _voice() -> tuple[BoxVoice, list[dict[str, Any]]]:
     told = list[dict[str, Any]]()
-    return BoxVoice(lambda what, level="info", **fields: told.append({"what": what, **fields})), told
+
+    def tell(what: str, _level: Any = "info", /, **fields: Any) -> None:
+        told.append({"what": what, **fields})
+
+    return BoxVoice(tell), told
 
 
 def test_a_box_that_logs_without_end_is_counted_from_some_line_on() -> None:

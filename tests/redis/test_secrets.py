@@ -45,7 +45,7 @@ def _of_celery5(*roots: Any) -> Iterator[Any]:
 
 
 def _is_ours(thing: object) -> bool:
-    module = type(thing).__module__
+    module: Any = type(thing).__module__  # a property of some metaclass
     return isinstance(module, str) and module.startswith("celery5")
 
 

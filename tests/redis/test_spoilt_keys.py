@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -33,6 +34,10 @@ def _launched(staff: Staff, kind: str) -> Employee:
     return staff.launch(command, lease=1.0, log_level="debug")
 
 
+def _is_ready(one: Employee, kind: str) -> bool:
+    return bool(one.lines(f"{kind}:ready"))
+
+
 def _has_met_it(one: Employee, kind: str) -> bool:
     """Return whether it tries again and again to begin, or does without the keys."""
     return len(one.lines(f"{kind}:again")) >= 2 or bool(one.lines(f"{kind}:ready"))
@@ -55,7 +60,7 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
     queue = keys.of("default")
     running = [_launched(staff, kind) for kind in KINDS]
     for kind, each in zip(KINDS, running, strict=True):
-        wait_until(partial(each.lines, f"{kind}:ready"))
+        wait_until(partial(_is_ready, each, kind))
     _is_served(staff)
 
     # What can be passed over is: jobs run all the while.
@@ -75,7 +80,8 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
     ]  # fmt: skip
     with redis_client.pipeline() as pipe:
         for key in spoilt:
-            pipe.delete(key).set(key, "x")
+            pipe.delete(key)
+            pipe.set(key, "x")
         pipe.execute()
     late = [_launched(staff, kind) for kind in KINDS]
     for kind, each in zip(KINDS, late, strict=True):
@@ -86,7 +92,7 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
 
     redis_client.delete(*spoilt)
     for kind, each in zip(KINDS, late, strict=True):
-        wait_until(partial(each.lines, f"{kind}:ready"))
+        wait_until(partial(_is_ready, each, kind))
     _is_served(staff)
     _assert_alive([*running, *late])
     redis_client.zrem(queue.leases, ODD)
@@ -150,7 +156,7 @@ def test_a_leader_whose_record_cannot_be_read_is_as_one_that_was_never_there(
     queue: Queue, app_name: str, redis_client: "redis.Redis", field: str, value: str | bytes
 ) -> None:
     keys = Keys(app_name)
-    record = {"epoch": "0", "beat": "0", "leader": "", "since": "1", field: value}
+    record: dict[Any, Any] = {"epoch": "0", "beat": "0", "leader": "", "since": "1", field: value}
     redis_client.hset(keys.leader, mapping=record)
     assert queue(leading.leader(keys)).epoch == 0
     led = queue(leading.lead(keys, "me", replaces=NOTHING, epoch=0))

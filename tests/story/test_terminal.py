@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -116,7 +117,7 @@ class _Forger(threading.Thread):
         self.count = 0
 
     def run(self) -> None:
-        heard = self._client.pubsub()
+        heard: Any = self._client.pubsub()  # type: ignore[no-untyped-call]
         heard.psubscribe(self._keys.inbox("*"))
         while not self._ended.is_set():
             message = heard.get_message(timeout=0.05)
