@@ -132,7 +132,7 @@ class Supervised:
             raise self._fatal(error, standing.failures, crashed) from error
         if ruling is Ruling.AGAIN:
             circuit = self._circuit
-            rest = circuit.told().opens_in if circuit and circuit.policy.mode == "delay" else 0.0
+            rest = circuit.told().probe_in if circuit and circuit.policy.mode == "delay" else 0.0
             wait = max(course.wait(random.random), rest)
             standing.state = StepState.FAILED
             event = "step:crashed" if crashed else "step:failed"

@@ -145,7 +145,7 @@ class TaskFailed(CeleryError):
 
     Attributes: `job_id`; `task`; `type`, the name of the error's class; `message`; `error_args`, the error's
     arguments as text; `traceback`, as text; `attempt`, counted from 1; `worker`; `reason`, why it was buried
-    (`exhausted`, `unknown-task`, ...).
+    (`exhausted`, `not-retried`, `unknown-task`, ...).
     """
 
     def __init__(

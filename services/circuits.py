@@ -36,17 +36,34 @@ PASSABLE = "degraded"
 """The one bad state in which a probe may go ahead: what works badly may work."""
 
 _KINDS = kinds_of(CircuitOpen("open"))
+_SERVICE = "service:"
+_EFFECTS: Mapping[str, str] = {
+    "watch": "none: it only watches, its jobs run on",
+    "delay": "its jobs wait in Redis",
+    "fail": "its jobs fail at once",
+}
+_SERVICE_EFFECTS: Mapping[str, str] = {
+    "watch": "none: it only watches, the service is started as ever",
+    "delay": "the service is not started",
+}
 
 
 class BreakerReading(msgspec.Struct, frozen=True):
-    """One breaker as it is now. `state` is closed, open or half-open, `failures` those that count so far, `trips` all
-    in this worker's life, `opens_in` the seconds until a probe may pass, 0 when one may."""
+    """One breaker as it is now."""
 
     of: str
+    # closed, open or half-open
     state: str
+    # What its policy does while it is open: delay, fail or watch.
+    mode: str
+    # What that means for its jobs now, in words; '' while it is closed.
+    effect: str
+    # Failures that count so far.
     failures: int
+    # All trips in this worker's life.
     trips: int
-    opens_in: float
+    # Seconds until a probe may pass; 0 when one may.
+    probe_in: float
     why: str = ""
 
 
@@ -92,7 +109,7 @@ class Circuit:
             return False
         self.breaker = self.breaker.begin(now)
         self._probe, self._since = who, now
-        self._log.event("breaker:probing", "info", breaker=self.name)
+        self._log.event("breaker:probing", "info", breaker=self.name, mode=self.policy.mode)
         return True
 
     @property
@@ -174,20 +191,33 @@ class Circuit:
                 breaker=self.name,
                 why=why,
                 mode=self.policy.mode,
+                effect=self._effect(),
                 seconds=round(after.until - now, 3),
                 trips=self.trips,
             )
         elif after.state is BreakerState.CLOSED and before.state is not BreakerState.CLOSED:
             self.why = ""
-            self._log.event("breaker:closed", "info", breaker=self.name)
+            self._log.event("breaker:closed", "info", breaker=self.name, mode=self.policy.mode)
 
     def told(self) -> BreakerReading:
         """How it is now."""
         breaker = self.breaker
         wait = max(0.0, breaker.until - trio.current_time()) if breaker.state is BreakerState.OPEN else 0.0
         return BreakerReading(
-            self.name, breaker.state.value, breaker.failures, self.trips, round(wait, 3), self.why
+            of=self.name,
+            state=breaker.state.value,
+            mode=self.policy.mode,
+            effect="" if self.is_closed else self._effect(),
+            failures=breaker.failures,
+            trips=self.trips,
+            probe_in=round(wait, 3),
+            why=self.why,
         )
+
+    def _effect(self) -> str:
+        """Return what a breaker that is not closed does, in words."""
+        effects = _SERVICE_EFFECTS if self.name.startswith(_SERVICE) else _EFFECTS
+        return effects.get(self.policy.mode, "")
 
 
 class Circuits:
@@ -218,7 +248,7 @@ class Circuits:
         policy = policy or BreakerPolicy()
         if policy.mode == "off":
             return None
-        name = f"service:{name}"
+        name = f"{_SERVICE}{name}"
         self._services[name] = Circuit(name=name, policy=policy, log=self._log, checks=checks)
         return self._services[name]
 

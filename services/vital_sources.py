@@ -119,7 +119,10 @@ class Guarded:
         yield gauge(
             "celery5_circuit",
             "Circuit breakers of tasks and services: 0 closed, 1 half-open, 2 open.",
-            *[(_STATES[BreakerState(each.state)], {"of": name}) for name, each in told.items()],
+            *[
+                (_STATES[BreakerState(each.state)], {"of": name, "mode": each.mode})
+                for name, each in told.items()
+            ],
         )
         yield counter(
             "celery5_circuit_trips_total",

@@ -17,6 +17,9 @@ class Reason(StrEnum):
     """Why a job is in the dead-letter queue."""
 
     EXHAUSTED = "exhausted"  # every attempt failed
+    NOT_RETRIED = (
+        "not-retried"  # it failed, and nothing was to be tried again: max_retries=0, or such an error
+    )
     POISONOUS = "poisonous"  # it failed in a `poisonous` section, which is never tried again
     POISONED = "poisoned"  # it took its worker down too often
     UNKNOWN_TASK = "unknown-task"
@@ -196,7 +199,7 @@ def rule(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) ->
     room = section in counts or len(counts) < MOST_SECTIONS
     if room and policy.allows(counts.get(section, 0) + 1):
         return Ruling(section, policy)
-    return Ruling(section, reason=Reason.EXHAUSTED)
+    return Ruling(section, reason=_used_up(policy.max_retries))
 
 
 def judge(
@@ -264,9 +267,11 @@ def _after_failure(
     if ruling is not None and ruling.reason is not None:
         return Bury(ruling.reason, failure)
     own = attempt - _made_for(sections)
-    if policy.allows(own) and all(map(policy.covers, outcome.kinds)):
+    if not all(map(policy.covers, outcome.kinds)):
+        return Bury(Reason.NOT_RETRIED, failure)
+    if policy.allows(own):
         return _again(own, policy, random, backoff, failure)
-    return Bury(Reason.EXHAUSTED, failure)
+    return Bury(_used_up(policy.max_retries), failure)
 
 
 def _as_asked(
@@ -276,10 +281,15 @@ def _as_asked(
         policy, backoff = asked.policy, None
     most = policy.max_retries if asked.max_retries is None else asked.max_retries
     if own > most:
-        return Bury(Reason.EXHAUSTED, asked.failure)
+        return Bury(_used_up(most), asked.failure)
     if asked.countdown is not None:
         return Retry(asked.countdown, asked.failure)
     return _again(own, policy, random, backoff, asked.failure)
+
+
+def _used_up(max_retries: int) -> Reason:
+    """Return the reason of a job that has no retries left, of so many: none are used up where there were none."""
+    return Reason.EXHAUSTED if max_retries else Reason.NOT_RETRIED
 
 
 def _again(

@@ -81,7 +81,7 @@ def test_every_outcome_has_its_verdict(
         case Withdrawn():
             assert verdict == Revoke()
         case Raised(failure) if attempt > policy.max_retries:
-            assert verdict == Bury(Reason.EXHAUSTED, failure)
+            assert verdict == Bury(Reason.EXHAUSTED if policy.max_retries else Reason.NOT_RETRIED, failure)
         case Raised(failure):
             assert verdict == Retry(policy.delay(attempt, lambda: chance), failure)
 
@@ -93,8 +93,9 @@ def test_a_task_that_asks_is_tried_again_as_it_says_or_else_as_its_policy_says(
     asked = Asked(FAILURE, countdown, said, most)
     verdict = judge(asked, attempt=attempt, policy=policy, random=lambda: 0.5)
     own = said or policy
-    if attempt > (own.max_retries if most is None else most):
-        assert verdict == Bury(Reason.EXHAUSTED, FAILURE)
+    allowed = own.max_retries if most is None else most
+    if attempt > allowed:
+        assert verdict == Bury(Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED, FAILURE)
     else:
         wait = own.delay(attempt, lambda: 0.5) if countdown is None else countdown
         assert verdict == Retry(wait, FAILURE)
@@ -153,7 +154,8 @@ def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
             outcome = Raised(FAILURE, ruling=rule(where, policy, counts))
         verdict = judge(outcome, attempt=attempt, policy=task, random=lambda: 0.5, sections=counts)
         if isinstance(verdict, Bury):
-            assert verdict.reason is Reason.EXHAUSTED
+            allowed = limits.get(where, retries)
+            assert verdict.reason is (Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED)
             return
         assert isinstance(verdict, Retry)
         counts.update([verdict.section] if verdict.section else [])
@@ -221,3 +223,28 @@ def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_fr
     assert verdict(Asked(FAILURE, policy=policy), 2) == Retry(6, FAILURE)
     assert verdict(Raised(FAILURE, ruling=Ruling("a", policy)), 2) == Retry(3, FAILURE, "a")
     assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempt", "reason"),
+    [
+        (RetryPolicy(max_retries=0), 1, Reason.NOT_RETRIED),
+        (RetryPolicy(max_retries=5, dont_autoretry_for=[LookupError]), 1, Reason.NOT_RETRIED),
+        (RetryPolicy(max_retries=5, dont_autoretry_for=[LookupError]), 6, Reason.NOT_RETRIED),
+        (RetryPolicy(max_retries=5, autoretry_for=[OSError]), 2, Reason.NOT_RETRIED),
+        (RetryPolicy(max_retries=2), 3, Reason.EXHAUSTED),
+        (RetryPolicy(max_retries=2, autoretry_for=[LookupError]), 3, Reason.EXHAUSTED),
+    ],
+    ids=repr,
+)
+def test_retries_are_exhausted_only_where_there_were_any(
+    policy: RetryPolicy, attempt: int, reason: Reason
+) -> None:
+    raised = Raised(FAILURE, (("builtins.KeyError", "builtins.LookupError", "builtins.Exception"),))
+    verdict = judge(raised, attempt=attempt, policy=policy, random=lambda: 0.5)
+    assert isinstance(verdict, Bury)
+    assert verdict.reason is reason
+
+
+def test_a_section_without_retries_has_none_to_exhaust() -> None:
+    assert rule("a", RetryPolicy(max_retries=0), {}).reason is Reason.NOT_RETRIED

@@ -197,7 +197,7 @@ async def test_a_sink_hears_of_the_ends_that_it_wants(app: App) -> None:
     assert (dead.state, dead.error, dead.reason, dead.value) == (
         "DEAD",
         "RuntimeError: as I was told",
-        "exhausted",
+        "not-retried",
         None,
     )
     assert dead.failure is not None

@@ -140,7 +140,7 @@ async def test_a_task_that_failed_on_a_document_is_not_given_it_again_by_itself(
             await trio.sleep(0.01)
         await trio.sleep(0.1)
     assert ran == ["x"]
-    assert dead == {"exhausted": 1}
+    assert dead == {"not-retried": 1}
 
 
 async def test_a_source_that_fails_is_begun_again(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ async def test_an_attempt_that_runs_for_too_long_is_ended_and_tried_again_by_the
             with pytest.raises(TaskFailed) as caught:
                 await buried.aget(30)
     assert attempts == [1, 2, 1]
-    assert (caught.value.type, caught.value.reason) == ("TimeLimitExceeded", "exhausted")
+    assert (caught.value.type, caught.value.reason) == ("TimeLimitExceeded", "not-retried")
     assert caught.value.message == "ran for longer than its time_limit of 0.1 s"
     assert "limited" in caught.value.traceback, "it says where it was"
     states = [(line["state"], line.get("error", "")[:17]) for line in lines.of("job")]

@@ -219,7 +219,7 @@ def test_one_job_and_the_dead_letter_queue(desk: Desk) -> None:
     with pytest.raises(TaskFailed):
         bad.get(timeout=1)
     (dead,) = json.loads(desk("dlq", "read", "--json"))
-    assert (dead["job"], dead["task"], dead["reason"]) == (bad.id, "shop.hopeless", "exhausted")
+    assert (dead["job"], dead["task"], dead["reason"]) == (bad.id, "shop.hopeless", "not-retried")
     assert dead["error"] == "ValueError: never"
     assert "ValueError: never" in desk("dlq", "read", "--queue", "default")
 

@@ -216,7 +216,7 @@ async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_say
     ward.circuits.report(check, "unhealthy", "it said so itself")
     ward.ends(probe, WELL)
     reading = ward.circuits.told()["treat"]
-    assert (reading.state, reading.trips, reading.opens_in) == ("open", 2, 30)
+    assert (reading.state, reading.trips, reading.probe_in) == ("open", 2, 30)
     assert reading.why == "health check bank is unhealthy: it said so itself"
 
 
@@ -323,7 +323,7 @@ async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: Moc
     ward = Ward(threshold=1, reset=10, growth="exponential", longest=35)
     ward.run(ILL)
     for _ in range(3):
-        await trio.sleep(ward.circuits.told()["treat"].opens_in)
+        await trio.sleep(ward.circuits.told()["treat"].probe_in)
         assert ward.run(ILL)
     assert [each["seconds"] for each in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
 
@@ -374,3 +374,28 @@ async def test_breakers_of_tasks_are_among_the_metrics(autojump_clock: MockClock
     assert measured()["celery5_circuit"] == {"treat": 1}
     ward.ends(probe, WELL)
     assert measured() == {"celery5_circuit": {"treat": 0}, "celery5_circuit_trips_total": {"treat": 1}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "effect"),
+    [
+        ("watch", "none: it only watches, its jobs run on"),
+        ("delay", "its jobs wait in Redis"),
+        ("fail", "its jobs fail at once"),
+    ],
+)
+async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
+    autojump_clock: MockClock, lines: Lines, mode: Any, effect: str
+) -> None:
+    ward = Ward(threshold=1, mode=mode)
+    ward.run(ILL)
+    reading = ward.circuits.told()["treat"]
+    assert (reading.state, reading.mode, reading.effect) == ("open", mode, effect)
+    state, _ = Guarded(ward.circuits).families()
+    assert [each.labels for each in state.samples] == [{"of": "treat", "mode": mode}]
+    await trio.sleep(30)
+    assert ward.run(WELL)
+    assert ward.circuits.told()["treat"].effect == ""
+    (tripped,) = told(lines, "breaker:tripped")
+    assert tripped["effect"] == effect
+    assert [told(lines, f"breaker:{each}")[0]["mode"] for each in ("probing", "closed")] == [mode, mode]

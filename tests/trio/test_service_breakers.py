@@ -48,7 +48,7 @@ async def test_after_three_crashes_it_is_left_alone_and_then_tried_once_in_each_
         await trio.sleep(100)
         assert ticks.at == [0, 1, 2, 32, 62, 92]
         reading = desk.circuits.told()[NAME]
-        assert (reading.state, reading.trips, reading.opens_in) == ("open", 4, 22)
+        assert (reading.state, reading.trips, reading.probe_in) == ("open", 4, 22)
         ticks.crashes = False
         await trio.sleep(30)
         assert desk.circuits.told()[NAME].state == "half-open"  # it is up, and has to prove itself
