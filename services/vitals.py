@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 import trio
 
+from celery5.broker.calls import QueueDepth
 from celery5.machine import used_memory
 from celery5.protocol.metrics import Family, JobTally, counter, gauge
 
@@ -51,6 +52,7 @@ class Vitals:
         self.phase: Literal["starting", "up", "stopping", "ended"] = "starting"
         self.jobs = JobTally()
         self.lag = 0.0
+        self.depths: dict[str, QueueDepth] = {}
         self._sources: Sequence[Source] = ()
         self._born = time.time()
         self._beside: dict[str, Vitals] = {}
@@ -59,7 +61,7 @@ class Vitals:
         """How a further life of this process does, on the broker of that name: its jobs are counted with the others,
         and what must hold for it must for the process."""
         own = self._beside[name] = Vitals(app=self.app)
-        own.jobs = self.jobs
+        own.jobs, own.depths = self.jobs, self.depths
         return own
 
     def starting(self, worker: str) -> None:
@@ -112,6 +114,7 @@ class Vitals:
                 "How late the event loop woke up, at worst within the last ten seconds.",
                 self.lag,
             ),
+            *_of_queues(self.depths),
             *_of_the_process(self._born),
         ]
         for each in self._sources:
@@ -149,6 +152,30 @@ _NOT_UP: Mapping[str, str] = {
     "stopping": "the worker is stopping",
     "ended": "a step that must run has ended",
 }
+
+
+def _of_queues(depths: Mapping[str, QueueDepth]) -> list[Family]:
+    """Return how far behind the queues are; nothing where nobody measures them."""
+    if not depths:
+        return []
+    known = sorted(depths.items())
+    return [
+        gauge(
+            "celery5_queue_depth",
+            "Jobs that wait on the queue and that no worker has.",
+            *[(each.waiting, {"queue": queue}) for queue, each in known],
+        ),
+        gauge(
+            "celery5_queue_oldest_seconds",
+            "For how long the oldest job that waits on the queue has been there; 0 when none waits.",
+            *[(each.oldest or 0.0, {"queue": queue}) for queue, each in known],
+        ),
+        gauge(
+            "celery5_queue_dead",
+            "Jobs in the dead-letter queue of the queue.",
+            *[(each.dead, {"queue": queue}) for queue, each in known],
+        ),
+    ]
 
 
 def _of_the_process(born: float) -> list[Family]:

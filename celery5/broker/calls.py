@@ -25,7 +25,7 @@ BEAT = Script.load("beat")
 RECOVER = Script.load("recover", part="gates")
 LEAVE = Script.load("leave")
 LOCATE = Script.load("locate")
-MEASURE = Script.load("measure")
+MEASURE = Script.load("measure", part="lane")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """Nothing but an answer."""
@@ -82,6 +82,17 @@ class Place(msgspec.Struct, frozen=True):
     state: str
     worker: str
     document: bytes
+
+
+class QueueDepth(msgspec.Struct, frozen=True):
+    """How far behind a queue is."""
+
+    # Jobs on the streams that no worker has.
+    waiting: int
+    # Seconds for which the oldest of them has been there; None when there is none.
+    oldest: float | None
+    # Jobs in the dead-letter queue.
+    dead: int
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -306,6 +317,12 @@ def measure(keys: QueueKeys) -> Call[Size]:
     )
 
 
+def depth(keys: QueueKeys) -> Call[QueueDepth]:
+    """Return how far behind a queue is: one script, whose cost does not grow with the queue."""
+    named = (keys.due, keys.dead, keys.held, *keys.streams)
+    return scripted(MEASURE, named, (GROUP,), _depth, repeatable=True)
+
+
 def dead(keys: QueueKeys, *, count: int) -> Call[list[tuple[str, bytes, bytes]]]:
     """The oldest dead jobs: entry, envelope and document of each."""
     return Call(("XRANGE", keys.dead, "-", "+", "COUNT", count), _graves, repeatable=True)
@@ -352,8 +369,14 @@ def _place(raw: Any) -> Place:
     return Place(text(raw[0]), text(raw[1]), msgspec.convert(raw[2], bytes))
 
 
+def _depth(raw: Any) -> QueueDepth:
+    there, in_workers, _due, dead, _gated, oldest = map(int, raw)
+    return QueueDepth(max(0, there - in_workers), None if oldest < 0 else oldest / 1000, dead)
+
+
 def _size(raw: Any) -> Size:
-    return Size(*map(int, raw))
+    *counts, _oldest = raw
+    return Size(*map(int, counts))
 
 
 def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:

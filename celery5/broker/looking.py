@@ -13,7 +13,7 @@ from celery5.broker.call import Call, Script, scripted
 from celery5.broker.keys import GROUP, QueueKeys
 
 INSPECT = Script.load("inspect")
-OVERVIEW = Script.load("overview")
+OVERVIEW = Script.load("overview", part="lane")
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -47,7 +47,8 @@ class WorkerState(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True):
     """What is in a queue, in jobs, and who works on it.
 
-    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority. `running` are in
+    `waiting` are on the streams and nobody has them, `high` and `low` of these have such a priority; the oldest of them
+    has been there for `oldest_waiting` seconds, None when there is none. `running` are in
     workers' hands, `held` wait at gates, `scheduled` for their time, retries included. `next_due` and `oldest_dead` are
     seconds from now and since then; None when there is none. `keys` is how many keys live jobs have. `paused`: nobody
     is to read it, until it is resumed. `documents`: how many each Data Sink has not got yet, by its name.
@@ -67,6 +68,7 @@ class QueueState(msgspec.Struct, frozen=True):
     low: int = 0
     held: int = 0
     documents: dict[str, int] = {}
+    oldest_waiting: float | None = None
 
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
@@ -110,7 +112,18 @@ def _sighting(raw: Any) -> Sighting:
 
 
 def _state(queue: str, raw: Any) -> QueueState:
-    (normal, high, low, handed), running, scheduled, next_due, dead, oldest_dead, keys, workers, gated = raw
+    (
+        (normal, high, low, handed),
+        running,
+        scheduled,
+        next_due,
+        dead,
+        oldest_dead,
+        keys,
+        workers,
+        gated,
+        age,
+    ) = raw
     states = [WorkerState(name.decode(errors="replace"), lease / 1000, jobs) for name, lease, jobs in workers]
     return QueueState(
         queue=queue,
@@ -125,6 +138,7 @@ def _state(queue: str, raw: Any) -> QueueState:
         oldest_dead=_seconds(oldest_dead),
         keys=keys,
         workers=tuple(sorted(states, key=lambda each: each.name)),
+        oldest_waiting=_seconds(age),
     )
 
 

@@ -90,6 +90,7 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
         {
             "queue": each.queue,
             "waiting": each.waiting,
+            "oldest": "" if each.oldest_waiting is None else f"{span(each.oldest_waiting)} ago",
             "running": each.running,
             "held": each.held,
             "scheduled": each.scheduled,

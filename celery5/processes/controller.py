@@ -22,6 +22,7 @@ from dependencies import Injector, value
 from celery5.app import App
 from celery5.bootsteps.boot import Boot, Step
 from celery5.broker.kept_server import STOP_LIMIT, KeptServer
+from celery5.broker.on_trio import TrioRedis
 from celery5.errors import Misconfigured
 from celery5.log import Log
 from celery5.processes import router, scheduler
@@ -32,6 +33,7 @@ from celery5.processes.lives import Page, live
 from celery5.processes.own_broker import StoppedBefore, looked_after, own_broker, placed
 from celery5.processes.own_log import own_log
 from celery5.processes.platforms import platform_of
+from celery5.processes.scaling_parts import make_ways
 from celery5.processes.signals import Interruption
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster import Cluster, Group, members, read
@@ -47,6 +49,7 @@ from celery5.services.foreman_commands import ForemanCommands
 from celery5.services.inbox import Inbox
 from celery5.services.leadership import Leadership
 from celery5.services.log_again import LogAgain
+from celery5.services.queue_depths import QueueDepths, Way
 from celery5.services.reloader import Next
 from celery5.services.systemd_notify import SystemdNotify, from_environment, notify
 from celery5.services.vitals import Source, Vitals, VitalSigns
@@ -125,6 +128,11 @@ def make_more(foreman: Foreman, leadership: Leadership) -> tuple[Source, ...]:
     return (foreman, leadership)
 
 
+def make_depth_ways(app: App, redis: TrioRedis) -> dict[str, Way]:
+    """Return the ways to all brokers: a Controller measures all queues."""
+    return dict(make_ways(app, redis))
+
+
 def make_leads(leadership: Leadership) -> Leadership:
     """Who says whether this Controller is the one that acts."""
     return leadership
@@ -139,6 +147,7 @@ def make_steps(
     all_up: AllUp,
     systemd: SystemdNotify,
     log_again: LogAgain,
+    queue_depths: QueueDepths,
     cluster: Cluster,
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom. The members are the first to go: until the last of them
@@ -150,6 +159,7 @@ def make_steps(
         Step("vitals", vital_signs, ("presence", "inbox")),
         Step("leadership", leadership, ("redis",)),
         Step("foreman", foreman, ("vitals", "log-again", "leadership"), stop_limit=limit),
+        Step("depths", queue_depths, ("redis",)),
         Step("hangup", foreman_commands, ("foreman",)),
         Step("all-up", all_up, ("foreman",), start_limit=FOR_EVER),
         Step("systemd", systemd, ("all-up",)),
@@ -168,6 +178,9 @@ ControllerParts = Injector(
     foreman=Foreman,
     foreman_commands=ForemanCommands,
     all_up=AllUp,
+    depth_ways=value(make_depth_ways),
+    measured=None,
+    queue_depths=QueueDepths,
     steps=value(make_steps),
 )
 """Every part of a Controller. A part is built from the names of its constructor's parameters."""
@@ -188,6 +201,8 @@ def given_of_cluster(
         "surroundings": {"CELERY5_APP": options.target, SUPERVISED: "1", **broker},
         "grace": app.settings.grace_period,
         "autoscale": autoscale_of(app.settings),
+        "home": app.brokers.home,
+        "measures": app.settings.status_port is not None,
         "tell": _Status(from_environment(os.environ, os.getpid())["address"]),
     }
 

@@ -256,6 +256,8 @@ def _given(
         "process": options.slots.process if options.slots else "",
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
+        "home": app.brokers.home,
+        "measures": settings.status_port is not None,
         **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),

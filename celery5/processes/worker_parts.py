@@ -15,6 +15,7 @@ from celery5.bootsteps.boot import Step
 from celery5.bootsteps.join_queues import JoinQueues
 from celery5.bootsteps.listen import Hears, Listen
 from celery5.bootsteps.open_publishing import OpenPublishing
+from celery5.broker.keys import QueueKeys
 from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
 from celery5.log import Log
 from celery5.own_commands import handlers_of
@@ -53,6 +54,7 @@ from celery5.services.mover import Mover
 from celery5.services.pauses import Pauses
 from celery5.services.preferences import Preferences
 from celery5.services.process_commands import ProcessCommands
+from celery5.services.queue_depths import QueueDepths, Way
 from celery5.services.reach import Reach
 from celery5.services.reading import Reading
 from celery5.services.recent import Recent
@@ -183,6 +185,16 @@ def make_handlers(
     }
 
 
+def make_depth_ways(broker: str, redis: TrioRedis) -> dict[str, Way]:
+    """Return the way to the broker that its queues are on."""
+    return {broker: redis}
+
+
+def make_measured(consumed: Sequence[QueueKeys]) -> tuple[str, ...]:
+    """Return the queues that it measures: its own."""
+    return tuple(each.queue for each in consumed)
+
+
 def make_reports(app: App) -> bool:
     """Whether somebody decides from how workers do."""
     return is_scaled(app.settings)
@@ -231,6 +243,7 @@ def make_aside(
     reporter: Reporter,
     subscriptions: Subscriptions,
     recycling: Recycling,
+    queue_depths: QueueDepths,
 ) -> tuple[Step, ...]:
     """The part of the boot graph that no job passes through."""
     return (
@@ -242,6 +255,7 @@ def make_aside(
         Step("systemd", systemd, ("vitals",)),
         Step("reloader", reloader, ("consumer",)),
         Step("recycling", recycling, ("consumer",)),
+        Step("depths", queue_depths, ("redis",)),
     )
 
 
@@ -376,6 +390,9 @@ WorkerParts = Injector(
     reach=Reach,
     reports=value(make_reports),
     reporter=Reporter,
+    depth_ways=value(make_depth_ways),
+    measured=value(make_measured),
+    queue_depths=QueueDepths,
     ground=value(make_ground),
     aside=value(make_aside),
     steps=value(make_steps),

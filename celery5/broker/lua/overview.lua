@@ -9,11 +9,12 @@
 -- Gives for each lane how many jobs wait on it, how many jobs of all lanes a worker has, how many wait for their time, in how many ms
 -- the next of them falls due (-1 when none waits), how many are dead, for how many ms the oldest of them has been (-1
 -- when none is), how many keys live jobs have, and the workers, each with its name, its lease's ms to come (0 when it has
--- lapsed) and how many jobs it has. Last, each task whose jobs wait at gates, and how many do.
+-- lapsed) and how many jobs it has; each task whose jobs wait at gates, and how many do. Last, for how many ms the oldest
+-- job that waits on a lane has (-1 when none does).
 local due, dead, leases, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local held, all, waiting, workers = {}, 0, {}, {}
+local held, all, waiting, workers, oldest_waiting = {}, 0, {}, {}, -1
 for lane = 6, #KEYS do -- bound: the four lanes
   local consumers, here = redis.pcall('XINFO', 'CONSUMERS', KEYS[lane], ARGV[1]), 0
   for _, consumer in ipairs(consumers.err and {} or consumers) do -- bound: the workers of the queue
@@ -22,6 +23,8 @@ for lane = 6, #KEYS do -- bound: the four lanes
     held[field.name], here = (held[field.name] or 0) + field.pending, here + field.pending
   end
   waiting[lane - 5], all = redis.call('XLEN', KEYS[lane]) - here, all + here
+  local _, age = measure_lane(KEYS[lane], ARGV[1], now)
+  oldest_waiting = math.max(oldest_waiting, age)
 end
 local standing = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
 for n = 1, #standing, 2 do -- bound: the workers of the queue
@@ -51,4 +54,5 @@ return {
   redis.call('HLEN', unique),
   workers,
   gated,
+  oldest_waiting,
 }

@@ -1,0 +1,106 @@
+"""Queue Depths: measures how far behind queues are, for /metrics.
+
+Floor: services. Reads: the sizes of queues and the ids of their oldest entries. Writes: the process' vitals.
+
+A worker measures its own queues, a Controller all of its application's. Each queue is one script whose cost does not
+grow with the queue. Nothing is asked where nobody can see the answer: in a process without a status port.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from celery5.broker import calls
+from celery5.broker.call import Call
+from celery5.broker.calls import QueueDepth
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.together import atogether
+from celery5.errors import BrokerError
+from celery5.log import Log
+from celery5.services.vitals import Vitals
+
+EVERY = 5.0
+"""Seconds between two measurements."""
+EACH = 2.0
+"""Seconds between two measurements for each queue, where there are several: at most half a command in a second."""
+MOST = 64
+"""Queues of one broker that are measured."""
+
+T = TypeVar("T")
+
+
+class Way(Protocol):
+    """Makes trips to one broker."""
+
+    async def perform(self, call: Call[T], /) -> T: ...
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
+
+
+class QueueDepths:
+    """Measures the queues `measured`, or, where that is None, all queues that the application has used.
+
+    `depth_ways` lead to the brokers, by name; `home` returns the broker that a queue is on.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth_ways: Mapping[str, Way],
+        home: Callable[[str], str],
+        keys: Keys,
+        measured: Sequence[str] | None,
+        measures: bool,
+        vitals: Vitals,
+        log: Log,
+    ) -> None:
+        self._ways = depth_ways
+        self._home = home
+        self._keys = keys
+        self._measured = measured
+        self._measures = measures
+        self._vitals = vitals
+        self._log = log
+        self._queues: dict[str, QueueKeys] = {}
+        self._known: dict[str, set[str]] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Measure until cancelled."""
+        task_status.started()
+        if not self._measures:
+            await trio.sleep_forever()
+        try:
+            while True:
+                counts = await atogether([partial(self._measure, broker) for broker in self._ways])
+                for broker, count in zip(self._ways, counts, strict=True):
+                    if isinstance(count, BrokerError):
+                        # An old number would say that all is well with a queue of which nothing is known.
+                        self._publish(broker, {})
+                        self._log.event("depths:missed", "debug", broker=broker, why=str(count))
+                most = max((each for each in counts if isinstance(each, int)), default=0)
+                await trio.sleep(max(EVERY, EACH * most))
+        finally:
+            for broker in self._ways:
+                self._publish(broker, {})
+
+    async def _measure(self, broker: str) -> int:
+        """Measure the queues of one broker; return how many there are."""
+        redis, names = self._ways[broker], self._measured
+        if names is None:
+            used = await redis.perform(calls.queues(self._keys))
+            names = [name for name in used if self._home(name) == broker]
+        names = sorted(names)[:MOST]
+        asked = [calls.depth(self._queues.setdefault(name, self._keys.of(name))) for name in names]
+        found = await redis.perform_all(asked) if asked else []
+        self._publish(broker, dict(zip(names, found, strict=True)))
+        return len(names)
+
+    def _publish(self, broker: str, found: Mapping[str, QueueDepth]) -> None:
+        """Replace what is known of a broker's queues."""
+        depths = self._vitals.depths
+        for queue in self._known.get(broker, set()) - found.keys():
+            depths.pop(queue, None)
+        self._known[broker] = set(found)
+        depths.update(found)

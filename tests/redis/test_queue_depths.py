@@ -1,0 +1,152 @@
+"""Queue depths: how far behind queues are, as /metrics and `info` tell it, and what it costs to know.
+
+Floor: tests. Reads and writes: the keys of the test's application.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5.broker import calls, looking
+from celery5.broker.call import Call
+from celery5.broker.calls import QueueDepth
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerUnavailable
+from celery5.log import Log
+from celery5.protocol.metrics import exposition
+from celery5.services.queue_depths import QueueDepths
+from celery5.services.vitals import Vitals
+from tests.redis.one_queue import Queue, envelope
+from tests.redis.staff import Staff, wait_until
+from tests.redis.test_probes import numbers, start
+
+
+def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
+    queue: Queue,
+) -> None:
+    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0)
+    queue.publish("a")  # before any worker came, so that there is no consumer group
+    time.sleep(0.05)
+    assert queue(calls.depth(queue.keys)).oldest >= 0.05
+    queue.join("w")
+    time.sleep(0.05)
+    queue.publish("b")
+    queue(calls.claim(queue.keys.on("l"), [("c", envelope("c"), "", "", None)]))
+    queue(calls.beat(queue.keys, "w", lease=30))  # now the lane can be read
+    old = queue(calls.depth(queue.keys))
+    assert (old.waiting, old.dead) == (3, 0)
+    assert old.oldest >= 0.1
+    queue.read("w", count=1)
+    younger = queue(calls.depth(queue.keys))
+    assert younger.waiting == 2
+    assert 0 <= younger.oldest < old.oldest + 30
+    assert queue(looking.overview(queue.keys)).oldest_waiting >= younger.oldest
+    queue.read("w")
+    assert queue(calls.depth(queue.keys)).waiting == 1  # the one of low priority
+    assert queue(calls.read([queue.keys.on("l")], "w", count=9, block=0))
+    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(looking.overview(queue.keys)).oldest_waiting is None
+
+
+def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -> None:
+    queue.join("w")
+
+    def commands() -> int:
+        before = queue.client.info("commandstats")
+        queue(calls.depth(queue.keys))
+        after = queue.client.info("commandstats")
+        return sum(
+            after[name]["calls"] - before.get(name, {"calls": 0})["calls"]
+            for name in after
+            if name != "cmdstat_info"
+        )
+
+    few = commands()
+    queue.publish(*map(str, range(2000)))
+    assert commands() == few < 30
+
+
+class Counted:
+    """A way to a broker with so many queues, which counts commands; with `away` it is not there."""
+
+    def __init__(self, queues: int) -> None:
+        self.queues = [f"q{number:02}" for number in range(queues)]
+        self.commands = 0
+        self.away = False
+
+    async def perform(self, call: Call[Any]) -> Any:
+        self.commands += 1
+        if self.away:
+            raise BrokerUnavailable("away")
+        return self.queues
+
+    async def perform_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        self.commands += len(calls)
+        if self.away:
+            raise BrokerUnavailable("away")
+        return [QueueDepth(7, 1.5, 2) for _ in calls]
+
+
+def measuring(
+    vitals: Vitals, way: Counted, measured: Sequence[str] | None, *, measures: bool = True
+) -> QueueDepths:
+    """A service that measures queues on that way."""
+    return QueueDepths(
+        depth_ways={"default": way},
+        home=lambda _queue: "default",
+        keys=Keys("shop"),
+        measured=measured,
+        measures=measures,
+        vitals=vitals,
+        log=Log(worker="w", app="shop"),
+    )
+
+
+@pytest.mark.parametrize("queues", [1, 10, 200])
+async def test_measuring_costs_less_than_a_command_a_second(autojump_clock: MockClock, queues: int) -> None:
+    vitals, way = Vitals(), Counted(queues)
+    with trio.move_on_after(600):
+        await measuring(vitals, way, None).run()
+    assert 0 < way.commands <= 0.7 * 600
+    assert vitals.depths == {}  # who has ended knows nothing
+
+
+async def test_nothing_is_measured_where_nobody_can_see_it(autojump_clock: MockClock) -> None:
+    way = Counted(3)
+    with trio.move_on_after(600):
+        await measuring(Vitals(), way, None, measures=False).run()
+    assert way.commands == 0
+
+
+async def test_a_queue_of_a_broker_that_is_away_has_no_numbers_rather_than_old_ones(
+    autojump_clock: MockClock,
+) -> None:
+    vitals, way = Vitals(), Counted(2)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(measuring(vitals, way, ["q01"]).run)
+        await trio.sleep(1)
+        assert vitals.depths == {"q01": QueueDepth(7, 1.5, 2)}
+        assert b'celery5_queue_depth{queue="q01"} 7' in exposition(vitals.one_beside("far").families())
+        way.away = True
+        await trio.sleep(6)
+        assert b"celery5_queue" not in exposition(vitals.families())
+        way.away = False
+        await trio.sleep(6)
+        assert vitals.depths.keys() == {"q01"}
+        nursery.cancel_scope.cancel()
+
+
+def test_a_workers_metrics_tell_how_far_behind_its_queues_are(staff: Staff) -> None:
+    app = staff.app
+    _, port = start(staff, concurrency=1)
+    app.tasks["nap"].delay(60)
+    wait_until(lambda: numbers(port)["celery5_jobs_running"] == 1)
+    app.send_many([app.tasks["nap"].s(0) for _ in range(3000)])  # more than it reads ahead
+    wait_until(lambda: numbers(port).get('celery5_queue_depth{queue="default"}', 0) > 0)
+    found = numbers(port)
+    assert found['celery5_queue_oldest_seconds{queue="default"}'] > 0
+    assert found['celery5_queue_dead{queue="default"}'] == 0
