@@ -59,8 +59,7 @@ class LogCounts(msgspec.Struct, frozen=True):
 class Journal:
     """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches.
 
-    `to` is an outlet, or a stream, for lines in the form `form` (`named`: those for people say which worker they are
-    from); without it stdout.
+    `to` is an outlet, or a stream, for lines in the form `form`; without it stdout.
     """
 
     def __init__(
@@ -70,13 +69,10 @@ class Journal:
         form: Literal["json", "console"] = "json",
         level: Level = "info",
         capacity: int = 20_000,
-        named: bool = False,
     ) -> None:
         outlet = sys.stdout if to is None else to
         self._outlet = (
-            Lines(cast("TextIO", outlet), form=form, named=named)
-            if hasattr(outlet, "isatty")
-            else cast("Outlet", outlet)
+            Lines(cast("TextIO", outlet), form=form) if hasattr(outlet, "isatty") else cast("Outlet", outlet)
         )
         self._job_lines = isinstance(self._outlet, Lines) and self._outlet.takes_job_lines
         self._listeners: list[object] | None = None

@@ -44,6 +44,8 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
+_BELOW = ("traceback", "stack")
+"""Fields of several lines: people get them below the line."""
 _HIDDEN = {
     "timestamp",
     "task_uuid",
@@ -53,7 +55,7 @@ _HIDDEN = {
     "action_status",
     "level",
     "worker",
-    "traceback",
+    *_BELOW,
 }
 _SAID = {*_HIDDEN, "logger", "message"}
 _COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m"}
@@ -61,15 +63,15 @@ _PLAIN = "\x1b[0m"
 
 
 class Lines:
-    """An outlet: every message is a line on `stream`. `named`: lines for people say which worker they are from, as JSON
-    lines always do."""
+    """An outlet: every message is a line on `stream`. Lines for people begin with who says them: the worker, or the
+    `process` where a message names none."""
 
     def __init__(
-        self, stream: TextIO, *, form: Literal["json", "console"] = "json", named: bool = False
+        self, stream: TextIO, *, form: Literal["json", "console"] = "json", process: str = ""
     ) -> None:
         self._stream = stream
         self._form = form
-        self._named = named
+        self._process = process
         self._encoding = stream.encoding or "utf-8"
         self._coloured = stream.isatty() and not os.environ.get("NO_COLOR")
 
@@ -109,7 +111,7 @@ class Lines:
 
     def _line(self, message: Message) -> str:
         return (
-            _console(message, self._coloured, self._named)
+            _console(message, self._coloured, self._process)
             if self._form == "console"
             else as_json(message) + "\n"
         )
@@ -178,28 +180,27 @@ def as_json(value: object) -> str:
 
 
 def _fields(message: Message, hidden: set[str]) -> list[str]:
+    """Return the fields as `name=value`, each on one line."""
     return [
         f"{escaped(str(name))}={escaped(str(value))}" for name, value in message.items() if name not in hidden
     ]
 
 
-def _console(message: Message, coloured: bool, named: bool) -> str:
-    """For people: when, how bad, what, and its fields; below them the traceback of a job that failed. With several
-    processes (`named`) the worker is one of the fields."""
-    also = {"worker"} if named else set[str]()
+def _console(message: Message, coloured: bool, process: str) -> str:
+    """Return a line for people: when, how bad, who, what, and its fields; below them a stack or a traceback."""
+    who = str(message.get("worker") or process)
     at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     what, level = kind_of(message), str(message.get("level", "info"))
     if what == "celery5:log":  # said by others: their words first
         text = escaped(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")
-        what, shown = escaped(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID - also)])
+        what, shown = escaped(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID)])
     else:
-        shown = "  ".join(_fields(message, _HIDDEN - also))
-    what, level = escaped(what), escaped(level)
+        shown = "  ".join(_fields(message, _HIDDEN))
+    what, level, who = escaped(what), escaped(level), escaped(who)
     colour = _COLOURS.get(level, "") if coloured else ""
-    line = f"{when} {colour}{level:7}{colour and _PLAIN} {what.removeprefix('celery5:'):16} {shown}\n"
-    return (
-        line
-        + indent(escaped(str(message.get("traceback") or "").rstrip(), keep="\n\t"), "    ")
-        + "\n" * ("traceback" in message)
+    head = f"{when} {colour}{level:7}{colour and _PLAIN}{who and f' {who}'}"
+    below = [escaped(str(message[name]).rstrip(), keep="\n\t") for name in _BELOW if message.get(name)]
+    return "\n".join(
+        [f"{head} {what.removeprefix('celery5:'):16} {shown}", *[indent(text, "    ") for text in below], ""]
     )

@@ -4,7 +4,8 @@ Floor: domain. Reads: JOURNAL_STREAM and CELERY5_JOURNAL_SOCKET in the environme
 detector that failed.
 
 A detector looks around and gives an outlet if it knows the runtime, else None. They are asked in order, an
-application's own (`App(log_detectors=[...])`) first. None finds JSON lines on stdout.
+application's own (`App(log_detectors=[...])`) first. If none finds any, lines go to stdout: for people if that is a
+terminal, else JSON.
 """
 
 import os
@@ -20,17 +21,16 @@ from celery5.log_lines import Lines
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a detector may look at: the environment, the standard streams, and whether there are several workers on them
-    (`named`)."""
+    """What a detector may look at: the environment, the standard streams, and what the `process` is called."""
 
     environ: Mapping[str, str]
     stdout: TextIO
     stderr: TextIO
-    named: bool = False
+    process: str = ""
 
     def lines(self, form: Literal["json", "console"] = "json") -> Lines:
         """Lines on stdout."""
-        return Lines(self.stdout, form=form, named=self.named)
+        return Lines(self.stdout, form=form, process=self.process)
 
     @property
     def journal_socket(self) -> str:
@@ -95,7 +95,14 @@ def outlet(form: Format, around: Surroundings, own: Sequence[Detector] = ()) -> 
             continue
         if found is not None:
             return found
-    return around.lines()
+    return around.lines("console" if _is_terminal(around.stdout) else "json")
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):  # closed, or no stream at all
+        return False
 
 
 def checked(detectors: object) -> tuple[Detector, ...]:

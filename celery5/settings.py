@@ -222,6 +222,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             extra=_IN_HASH,
         ),
     ] = "broker"
+    log_format: Annotated[
+        Literal["auto", "json", "console", "journal"],
+        Meta(
+            description="how the log is written where --log-format does not say; auto: it is found out",
+            extra=_IN_HASH,
+        ),
+    ] = "auto"
+    retry_tracebacks: Annotated[
+        bool,
+        Meta(
+            description="whether the log has the traceback of each retry, not of the last attempt alone",
+            extra=_IN_HASH,
+        ),
+    ] = False
+    loop_block_warning: Annotated[
+        float,
+        Meta(
+            description="for how long a job may block the event loop before it is told of; 0: never",
+            extra=_up_to(3600),
+            ge=0,
+        ),
+    ] = 0.5
     own_checks: Annotated[
         bool,
         Meta(description="workers look after themselves: broker, event loop, memory, disk", extra=_IN_HASH),

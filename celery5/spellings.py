@@ -103,7 +103,6 @@ FENNEL: Mapping[Thing, Mapping[str, str]] = {
         "maintenance_interval": "lease",
         "task_timeout": "result.get(timeout=10), or time_limit",
         "results_enabled": "ignore_result",
-        "log_format": "celery5 worker start --log-format console",
         "log_level": "celery5 worker start --log-level info",
         "autodiscover": 'include=["shop.**.tasks"]',
     },

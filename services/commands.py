@@ -13,6 +13,16 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
 
 
+ROUTINE = frozenset(
+    (
+        *("ping", "stats", "active", "health", "members"),  # they only look
+        *("check-expired", "prefetch", "prefer"),  # a Scheduler sends them all the time
+        "log-again",  # a process sends it to itself
+    )
+)
+"""Commands that tell nobody anything when they were done: debug lines in the log."""
+
+
 class PostsToItself(Protocol):
     """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
 

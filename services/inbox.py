@@ -38,7 +38,7 @@ from celery5.protocol.signing import (
     seal,
     unseal,
 )
-from celery5.services.commands import Commands
+from celery5.services.commands import ROUTINE, Commands
 from celery5.services.passing import passes
 
 AT_ONCE = 32
@@ -368,6 +368,8 @@ class Inbox:
                 answer, level = await self._answer_to(command, parameters)
             self._held.discard(held)
             self._counts["done" if answer.ok else answer.reason] += 1
+            if level == "info" and command in ROUTINE:
+                level = "debug"
             sender = order.sender if order else self._address.name
             self._log.event("inbox:done", level, command=command, sender=sender, ok=answer.ok, why=answer.why)
             if order is not None:

@@ -48,6 +48,7 @@ class Judgement:
         results_ttl: float,
         message_limit: int,
         tally: JobTally,
+        retry_tracebacks: bool,
     ) -> None:
         self._tasks = tasks
         self._results = results
@@ -57,6 +58,7 @@ class Judgement:
         self._ttl = results_ttl
         self._limit = message_limit
         self._tally = tally
+        self._untraced: tuple[type, ...] = () if retry_tracebacks else (Retry, Postpone)
         self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
             kind: (level, state, more, tally.of(state)) for kind, (level, state, more) in _SAID.items()
         }
@@ -104,17 +106,17 @@ class Judgement:
             attempt=envelope.attempt,
             seconds=seconds,
             trace=envelope.trace,
-            more=_details(verdict, more) if more else None,
+            more=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
         )
 
 
-def _details(verdict: Verdict, names: Sequence[str]) -> dict[str, Any]:
-    """What else there is to say of a job that did not succeed."""
+def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
+    """What else there is to say of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
     failure = fields.pop("failure", None)
     if failure is not None:
         fields["error"] = f"{failure.type}: {failure.message}"
-        fields |= {"traceback": failure.traceback} if failure.traceback else {}
+        fields |= {"traceback": failure.traceback} if failure.traceback and traced else {}
     return fields
 
 

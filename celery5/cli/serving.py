@@ -82,7 +82,7 @@ _FLAGS: Sequence[Callable[[Any], Any]] = (
         type=click.Choice(["auto", "json", "console", "journal"]),
         default="auto",
         show_default=True,
-        help="auto: the systemd journal if stderr is it, else JSON lines.",
+        help="auto: the systemd journal if stderr is it, console on a terminal, else JSON lines.",
     ),
     click.option(
         "--log-level",

@@ -271,7 +271,7 @@ def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> i
         suppress(StoppedBefore),
         Interruption(limit=limit) as interruption,
         own_broker(app, cluster.broker, lambda: interruption.came) as server,
-        own_log(app, options.log_format, options.log_level) as journal,
+        own_log(app, options.log_format, options.log_level, name=options.name) as journal,
     ):
         page = Page(KIND, partial(run, cluster_options=cluster_options, server=server), lambda _app: None)
         told = WorkerOptions(name=options.name, reload=False, journal=journal)

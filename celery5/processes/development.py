@@ -42,7 +42,7 @@ def serve(app: App, options: ServeOptions) -> int:
         standing_by(app, broker) as understudy,
         stopping(app) as interruption,
         broker_for(app, interruption) as url,
-        own_log(app, options.log_format, options.log_level) as journal,
+        own_log(app, options.log_format, options.log_level, name=options.name) as journal,
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")

@@ -71,7 +71,7 @@ def serve(app: App, options: ServeOptions, page: Page = WORKER) -> int:
     with (
         _understudies(app, options, page) as understudies,
         stopping(app, patience=anew.patience) as interruption,
-        own_log(app, options.log_format, options.log_level, processes=options.processes) as journal,
+        own_log(app, options.log_format, options.log_level, name=name) as journal,
     ):
         told = WorkerOptions(
             options.queues,

@@ -4,6 +4,7 @@ Floor: processes. Reads: the environment; what stderr is. Writes: the log.
 """
 
 import os
+import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,10 +16,12 @@ from celery5.stdlib_log import routed
 
 
 @contextmanager
-def own_log(app: App, form: Format, level: Level, *, processes: int = 1) -> Generator[Journal, None, None]:
-    """Have all that is logged in this process written to where `form` says or detectors find, for as long as the block
-    lasts. Raises Misconfigured."""
-    around = Surroundings(os.environ, sys.stdout, sys.stderr, named=processes > 1)
+def own_log(app: App, form: Format, level: Level, *, name: str = "") -> Generator[Journal, None, None]:
+    """Have all that is logged in this process written to where `form` says, or the setting `log_format`, or detectors
+    find, for as long as the block lasts. The process is called `name`. Raises Misconfigured."""
+    form = app.settings.log_format if form == "auto" else form
+    process = name or f"{socket.gethostname()}:{os.getpid()}"
+    around = Surroundings(os.environ, sys.stdout, sys.stderr, process=process)
     with (
         Journal(outlet(form, around, checked(app.log_detectors)), level=level) as journal,
         routed(journal, level) as follow,

@@ -256,8 +256,7 @@ def _given(
         "process": options.slots.process if options.slots else "",
         "paces": {kind: Pace() for kind in KINDS},
         "budgets": budgets_for(app),
-        "home": app.brokers.home,
-        "measures": settings.status_port is not None,
+        **_measuring(app),
         **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
@@ -277,6 +276,11 @@ def _given(
         "checks": all_checks(app),
         "done": done,
     }
+
+
+def _measuring(app: App) -> dict[str, Any]:
+    """Return the values for whoever measures the queues."""
+    return {"home": app.brokers.home, "measures": app.settings.status_port is not None}
 
 
 def known_of(options: WorkerOptions, vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
@@ -336,6 +340,7 @@ _SETTINGS = (
     "subscription_ttl",
     "event_catch_up",
     "breaker_suspends",
+    "retry_tracebacks",
 )
 """The settings that parts ask for by name."""
 _NO_TASKS = (

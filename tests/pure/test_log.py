@@ -108,17 +108,32 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
         log = Log(worker="w1", app="shop")
         log.job("warning", job="j1", state="RETRY")
     line = stream.getvalue().splitlines()[1]
-    date, clock, level, what, *fields = line.split()
+    date, clock, level, who, what, *fields = line.split()
     assert time.strptime(f"{date} {clock.split('.')[0]}", "%Y-%m-%d %H:%M:%S")
-    assert (level, what, fields) == ("warning", "job", ["job=j1", "state=RETRY"])
+    assert (level, who, what, fields) == ("warning", "w1", "job", ["job=j1", "state=RETRY"])
     assert "task_uuid" not in line
 
 
-def test_people_who_read_several_workers_see_which_of_them_a_line_is_from() -> None:
+def test_people_see_on_every_line_which_process_it_is_from() -> None:
     stream = io.StringIO()
-    with Journal(stream, form="console", named=True):
+    with Journal(Lines(stream, form="console", process="web:7")) as journal:
         Log(worker="w1", app="shop").event("worker:ready")
-    assert stream.getvalue().splitlines()[-1].split()[2:] == ["info", "worker:ready", "worker=w1"]
+        journal({"message_type": "celery5:log", "logger": "shop", "message": "hello", "timestamp": 0.0})
+        journal.lose(1)
+    lines = [line.split()[2:] for line in stream.getvalue().splitlines()[1:]]
+    assert lines == [
+        ["info", "w1", "worker:ready"],
+        ["info", "web:7", "shop", "hello"],
+        ["warning", "web:7", "log:shed", "count=1"],
+    ]
+
+
+def test_people_get_a_message_of_several_lines_on_one() -> None:
+    stream = io.StringIO()
+    with Journal(stream, form="console"):
+        Log(worker="w1", app="shop").job("warning", job="j1", error="ValueError: one\ntwo\r\nthree")
+    (_, line) = stream.getvalue().splitlines()
+    assert line.endswith(r"error=ValueError: one\ntwo\nthree")
 
 
 def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:
@@ -136,7 +151,7 @@ def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:
 def test_a_terminal_shows_how_bad_it_is_in_colour_unless_it_is_asked_not_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for no_color, level in (("", "\x1b[31merror  \x1b[0m job"), ("1", " error   job")):
+    for no_color, level in (("", "\x1b[31merror  \x1b[0m w1 job"), ("1", " error   w1 job")):
         monkeypatch.setenv("NO_COLOR", no_color)
         stream = Terminal()
         with Journal(stream, form="console"):

@@ -4,6 +4,7 @@ Floor: tests. Reads: files and sockets of its own. Writes: the same.
 """
 
 import io
+import json
 import os
 import socket
 import struct
@@ -234,3 +235,25 @@ def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_tol
         assert place.write([{"message_type": "celery5:x"}]) == 1
         assert again.entry()["CELERY5_EVENT"] == b"celery5:x"
     place.close()
+
+
+class Terminal(io.StringIO):
+    """A stream that people look at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_people_at_a_terminal_get_lines_for_people_and_programs_get_json() -> None:
+    said = {"message_type": "celery5:worker:ready", "worker": "w1", "level": "info", "timestamp": 0.0}
+
+    def written(form: Any, stdout: io.StringIO) -> str:
+        outlet(form, Surroundings({}, stdout, Terminal())).write([dict(said)])
+        return stdout.getvalue()
+
+    assert "w1 worker:ready" in written("auto", Terminal())
+    assert json.loads(written("auto", io.StringIO())) == said  # although stderr is a terminal
+    assert json.loads(written("json", Terminal())) == said
+    closed = Terminal()
+    closed.close()
+    assert isinstance(outlet("auto", Surroundings({}, closed, Terminal())), Lines)

@@ -17,7 +17,7 @@ from celery5 import (
     TaskFailed,
     current_job,
 )
-from tests.redis.workers import entries, held, of_kind, until, working
+from tests.redis.workers import Lines, entries, held, of_kind, until, working
 
 
 @pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
@@ -139,3 +139,22 @@ async def test_what_cannot_be_run_is_buried_with_the_reason_and_the_worker_lives
         ["unknown-task", "bad-arguments", "unencodable-result", "result-too-large", *["corrupt"] * 3]
     )
     assert redis_client.xlen(keys.stream) == 0
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_a_retry_logs_one_line_and_the_last_attempt_its_traceback(
+    url: str, app_name: str, wanted: bool
+) -> None:
+    app = App(app_name, broker=url, retry_tracebacks=wanted)
+
+    @app.task(max_retries=2, backoff=0.001)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with Lines() as lines:
+        async with working(app):
+            with pytest.raises(TaskFailed, match="exhausted"):
+                await (await fails.adelay()).aget()
+    told = [(each["state"], each["error"], "traceback" in each) for each in lines.of("job")]
+    retry = ("RETRY", "ValueError: no", wanted)
+    assert told == [retry, retry, ("DEAD", "ValueError: no", True)]

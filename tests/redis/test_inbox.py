@@ -401,3 +401,24 @@ async def test_a_clock_that_is_no_number_is_refused(
             answer = await post.sent(one, signed(keyed, one))
             assert answer.ok is False
         assert (await post.stats())["queues"] == {"default": "read"}
+
+
+async def test_routine_commands_are_debug_lines_and_all_others_are_told(
+    keyed: App, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    async with posted(keyed, redis_client, tmp_path) as post:
+        for command, parameters in (
+            ("ping", {}),
+            ("check-expired", {"checks": []}),
+            ("pause-queue", {"queue": "default"}),
+            ("ping", {"wrong": 1}),
+        ):
+            await keyed.control.asend(command, parameters, to=INBOX)
+        await until(lambda: post.done() >= 4)
+        told = [(each["command"], each["level"]) for each in post.lines.of("inbox:done")]
+    assert told == [
+        ("ping", "debug"),
+        ("check-expired", "debug"),
+        ("pause-queue", "info"),
+        ("ping", "warning"),
+    ]

@@ -4,17 +4,21 @@ Floor: tests. Reads: what the commands print. Writes: jobs, for real worker proc
 """
 
 import json
+import os
+import pty
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from celery5 import JobState
-from tests.story.commands import Serving, celery5, until
+from tests.story.commands import COMMAND, Serving, celery5, environment, until
 from tests.story.conftest import Desk
 
 
@@ -62,7 +66,7 @@ def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(
     )
     ended = celery5("-A", "empty", *flags, cwd=desk.folder)
     assert ended.code == 0
-    assert [line.split()[2:4] for line in but_for_root(ended.out)] == [["warning", "worker:no-tasks"]]
+    assert [line.split()[2:5:2] for line in but_for_root(ended.out)] == [["warning", "worker:no-tasks"]]
 
 
 def but_for_root(said: str) -> list[str]:
@@ -183,3 +187,33 @@ def test_a_worker_logs_under_the_name_that_it_has_in_redis(desk: Desk) -> None:
     (job,) = [line for line in lines if line.get("message_type") == "celery5:job"]
     assert {began["name"], job["worker"], lines[0]["worker"]} == {began["name"]}
     assert began["name"].startswith(f"{socket.gethostname()}:")
+
+
+def on_a_terminal(desk: Desk, *words: str, **env: str) -> str:
+    """Run a command with a terminal as its stdout; return what it shows."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+    with subprocess.Popen(
+        [*COMMAND, "-A", "shop", *words],
+        cwd=desk.folder,
+        env=environment(**env),
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    ) as running:
+        os.close(theirs)
+        with suppress(OSError):  # EIO: it has ended
+            while some := os.read(ours, 1 << 16):
+                shown += some
+        assert running.wait(30) == 0
+    os.close(ours)
+    return shown.decode()
+
+
+def test_a_terminal_gets_lines_for_people_that_begin_with_who_says_them(desk: Desk) -> None:
+    burst = ("worker", "start", "--burst", "--name", "web1")
+    lines = [line for line in on_a_terminal(desk, *burst, NO_COLOR="1").splitlines() if line]
+    assert [line for line in lines if "web1" not in line] == []
+    assert any(line.split()[4] == "worker:ready" for line in lines)
+    for words, env in ((("--log-format", "json"), {}), ((), {"CELERY5_LOG_FORMAT": "json"})):
+        assert json.loads(on_a_terminal(desk, *burst, *words, **env).splitlines()[0])["worker"]
