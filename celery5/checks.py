@@ -16,6 +16,7 @@ from celery5.protocol.health import HTTP_STATES, HttpAnswer, graded, http_states
 
 if TYPE_CHECKING:
     from celery5.app import App
+    from celery5.loop import Block
 
 MiB = 2**20
 SLEEP = 0.1
@@ -42,9 +43,12 @@ class BrokerPing(HealthCheck):
         with trio.move_on_after(self._most):
             try:
                 await ground.perform(calls.PING)
-            except BrokerError:
+            except BrokerError as error:
+                self.why = str(error)
                 return "unhealthy"
-        return graded(trio.current_time() - began, self._most)
+        took = trio.current_time() - began
+        self.why = f"an answer of Redis took {took:.3g} s or longer; the limit is {self._most:g} s"
+        return graded(took, self._most)
 
 
 class EventLoopLag(HealthCheck):
@@ -66,7 +70,12 @@ class EventLoopLag(HealthCheck):
             lag = max(lag, await lateness(SLEEP))
             if lag >= self._most:
                 break
+        self.why = f"the event loop came round {lag:.3g} s late; the limit is {self._most:g} s"
         return graded(lag, self._most)
+
+    def state_after(self, block: "Block") -> str:
+        """Return the state that a block of the loop is worth."""
+        return graded(block.seconds, self._most)
 
 
 class Memory(HealthCheck):
@@ -88,8 +97,13 @@ class Memory(HealthCheck):
 
     async def look(self, function: Look | None, ground: Ground) -> object:
         """Some small files that the kernel writes."""
-        seen = [room(available_memory(), self._needed)]
-        return seen if self._most is None else [*seen, graded(used_memory(), self._most)]
+        available, used = available_memory(), used_memory()
+        self.why = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
+        seen = [room(available, self._needed)]
+        if self._most is None:
+            return seen
+        self.why += f"; this process has {_mib(used)}, its limit is {_mib(self._most)}"
+        return [*seen, graded(used, self._most)]
 
 
 class Disk(HealthCheck):
@@ -104,7 +118,12 @@ class Disk(HealthCheck):
         period: float = 30.0,
         **more: Any,
     ) -> None:
-        super().__init__(name, lambda: room(shutil.disk_usage(path).free, needed), period=period, **more)
+        def look() -> str:
+            free = shutil.disk_usage(path).free
+            self.why = f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
+            return room(free, needed)
+
+        super().__init__(name, look, period=period, **more)
 
 
 class QueueLength(HealthCheck):
@@ -118,7 +137,9 @@ class QueueLength(HealthCheck):
     async def look(self, function: Look | None, ground: Ground) -> object:
         """One short question."""
         size = await ground.perform(calls.measure(ground.queue(self._queue)))
-        return graded(max(size.stream - size.held, 0), self._most)
+        waiting = max(size.stream - size.held, 0)
+        self.why = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
+        return graded(waiting, self._most)
 
 
 class Backlog(Protocol):
@@ -196,8 +217,10 @@ class HttpEndpoint(HealthCheck):
             answer = await trio.to_thread.run_sync(
                 self._asked, abandon_on_cancel=True, limiter=self._limiter()
             )
-        self.why = answer.why
-        return self._states_of(answer, is_call=False)
+        states = self._states_of(answer, is_call=False)
+        said = f"the answer was {answer.status}, after {answer.seconds:.3g} s; the limit is {self.limit:g} s"
+        self.why = "the network is not secure" if self._is_compromised else answer.why or said
+        return states
 
     def _asked(self) -> HttpAnswer:
         """The request, and what the intrusion detection says, in a thread: both may take a while."""
@@ -246,6 +269,10 @@ def _above_zero(limit: float, name: str) -> float:
     if not limit > 0:
         raise Misconfigured(f"health check {name}: limit is {limit!r}: give more than 0")
     return limit
+
+
+def _mib(size: float) -> str:
+    return f"{size / MiB:,.0f} MiB"
 
 
 def _host(rest: str) -> str:

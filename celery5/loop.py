@@ -1,9 +1,66 @@
-"""Loop: how late the event loop comes round.
+"""Loop: how late the event loop comes round, and what has blocked it.
 
 Floor: domain. Reads: Trio's clock. Writes: nothing.
 """
 
+from collections.abc import Callable, Mapping
+
+import msgspec
 import trio
+
+
+class Block(msgspec.Struct, frozen=True):
+    """The event loop does not turn, or did not: some code on it neither returns nor awaits."""
+
+    # For how long, so far.
+    seconds: float
+    # The task and the id of the job that was seen most often on the loop meanwhile; '' when no job was.
+    task: str = ""
+    job: str = ""
+    # How many other jobs were seen.
+    others: int = 0
+
+    @property
+    def why(self) -> str:
+        """Return it in words."""
+        who = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
+        others = f" and {self.others} others" if self.others else ""
+        return f"the event loop was blocked for {self.seconds:.3g} s by {who}{others}"
+
+
+class LoopBlocks:
+    """What has blocked the event loop of this process. One thread writes while it lasts; the loop writes its end."""
+
+    def __init__(self) -> None:
+        self.now: Block | None = None
+        self.last: Block | None = None
+        self._totals: dict[str, tuple[int, float]] = {}
+        self._followers: list[Callable[[Block], None]] = []
+
+    def goes_on(self, block: Block) -> None:
+        """Note that the loop is blocked."""
+        self.now = block
+
+    def ended(self, block: Block) -> None:
+        """Note that the loop turns again, and tell the followers. Called on the loop."""
+        count, seconds = self._totals.get(block.task, (0, 0.0))
+        self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
+        self.now, self.last = None, block
+        for tell in list(self._followers):
+            tell(block)
+
+    @property
+    def totals(self) -> Mapping[str, tuple[int, float]]:
+        """Return how often each task has blocked the loop, and for how many seconds in all."""
+        return self._totals
+
+    def follow(self, tell: Callable[[Block], None]) -> None:
+        """Have `tell` called, on the loop, after each block."""
+        self._followers.append(tell)
+
+    def unfollow(self, tell: Callable[[Block], None]) -> None:
+        """Do not call `tell` any more."""
+        self._followers.remove(tell)
 
 
 async def lateness(seconds: float) -> float:

@@ -17,9 +17,11 @@ import trio
 from celery5.broker import check_states
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
+from celery5.checks import EventLoopLag
 from celery5.errors import BrokerError, CeleryError, CommandRefused
 from celery5.health import HealthCheck, Look
 from celery5.log import Level, Log
+from celery5.loop import Block, LoopBlocks
 from celery5.protocol.health import UNKNOWN, CheckReading, said, worst
 from celery5.services.circuits import Circuits
 
@@ -27,6 +29,8 @@ AGAIN = 5.0
 """Seconds between attempts to tell others of a global check while Redis is away."""
 BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
+NO_REASON = "its function, or whoever reported it, gave no reason"
+"""What is said of a bad state where nobody says why."""
 FAULTS = 20
 """Different faults of one function that are known at most: a text with a time in it is new at each look."""
 
@@ -48,12 +52,14 @@ class Health:
         redis: Redis,
         keys: Keys,
         health_store: str,
+        loop_blocks: LoopBlocks,
         log: Log,
     ) -> None:
         self._circuits = circuits
         self._redis = redis
         self._keys = keys
         self._log = log
+        self._loop_blocks = loop_blocks
         kept = health_store != "none"
         self._off = [check.name for check in checks.values() if check.scope == "global" and not kept]
         self._checks = {name: check for name, check in checks.items() if name not in self._off}
@@ -144,6 +150,7 @@ class Health:
             self._log.event("health:disabled", "warning", checks=self._off, why=why)
         for check in self._checks.values():
             check.attach(self.hear)
+        self._loop_blocks.follow(self._loop_was_blocked)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
@@ -152,8 +159,17 @@ class Health:
                     if check.is_looked_at or check.scope == "global":
                         nursery.start_soon(self._keep_looking, check)
         finally:
+            self._loop_blocks.unfollow(self._loop_was_blocked)
             for check in self._checks.values():
                 check.detach(self.hear)
+
+    def _loop_was_blocked(self, block: Block) -> None:
+        """Tell at once the checks that look at the loop: their own look may be seconds away."""
+        for check in self._checks.values():
+            if isinstance(check, EventLoopLag):
+                state = check.state_after(block)
+                if state != check.good:
+                    self._heard(check, state, block.why)
 
     async def look(self, check: HealthCheck) -> None:
         """One look at one check, unless somebody looks already; of a global one by one worker for all."""
@@ -216,7 +232,7 @@ class Health:
             self._failed(check, place, why)
         state = worst(found, check.states)
         if state is not None:
-            self._heard(check, state, check.why)
+            self._heard(check, state, "" if state == check.good else check.why)
 
     def _failed(self, check: HealthCheck, place: int, why: str) -> None:
         """Tell what is wrong with a function of a check, unless that was told since it looked last."""
@@ -231,9 +247,9 @@ class Health:
     # ---- what becomes of a state
 
     def _heard(self, check: HealthCheck, state: str, why: str) -> None:
-        reading = CheckReading(
-            check.name, state, state == check.good, round(time.time(), 3), False, why, check.scope
-        )
+        is_good = state == check.good
+        why = why or ("" if is_good else NO_REASON)
+        reading = CheckReading(check.name, state, is_good, round(time.time(), 3), False, why, check.scope)
         self._seen_as(check, reading)
         if check.scope == "global":
             self._to_tell[check.name] = reading

@@ -3,10 +3,14 @@
 Floor: services. Reads: the process' vitals. Writes: responses; log messages.
 
 A small and strict HTTP/1.1: one request for each connection, a bounded head, a time limit, few connections at once.
-Since the event loop answers, an answer at all says that it turns. Of several worker processes each takes the first port
-that is free, from the first on: a process that replaces another takes its place.
+The event loop answers; while it is blocked, the thread that watches it does, and the answer says so. Of several worker
+processes each takes the first port that is free, from the first on: a process that replaces another takes its place.
 """
 
+import os
+import select
+import socket
+import time
 from collections import deque
 from contextlib import suppress
 
@@ -15,7 +19,7 @@ import trio
 
 from celery5.log import Log
 from celery5.loop import lateness
-from celery5.protocol.http import BadRequest, Request, Response, read_request
+from celery5.protocol.http import END, LARGEST_HEAD, BadRequest, Request, Response, read_request
 from celery5.protocol.metrics import CONTENT_TYPE, exposition
 from celery5.services.accepting import accepted
 from celery5.services.http_reading import read_head, read_on
@@ -25,6 +29,8 @@ CONNECTIONS = 16
 """Connections at once; others are told to come again."""
 LIMIT = 5.0
 """Seconds that one connection may take, from the first byte to the last."""
+BLOCKED_LIMIT = 0.5
+"""Seconds that one connection may take while the loop is blocked: then they are served one after the other."""
 TICK = 1.0
 """Seconds between two looks at how late the loop wakes up."""
 REMEMBERED = 10
@@ -45,6 +51,7 @@ class StatusPort:
         self._ports = ports
         self._open = 0
         self._busy: dict[trio.CancelScope, None] = {}
+        self._listener: socket.socket | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled. A port that is taken keeps no worker from working: it is told of, and tried again."""
@@ -60,9 +67,43 @@ class StatusPort:
             told = True
             await trio.sleep(TRY_AGAIN)
             listener = await self._listening(self._port)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_the_loop)
-            nursery.start_soon(self._accept, listener, nursery)
+        self._listener = socket.socket(fileno=os.dup(listener.socket.fileno()))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_the_loop)
+                nursery.start_soon(self._accept, listener, nursery)
+        finally:
+            own, self._listener = self._listener, None
+            own.close()
+
+    def answer_for(self, seconds: float) -> bool:
+        """Answer for so long, in another thread than the loop's, which is blocked. False when nobody can connect."""
+        listener, end = self._listener, time.monotonic() + seconds
+        if listener is None:
+            return False
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        while (left := end - time.monotonic()) > 0 and waiting.poll(left * 1000):
+            with suppress(OSError):  # the loop was first, or the client has gone
+                stream, _ = listener.accept()
+                with stream:
+                    stream.settimeout(BLOCKED_LIMIT)
+                    stream.sendall(self._answer_blocked(stream))
+                    stream.shutdown(socket.SHUT_WR)
+        return True
+
+    def _answer_blocked(self, stream: socket.socket) -> bytes:
+        """Read one request and return the answer to it, in another thread than the loop's."""
+        head, end = b"", time.monotonic() + BLOCKED_LIMIT
+        while END not in head and len(head) < LARGEST_HEAD and time.monotonic() < end:
+            if not (some := stream.recv(LARGEST_HEAD)):
+                break
+            head += some
+        try:
+            request = read_request(head.partition(END)[0] + END)
+        except BadRequest as bad:
+            return _refused(bad.status, bad.why).to_bytes()
+        return self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
 
     async def _listening(self, first: int) -> trio.SocketListener | None:
         """A listener at the first port that is free and ours; None if there is none."""
@@ -110,9 +151,15 @@ class StatusPort:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request).to_bytes(head_only=request.method == "HEAD")
 
-    def respond(self, request: Request) -> Response:
-        """The response to one request."""
-        answer = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}.get(request.path)
+    def respond(self, request: Request, *, blocked: bool = False) -> Response:
+        """The response to one request; while the loop is `blocked` another thread asks for it."""
+        answer = {
+            "/livez": lambda: _reported(self._vitals.alive()),
+            "/readyz": lambda: _reported(self._vitals.ready(blocked=blocked)),
+            "/metrics": lambda: Response(
+                200, exposition(self._vitals.families(blocked=blocked)), CONTENT_TYPE
+            ),
+        }.get(request.path)
         if answer is None:
             return _refused(404, f"there are {', '.join(PATHS)}")
         if request.method not in ("GET", "HEAD"):
@@ -122,15 +169,6 @@ class StatusPort:
         except Exception as error:
             # A source of somebody else's: the probe must be told, the worker must live.
             return _refused(500, f"{type(error).__name__}: {error}")
-
-    def _livez(self) -> Response:
-        return _reported(self._vitals.alive())
-
-    def _readyz(self) -> Response:
-        return _reported(self._vitals.ready())
-
-    def _metrics(self) -> Response:
-        return Response(200, exposition(self._vitals.families()), CONTENT_TYPE)
 
     async def _watch_the_loop(self) -> None:
         late: deque[float] = deque([0.0], maxlen=REMEMBERED)

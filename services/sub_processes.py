@@ -185,15 +185,18 @@ class SubProcesses:
 
 
 def words(name: str, said: bytes) -> Iterator[Word]:
-    """What a datagram of sd_notify(3) means, said by the member `name`. What is not understood means nothing."""
-    for line in said.decode(errors="replace").splitlines():
+    """What a datagram of sd_notify(3) means, said by the member `name`. What is not understood means nothing. A status
+    by itself is no sign that the event loop turns: a thread says it of one that is blocked."""
+    lines = said.decode(errors="replace").splitlines()
+    turns = "WATCHDOG=1" in lines or "READY=1" in lines
+    for line in lines:
         variable, _, value = line.partition("=")
         if (variable, value) == ("READY", "1"):
             yield Ready(name)
         elif (variable, value) == ("STOPPING", "1"):
             yield Stopping(name)
         elif variable == "STATUS":
-            yield Beat(name, value[:500])
+            yield Beat(name, value[:500], turns)
         elif (variable, value) == ("WATCHDOG", "1"):
             yield Beat(name)
 

@@ -17,8 +17,12 @@ import msgspec
 import trio
 
 from celery5.broker.calls import QueueDepth
+from celery5.loop import LoopBlocks
 from celery5.machine import used_memory
 from celery5.protocol.metrics import Family, JobTally, counter, gauge
+
+HANGS = 5.0
+"""Seconds for which the event loop may be blocked before the process counts as dead."""
 
 
 class Source(Protocol):
@@ -52,6 +56,7 @@ class Vitals:
         self.phase: Literal["starting", "up", "stopping", "ended"] = "starting"
         self.jobs = JobTally()
         self.lag = 0.0
+        self.loop = LoopBlocks()
         self.depths: dict[str, QueueDepth] = {}
         self._sources: Sequence[Source] = ()
         self._born = time.time()
@@ -61,7 +66,7 @@ class Vitals:
         """How a further life of this process does, on the broker of that name: its jobs are counted with the others,
         and what must hold for it must for the process."""
         own = self._beside[name] = Vitals(app=self.app)
-        own.jobs, own.depths = self.jobs, self.depths
+        own.jobs, own.depths, own.loop = self.jobs, self.depths, self.loop
         return own
 
     def starting(self, worker: str) -> None:
@@ -86,20 +91,27 @@ class Vitals:
         """Whether the process lives: whoever can answer does, unless a step that must run has ended for good. Redis has
         no say in it: starting the process anew would not bring that back."""
         ended = "a step that must run has ended" if self.phase == "ended" else ""
-        return Report(not ended, self.worker, self.phase, {"boot": ended})
+        block = self.loop.now
+        hangs = {"loop": block.why} if block is not None and block.seconds >= HANGS else {}
+        return Report(not ended and not hangs, self.worker, self.phase, {"boot": ended, **hangs})
 
-    def ready(self) -> Report:
-        """Whether the process works and can settle what it does."""
+    def ready(self, *, blocked: bool = False) -> Report:
+        """Whether the process works and can settle what it does. While the loop is `blocked` another thread asks: what
+        belongs to the loop is left alone."""
         found = {"boot": "" if self.phase == "up" else _NOT_UP[self.phase]}
-        if self.phase == "up":
+        if blocked:
+            block = self.loop.now
+            found |= {"loop": "" if block is None else block.why}
+        elif self.phase == "up":
             for each in self._sources:
                 found.update(each.conditions())
         for name, beside in self._beside.items():
-            found |= {f"{name}:{what}": why for what, why in beside.ready().conditions.items()}
+            conditions = beside.ready(blocked=blocked).conditions
+            found |= {f"{name}:{what}": why for what, why in conditions.items()}
         return Report(not any(found.values()), self.worker, self.phase, found)
 
-    def families(self) -> list[Family]:
-        """All numbers of the process."""
+    def families(self, *, blocked: bool = False) -> list[Family]:
+        """All numbers of the process; while its loop is `blocked`, those that do not belong to the loop."""
         found = [
             gauge(
                 "celery5_worker_info",
@@ -107,17 +119,20 @@ class Vitals:
                 (1, {"app": self.app, "worker": self.worker, "pid": str(os.getpid())}),
             ),
             gauge("celery5_alive", "1 if the process lives.", float(self.alive().ok)),
-            gauge("celery5_ready", "1 if the process is ready for work.", float(self.ready().ok)),
+            gauge(
+                "celery5_ready", "1 if the process is ready for work.", float(self.ready(blocked=blocked).ok)
+            ),
             *self.jobs.families(),
             gauge(
                 "celery5_loop_lag_seconds",
                 "How late the event loop woke up, at worst within the last ten seconds.",
                 self.lag,
             ),
+            *_of_the_loop(self.loop),
             *_of_queues(self.depths),
             *_of_the_process(self._born),
         ]
-        for each in self._sources:
+        for each in () if blocked else self._sources:
             found.extend(each.families())
         return found
 
@@ -152,6 +167,28 @@ _NOT_UP: Mapping[str, str] = {
     "stopping": "the worker is stopping",
     "ended": "a step that must run has ended",
 }
+
+
+def _of_the_loop(loop: LoopBlocks) -> list[Family]:
+    """Return what has blocked the event loop."""
+    now, totals = loop.now, sorted(loop.totals.items())
+    return [
+        gauge(
+            "celery5_loop_blocked_seconds",
+            "For how long the event loop is blocked now; 0 when it turns.",
+            0.0 if now is None else now.seconds,
+        ),
+        counter(
+            "celery5_loop_blocks_total",
+            "How often a job of the task has blocked the event loop.",
+            *[(float(count), {"task": task}) for task, (count, _) in totals],
+        ),
+        counter(
+            "celery5_loop_block_seconds_total",
+            "For how long jobs of the task have blocked the event loop, in all.",
+            *[(seconds, {"task": task}) for task, (_, seconds) in totals],
+        ),
+    ]
 
 
 def _of_queues(depths: Mapping[str, QueueDepth]) -> list[Family]:

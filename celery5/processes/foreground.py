@@ -20,6 +20,7 @@ from celery5.processes import fleet, worker
 from celery5.processes.again import begin_again, begins
 from celery5.processes.fence import pass_fence
 from celery5.processes.lives import Page, new_name
+from celery5.processes.loop_watch import LoopWatch
 from celery5.processes.own_log import own_log
 from celery5.processes.signals import Interruption
 from celery5.processes.stacks import Stacks
@@ -28,6 +29,7 @@ from celery5.processes.worker import WorkerOptions
 from celery5.protocol.recycling import RECYCLED
 from celery5.services.reloader import Bell
 from celery5.services.status_port import StatusPort
+from celery5.services.systemd_notify import from_environment
 from celery5.services.vitals import Vitals
 
 STOP_LIMIT = 40.0
@@ -138,6 +140,7 @@ async def serve_here(
         async with trio.open_nursery() as around:  # probes are answered until the last job is settled
             await around.start(Stacks(log).run)
             await around.start(port.run)
+            await around.start(_watch(app, vitals, port, log, own=not options.beside).run)
             async with trio.open_nursery() as nursery:
                 interruption.ends(_asking(nursery.cancel_scope, log, vitals))
                 interruption.reloads(_ringing(options.bell))
@@ -161,6 +164,13 @@ async def serve_here(
         raise
     log.event(f"{page.word}:stopped")
     log.finish()
+
+
+def _watch(app: App, vitals: Vitals, port: StatusPort, log: Log, *, own: bool) -> LoopWatch:
+    """Return what watches the event loop of this process. `own`: systemd hears of it from here."""
+    address = from_environment(os.environ, os.getpid())["address"] if own else None
+    threshold = app.settings.loop_block_warning
+    return LoopWatch(threshold=threshold, vitals=vitals, port=port, address=address, log=log)
 
 
 async def run_beside(

@@ -295,6 +295,7 @@ def known_of(options: WorkerOptions, vitals: Vitals, lease: Lease, next_life: Ne
     notification = from_environment({} if options.beside else os.environ, os.getpid())
     return {
         "vitals": vitals,
+        "loop_blocks": vitals.loop,
         "tally": vitals.jobs,
         "another": another,
         "systemd": SystemdNotify(**notification, status=vitals.line, leaving=leaving),

@@ -127,6 +127,9 @@ class Crew:
         post = self._posts.get(word.name)
         if post is None or not post.phase.runs:
             return
+        if isinstance(word, Beat) and not word.turns:
+            post.status, post.told = word.status, now
+            return
         post.heard = now
         post.unknown = word.why if isinstance(word, Unknown) else ""
         if isinstance(word, Ended):

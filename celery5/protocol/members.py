@@ -55,10 +55,12 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """Its event loop turns. What it says of itself is its `status`, one line; '' when it said nothing new."""
+    """Its event loop turns. What it says of itself is its `status`, one line; '' when it said nothing new. With `turns`
+    false it says only that: a thread speaks for a loop that is blocked."""
 
     name: str
     status: str = ""
+    turns: bool = True
 
 
 class Stopping(msgspec.Struct, frozen=True):

@@ -190,6 +190,17 @@ def test_who_says_nothing_for_too_long_is_killed_and_replaced() -> None:
     assert names(clock.tick(), Start) == ["worker-default-1"]
 
 
+def test_a_member_whose_thread_says_that_its_loop_is_blocked_is_still_silent() -> None:
+    clock = Clock().up()
+    others = set(clock.crew.posts) - {"worker-default-1"}
+    found = []
+    for _ in range(12):
+        clock.say(Beat("worker-default-1", "blocked by job j", turns=False))
+        found += names(clock.wait(1, beats=others), Kill)
+    assert found == ["worker-default-1"]
+    assert clock.crew.posts["worker-default-1"].status == "blocked by job j"
+
+
 def test_nobody_is_blamed_for_silence_while_we_were_away() -> None:
     clock = Clock().up()
     assert clock.tick(LATE + 100) == []

@@ -18,6 +18,7 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import CommandRefused
 from celery5.log import Log
+from celery5.loop import LoopBlocks
 from celery5.services.circuits import Circuits
 from celery5.services.commands import Commands
 from celery5.services.health import FAULTS, Health
@@ -49,6 +50,7 @@ async def looking(*checks: HealthCheck, circuits: Circuits | None = None) -> Asy
         circuits=circuits or Circuits(tasks={}, log=log),
         redis=NoRedis(),
         keys=Keys("clinic"),
+        loop_blocks=LoopBlocks(),
         health_store="broker",
         log=log,
     )

@@ -70,3 +70,8 @@ async def test_one_that_cannot_be_begun_leaves_nothing_open(monkeypatch: pytest.
                 await platform.start(Member(name="w", kind="worker", arguments=()))
         assert len(os.listdir("/proc/self/fd")) == before
         nursery.cancel_scope.cancel()
+
+
+def test_a_status_alone_is_no_sign_that_the_event_loop_turns() -> None:
+    assert list(words("w", b"STATUS=blocked by job j")) == [Beat("w", "blocked by job j", turns=False)]
+    assert list(words("w", b"WATCHDOG=1\nSTATUS=ready")) == [Beat("w"), Beat("w", "ready")]
