@@ -6,10 +6,12 @@ Floor: tests. Reads and writes: the keys of the test's application.
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -194,6 +196,24 @@ async def test_short_blocks_and_a_setting_of_0_are_told_of_by_nobody(app: App) -
             await (await blocker.task.adelay()).aget(timeout=30)
             time.sleep(0.3)  # noqa: ASYNC251
     assert lines.of("loop:blocked") == []
+
+
+async def test_whoever_keeps_the_process_alive_is_told_who_blocks_it_and_when_that_has_ended(
+    short_path: Path,
+) -> None:
+    vitals, log = Vitals(), Log(worker="w", app="shop")
+    vitals.up([])
+    status = StatusPort(vitals=vitals, log=log, port=None, host="127.0.0.1")
+    address = short_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(address))
+        ear.settimeout(30)
+        with LoopWatch(threshold=0.05, vitals=vitals, port=status, address=str(address), log=log):
+            assert ear.recv(1000).startswith(b"STATUS=the event loop was blocked for 0.")  # this blocks it
+            said = b""
+            while b"ready" not in said:
+                said = await trio.to_thread.run_sync(ear.recv, 1000)
+    assert said == b"STATUS=ready; 0 attempts ended, 0 jobs dead"
 
 
 async def test_a_process_that_starts_is_not_blocked(app: App) -> None:
