@@ -408,9 +408,10 @@ class TaskExecution:
             self._idle = trio.Event()
             await self._idle.wait()
 
+    EXECUTOR = _work_on.__code__
+    """The function that runs one job after another, as it is found on a stack; its `delivery` is the job."""
 
-EXECUTOR = TaskExecution._work_on.__code__
-"""The function that runs one job after another, as it is found on a stack; its `delivery` is the job."""
+
 _Pen = Callable[[Delivery], None] | None
 _WAITED_FOR = (
     "they take no notice of being cancelled, and run here: this worker begins anew when they have ended"

@@ -28,7 +28,7 @@ from celery5.runners import on_trio
 from celery5.runners.context import CURRENT
 from celery5.services.status_port import StatusPort
 from celery5.services.systemd_notify import notify
-from celery5.services.task_execution import EXECUTOR
+from celery5.services.task_execution import TaskExecution
 from celery5.services.vitals import Vitals
 
 PART = 0.1
@@ -179,7 +179,7 @@ class LoopWatch:
 def job_on(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
     for each in _outwards(frame):
-        if each.f_code is EXECUTOR:
+        if each.f_code is TaskExecution.EXECUTOR:
             envelope = each.f_locals["delivery"].envelope
             return envelope.task, envelope.id
         if each.f_code.co_name == _STEPS and (task := each.f_locals.get("task")) is not None:
