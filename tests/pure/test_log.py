@@ -133,7 +133,7 @@ def test_people_get_a_message_of_several_lines_on_one() -> None:
     with Journal(stream, form="console"):
         Log(worker="w1", app="shop").job("warning", job="j1", error="ValueError: one\ntwo\r\nthree")
     (_, line) = stream.getvalue().splitlines()
-    assert line.endswith(r"error=ValueError: one\ntwo\nthree")
+    assert line.endswith(r"error=ValueError: one\ntwo\r\nthree")
 
 
 def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:

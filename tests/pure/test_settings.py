@@ -137,6 +137,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "inbox",
         "inbox_signatures",
         "keys",
+        "keys_usage",
         "status_host",
         "status_port",
     }

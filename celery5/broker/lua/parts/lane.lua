@@ -3,9 +3,9 @@
 -- there is none. An entry's id begins with the time, in ms, at which it came. Costs the same however long the stream is.
 local function measure_lane(stream, group, now)
   local groups, pending, last = redis.pcall('XINFO', 'GROUPS', stream), 0, '0-0'
-  for _, one in ipairs(groups.err and {} or groups) do
+  for _, one in ipairs(groups.err and {} or groups) do -- bound: the consumer groups of a stream, one
     local field = {}
-    for n = 1, #one, 2 do field[one[n]] = one[n + 1] end
+    for n = 1, #one, 2 do field[one[n]] = one[n + 1] end -- bound: the fields of one answer
     if field.name == group then pending, last = field.pending, field['last-delivered-id'] end
   end
   local first = redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1)[1]
