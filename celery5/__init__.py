@@ -31,7 +31,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from celery5.app import App, default_app, task
@@ -246,6 +246,21 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+
+class _OldModules:
+    """The last of Python's finders, so it is asked only for modules that nobody has found. It finds none, but says what
+    to write instead of `celery5.schedules` and other modules that Celery has."""
+
+    @staticmethod
+    def find_spec(name: str, _path: object = None, _target: object = None) -> None:
+        if name.startswith("celery5."):
+            from celery5.spellings import refuse_old_module
+
+            refuse_old_module(name)
+
+
+sys.meta_path.append(cast("Any", _OldModules))
 
 
 def __dir__() -> list[str]:

@@ -199,10 +199,13 @@ class App:
     def load(self) -> None:
         """Import what `include` means, and adopt the free tasks of those modules and of the application's own.
 
-        Raises Misconfigured, which names the module, when one is not there or fails.
+        Raises Misconfigured, which names the module, when one is not there or fails, and for an annotation that could
+        not be resolved before and has no JSON form.
         """
         import_all(modules_of(self.include))
         adopt_all(self)
+        for each in self.tasks.values():
+            each.parameters.resolve()
 
     def signature(self, name: str, *args: Any, **kwargs: Any) -> Signature[Any]:
         """A call of the task named `name`. Raises UnknownTask when no such task is declared here."""

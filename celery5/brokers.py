@@ -12,7 +12,7 @@ from celery5.broker.junction import AwaitedJunction, Junction, Map
 from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults, Connections, PlainRedis
 from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.job import Job, Options
-from celery5.protocol.routes import DEFAULT, Declared, Routes, routes_of, unknown
+from celery5.protocol.routes import DEFAULT, Declared, Routes, queue_for, routes_of, unknown
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -78,23 +78,29 @@ class Brokers:
         return connections
 
     def queue(self, task: str, options: Options) -> str:
-        """The queue that jobs with these options go to. Raises Misconfigured when it is on another broker than they
-        say."""
+        """The queue that jobs with these options go to: the one that they name, else that of the first of the setting
+        `queue_routes` that fits the task, else the default queue. Raises Misconfigured when it is on another broker
+        than they say."""
         settings = self._app.settings
         if not settings.brokers and options.broker is None:
-            return options.queue or settings.default_queue
-        return self.routes().queue(Declared(task, options.queue, options.broker))
+            return options.queue or queue_for(task, settings.queue_routes) or settings.default_queue
+        return self.routes().queue(self._declared(task, options))
 
     def routes(self) -> Routes:
         """Where everything goes. Raises Misconfigured with all that contradicts itself."""
         settings, tasks = self._app.settings, self._app.tasks
         known = (settings, len(tasks))
         if self._routes is None or self._known != known:
-            said = [Declared(each.name, each.options_.queue, each.options_.broker) for each in tasks.values()]
+            said = [self._declared(each.name, each.options_) for each in tasks.values()]
             self._homes = {}
             self._routes = routes_of(settings.brokers, settings.routes, settings.default_queue, said)
             self._known = known
         return self._routes
+
+    def _declared(self, task: str, options: Options) -> Declared:
+        """Return what a task says of where its jobs go. A queue that a route gives it counts as one that it names."""
+        queue = options.queue or queue_for(task, self._app.settings.queue_routes)
+        return Declared(task, queue, options.broker)
 
     def check(self) -> None:
         """Raises BadBrokerURL for a URL that cannot be understood, and Misconfigured for what contradicts itself."""

@@ -23,6 +23,7 @@ from celery5.overview import state_of_app
 from celery5.protocol.job import new_id
 from celery5.protocol.orders import Answer, inbox_meant, inbox_of, who_else
 from celery5.protocol.signing import LONGEST_LIFE, Order, audience_of, seal
+from celery5.spellings import not_there
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -78,6 +79,11 @@ class Control:
     def __init__(self, app: "App") -> None:
         self._app = app
         self._keyrings: dict[tuple[str, str], Keyring] = {}
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise not_there("control", self, name)
 
     @property
     def keyring(self) -> Keyring:

@@ -2,8 +2,8 @@
 
 Floor: domain. Reads: the application's tasks and settings. Writes: nothing.
 
-Declaring one does nothing but remember it. What triggers mean is only looked at in a Scheduler, so that no worker and
-no producer loads what that takes.
+Declaring one checks and remembers it. When triggers fire is only worked out in a Scheduler, so that no worker and no
+producer loads what that takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from celery5.errors import Misconfigured
 from celery5.protocol.envelope import read_envelope
 from celery5.protocol.job import seconds
 from celery5.protocol.schedules import Definition, Misfire, Origin, Overlap, Policy
-from celery5.protocol.triggers import AnyTrigger, placed
+from celery5.protocol.triggers import AnyTrigger, placed, refuse_bad_fields
 from celery5.triggers import trigger_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def periodic_of(said: object, what: str) -> tuple[Periodic, ...]:
     if len(set(names)) < len(names):
         raise Misconfigured(f"{what} has several schedules: give each a name, Periodic(..., name=...)")
     for each in made:
-        _ = parts_of(each)
+        try:
+            _ = parts_of(each)
+        except Misconfigured as error:
+            raise Misconfigured(f"{what}: schedule: {error}") from None
     return made
 
 
@@ -77,7 +80,9 @@ def parts_of(how: Periodic) -> tuple[AnyTrigger, Misfire, float]:
         raise Misconfigured(f"jitter is {how.jitter!r}: give 0 seconds to a day")
     if how.name and (len(how.name) > 200 or any(each < " " for each in how.name)):
         raise Misconfigured(f"a schedule's name has at most 200 characters, and {how.name!r} is none")
-    return trigger_of(how.when), misfire.checked(), jitter
+    trigger = trigger_of(how.when)
+    refuse_bad_fields(trigger)
+    return trigger, misfire.checked(), jitter
 
 
 def definition(app: "App", call: "Signature[Any]", how: Periodic) -> Definition:

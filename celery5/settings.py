@@ -22,7 +22,7 @@ from celery5.protocol.masking import masked
 from celery5.protocol.prioritisation import strategy_in
 from celery5.protocol.recycling import bytes_in
 from celery5.protocol.retry import LONGEST
-from celery5.protocol.routes import wrong_in
+from celery5.protocol.routes import queue_routes_in, wrong_in
 from celery5.protocol.sharing import levels_in, order_in
 from celery5.spellings import hint
 
@@ -56,6 +56,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     routes: Annotated[
         dict[str, str],
         Meta(description="which broker a queue or a task goes to: names or globs, the first that fits"),
+    ] = msgspec.field(default_factory=dict[str, str])
+    queue_routes: Annotated[
+        dict[str, str],
+        Meta(
+            description="queue of tasks that name none, by task: names or globs, the first that fits",
+            extra=_IN_HASH,
+        ),
     ] = msgspec.field(default_factory=dict[str, str])
     default_queue: Annotated[
         str, Meta(description="queue of tasks that name none", extra=_IN_HASH, pattern=r"^[^\s{},]{1,200}\Z")
@@ -337,7 +344,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 _TYPES = get_type_hints(Settings, include_extras=True)
 _NO_SETTING = "is no setting: did you mean {}?"
-_TABLES = ("schedules", "brokers", "routes")
+_TABLES = ("schedules", "brokers", "routes", "queue_routes")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "budgets": budgets_in,
     "autoscale": autoscale_in,
@@ -345,6 +352,7 @@ _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "prioritise": strategy_in,
     "priorities": levels_in,
     "queue_order": order_in,
+    "queue_routes": queue_routes_in,
     "publisher": address_in,
     "publisher_tcp": door_in,
     "publisher_connections": connections_in,
@@ -426,7 +434,7 @@ def read_settings(
     values: dict[str, Any] = {}
     configured: Mapping[str, Any] = {} if found is None else found.values
     errors = [
-        f"setting {name!r} {place}is not known{hint('setting', name)}{_meant(name)}"
+        f"setting {name!r} {place}is not known{hint('setting', name) or _meant(name)}"
         for each, place in ((said, ""), (configured, f"in {found.where} " if found else ""))
         for name in each
         if name not in _TYPES

@@ -2,14 +2,17 @@
 
 Floor: domain. Reads: nothing. Writes: nothing.
 
+Names of attributes, options, settings, modules and commands. A value that begins with `nothing` says that there is no
+such thing here; a test sees that it is true.
+
 Looked into only when a name is not there, so it costs nothing else. The guide's pages "From Celery" and "From Fennel"
 have the whole of it; a test sees that what is said here is there, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-Thing = Literal["module", "task", "signature", "result", "app", "option", "setting"]
+Thing = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
 
 CELERY: Mapping[Thing, Mapping[str, str]] = {
     "module": {
@@ -22,6 +25,19 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "states": "JobState",
         "current_task": "current_job()",
         "current_app": "task.app, or default_app()",
+        "maybe_signature": "task.s(...), or app.signature(name, ...)",
+        "chunks": "app.send_many([task.s(each) for each in them])",
+        "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
+        "Ignore": 'Reject("why")',
+        "schedules": "cron, every, calendar and at: from celery5 import cron",
+        "beat": "celery5 scheduler start, and from celery5 import cron, every",
+        "signals": "boot steps for workers (App(bootsteps=[...])), and a decorator below @app.task for tasks",
+        "exceptions": "celery5.errors; the usual ones are in celery5 itself",
+        "canvas": "nothing yet: let a task send the next job; a group is app.send_many([...])",
+        "utils": "nothing; get_task_logger is logging.getLogger(__name__)",
+        "backends": "nothing: results are where the jobs are",
+        "contrib": "nothing; is_aborted() is trio.from_thread.check_cancelled()",
+        "bin": "celery5.cli, and @app.command for a command of your own",
     },
     "signature": {
         "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
@@ -57,6 +73,23 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "worker_main": "celery5 -A shop worker start",
         "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
     },
+    "control": {
+        "inspect": 'app.control.send("active"), app.control.send("stats"), and app.control.ping()',
+        "broadcast": 'app.control.send("stats"), or another command',
+        "revoke": "app.result(id).revoke(), or revoke(results)",
+        "terminate": "app.result(id).revoke(), which stops what runs",
+        "shutdown": 'app.control.send("shutdown")',
+        "purge": "nothing for queues; app.dlq.purge() for dead jobs",
+        "rate_limit": 'app.limits.impose("shop.add", "10/s")',
+        "time_limit": "time_limit of the task, or of the configuration",
+        "cancel_consumer": 'app.control.send("pause-queue", {"queue": "mail"})',
+        "add_consumer": 'app.control.send("resume-queue", {"queue": "mail"})',
+        "pool_grow": 'app.control.send("budget", {"kind": "thread", "maximum": 8})',
+        "pool_shrink": 'app.control.send("budget", {"kind": "thread", "maximum": 2})',
+        "autoscale": 'app.control.send("budget", {"kind": "thread", "minimum": 2, "maximum": 8})',
+        "enable_events": "nothing: the log has a line for each job",
+        "disable_events": "nothing: the log has a line for each job",
+    },
     "option": {
         "acks_late": "nothing: jobs are always acknowledged with their outcome",
         "reject_on_worker_lost": "nothing: a dead worker's jobs are always put back",
@@ -65,7 +98,6 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "retry_jitter": "jitter",
         "default_retry_delay": "backoff, with jitter=False",
         "task_id": "id, or key: one live job of each",
-        "rate_limit": "nothing yet",
         "serializer": "nothing: it is always JSON",
         "link": "nothing yet: let the task send the next job",
         "track_started": "nothing: EXECUTING is always known",
@@ -85,6 +117,58 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "visibility_timeout": "nothing: there is none",
         "broker_transport_options": "nothing: there is no visibility timeout",
         "beat_schedule": "schedules",
+        "task_routes": 'queue_routes={"media.mail.*": "mail"}; routes is another thing: it chooses a broker',
+        "task_queues": "nothing to declare: any name is a queue; --queues says which of them a worker reads",
+        "task_default_rate_limit": "rate_limit of a task",
+        "task_default_priority": "priority of a task: high, normal or low",
+        "task_serializer": "nothing: it is always JSON",
+        "accept_content": "nothing: it is always JSON",
+        "result_serializer": "nothing: it is always JSON",
+        "imports": 'App("shop", include=["shop.**.tasks"])',
+        "worker_max_tasks_per_child": "max_jobs",
+        "worker_max_memory_per_child": "max_memory",
+        "task_always_eager": "nothing: in a test call the task, it is a function",
+        "enable_utc": "timezone",
+    },
+    "command": {
+        "beat": "celery5 scheduler start",
+        "inspect": "celery5 worker active, celery5 worker stats, celery5 worker ping and celery5 worker list",
+        "inspect ping": "celery5 worker ping",
+        "inspect active": "celery5 worker active",
+        "inspect stats": "celery5 worker stats",
+        "inspect active_queues": "celery5 worker stats",
+        "inspect reserved": "celery5 worker stats",
+        "inspect scheduled": "celery5 queue list",
+        "inspect query_task": "celery5 task show ID",
+        "inspect conf": "celery5 config show",
+        "inspect report": "celery5 doctor",
+        "control": "celery5 worker, whose commands tell workers what to do",
+        "control revoke": "celery5 task revoke ID",
+        "control terminate": "celery5 task revoke ID",
+        "control shutdown": "celery5 worker shutdown",
+        "control rate_limit": "celery5 task limit TASK 10/s",
+        "control cancel_consumer": "celery5 worker pause-queue NAME",
+        "control add_consumer": "celery5 worker resume-queue NAME",
+        "control pool_grow": "celery5 worker budget thread --maximum 8",
+        "control pool_shrink": "celery5 worker budget thread --maximum 2",
+        "control autoscale": "celery5 worker budget thread --minimum 2 --maximum 8",
+        "control pool_restart": "celery5 worker reload",
+        "purge": "nothing for queues; celery5 dlq purge removes dead jobs",
+        "call": "celery5 worker run TASK --to NAME on one worker, or task.delay(...) in Python",
+        "status": "celery5 worker list, celery5 info and celery5 controller status",
+        "result": "celery5 task show ID",
+        "shell": "python -i -c 'from shop import *'",
+        "flower": "celery5 info, celery5 worker list, celery5 doctor, and /metrics for Prometheus",
+        "top": "celery5 worker active and celery5 worker list",
+        "events": "the log, which has a line for each job, and celery5 worker active",
+        "multi": "celery5 worker start --processes 4, or celery5 controller start",
+        "list": "celery5 queue list and celery5 worker list",
+        "report": "celery5 doctor and celery5 config show",
+        "logtool": "nothing: the log is JSON lines, which jq reads",
+        "graph": "nothing: there are no boot graphs to draw",
+        "amqp": "nothing: there is no AMQP",
+        "migrate": "nothing: there are no other brokers to move messages between",
+        "upgrade": "nothing: an old name of a setting is refused with the new one",
     },
 }
 FENNEL: Mapping[Thing, Mapping[str, str]] = {
@@ -118,6 +202,12 @@ def hint(thing: Thing, name: str) -> str:
     return ""
 
 
+def hint_of_command(words: Sequence[str]) -> str:
+    """Return what to write instead of the command that these words begin, as the end of a message: `inspect active` is
+    known better than `inspect`. '' when it is nobody's."""
+    return hint("command", " ".join(words[:2])) or hint("command", "".join(words[:1]))
+
+
 def not_there(thing: Thing, of: Any, name: str) -> AttributeError:
     """The error of an attribute that is not there."""
     kind = type(of).__name__
@@ -128,6 +218,14 @@ def not_in_celery5(name: str) -> Exception:
     """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
     said = f"module 'celery5' has no attribute {name!r}{hint('module', name)}"
     return ImportError(said, name="celery5") if hint("module", name) else AttributeError(said, name=name)
+
+
+def refuse_old_module(name: str) -> None:
+    """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Nothing for
+    any other."""
+    package, _, module = name.partition(".")
+    if package == "celery5" and (instead := hint("module", module.partition(".")[0])):
+        raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
 
 
 class NoCanvas:

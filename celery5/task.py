@@ -119,7 +119,6 @@ class Task(Generic[P, R_co]):
         self._breaker: BreakerPolicy | None = breaker
         self.checks: tuple[HealthCheck, ...] = checked(checks, breaker, f"task {self.name}")
         self.schedule: tuple[Periodic, ...] = when_said(schedule, self.name)
-        self.result_type: ResultType = ResultType(self.parameters.returns)
         self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
@@ -168,6 +167,11 @@ class Task(Generic[P, R_co]):
     def queue(self) -> str:
         """The queue that its jobs go to. Raises Misconfigured when that is on another broker than its `broker`."""
         return self.app.brokers.queue(self.name, self.options_)
+
+    @property
+    def result_type(self) -> ResultType:
+        """What it returns, as its annotation says."""
+        return self.parameters.result_type
 
     @property
     def policy(self) -> RetryPolicy:

@@ -79,8 +79,7 @@ class _Names(Text):
 
 
 def _queues(app: "App") -> Iterable[str]:
-    named = {each.options_.queue for each in app.tasks.values() if each.options_.queue}
-    return [app.settings.default_queue, *named]
+    return {app.settings.default_queue, *(each.queue for each in app.tasks.values())}
 
 
 _NAMES: "dict[str, Callable[[App], Iterable[str]]]" = {

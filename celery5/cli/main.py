@@ -19,6 +19,7 @@ import celery5
 from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.said import echo
 from celery5.cli.target import Target
+from celery5.spellings import hint_of_command
 
 COMMANDS = (
     "autoscale",
@@ -66,6 +67,14 @@ class Tree(click.Group):
                 if COMPLETES in os.environ:
                     import_module("celery5.cli.completion").equip(self.commands[name])
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; who writes a command of Celery's is told ours."""
+        if args and args[0] not in COMMANDS and (instead := hint_of_command(args)):
+            raise click.UsageError(f"No such command {args[0]!r}{instead}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=Tree, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,10 +8,11 @@ types, dataclasses, attrs and msgspec are msgspec's; paths and pydantic models a
 
 import inspect
 import math
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from types import GenericAlias, SimpleNamespace
-from typing import Any, Never, NoReturn, cast, get_type_hints
+from typing import Any, Never, NoReturn, Protocol, cast, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -36,6 +37,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _from_json(kind: type[Any], value: Any) -> Any:
+    kind = get_origin(kind) or kind  # Iterable, of Iterable[int]
     if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
         return value
     if issubclass(kind, PurePath) and isinstance(value, str):
@@ -112,7 +114,7 @@ class ResultType:
 
 
 def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
-    if annotation in (_EMPTY, inspect.Signature.empty, Never, NoReturn):
+    if annotation in (_EMPTY, inspect.Signature.empty, *_NEVER):
         annotation = Any
     return msgspec.json.Decoder(annotation, dec_hook=_from_json)
 
@@ -123,21 +125,37 @@ def _shown(annotation: Any) -> str:
 
 
 class Parameters:
-    """The parameters of one task.
+    """The parameters and the result of one task.
 
-    Raises Misconfigured at declaration when an annotation has no JSON form at all.
+    Raises Misconfigured at declaration when an annotation has no JSON form. One that names what does not exist yet, as
+    a class further down in the module, counts as Any and is `unresolved`: `resolve` looks again. That is done when the
+    first job is made or read, and when an application is loaded. What is unknown then, such as an import for type
+    checkers only, stays Any.
     """
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self._task = task
+        self._function = function
         self._signature = inspect.signature(function)
-        hints = _hints(function)
-        self.returns: Any = hints.get("return", Any)
-        self._types = {name: hints.get(name, Any) for name in self._signature.parameters}
-        self._decoders = {
-            name: self._declared(f"parameter {name!r}", self._types[name]) for name in self._types
+        self._read_annotations()
+        self._is_late: bool = self.unresolved
+
+    def resolve(self) -> None:
+        """Look again at annotations that could not be resolved before. Raises Misconfigured when one has no JSON
+        form."""
+        self._is_late = False
+        if self.unresolved:
+            self._read_annotations()
+
+    def _read_annotations(self) -> None:
+        hints, self.unresolved = _hints(self._function)
+        self.returns: Any = self._known("the result", hints.get("return", Any))
+        self.result_type: ResultType = ResultType(self.returns)
+        self._types = {
+            name: self._known(f"parameter {name!r}", hints.get(name, Any))
+            for name in self._signature.parameters
         }
-        self._declared("the result", self.returns)
+        self._decoders = {name: _decoder(annotation) for name, annotation in self._types.items()}
         kinds = {name: each.kind for name, each in self._signature.parameters.items()}
         self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
         self._rest = next((name for name, kind in kinds.items() if kind is _VAR_POSITIONAL), None)
@@ -154,6 +172,8 @@ class Parameters:
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Both halves of a call as JSON. Raises BadArguments."""
+        if self._is_late:
+            self.resolve()
         whole = None if kwargs else self._wholes.get(len(args))
         if whole is None:
             self._check_bound(args, kwargs)
@@ -183,6 +203,8 @@ class Parameters:
 
     def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A call's arguments, converted to the annotated types. Raises BadArguments."""
+        if self._is_late:
+            self.resolve()
         values = self._decode_positional(args)
         named = {} if kwargs is NO_KWARGS else self._decode_keywords(kwargs)
         if not (not named and self._plain and self._required <= len(values) <= len(self._names)):
@@ -276,11 +298,79 @@ class Parameters:
                 f"({_line(error)})"
             ) from None
 
-    def _declared(self, what: str, annotation: Any) -> msgspec.json.Decoder[Any]:
+    def _known(self, what: str, annotation: Any) -> Any:
+        """Return an annotation, or Any for one that names what does not exist yet. Raises Misconfigured when it has no
+        JSON form."""
+        if annotation in (*_SIMPLE, *_NEVER):
+            return annotation
         try:
-            return _decoder(annotation)
+            _decoder(annotation)
+            bare = _class_without_json(annotation)
+        except NameError:  # it is a dataclass, say, of which a field is
+            self.unresolved = True
+            return Any
         except (TypeError, NotImplementedError) as error:
             raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
+        if bare is not None:
+            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}")
+        return annotation
+
+
+_INSTEAD = "is neither a dataclass nor another type that JSON can carry (guide: tasks, arguments and results)"
+_NEVER: tuple[Any, ...] = (Never, NoReturn)
+_SIMPLE: tuple[Any, ...] = (Any, int, str, float, bool, bytes, None)
+_SAMPLES: tuple[Any, ...] = ({}, [], "", 0, 0.0, True, None)
+"""One of each kind of value that JSON has."""
+_ORDINARY = (type, ABCMeta, type(Protocol))
+"""Metaclasses that decide by the class alone whether something is an instance of it."""
+
+
+def _class_without_json(annotation: Any) -> type[Any] | None:
+    """Return a class in an annotation that no JSON value can be converted to; None when there is none.
+
+    `Client | None` has a JSON form, which is null: what one member of a union can carry will do.
+    """
+    from msgspec.inspect import type_info
+
+    return _bare_in(type_info(annotation), set())
+
+
+def _bare_in(info: Any, seen: set[int]) -> type[Any] | None:
+    """As `_class_without_json`, for msgspec's description of a type. `seen` are descriptions that were looked at: a
+    type may contain itself."""
+    if id(info) in seen:
+        return None
+    seen.add(id(info))
+    kind = getattr(info, "cls", None)
+    if type(info).__name__ == "CustomType":
+        return None if _has_json_form(kind) else kind
+    if type(info).__name__ == "UnionType":
+        bare = [_bare_in(each, seen) for each in info.types]
+        return bare[0] if all(each is not None for each in bare) else None
+    inner = [
+        getattr(info, name) for name in ("item_type", "key_type", "value_type", "type") if hasattr(info, name)
+    ]
+    for each in (
+        *inner,
+        *getattr(info, "item_types", ()),
+        *(one.type for one in getattr(info, "fields", ())),
+    ):
+        found = _bare_in(each, seen)
+        if found is not None:
+            return found
+    return None
+
+
+def _has_json_form(kind: Any) -> bool:
+    """Return whether `_from_json` may make an instance of this class of a value from JSON."""
+    if not isinstance(kind, type) or issubclass(kind, PurePath):
+        return True
+    if callable(getattr(kind, "model_validate_json", None)) or type(kind) not in _ORDINARY:
+        return True  # what another metaclass lets pass depends on the value
+    try:
+        return any(isinstance(each, kind) for each in _SAMPLES)
+    except TypeError:  # a protocol that is not made for that
+        return False
 
 
 def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:
@@ -300,16 +390,15 @@ _RAW_ARGS = msgspec.json.Decoder(list[Raw])
 _RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types. One that cannot be resolved, such as an import for type checkers only, counts as Any;
-    the others stand."""
+def _hints(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """Return the annotations as types, and whether there are some that cannot be resolved: those count as Any."""
     try:
-        return get_type_hints(function, include_extras=True)
+        return get_type_hints(function, include_extras=True), False
     except Exception:  # an annotation is code: it may raise anything
         return {
             name: _hint(annotation, getattr(function, "__globals__", {}))
             for name, annotation in getattr(function, "__annotations__", {}).items()
-        }
+        }, True
 
 
 def _hint(annotation: Any, names: dict[str, Any]) -> Any:

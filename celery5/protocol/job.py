@@ -14,6 +14,7 @@ import msgspec
 
 from celery5.errors import Corrupt, Misconfigured
 from celery5.protocol.lanes import LANES, Priority, lane_of
+from celery5.protocol.names import is_queue_name
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
 
@@ -97,11 +98,11 @@ class Options(msgspec.Struct, frozen=True):
             _check_moment("expires", self.expires)
         else:
             _check_span("expires", self.expires)
-        if self.queue is not None and not _is_queue_name(self.queue):
+        if self.queue is not None and not is_queue_name(self.queue):
             raise Misconfigured(
                 f"queue {self.queue!r}: a queue's name is 1 to 200 characters without spaces, commas or braces"
             )
-        if self.broker is not None and not _is_queue_name(self.broker):
+        if self.broker is not None and not is_queue_name(self.broker):
             raise Misconfigured(f"broker is {self.broker!r}: give the name of one")
         if self.priority is not None and not _is_priority(self.priority):
             raise Misconfigured(f"priority is {self.priority!r}: give high, normal or low")
@@ -258,11 +259,3 @@ def _is_name(text: object) -> bool:
 OF_ONE_CALL = ("id", "key", "countdown", "eta")
 """Options that no declaration takes: an id or a key would make all jobs of the task one."""
 _POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")
-
-
-def _is_queue_name(name: object) -> bool:
-    return (
-        isinstance(name, str)
-        and 0 < len(name) <= 200
-        and not any(each.isspace() or each in "{}," for each in name)
-    )

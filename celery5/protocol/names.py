@@ -27,6 +27,15 @@ def module_named(module: str) -> str:
     return module
 
 
+def is_queue_name(name: object) -> bool:
+    """Return whether a queue may have this name: 1 to 200 characters without spaces, commas or braces."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 200
+        and not any(each.isspace() or each in "{}," for each in name)
+    )
+
+
 def name_of_error(error: str | type[BaseException]) -> str:
     """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
     if isinstance(error, str):

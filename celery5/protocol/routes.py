@@ -1,9 +1,11 @@
-"""Routes: which broker a queue is on, and which queue a task's jobs go to, where there are several brokers.
+"""Routes: which queue a task's jobs go to, and which broker a queue is on, where there are several brokers.
 
 Floor: protocol. Pure. Reads: nothing. Writes: nothing.
 
 A queue is on one broker and no other. A route says so by the queue's name, or by that of a task, whose own queue is
 meant then; a queue that has a broker's name is there without a word; what nobody routes is on the default broker.
+
+`routes` choose a broker. `queue_routes` choose a queue: they give one to tasks that name none.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +16,7 @@ from re import fullmatch
 import msgspec
 
 from celery5.errors import Misconfigured
+from celery5.protocol.names import is_queue_name
 
 DEFAULT = "default"
 """The name of the broker that the setting `broker` says."""
@@ -96,11 +99,32 @@ def routes_of(
     return routes
 
 
+def queue_for(task: str, queue_routes: Mapping[str, str]) -> str | None:
+    """Return the queue of the first route that fits the name of a task; None when none does."""
+    return next((queue for pattern, queue in queue_routes.items() if fnmatchcase(task, pattern)), None)
+
+
+def queue_routes_in(queue_routes: Mapping[str, str]) -> None:
+    """Check the setting `queue_routes`. Raises Misconfigured for an empty pattern and for a name that no queue can
+    have."""
+    for pattern, queue in queue_routes.items():
+        if not pattern:
+            raise Misconfigured("a pattern is empty")
+        if not is_queue_name(queue):
+            raise Misconfigured(
+                f"{pattern!r}: {queue!r} is no queue: use 1 to 200 characters without spaces, commas or braces"
+            )
+
+
 def wrong_in(brokers: Mapping[str, str], rules: Mapping[str, str]) -> list[str]:
     """What is wrong with the settings `brokers` and `routes`, a line for each."""
     wrong = [f"brokers: {_fault(name, url)}" for name, url in brokers.items() if _fault(name, url)]
     known = {DEFAULT, *brokers}
-    wrong += [f"routes: {each!r}: {unknown(to, known)}" for each, to in rules.items() if to not in known]
+    wrong += [
+        f"routes: {each!r}: {unknown(to, known)} (routes choose a broker; queue_routes choose a queue)"
+        for each, to in rules.items()
+        if to not in known
+    ]
     wrong += ["routes: a pattern is empty" for each in rules if not each]
     return wrong
 

@@ -5,6 +5,8 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 Times are ms since 1970. What the values mean is worked out in `celery5.fire_times`, with APScheduler's triggers.
 """
 
+import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -122,6 +124,76 @@ def placed(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
     if isinstance(trigger, Cron | Calendar) and not trigger.zone:
         return msgspec.structs.replace(trigger, zone=zone)
     return trigger
+
+
+def refuse_bad_fields(trigger: AnyTrigger) -> None:
+    """Raise Misconfigured for a cron trigger, alone or in a combination, with a field that can never be understood.
+
+    The rules are those of APScheduler, which no worker and no producer loads; a test holds the two together. It is
+    stricter in one thing: APScheduler overlooks what follows a name, and takes `mon-fri/2` for `mon-fri`.
+    """
+    if isinstance(trigger, AnyOf | AllOf):
+        for each in trigger.of:
+            refuse_bad_fields(each)
+    elif isinstance(trigger, Cron):
+        for name, value in trigger.fields.items():
+            for part in _SEPARATOR.split(value.strip()):
+                wrong = _fault_of_part(name, part)
+                if wrong:
+                    line = f"{trigger.line!r}: " if trigger.line else ""
+                    raise Misconfigured(f"{line}{name} {part!r}: {wrong}")
+
+
+def _fault_of_part(field: str, part: str) -> str:
+    """Return what is wrong with one part of a field of a cron trigger; '' when nothing is."""
+    low, high = _RANGES[field]
+    numbers = _NUMBERS.fullmatch(part)
+    if numbers:
+        first, last, step = (None if each is None else int(each) for each in numbers.groups())
+        begin = low if first is None else first
+        end = (
+            high if last is None and (step is not None or first is None) else begin if last is None else last
+        )
+        if begin < low or end > high:
+            return f"give {low} to {high}"
+        if begin > end:
+            return "the second number is less than the first"
+        if step is not None and not 0 < step <= (end or high) - begin:
+            return f"the step must be 1 to {end - begin}"
+        return ""
+    names = _NAMED[field]
+    words = _SPAN_OF_NAMES.fullmatch(part.lower())
+    if names and words and all(each in names for each in words.groups() if each is not None):
+        first_name, last_name = words.groups()
+        backwards = last_name is not None and names.index(first_name) > names.index(last_name)
+        return "the second name comes before the first" if backwards else ""
+    if field == "day" and (part.lower() == "last" or _POSITION.fullmatch(part.lower())):
+        return ""
+    also = f", {names[0]} to {names[-1]}" if names else ", last or 1st mon" if field == "day" else ""
+    return f"give {low} to {high}{also}, a range such as {low}-{low + 1}, * or */2"
+
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "year": (1970, 9999),
+    "month": (1, 12),
+    "day": (1, 31),
+    "week": (1, 53),
+    "day_of_week": (0, 6),
+    "hour": (0, 23),
+    "minute": (0, 59),
+    "second": (0, 59),
+}
+_NAMED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(FIELDS, ()),
+    "month": _MONTHS,
+    "day_of_week": _DAYS,
+}
+_SEPARATOR = re.compile(" *, *")
+_NUMBERS = re.compile(r"(?:\*|([0-9]{1,9})(?:-([0-9]{1,9}))?)(?:/([0-9]{1,9}))?")
+_SPAN_OF_NAMES = re.compile(r"([a-z]+)(?:-([a-z]+))?")
+_POSITION = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_DAYS)})")
 
 
 def shown(trigger: AnyTrigger) -> str:

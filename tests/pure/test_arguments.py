@@ -195,7 +195,7 @@ def test_what_only_a_type_checker_can_resolve_counts_as_any_and_the_others_stand
 def test_an_annotation_that_is_no_type_does_no_harm() -> None:
     def broken(a: int, b: int, c: int) -> None: ...
 
-    broken.__annotations__.update(b="1 / 0", c="][")
+    broken.__annotations__.update(b="1 / 0", c="][")  # which cannot be resolved at any time
     parameters = Parameters("shop.broken", broken)
     assert there_and_back(parameters, 1, "b", [3]) == ([1, "b", [3]], {})
     with pytest.raises(BadArguments, match="parameter 'a' takes int, got str"):

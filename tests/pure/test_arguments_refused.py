@@ -4,22 +4,27 @@ Floor: tests. Reads: nothing. Writes: nothing.
 """
 
 import contextlib
+import dataclasses
+import importlib
 import math
+import numbers
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 from uuid import UUID
 
+import attrs
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from celery5 import App
 from celery5.errors import BadArguments, Corrupt, Misconfigured
 from celery5.protocol.arguments import Parameters, encode_value
 from celery5.protocol.envelope import DEEPEST, Envelope, encode, read_envelope
@@ -182,9 +187,177 @@ def test_what_has_no_json_form_is_refused_as_argument_and_as_result(value: Any) 
         encode_value(value)
 
 
-def test_what_would_fail_only_at_the_worker_is_refused_here() -> None:
-    with pytest.raises(BadArguments, match=r"^shop\.t: parameter 'p0' takes .*PathLike.* has no JSON form"):
-        taking(os.PathLike).encode([Path("a")], {})
+class Bare:
+    """A class that JSON cannot carry."""
+
+
+@dataclasses.dataclass
+class HoldsBare:
+    it: Bare
+
+
+class NamedBare(NamedTuple):
+    it: Bare
+
+
+class TypedBare(TypedDict):
+    it: Bare
+
+
+class StructOfBare(msgspec.Struct):
+    it: list[Bare]
+
+
+@attrs.define
+class AttrsOfBare:
+    it: Bare
+
+
+class Closes(Protocol):
+    """A protocol that nobody can check."""
+
+    def close(self) -> None: ...
+
+
+WITHOUT_JSON = [
+    *(Bare, os.PathLike, Closes, Callable[[int], int], type, Iterator[int]),
+    *(list[Bare], set[Bare], dict[str, Bare], tuple[int, Bare], tuple[Bare, ...], Annotated[Bare, "it"]),
+    *(
+        list[dict[str, Bare]],
+        HoldsBare,
+        NamedBare,
+        TypedBare,
+        StructOfBare,
+        AttrsOfBare,
+        HoldsBare | list[Bare],
+    ),
+]
+
+
+@pytest.mark.parametrize("annotation", WITHOUT_JSON, ids=str)
+def test_a_class_that_json_cannot_carry_is_refused_where_the_task_is_declared(annotation: Any) -> None:
+    with pytest.raises(
+        Misconfigured, match=r"^task shop\.t: parameter 'p0' has no JSON form: \w+ is neither"
+    ):
+        taking(annotation)
+    with pytest.raises(Misconfigured, match=r"^task shop\.t: the result has no JSON form: \w+ is neither"):
+        taking(returns=annotation)
+
+
+def test_a_declaration_that_cannot_be_sent_raises_one_line_that_names_the_class() -> None:
+    def f1(x: Bare) -> None: ...
+
+    with pytest.raises(Misconfigured) as caught:
+        App("refusing").task(f1)
+    line = str(caught.value)
+    assert "f1: parameter 'x' has no JSON form: Bare is neither a dataclass nor another type" in line
+    assert "\n" not in line
+
+
+@dataclasses.dataclass
+class Tree:
+    """A type that contains itself."""
+
+    parts: list["Tree"]
+    beside: "Tree | None" = None
+
+
+class Phantom(type):
+    """A metaclass that looks at the value, as the library phantom-types has one."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, int) and value > 10
+
+
+class Large(metaclass=Phantom):
+    pass
+
+
+CARRIED = [
+    (Tree, Tree([Tree([])])),
+    (Path | None, Path("a")),
+    (Bare | None, None),
+    (Iterable[int], [1]),
+    (Sized, "abc"),
+    (numbers.Number, 1.5),
+    (Large, 11),
+    (object, [None]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "value"), CARRIED, ids=lambda each: str(each)[:30])
+def test_what_json_can_carry_is_declared_and_arrives(annotation: Any, value: Any) -> None:
+    assert there_and_back(taking(annotation, returns=annotation), value) == ([value], {})
+
+
+LATE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from celery5 import App
+
+if TYPE_CHECKING:
+    from somewhere import Unknown
+
+app = App("late")
+
+@app.task
+def good(x: Order, y: Unknown) -> Order: ...
+
+@app.task
+def bad(x: int, c: Bare) -> None: ...
+
+@dataclass
+class Order:
+    id: int
+
+class Bare: ...
+"""
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module that uses classes in annotations before it makes them."""
+    (tmp_path / "late_annotations.py").write_text(LATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("late_annotations")
+    del sys.modules["late_annotations"]
+
+
+def test_an_annotation_that_names_a_later_class_is_read_when_the_first_job_is_made(late: Any) -> None:
+    order = late.Order(7)
+    job = late.good.options(queue="other").job(order, {"any": "thing"})
+    envelope = read_envelope(job.message)
+    args, kwargs = late.good.parameters.decode(envelope.args, envelope.kwargs)
+    assert ([*args], kwargs) == ([order, {"any": "thing"}], {})
+    assert late.good.result_type.decode(b'{"id":7}') == order
+    with pytest.raises(BadArguments, match="parameter 'x' takes Order, got int"):
+        late.good.job(5, None)
+    with pytest.raises(Misconfigured, match="bad: parameter 'c' has no JSON form: Bare is neither"):
+        late.bad.job(1, "anything")
+
+
+def test_an_annotation_that_names_a_later_class_is_read_when_the_application_is_loaded(late: Any) -> None:
+    with pytest.raises(Misconfigured, match="bad: parameter 'c' has no JSON form: Bare is neither"):
+        late.app.load()
+
+
+def test_a_dataclass_of_a_later_class_can_be_declared_and_is_read_later() -> None:
+    def takes(it: Half) -> None: ...
+
+    parameters = Parameters("shop.t", takes)
+    Half.__annotations__["other"] = "Whole"
+    globals()["Whole"] = Bare
+    try:
+        with pytest.raises(Misconfigured, match="parameter 'it' has no JSON form: Bare is neither"):
+            parameters.encode([5], {})
+    finally:
+        del globals()["Whole"]
+
+
+@dataclasses.dataclass
+class Half:
+    other: "Whole"  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
 
 def test_null_and_the_word_null_are_not_taken_for_nan() -> None:

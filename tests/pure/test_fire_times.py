@@ -3,6 +3,7 @@
 Floor: tests. Reads: the time zones of this machine. Writes: nothing.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from celery5 import App, Periodic
 from celery5.errors import Misconfigured
 from celery5.fire_times import checked, following
-from celery5.protocol.triggers import AnyTrigger, placed, shown
+from celery5.protocol.triggers import FIELDS, AnyTrigger, Cron, placed, refuse_bad_fields, shown
 from celery5.triggers import at, calendar, cron, every, trigger_of
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
@@ -288,3 +290,86 @@ def test_what_was_found_is_not_looked_for_again_before_it_has_come(monkeypatch: 
     assert following(daily, first - 1) == first
     assert following(daily, first) == -first
     assert following(daily, 0) == 0  # the clock was put back
+
+
+BAD_LINES = [
+    *("61 * * * *", "* 24 * * *", "* * 0 * *", "* * 32 * *", "* * * 13 * ", "* * * * 8", "60 * * * * *"),
+    *(
+        "*/0 * * * *",
+        "*/60 * * * *",
+        "5-1 * * * *",
+        "5-7/9 * * * *",
+        "a * * * *",
+        "* * * foo *",
+        "* * * * foo",
+    ),
+    *(
+        "* * * * mon-fri/2",
+        "* * * jan5 *",
+        "* * * dec-jan *",
+        "* * lastfoo * *",
+        "* * 6th+mon * *",
+        ", * * * *",
+    ),
+    *("1, * * * *", "? * * * *", "-1 * * * *", "* * * * fri-mon", "* * * 0 *"),
+]
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_line_of_a_crontab_that_makes_no_sense_is_refused_where_it_is_declared(line: str) -> None:
+    app = App("declaring")
+
+    @app.task
+    def t() -> None: ...
+
+    for declare in (
+        lambda: app.task(schedule=line)(t.function),
+        lambda: app.schedule(t.s(), line),
+        lambda: app.task(schedule=Periodic(every(60) | trigger_of(line)))(t.function),
+    ):
+        with pytest.raises(Misconfigured) as caught:
+            declare()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_refused_schedule_names_the_task_the_field_and_its_bounds() -> None:
+    with pytest.raises(Misconfigured) as caught:
+
+        @App("declaring").task(name="shop.report", schedule="61 * * * *")
+        def report() -> None: ...
+
+    assert str(caught.value) == ("task shop.report: schedule: '61 * * * *': minute '61': give 0 to 59")
+
+
+PARTS = st.one_of(
+    st.builds("{}".format, st.integers(0, 70)),
+    st.builds("{}-{}".format, st.integers(0, 70), st.integers(0, 70)),
+    st.builds("{}-{}/{}".format, st.integers(0, 70), st.integers(0, 70), st.integers(0, 70)),
+    st.builds("{}/{}".format, st.one_of(st.just("*"), st.integers(0, 70)), st.integers(0, 70)),
+    st.sampled_from(
+        ["*", "last", "1st mon", "last fri", "5th Sun", "jan", "feb-APR", "dec-jan", "Mon", "sat-sun"]
+    ),
+    st.text("0123456789*/-, abjlstmon?", max_size=6),
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(FIELDS), st.lists(PARTS, min_size=1, max_size=3).map(",".join))
+def test_a_cron_field_is_refused_where_it_is_declared_exactly_when_no_scheduler_could_use_it(
+    field: str, value: str
+) -> None:
+    from apscheduler.triggers.cron import CronTrigger
+
+    def is_used(by: Callable[[], object]) -> bool:
+        try:
+            by()
+        except (ValueError, Misconfigured):
+            return False
+        return True
+
+    trigger = Cron(**{field: value})
+    ours = is_used(lambda: refuse_bad_fields(trigger))
+    theirs = is_used(lambda: CronTrigger(**{field: value}, timezone=UTC))
+    assert ours <= theirs
+    if theirs and not ours:  # APScheduler overlooks what follows a name
+        assert re.search(r"[a-z]", value.lower())

@@ -202,3 +202,65 @@ def test_every_process_is_told_what_is_wrong_before_it_starts() -> None:
 
     with pytest.raises(Misconfigured, match="no broker is named 'mials'"):
         other.brokers.check()
+
+
+def test_a_queue_route_gives_a_queue_to_tasks_that_name_none_and_the_first_that_fits_counts() -> None:
+    routed = App("routed", queue_routes={"media.mail.*": "mail", "media.*": "media"}, default_queue="rest")
+
+    @routed.task(name="media.mail.send")
+    def send() -> None: ...
+
+    @routed.task(name="media.cut")
+    def cut() -> None: ...
+
+    @routed.task(name="media.mail.urgent", queue="urgent")
+    def urgent() -> None: ...
+
+    @routed.task(name="shop.pay")
+    def pay() -> None: ...
+
+    assert [each.queue for each in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
+    assert [each.job().queue for each in (send, cut, urgent, pay)] == ["mail", "media", "urgent", "rest"]
+    assert send.options(queue="slow").job().queue == "slow"  # what a call says comes first
+    routed.configure(queue_routes={"*": "all"})
+    assert send.job().queue == "all"
+
+
+def test_a_queue_route_and_a_broker_route_work_together() -> None:
+    both = App(
+        "both",
+        brokers={"far": "redis://127.0.0.1:1/0"},
+        routes={"mail": "far"},
+        queue_routes={"post.*": "mail"},
+    )
+
+    @both.task(name="post.send")
+    def send() -> None: ...
+
+    assert (send.queue, both.brokers.home(send.queue)) == ("mail", "far")
+    with pytest.raises(Misconfigured, match="its queue 'mail' is on broker 'far'"):
+        _ = send.options(broker=DEFAULT).queue
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({"a.*": "two words"}, "'a.[*]': 'two words' is no queue: use 1 to 200 characters"),
+        ({"a.*": ""}, "'a.[*]': '' is no queue"),
+        ({"": "mail"}, "a pattern is empty"),
+        ({"a.*": {"queue": "mail"}}, "Expected `str`, got `object`"),
+        ('{"a.*": 7}', "Expected `str`, got `int`"),
+    ],
+)
+def test_a_queue_route_that_makes_no_sense_is_refused_where_the_app_is_made(said: object, wrong: str) -> None:
+    with pytest.raises(Misconfigured, match=f"setting queue_routes=.*: {wrong}"):
+        App("routed", queue_routes=said)
+
+
+def test_whoever_takes_routes_for_queue_routes_is_told() -> None:
+    with pytest.raises(Misconfigured, match=r"no broker is named 'mail'.*queue_routes choose a queue"):
+        App("routed", routes={"media.mail.*": "mail"})
+    with pytest.raises(Misconfigured) as caught:
+        App("routed", task_routes={"media.mail.*": {"queue": "mail"}})
+    assert "for Celery's task_routes there is queue_routes=" in str(caught.value)
+    assert "did you mean" not in str(caught.value)

@@ -3,6 +3,7 @@
 Floor: tests. Reads: the guide's pages for those who come from there. Writes: nothing.
 """
 
+import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 
 import celery5
 from celery5 import App, CurrentJob, Misconfigured, Retry
+from celery5.cli.boundary import USAGE, guarded
+from celery5.cli.main import COMMANDS, cli
+from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.runners.context import OF_CELERY
 from celery5.settings import Settings
@@ -27,7 +31,13 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-THINGS: Mapping[Thing, Any] = {"task": add, "signature": add.s(1, 2), "result": app.result("x"), "app": app}
+THINGS: Mapping[Thing, Any] = {
+    "task": add,
+    "signature": add.s(1, 2),
+    "result": app.result("x"),
+    "app": app,
+    "control": app.control,
+}
 ATTRIBUTES = [
     (thing, name) for table in (CELERY, FENNEL) for thing in THINGS for name in table.get(thing, ())
 ]
@@ -98,6 +108,43 @@ def test_importing_a_name_of_old_says_its_name_today(name: str) -> None:
         exec(f"from celery5 import {name}")
 
 
+@pytest.mark.parametrize(
+    "name", ["schedules", "signals", "beat", "exceptions", "utils.log", "contrib.abortable"]
+)
+def test_importing_a_module_of_old_says_what_there_is_today(name: str) -> None:
+    said = hint("module", name.partition(".")[0])
+    with pytest.raises(ModuleNotFoundError, match=re.escape(said)) as caught:
+        importlib.import_module(f"celery5.{name}")
+    assert said
+    assert caught.value.name == f"celery5.{name.partition('.')[0]}"
+
+
+def test_a_module_that_nobody_ever_had_is_just_not_there() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'celery5\.colour'$"):
+        importlib.import_module("celery5.colour")
+
+
+@pytest.mark.parametrize("words", CELERY["command"])
+def test_a_command_of_old_is_refused_with_its_name_today(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = guarded(lambda: cli.main(["-A", "shop", *words.split()], "celery5", standalone_mode=False))
+    told = capsys.readouterr().err
+    assert code == USAGE
+    assert told.startswith(f"Error: No such command {words.split()[0]!r}; for Celery's {words} there is ")
+    assert hint("command", words) in told
+
+
+def test_every_command_that_is_named_instead_takes_its_words() -> None:
+    said = " ".join(CELERY["command"].values()) + " " + " ".join(CELERY["app"].values())
+    named = re.findall(
+        r"celery5 ((?:-A \w+ )?[a-z]+(?: (?!and\b|whose\b|removes\b|on\b|or\b)[a-z-]+)?)", said
+    )
+    assert len(named) > 20
+    for words in named:
+        cli.main([*words.split(), "--help"], standalone_mode=False)
+
+
 def test_any_other_name_is_just_not_in_celery5() -> None:
     with pytest.raises(AttributeError, match=r"^module 'celery5' has no attribute 'colour'$"):
         getattr(celery5, "colour")  # noqa: B009  a checker knows better
@@ -107,16 +154,17 @@ def test_any_other_name_is_just_not_in_celery5() -> None:
 
 
 def test_no_name_of_old_is_one_of_ours() -> None:
+    assert not set(CELERY["command"]) & set(COMMANDS)
     assert not set(CELERY["module"]) & set(celery5.__all__)
     for table in (CELERY, FENNEL):
-        assert not set(table.get("option", ())) & set(Options.__struct_fields__)
+        assert not set(table.get("option", ())) & {*Options.__struct_fields__, *TaskOptions.__annotations__}
         assert not set(table.get("setting", ())) & set(Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize(("page", "table"), [("from-celery", CELERY), ("from-fennel", FENNEL)])
 def test_the_guide_has_every_name(page: str, table: Mapping[Thing, Mapping[str, str]]) -> None:
     text = (GUIDE / f"{page}.md").read_text()
-    names = {name for names in table.values() for name in names}
+    names = {word for names in table.values() for name in names for word in name.split()}
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []
 
 
