@@ -9,6 +9,9 @@ class is called with `cluster`, the `Cluster` of the description, and `app`, the
 A platform may have a method `outlives(name)`: whether this member goes on without the Controller that has started it,
 and is found by `living()` of the next one. A Controller that leads no more then leaves it alone.
 
+It may have a method `pid_of(name)`, which gives the id of a member's process on its host, None when it is not known:
+`celery5 controller status` shows it.
+
 It may have a method `fence(may)`, too, which is called once: what it does later than it was asked, it does when
 `may()` says so, since another Controller may lead by then; and `leave()`: that one looks after its members from now on,
 and what has not been done is to be forgotten.

@@ -557,7 +557,7 @@ def differing(one: Settings, other: Settings) -> tuple[str, ...]:
 
 def meant(name: str) -> str:
     """What was probably meant by a variable that looks like ours and is not; '' when it is, or nobody knows."""
-    known = [PREFIX + each.upper() for each in (*_TYPES, "app", "config")]
+    known = [PREFIX + each.upper() for each in (*_TYPES, "app", "app_name", "config")]
     if not name.startswith(PREFIX) or name in known:
         return ""
     return next(iter(get_close_matches(name, known, n=1, cutoff=0.9)), "")

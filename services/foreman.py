@@ -167,6 +167,11 @@ class Foreman:
                     except PlatformError as error:
                         self._log.event("member:not-done", "warning", name=name, why=str(error))
 
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a member, on the host that it runs on; None when it does not run or the platform cannot
+        tell."""
+        return succession.pid_of(self._platform, name)
+
     @property
     def is_whole(self) -> bool:
         """Whether all members are up, or are another Controller's affair."""

@@ -129,7 +129,7 @@ class ForemanCommands:
             "leads": self._leads.leads,
             "leader": msgspec.structs.asdict(self._leads.record),
             "members": [
-                _shown(name, post, now)
+                _shown(name, post, now, self._foreman.pid_of(name) if post.phase.runs else None)
                 for name, post in sorted(crew.posts.items())
                 if self._leads.leads or post.phase.runs
             ],
@@ -186,7 +186,7 @@ def _compared(before: Mapping[str, Member], posts: Mapping[str, Post]) -> dict[s
     }
 
 
-def _shown(name: str, post: Post, now: float) -> dict[str, Any]:
+def _shown(name: str, post: Post, now: float, pid: int | None) -> dict[str, Any]:
     """One member, for people and programs."""
     return {
         "name": name,
@@ -194,6 +194,7 @@ def _shown(name: str, post: Post, now: float) -> dict[str, Any]:
         "group": post.member.group,
         "host": post.member.host,
         "phase": post.phase.value,
+        "pid": pid,
         "wanted": post.wanted,
         "for": round(max(0.0, now - post.since), 3) if post.phase is not Phase.DOWN else None,
         "deaths": post.died,

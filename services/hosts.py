@@ -54,6 +54,10 @@ class Hosts:
         """Where it was started."""
         await self._where(name).reload(name)
 
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a member, on the host that it runs on."""
+        return succession.pid_of(self._where(name), name)
+
     def outlives(self, name: str) -> bool:
         """Whether it goes on when this process has died."""
         return succession.outlives(self._where(name), name)

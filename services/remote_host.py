@@ -17,7 +17,18 @@ import trio
 from celery5.errors import PlatformError
 from celery5.log import Level, Log
 from celery5.protocol.backoff import full_jitter
-from celery5.protocol.members import Beat, Ended, Member, Ready, State, Stopping, Unknown, Word
+from celery5.protocol.members import (
+    Beat,
+    Ended,
+    Member,
+    Ready,
+    State,
+    Stopping,
+    Unknown,
+    Word,
+    ended_because,
+    reason_in,
+)
 from celery5.protocol.remote_units import (
     MARK,
     NO_LINGER,
@@ -132,6 +143,11 @@ class RemoteHost:
             self._ask(Act(verb="reload", name=name))
         await trio.lowlevel.checkpoint()
 
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a member on that host, as of the last look; None when it is not known."""
+        unit = None if self._away else self._last.get(name)
+        return (unit.pid or None) if unit is not None else None
+
     def outlives(self, _name: str) -> bool:
         """What runs on another host goes on when a Controller has died."""
         return True
@@ -224,7 +240,8 @@ class RemoteHost:
             return
         there.missing = 0
         if state is None:
-            self._end(name, *how_it_ended(unit))
+            how, code = how_it_ended(unit)
+            self._end(name, ended_because(how, reason_in(unit.text)) if code else how, code)
             return
         there.invocation = unit.invocation  # somebody may have restarted it by hand
         if state != there.state and state != "starting":

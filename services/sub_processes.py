@@ -21,7 +21,18 @@ import trio
 
 from celery5.errors import PlatformError
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.members import PARENT, Beat, Ended, Member, Ready, State, Stopping, Word
+from celery5.protocol.members import (
+    PARENT,
+    Beat,
+    Ended,
+    Member,
+    Ready,
+    State,
+    Stopping,
+    Word,
+    ended_because,
+    reason_in,
+)
 from celery5.services.own_folder import own_folder
 
 NOT_INHERITED = frozenset(
@@ -45,6 +56,7 @@ class _Child:
     ear: socket.socket
     path: str
     state: State = "starting"
+    reason: str = ""
     attended: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
 
 
@@ -153,7 +165,8 @@ class SubProcesses:
             os.unlink(child.path)
         code = child.process.returncode
         if code is not None:
-            self._heard(Ended(child.member.name, how_ended(code), code))
+            how = how_ended(code) if code == 0 else ended_because(how_ended(code), child.reason)
+            self._heard(Ended(child.member.name, how, code))
 
     async def _listen(self, child: _Child, ear: trio.socket.SocketType) -> None:
         while True:
@@ -168,6 +181,7 @@ class SubProcesses:
             except (BlockingIOError, InterruptedError):
                 return
             if _ASKS_WHO is None or _speaker(creds) == child.process.pid:
+                child.reason = reason_of(said) or child.reason
                 for word in words(child.member.name, said):
                     child.state = _STATES.get(type(word), child.state)
                     self._heard(word)
@@ -195,10 +209,16 @@ def words(name: str, said: bytes) -> Iterator[Word]:
             yield Ready(name)
         elif (variable, value) == ("STOPPING", "1"):
             yield Stopping(name)
-        elif variable == "STATUS":
+        elif variable == "STATUS" and not reason_in(value):
             yield Beat(name, value[:500], turns)
         elif (variable, value) == ("WATCHDOG", "1"):
             yield Beat(name)
+
+
+def reason_of(said: bytes) -> str:
+    """Return the error that a datagram says its sender ends with; '' when it says none."""
+    lines = said.decode(errors="replace").splitlines()
+    return next((reason_in(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")), "")
 
 
 def how_ended(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Succession: what a platform may do beside what each must, for when another Controller takes over (C91).
+"""Succession: what a platform may do beside what each must: process ids, and successors (C91).
 
 Floor: services. Reads: nothing. Writes: nothing.
 
@@ -14,6 +14,12 @@ def outlives(platform: Platform, name: str) -> bool:
     """Whether this member goes on without the Controller that has started it."""
     tells: Callable[[str], bool] | None = getattr(platform, "outlives", None)
     return tells is not None and tells(name)
+
+
+def pid_of(platform: Platform, name: str) -> int | None:
+    """Return the process id of a member, on the host that it runs on; None when it is not known."""
+    tells: Callable[[str], int | None] | None = getattr(platform, "pid_of", None)
+    return None if tells is None else tells(name)
 
 
 def fence(platform: Platform, may: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ from celery5.broker.kept_folder import make_private
 from celery5.errors import PlatformError
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.members import Beat, Ended, Member, State, Word
+from celery5.protocol.members import Beat, Ended, Member, State, Word, ended_because, reason_in
 from celery5.protocol.units import (
     SERVICE,
     UNIT,
@@ -54,9 +54,10 @@ _NONE = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.DBus.Error.Unkn
 
 class _Known:
     """What is known of a member that runs: its unit, how it is, the last properties of its service, what it says of
-    itself, its last beat; whether systemd has `begun` to start it, since what was said before is about a former one.
-    One that is not `ours` is another Controller's, beside which this one stands by: of that there is nothing to say.
-    `files` have the environment of this run, and of former ones: never that of the next one."""
+    itself, the error that it ends with (`reason`), its last beat; whether systemd has `begun` to start it, since what
+    was said before is about a former one. One that is not `ours` is another Controller's, beside which this one stands
+    by: of that there is nothing to say. `files` have the environment of this run, and of former ones: never that of the
+    next one."""
 
     def __init__(self, unit: str, now: State, *, begun: bool) -> None:
         self.unit = unit
@@ -67,6 +68,7 @@ class _Known:
         self.files: list[Path] = []
         self.said: dict[str, Any] = {}
         self.status = ""
+        self.reason = ""
         self.beat = 0
 
     def begin(self) -> None:
@@ -158,6 +160,11 @@ class SystemdUnits:
         """SIGHUP for its process."""
         await self._about(name, "KillUnit", "ssi", "main", int(signal.SIGHUP))
 
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a member; None when it is not known."""
+        known = self._known.get(name)
+        return None if known is None else int(known.said.get("MainPID", 0)) or None
+
     def outlives(self, _name: str) -> bool:
         """Services go on when a Controller has died."""
         return True
@@ -215,7 +222,9 @@ class SystemdUnits:
             if name in self._known:
                 self._tell(name, {"ActiveState": active})
             elif now is not None:
-                self._know(name, _Known(unit, now, begun=True))
+                known = self._know(name, _Known(unit, now, begun=True))
+                with suppress(Refused):  # it has just ended, which systemd says
+                    known.said["MainPID"] = await self._bus.read(known.path, SERVICE, "MainPID")
         for name in tuple(self._doubtful):
             await self._look_at(name)
 
@@ -271,7 +280,11 @@ class SystemdUnits:
             known = self._known[name]
             before, status = known.status, str(changed.pop("StatusText", ""))
             known.said.update(changed)
-            if status and status != before:  # each change tells of the status, also of one that is as it was
+            if reason_in(status):
+                known.reason = reason_in(status)
+            elif (
+                status and status != before
+            ):  # each change tells of the status, also of one that is as it was
                 known.status = status
                 self._say(known, Beat(name, status))
         elif interface == UNIT and changed.get("StateChangeTimestampMonotonic") != 0:  # it has been started
@@ -293,6 +306,8 @@ class SystemdUnits:
         for word in found:
             if isinstance(word, Ended):
                 self._forget(name)
+                if word.code:
+                    word = Ended(word.name, ended_because(word.how, known.reason), word.code)
             self._say(known, word)
 
     def _say(self, known: _Known, word: Word) -> None:

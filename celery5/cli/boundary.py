@@ -47,14 +47,18 @@ OF_CELERY = {
 _ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
-def guarded(command: Callable[[], Any]) -> int:
-    """Run `command` and give the exit code. Errors that nobody foresaw pass through."""
+def guarded(command: Callable[[], Any], failing: Callable[[str], object] = lambda _why: None) -> int:
+    """Run `command` and give the exit code. Errors that nobody foresaw pass through. `failing` is called with the error
+    in one line before the process ends with it."""
     try:
         code = command()
     except BaseException as error:
         told = explained(error)
         if told is None:
+            if not isinstance(error, SystemExit):
+                failing(_named(next(_leaves(error))))
             raise
+        failing(told[0].removeprefix("Error: "))
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = told
@@ -94,6 +98,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(each)
     else:
         yield error
+
+
+def _named(error: BaseException) -> str:
+    return _one_line(f"{type(error).__name__}: {error}").removesuffix(":")
 
 
 def _one_line(text: str) -> str:

@@ -175,7 +175,7 @@ def budget(
 @click.pass_obj
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
     """Run a job of TASK on one worker, now. Prints the job's id."""
-    app = target.load()
+    app = target.load(needs_code=True)
     args, kwargs = _json(arguments, "--args", list), _json(named, "--kwargs", dict)
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 

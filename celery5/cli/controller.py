@@ -296,6 +296,7 @@ def _shown(reply: "Reply") -> str:
         {
             "member": each["name"],
             "host": each["host"] or "here",
+            "pid": "" if each.get("pid") is None else each["pid"],
             "is": each["phase"],
             "for": "" if each["for"] is None else span(each["for"]),
             "died": each["deaths"],

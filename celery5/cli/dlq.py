@@ -276,6 +276,8 @@ def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
 def _warn_of_unknown_sinks(app: "App", choice: "Choice") -> None:
     """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
     away, too: so this is no failure."""
+    if not app.tasks:  # its code is not here, so nobody knows
+        return
     known = sinks_of(app.tasks.values())
     strange = [each for each in choice.get("sink") or () if each not in known]
     if strange:

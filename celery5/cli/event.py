@@ -82,7 +82,7 @@ def send(
     target: Target, /, *, name: str, fields: tuple[str, ...], version: int | None, wants_json: bool
 ) -> None:
     """Send EVENT with these fields. A VALUE is JSON, or a text if it is none."""
-    app = target.load()
+    app = target.load(needs_code=True)
     kind = _named(app, name, version)
     said = dict(_field(each) for each in fields)
     sent = app.events.send([app.events.made(kind, said)])[0]

@@ -131,7 +131,7 @@ def _in_words(answer: Answer, *, live: bool) -> str:
 
 
 def _from_redis(target: Target, *, wants_json: bool) -> int:
-    if not target.name:
+    if not (target.name or target.app_name):
         raise Misconfigured(
             "whose health? write celery5 health --port N for a worker with a --status-port, "
             "or celery5 -A module[:app] health for all that Redis knows of"

@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 def limit(target: Target, name: str, limit: str) -> None:
     """Impose LIMIT on TASK, for all workers, which hear of it in moments: a number of jobs that may run at the same
     time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
-    app = target.load()
+    app = target.load(needs_code=True)
     limits = app.limits
     with reaching(app):
         if limit == NONE:
@@ -54,7 +54,7 @@ def suspend(target: Target, name: str, why: str) -> None:
     """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.
 
     Workers hear of it in moments: until then some jobs may still begin."""
-    app = target.load()
+    app = target.load(needs_code=True)
     with reaching(app):
         app.limits.suspend(name, why=why)
         echo(f"{cell(name)}: suspended")
@@ -65,7 +65,7 @@ def suspend(target: Target, name: str, why: str) -> None:
 @click.pass_obj
 def resume(target: Target, name: str) -> None:
     """Let the jobs of TASK, which was suspended, run again in their order."""
-    app = target.load()
+    app = target.load(needs_code=True)
     with reaching(app):
         done = app.limits.resume(name)
         echo(f"{cell(name)}: resumed" if done else f"{cell(name)}: was not suspended")

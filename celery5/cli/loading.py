@@ -47,6 +47,15 @@ def load_app(target: str) -> App:
     return app
 
 
+def app_without_code(name: str) -> App:
+    """Return an application of this name that declares nothing, with the settings of the environment and of the
+    configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
+    here = os.getcwd()
+    if here not in sys.path:  # a configuration may be a module here
+        sys.path.insert(0, here)
+    return App(name)
+
+
 def _imported(name: str, here: str) -> ModuleType:
     try:
         return importlib.import_module(name)

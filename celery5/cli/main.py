@@ -88,14 +88,36 @@ class Tree(click.Group):
     show_envvar=True,
     help="The application: a module, and its App when it has several.",
 )
+@click.option(
+    "--app-name",
+    metavar="NAME",
+    envvar="CELERY5_APP_NAME",
+    default="",
+    show_envvar=True,
+    help="The application's name, for commands that can do without its code.",
+)
 @click.version_option(celery5.__version__, message="celery5 %(version)s")
 @click.pass_context
-def cli(context: click.Context, target: str) -> None:
+def cli(context: click.Context, target: str, app_name: str) -> None:
     """Run Python functions somewhere else, soon, and surely."""
-    context.obj = Target(target)
+    source = context.get_parameter_source
+    by_flag = click.core.ParameterSource.COMMANDLINE
+    if source("target") is source("app_name") is by_flag:
+        raise click.UsageError("-A is for the application with its code, --app-name without: say one of them")
+    without_code = bool(app_name) and (not target or source("app_name") is by_flag)
+    context.obj = Target("", app_name) if without_code else Target(target)
     if context.invoked_subcommand is None:
         echo(context.get_help(), err=True)
         context.exit(USAGE)
+
+
+def _report_failure(error: str) -> None:
+    """Tell the Controller or the systemd that has started this process why it is about to end, if one has."""
+    if "NOTIFY_SOCKET" in os.environ:
+        from celery5.protocol.members import status_of_failure
+        from celery5.services.systemd_notify import from_environment, insist
+
+        insist(from_environment(os.environ, os.getpid())["address"], f"STATUS={status_of_failure(error)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if CHILD in os.environ:
         import_module("celery5.cli.child").follow_parent()
-    code = guarded(lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False))
+    code = guarded(
+        lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), failing=_report_failure
+    )
     if threading.active_count() > 1:  # daemons, too: an executor's threads are waited for whatever they are
         limit = threading.Timer(THREADS_LIMIT, os._exit, (code,))
         limit.daemon = True

@@ -91,7 +91,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @click.pass_obj
 def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: Any) -> None:
     """Add a schedule NAME, which sends jobs of TASK."""
-    app = target.load()
+    app = target.load(needs_code=True)
     call = app.signature(
         task, *_json("--args", said["arguments"], list), **_json("--kwargs", said["kwargs"], dict)
     )

@@ -13,24 +13,39 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """What `-A` or `CELERY5_APP` says; '' when nothing was said."""
+    """What `-A` or `CELERY5_APP` says, and `--app-name` or `CELERY5_APP_NAME`; '' when nothing was said."""
 
     name: str
+    app_name: str = ""
 
-    def load(self, *, serves: bool = False) -> "App":
-        """The application. Raises Misconfigured when none was named, CannotLoad when there is no such application.
+    def load(self, *, serves: bool = False, needs_code: bool = False) -> "App":
+        """Return the application. Raises Misconfigured when none was named, CannotLoad when there is no such
+        application.
 
-        Who only looks at workers or commands them does without a configuration that is wrong, and is warned: workers
-        keep the settings that they had, and have to hear that it is wrong. Who `serves` would work with other settings
-        than were meant.
+        A command that only looks at what is in Redis, or sends commands to processes, goes on without a configuration
+        that is wrong, and warns: workers keep the settings that they had. It does not need the application's code
+        either: with `app_name` it has an application of that name with nothing declared. One that `serves`, or
+        `needs_code` for another reason, refuses both.
         """
-        if not self.name:
-            raise Misconfigured(
-                "which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP"
-            )
-        from celery5.cli.loading import load_app
+        from celery5.cli.loading import CannotLoad, app_without_code, load_app
 
-        app = load_app(self.name)
+        needs_code = needs_code or serves
+        if self.app_name and needs_code:
+            raise Misconfigured(
+                "this command needs the application's code: write celery5 -A module[:app] COMMAND, "
+                f"instead of --app-name {self.app_name}"
+            )
+        if not (self.name or self.app_name):
+            instead = "" if needs_code else f"; {_WITHOUT_CODE}"
+            raise Misconfigured(
+                f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{instead}"
+            )
+        try:
+            app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
+        except CannotLoad as error:
+            if needs_code:
+                raise
+            raise CannotLoad(f"{error}; {_WITHOUT_CODE}") from error
         if not serves and app.config is not None:
             try:
                 _ = app.settings
@@ -38,3 +53,6 @@ class Target(NamedTuple):
                 echo(f"Warning: going on without the configuration: {inline(str(error))}", err=True)
                 app.use_config(None)
         return app
+
+
+_WITHOUT_CODE = "this command can do without the application's code: celery5 --app-name NAME COMMAND"

@@ -18,6 +18,10 @@ State = Literal["starting", "up", "stopping"]
 
 PARENT = "CELERY5_PARENT"
 """The variable in which a member finds the id of the process without which it must not live."""
+LAST_WORDS = "failed: "
+"""How the status begins that a member reports last, before it ends with an error; the error follows."""
+LONGEST_REASON = 300
+"""Characters of an error that are kept."""
 KINDS: tuple[Kind, ...] = ("worker", "router", "scheduler", "publisher")
 
 
@@ -78,3 +82,24 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 Word = Ready | Ended | Beat | Stopping | Unknown
+
+
+def status_of_failure(error: str) -> str:
+    """Return the status that a member reports when it is about to end with this error: one line of bounded length."""
+    return LAST_WORDS + _one_line(error)
+
+
+def reason_in(status: str) -> str:
+    """Return the error in a member's last status; '' when it is an ordinary status. It came from outside: what would do
+    things to a terminal is left out."""
+    return _one_line(status.removeprefix(LAST_WORDS)) if status.startswith(LAST_WORDS) else ""
+
+
+def ended_because(how: str, reason: str) -> str:
+    """Return how a member ended, with the `reason` that it reported, if it did."""
+    return f"{how}: {reason}" if reason else how
+
+
+def _one_line(text: str) -> str:
+    printable = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(printable.split())[:LONGEST_REASON]

@@ -32,7 +32,7 @@ would leave it running."""
 NO_LINGER = "no-linger"
 _EXITED, _KILLED, _DUMPED = "1", "2", "3"
 """How a main process ended: ExecMainCode is a code of waitid(2)."""
-_SHOWN = "Id,ActiveState,Result,ExecMainCode,ExecMainStatus,InvocationID,StatusText"
+_SHOWN = "Id,ActiveState,Result,ExecMainCode,ExecMainStatus,InvocationID,StatusText,MainPID"
 _BEFORE = """umask 077
 export LC_ALL=C SYSTEMD_PAGER=cat SYSTEMD_COLORS=0
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
@@ -132,6 +132,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     status: str = ""
     invocation: str = ""
     text: str = ""
+    pid: int = 0
 
 
 def unit_of(app: str, member: str) -> str:
@@ -255,6 +256,7 @@ def seen(app: str, lines: Iterable[str]) -> dict[str, Seen]:
                 status=said.get("ExecMainStatus", ""),
                 invocation=said.get("InvocationID", ""),
                 text=said.get("StatusText", ""),
+                pid=int(pid) if (pid := said.get("MainPID", "")).isdecimal() and pid.isascii() else 0,
             )
         said = {}
     return found

@@ -175,6 +175,82 @@ def test_a_reload_that_shrinks_and_breaks_a_group_ends_one_member_only_and_says_
         assert controller.pids()["worker-default-2"] == before["worker-default-2"]
 
 
+BROKEN = """
+import os
+from celery5 import App, BootStep
+
+how = os.environ.get("BREAK", "")
+if how == "import":
+    raise ImportError("no module of mine")
+
+if how == "crash":  # a bug of celery5's, say
+    from celery5.processes import worker
+
+    worker.check = lambda app: 1 / 0
+    from celery5.processes import foreground
+
+    foreground.WORKER = foreground.Page("worker", worker.run, worker.check)
+    foreground.serve.__defaults__ = (foreground.WORKER,)
+
+
+async def database() -> None:
+    if how == "step":
+        raise RuntimeError("database is\\x1b[2J down\\nfor today")
+
+
+app = App({name!r}, broker={url!r}, grace_period=5, bootsteps=[BootStep("db", database)])
+
+
+@app.task
+async def add(a: int, b: int) -> int:
+    return a + b
+"""
+BROKEN_CLUSTER = """
+restart_limit = 2
+[workers.fine]
+[workers.step]
+environment = { BREAK = "step" }
+[workers.import]
+environment = { BREAK = "import" }
+[workers.crash]
+environment = { BREAK = "crash" }
+"""
+REASONS = {
+    "worker-step-1": "boot step 'db' did not come up: RuntimeError: database is [2J down for today",
+    "worker-import-1": "module 'shop' fails while it is imported: ImportError: no module of mine",
+    "worker-crash-1": "ZeroDivisionError: division by zero",
+}
+
+
+def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
+    desk: Desk, url: str, app_name: str
+) -> None:
+    (desk.folder / "shop.py").write_text(BROKEN.format(name=app_name, url=url))
+    with Controlling(desk.folder, BROKEN_CLUSTER) as controller:
+        until(lambda: len(controller.logged("member:given-up")) == len(REASONS))
+        logged = {each["name"]: each["why"] for each in controller.logged("member:given-up")}
+        until(lambda: controller.of("worker-fine-1", "up"))
+        members = controller.members()
+        status = controller.tell("status")
+        pids = controller.pids()
+    shown = {name: each["trouble"] for name, each in members.items() if each["trouble"]}
+    assert set(logged) == set(shown) == set(REASONS)
+    for name, reason in REASONS.items():
+        begin = "it has died 2 times within 300 s: it ended with "
+        assert logged[name].startswith(begin)
+        assert reason in logged[name]
+        assert shown[name] == f"given up: {logged[name]}"
+        assert reason in status.out
+        assert logged[name] in status.err
+        assert [reason in each["how"] for each in controller.of(name, "ended")] == [True]
+    assert {name: each["pid"] for name, each in members.items()} == {
+        **dict.fromkeys(REASONS),
+        "worker-fine-1": pids["worker-fine-1"],
+    }
+    assert f" {pids['worker-fine-1']} " in status.out
+    assert "\x1b" not in status.out + status.err
+
+
 def test_a_second_signal_ends_all_at_once(desk: Desk) -> None:
     with Controlling(desk.folder, "[workers.default]\n", "--grace-period", "1000").up() as controller:
         members = controller.pids()

@@ -22,6 +22,7 @@ def say(*lines: str) -> None:
 def main(*said: str) -> None:
     name = said[said.index("--name") + 1]
     if "--fail" in said:
+        say("STATUS=failed: boot step 'db' crashed")
         sys.exit(78)
     signal.signal(signal.SIGHUP, lambda *_: say("STATUS=read again"))
     signal.signal(signal.SIGTERM, lambda *_: leave(name))

@@ -7,6 +7,7 @@ process of its own, which starts it, hears what it says to NOTIFY_SOCKET and wat
 by itself: it runs with no path but Python's own.
 """
 
+import contextlib
 import fnmatch
 import json
 import os
@@ -164,6 +165,9 @@ def watch(
         if limit and time.monotonic() > heard + limit and look(unit)["ActiveState"] == "active":
             result = "watchdog"
             main.kill()
+    with contextlib.suppress(TimeoutError):  # what it said just before its end
+        said = dict(line.partition("=")[::2] for line in ear.recv(65536).decode().splitlines())
+        note(unit, StatusText=said.get("STATUS", look(unit)["StatusText"]))
     return result
 
 

@@ -167,7 +167,9 @@ async def test_a_member_that_dies_is_told_of_with_its_signal(host: OtherHost) ->
     async with platform(host, heard) as one:
         await one.start(member())
         await heard.of(Ready)
-        os.kill(int((host.home / f"{NAME}.pids").read_text()), signal.SIGKILL)
+        pid = int((host.home / f"{NAME}.pids").read_text())
+        assert one.pid_of(NAME) == pid
+        os.kill(pid, signal.SIGKILL)
         assert await heard.of(Ended) == Ended(NAME, "signal 9", -9)
         await one.start(member())
         before = len(heard.words)
@@ -189,7 +191,7 @@ async def test_one_that_cannot_start_says_why(host: OtherHost) -> None:
     heard = Heard()
     async with platform(host, heard) as one:
         await one.start(member(NAME, "--fail"))
-        assert await heard.of(Ended) == Ended(NAME, "exit code 78", 78)
+        assert await heard.of(Ended) == Ended(NAME, "exit code 78: boot step 'db' crashed", 78)
     heard = Heard()
     async with platform(host, heard, command="celery5-that-is-not-there") as one:
         await one.start(member())

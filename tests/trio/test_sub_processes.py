@@ -13,7 +13,8 @@ import trio
 from celery5.errors import PlatformError
 from celery5.platform import Beat, Ended, Member, Ready, Stopping, Word
 from celery5.protocol.cluster import read
-from celery5.services.sub_processes import SubProcesses, how_ended, words
+from celery5.protocol.members import status_of_failure
+from celery5.services.sub_processes import SubProcesses, how_ended, reason_of, words
 
 CLUSTER = read({"workers": {"default": {}}})
 
@@ -24,6 +25,15 @@ def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
     assert how_ended(3) == "it ended with 3"
     assert how_ended(-9) == "it was ended by SIGKILL"
     assert how_ended(-99) == "it was ended by signal 99"
+
+
+def test_a_status_that_says_why_a_child_ends_is_no_sign_of_life() -> None:
+    said = status_of_failure("boot step 'db':\n\x1b[2J" + "x" * 1000)
+    assert list(words("w", f"STATUS={said}".encode())) == []
+    assert reason_of(f"WATCHDOG=1\nSTATUS={said}".encode()).startswith("boot step 'db': [2Jxxx")
+    assert len(reason_of(f"STATUS={said}".encode())) == 300
+    assert reason_of(b"STATUS=failed: \x1b[31mred\x07") == "[31mred"  # who says so need not be ours
+    assert reason_of(b"STATUS=2 jobs failed: they were") == ""
 
 
 async def test_a_sub_process_that_ends_is_told_of() -> None:

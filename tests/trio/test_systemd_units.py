@@ -17,7 +17,7 @@ import trio
 from celery5.errors import PlatformError
 from celery5.platform import Platform
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.members import Beat, Ended, Member, Ready, Stopping, Word
+from celery5.protocol.members import Beat, Ended, Member, Ready, Stopping, Word, status_of_failure
 from celery5.protocol.units import SLICE
 from celery5.services import systemd_bus, systemd_units
 from celery5.services.systemd_units import SystemdUnits
@@ -105,6 +105,22 @@ async def test_a_member_is_ready_when_its_unit_is_and_says_how_it_does(bus: str,
         await scene.systemd.change("celery5-shop-worker-a-1.service", StatusText=("s", "12 jobs"))
         await scene.heard(Beat("worker-a-1", "12 jobs"))
         assert await scene.platform.living() == {"worker-a-1": "up"}
+
+
+async def test_a_member_that_ends_with_an_error_has_reported_it_in_its_status(
+    bus: str, tmp_path: Path
+) -> None:
+    async with scene_of(bus, tmp_path) as scene:
+        await scene.platform.start(member())
+        await scene.heard(Ready("worker-a-1"), Beat("worker-a-1", READY))
+        unit = "celery5-shop-worker-a-1.service"
+        await scene.systemd.change(unit, MainPID=("u", 4711))
+        await scene.systemd.change(unit, StatusText=("s", status_of_failure("boot step 'db' crashed")))
+        await scene.until(lambda: scene.platform.pid_of("worker-a-1") == 4711)
+        await scene.systemd.play("killed", unit)
+        how = "ended by SIGKILL: boot step 'db' crashed"
+        await scene.heard(Stopping("worker-a-1"), Ended("worker-a-1", how=how, code=-9))
+        assert scene.platform.pid_of("worker-a-1") is None
 
 
 async def test_a_member_is_a_transient_unit_with_its_command_its_limits_and_hardened(
