@@ -3,8 +3,10 @@
 Floor: domain. Reads: the settings, and what tasks say of their queues. Writes: nothing.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from celery5.broker.absent import leaving_out
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     from celery5.app import App
 
 
+ALIKE = 0.75
+"""How alike the names of two queues are, from 0 to 1, when one may be the other misspelt."""
+MOST_DOUBTED = 100
+"""Queues that nobody names which are looked at: an application may make any number of names."""
+logger = logging.getLogger("celery5")
+
+
 class Brokers:
     """The brokers of one application. With one, all of this is as good as nothing."""
 
@@ -26,6 +35,9 @@ class Brokers:
         self._routes: Routes | None = None
         self._known: object = None
         self._homes: dict[str, str] = {}
+        self._used: frozenset[str] = frozenset()
+        self._used_for: object = None
+        self._doubted: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Brokers {', '.join(self.names)}>"
@@ -86,6 +98,38 @@ class Brokers:
             return options.queue or queue_for(task, settings.queue_routes) or settings.default_queue
         return self.routes().queue(self._declared(task, options))
 
+    def used_queues(self) -> frozenset[str]:
+        """Return the queues that the tasks, the queue routes and the default queue name."""
+        settings, tasks = self._app.settings, self._app.tasks
+        if self._used_for != (settings, len(tasks)):
+            named = (each.options_.queue for each in tasks.values() if each.options_.queue)
+            self._used = frozenset({settings.default_queue, *settings.queue_routes.values(), *named})
+            self._used_for = (settings, len(tasks))
+        return self._used
+
+    def doubt(self, task: str, queue: str) -> None:
+        """Warn, once for each queue, when a job is about to be sent to one that nobody names here and that is spelt
+        much like one that somebody does.
+
+        Any name is a queue, and one that only some workers' `--queues` name is as good as any other, so nothing is
+        refused. Names that differ in digits alone, as those of tenants or shards, are not mistakes. It asks no broker:
+        whether a worker reads a queue is what `queue list` and `doctor` tell.
+        """
+        used = self.used_queues()
+        if queue in used or queue in self._doubted or len(self._doubted) >= MOST_DOUBTED:
+            return
+        self._doubted.add(queue)
+        near = get_close_matches(queue, used, n=1, cutoff=ALIKE)
+        if near and _without_digits(near[0]) != _without_digits(queue):
+            logger.warning(
+                "a job of %s goes to the queue %r, which no task, queue route or default queue of application %r "
+                "names; did you mean %r? It waits until a worker reads that queue",
+                task,
+                queue,
+                self._app.name,
+                near[0],
+            )
+
     def routes(self) -> Routes:
         """Where everything goes. Raises Misconfigured with all that contradicts itself."""
         settings, tasks = self._app.settings, self._app.tasks
@@ -127,6 +171,10 @@ class Brokers:
     def urls(self) -> dict[str, str]:
         """Where the brokers besides the default one are."""
         return dict(self._app.settings.brokers)
+
+
+def _without_digits(name: str) -> str:
+    return "".join(each for each in name if not each.isdigit())
 
 
 class SeveralConnections(Connections):

@@ -247,6 +247,8 @@ class Task(Generic[P, R_co]):
 
     def _worked_out(self, settings: Settings) -> Terms:
         self._settings = settings
+        if self.options_.queue is not None:
+            self.app.brokers.doubt(self.name, self.options_.queue)
         self._terms = terms = self.options_.terms(
             self.policy,
             queue=self.queue,

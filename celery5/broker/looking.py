@@ -70,6 +70,13 @@ class QueueState(msgspec.Struct, frozen=True):
     documents: dict[str, int] = {}
     oldest_waiting: float | None = None
 
+    @property
+    def unread(self) -> int:
+        """Jobs that wait here, now or for their time, while no worker that lives reads this queue."""
+        if any(each.alive for each in self.workers):
+            return 0
+        return self.waiting + self.held + self.scheduled
+
 
 def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
     """All that is known of a job."""

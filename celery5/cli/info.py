@@ -11,6 +11,7 @@ from celery5.cli.autoscale import shown
 from celery5.cli.event import counted, waiting
 from celery5.cli.limiting import suspensions
 from celery5.cli.partial import Reached, reaching
+from celery5.cli.queue import unread
 from celery5.cli.said import as_json, echo, lines, span, table
 from celery5.cli.target import Target
 
@@ -61,6 +62,8 @@ def _show(app: "App", state: "AppState") -> None:
     beside = _beside(state, events=app.events.own)
     if named := suspensions(app):
         beside["suspended"] = named
+    if named := unread(app, list(state.queues.values())):
+        beside["unread"] = named
     if beside:
         echo("\n" + lines(beside))
     if state.queues:

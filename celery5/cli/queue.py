@@ -3,16 +3,20 @@
 Floor: cli. Reads: the sizes of the application's queues, and which are paused. Writes: stdout.
 """
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
+from celery5.brokers import ALIKE
 from celery5.cli.limiting import suspensions
 from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, echo, inline, table
+from celery5.cli.said import as_json, cell, echo, inline, table
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
+    from celery5.app import App
     from celery5.broker.looking import QueueState
 
 
@@ -25,15 +29,38 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all.
+    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all; which ones
+    have jobs that no worker reads.
 
     Of the waiting ones, `high` and `low` have such a priority."""
     app = target.load()
     with reaching(app, wants_json=wants_json):
-        rows = _rows(list(app.info().queues.values()), wants_json=wants_json)
+        states = list(app.info().queues.values())
+        rows = _rows(states, wants_json=wants_json)
         echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
         if not wants_json and (named := suspensions(app)):
             echo(f"\nsuspended  {inline(named)}")
+        if not wants_json and (named := unread(app, states)):
+            echo(f"\nunread  {inline(named)}")
+
+
+def unread(app: "App", states: "Sequence[QueueState]") -> str:
+    """Return which queues have jobs that no worker reads, and which queue may have been meant; '' when there are none.
+
+    The name of a queue is free, so one that is misspelt where a job is sent looks like any other until then.
+    """
+    used = {
+        *app.brokers.used_queues(),
+        *(each.queue for each in states if any(one.alive for one in each.workers)),
+    }
+    found: list[str] = []
+    for each in states:
+        if each.unread:
+            near = get_close_matches(each.queue, used - {each.queue}, n=1, cutoff=ALIKE)
+            meant = f", did you mean {near[0]}?" if near and each.queue not in used else ""
+            jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
+            found.append(f"{each.queue} ({jobs}, no worker{meant})")
+    return cell("; ".join(found))
 
 
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
@@ -48,6 +75,7 @@ def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, obj
             "scheduled": each.scheduled,
             "dead": each.dead,
             "paused": each.paused if wants_json else "yes" if each.paused else "",
+            **({"workers": sum(one.alive for one in each.workers)} if wants_json else {}),
             **({"documents": each.documents} if wants_json and each.documents else {}),
         }
         for each in states

@@ -12,6 +12,7 @@ from celery5.broker import calls, imposing, inbox, looking, pausing, presence
 from celery5.broker.junction import Map, merged
 from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.scheduling import remember
+from celery5.brokers import MOST_DOUBTED
 from celery5.errors import BadBrokerURL
 from celery5.protocol.limits import Imposed
 from celery5.protocol.routes import DEFAULT, Declared, routes_of
@@ -264,3 +265,46 @@ def test_whoever_takes_routes_for_queue_routes_is_told() -> None:
         App("routed", task_routes={"media.mail.*": {"queue": "mail"}})
     assert "for Celery's task_routes there is queue_routes=" in str(caught.value)
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.fixture
+def photos() -> App:
+    app = App("photos", queue_routes={"photos.mail.*": "letters"})
+
+    @app.task(name="photos.charge", queue="images")
+    def charge() -> None: ...
+
+    @app.task(name="photos.shard", queue="shard-1")
+    def shard() -> None: ...
+
+    return app
+
+
+def test_a_misspelt_queue_of_a_call_is_warned_of_once_and_sent_to_all_the_same(
+    photos: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    charge = photos.tasks["photos.charge"]
+    with caplog.at_level("WARNING", logger="celery5"):
+        assert [charge.options(queue="imges").job().queue for _ in range(3)] == ["imges"] * 3
+        charge.options(queue="leters").job()
+    first, second = [each.getMessage() for each in caplog.records]
+    assert first.startswith(
+        "a job of photos.charge goes to the queue 'imges', which no task, queue route or default"
+    )
+    assert "did you mean 'images'?" in first
+    assert "did you mean 'letters'?" in second
+
+
+@pytest.mark.parametrize("queue", ["images", "letters", "default", "shard-2", "shard-1", "elsewhere"])
+def test_a_queue_that_is_no_mistake_is_not_warned_of(
+    photos: App, caplog: pytest.LogCaptureFixture, queue: str
+) -> None:
+    photos.tasks["photos.charge"].options(queue=queue).job()
+    assert caplog.records == []
+
+
+def test_however_many_queues_are_named_few_are_remembered(photos: App) -> None:
+    charge = photos.tasks["photos.charge"]
+    for n in range(200):
+        charge.options(queue=f"tenant-{n}").job()
+    assert len(photos.brokers._doubted) == MOST_DOUBTED

@@ -15,7 +15,7 @@ from celery5 import App
 from celery5.cli import loading
 from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.main import cli
-from tests.story.commands import Ended, celery5
+from tests.story.commands import Ended, Serving, celery5
 from tests.story.conftest import Desk
 
 HINT = "this command can do without the application's code: celery5 --app-name NAME COMMAND"
@@ -79,6 +79,25 @@ def test_queues_dead_jobs_and_schedules_are_seen_and_changed_by_the_applications
     status = here("controller", "status")
     assert (status.code, status.out) == (1, "")
     assert f"no Controller of application {app.name!r} lives" in status.error
+
+
+def test_a_queue_that_no_worker_reads_is_marked_with_the_one_that_may_have_been_meant(
+    desk: Desk, here: Here
+) -> None:
+    app: App = desk.app
+    app.tasks["shop.add"].options(queue="solw").delay(1, 2)
+    app.signature("shop.add", 1, 2).delay()
+    mark = "solw (1 job, no worker, did you mean slow?)"
+    listed = desk("queue", "list")
+    assert f"\nunread  default (1 job, no worker); {mark}\n" in listed
+    assert f"unread  default (1 job, no worker); {mark}" in desk("info")
+    by_queue = {each["queue"]: each["workers"] for each in json.loads(desk("queue", "list", "--json"))}
+    assert by_queue == {"default": 0, "solw": 0}
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
+        told = here("queue", "list").out
+        assert f"\nunread  {mark}\n" in told
+    desk("worker", "start", "--burst", "--queues", "solw")
+    assert "unread" not in desk("queue", "list")
 
 
 def test_the_name_may_be_in_the_environment_and_the_code_comes_first(
