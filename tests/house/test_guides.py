@@ -16,6 +16,7 @@ import pytest
 import celery5
 from celery5 import App, errors
 from celery5.cli.main import cli
+from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.settings import Settings
@@ -94,6 +95,98 @@ def ours(page: str) -> list[str]:
     text = (HERE / "docs" / "guide" / f"{page}.md").read_text()
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("| ")]
     return [said for row in rows for said in re.findall(r"`([^`]+)`", row[1])]
+
+
+def words_of_commands(group: click.Group) -> set[str]:
+    """Return the names of all commands of a group, and of those in them, with `_` for `-` as Celery writes them."""
+    context, found = click.Context(group), set[str]()
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        found.add(name.replace("-", "_"))
+        if isinstance(command, click.Group):
+            found |= words_of_commands(command)
+    return found
+
+
+OFFERED = {
+    *celery5.__all__,
+    *TaskOptions.__annotations__,
+    *Options.__struct_fields__,
+    *Settings.__struct_fields__,
+    *inspect.signature(App).parameters,
+    *(each for each in dir(app) if not each.startswith("_")),
+    *(each for each in dir(app.control) if not each.startswith("_")),
+    *words_of_commands(cli),
+}
+"""All that celery5 has under a name that a user writes."""
+ANOTHER_THING = {
+    *("app.events", "app.pool", "app.log", "app.backend"),  # parts of Celery's inside
+    *("connection", "publisher"),  # what is handed over to send with; a setting of ours
+    *("signature", "task", "worker", "brokers"),  # words of a sentence
+}
+"""Names on the page of which celery5 has one that means something else."""
+ELSEWHERE = ("`self.request.args`", "`celery -A shop purge`")
+"""How rows begin that say of what one has: of a running job, of a queue. celery5 has it of other things."""
+SAID_TO_BE_NONE = re.compile(r"(none|nothing)\b")
+
+
+def rows_of_nothing() -> list[tuple[str, set[str]]]:
+    """Return the rows that say that celery5 has no such thing: the first cell, and the names in it."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", (HERE / "docs" / "guide" / "from-celery.md").read_text())
+    found = []
+    for line in text.splitlines():
+        cells = [each.strip() for each in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if line.startswith("| ") and len(cells) > 1 and SAID_TO_BE_NONE.match(cells[1]):
+            found.append((cells[0], names_in(cells[0])))
+    lines = section("from-celery", "What is not there yet").splitlines()
+    return [*found, *((each, names_in(each.split("|")[1])) for each in lines if each.startswith("| "))]
+
+
+def names_in(cell: str) -> set[str]:
+    """Return the names of a cell: those in backticks, without what Celery puts around them, and the words besides."""
+    said = set(re.findall(r"`([^`]+)`", cell))
+    plain = set(re.findall(r"[A-Za-z_]+", re.sub(r"`[^`]+`", "", cell)))
+    commands = {each.split()[-1] for each in said if each.startswith("celery ")}
+    names = {re.sub(r"[(=].*", "", each).lstrip("@") for each in said if not each.startswith("celery ")}
+    return {each for each in names | commands | plain if each not in ANOTHER_THING}
+
+
+def test_nothing_that_celery5_has_is_said_to_be_missing() -> None:
+    rows = rows_of_nothing()
+    assert len(rows) > 60
+    found = {cell: names & OFFERED for cell, names in rows if not cell.startswith(ELSEWHERE)}
+    assert {cell: names for cell, names in found.items() if names} == {}
+
+
+ANSWERS = {
+    "rate_limit": "rate_limit",
+    "priority": "priority",
+    "task_routes": "queue_routes",
+    "task_default_rate_limit": "celery5 -A shop task limit shop.add 10/s",
+    "@control_command": "app.command",
+    "beat_schedule": "@app.task(schedule=...)",
+    "worker_max_tasks_per_child": "max_jobs",
+    "worker_enable_remote_control": "inbox",
+    "celery -A shop control rate_limit": "celery5 -A shop task limit shop.add 10/s",
+    "celery -A shop inspect conf": "celery5 -A shop config show --origin",
+}
+"""What celery5 has by another name: what the page must say to it."""
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_celery5_has_by_another_name_is_answered_with_it(name: str) -> None:
+    text = (HERE / "docs" / "guide" / "from-celery.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    answers = [row[2] for row in rows if f"`{name}`" in row[1]]
+    assert answers
+    assert all(f"`{ANSWERS[name]}" in each for each in answers)
+
+
+def test_the_page_begins_with_the_ten_changes_that_matter() -> None:
+    text = (HERE / "docs" / "guide" / "from-celery.md").read_text()
+    titles = re.findall(r"(?m)^## (.*)$", text)
+    assert titles[0] == "Ten changes that matter"
+    assert re.findall(r"(?m)^(\d+)\. ", section("from-celery", titles[0])) == [str(n) for n in range(1, 11)]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -367,9 +367,10 @@ def test_a_cron_field_is_refused_where_it_is_declared_exactly_when_no_scheduler_
             return False
         return True
 
-    trigger = Cron(**{field: value})
+    said: dict[str, Any] = {field: value}
+    trigger = Cron(**said)
     ours = is_used(lambda: refuse_bad_fields(trigger))
-    theirs = is_used(lambda: CronTrigger(**{field: value}, timezone=UTC))
+    theirs = is_used(lambda: CronTrigger(**said, timezone=UTC))
     assert ours <= theirs
     if theirs and not ours:  # APScheduler overlooks what follows a name
         assert re.search(r"[a-z]", value.lower())

@@ -6,6 +6,7 @@ Floor: tests. Reads: nothing. Writes: a folder.
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,8 +61,9 @@ def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
 def test_what_a_login_shell_says_besides_is_passed_over() -> None:
     lines = ["Welcome!", "", "PATH=/bin", "", "Id=cron.service", "ActiveState=active", ""]
     assert seen(
-        "shop", [*lines, f"Id={unit_of('shop', 'a-1')}", "ActiveState=failed", "StatusText=a=b", ""]
-    ) == {"a-1": Seen(member="a-1", active="failed", text="a=b")}
+        "shop",
+        [*lines, f"Id={unit_of('shop', 'a-1')}", "ActiveState=failed", "StatusText=a=b", "MainPID=12", ""],
+    ) == {"a-1": Seen(member="a-1", active="failed", text="a=b", pid=12)}
     said = [
         "Last login: today",
         f"celery5:begun {unit_of('shop', 'a-1')} f00",
@@ -88,4 +90,5 @@ def test_what_a_login_shell_says_besides_is_passed_over() -> None:
     ],
 )
 def test_how_one_ended(unit: dict[str, str], how: tuple[str, int | None]) -> None:
-    assert how_it_ended(Seen(**{"member": "a-1", "active": "", **unit})) == how
+    said: dict[str, Any] = {"member": "a-1", "active": "", **unit}
+    assert how_it_ended(Seen(**said)) == how
