@@ -365,7 +365,8 @@ def _has_json_form(kind: Any) -> bool:
     """Return whether `_from_json` may make an instance of this class of a value from JSON."""
     if not isinstance(kind, type) or issubclass(kind, PurePath):
         return True
-    if callable(getattr(kind, "model_validate_json", None)) or type(kind) not in _ORDINARY:
+    metaclass: type[Any] = cast("Any", kind).__class__
+    if callable(getattr(cast("Any", kind), "model_validate_json", None)) or metaclass not in _ORDINARY:
         return True  # what another metaclass lets pass depends on the value
     try:
         return any(isinstance(each, kind) for each in _SAMPLES)
