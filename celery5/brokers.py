@@ -3,7 +3,6 @@
 Floor: domain. Reads: the settings, and what tasks say of their queues. Writes: nothing.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults,
 from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.job import Job, Options
 from celery5.protocol.routes import DEFAULT, Declared, Routes, queue_for, routes_of, unknown
+from celery5.runners.context import TELL
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -24,7 +24,6 @@ ALIKE = 0.75
 """How alike the names of two queues are, from 0 to 1, when one may be the other misspelt."""
 MOST_DOUBTED = 100
 """Queues that nobody names which are looked at: an application may make any number of names."""
-logger = logging.getLogger("celery5")
 
 
 class Brokers:
@@ -121,14 +120,11 @@ class Brokers:
         self._doubted.add(queue)
         near = get_close_matches(queue, used, n=1, cutoff=ALIKE)
         if near and _without_digits(near[0]) != _without_digits(queue):
-            logger.warning(
-                "a job of %s goes to the queue %r, which no task, queue route or default queue of application %r "
-                "names; did you mean %r? It waits until a worker reads that queue",
-                task,
-                queue,
-                self._app.name,
-                near[0],
+            hint = (
+                f"no task, queue route or default queue of application {self._app.name!r} names it; "
+                f"did you mean {near[0]!r}? The job waits until a worker reads that queue"
             )
+            TELL.get()("queue:doubtful", "warning", task=task, queue=queue, hint=hint)
 
     def routes(self) -> Routes:
         """Where everything goes. Raises Misconfigured with all that contradicts itself."""

@@ -288,9 +288,7 @@ def test_a_misspelt_queue_of_a_call_is_warned_of_once_and_sent_to_all_the_same(
         assert [charge.options(queue="imges").job().queue for _ in range(3)] == ["imges"] * 3
         charge.options(queue="leters").job()
     first, second = [each.getMessage() for each in caplog.records]
-    assert first.startswith(
-        "a job of photos.charge goes to the queue 'imges', which no task, queue route or default"
-    )
+    assert first.startswith("queue:doubtful  task=photos.charge  queue=imges  hint=no task, queue route")
     assert "did you mean 'images'?" in first
     assert "did you mean 'letters'?" in second
 
