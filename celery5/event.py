@@ -191,6 +191,7 @@ class Declared:
         except BadArguments:
             raise
         except TypeError as error:
+            check_names(self.name, self.fields, fields)  # msgspec names a field that is missing first
             known = ", ".join(self.fields) or "none"
             raise BadArguments(
                 f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"

@@ -9,10 +9,23 @@ types, dataclasses, attrs and msgspec are msgspec's; paths and pydantic models a
 import inspect
 import math
 from abc import ABCMeta
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from difflib import get_close_matches
 from pathlib import PurePath
-from types import GenericAlias, SimpleNamespace
-from typing import Any, Never, NoReturn, Protocol, cast, get_origin, get_type_hints
+from types import GenericAlias, SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Never,
+    NoReturn,
+    Protocol,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Raw
@@ -156,6 +169,7 @@ class Parameters:
             for name in self._signature.parameters
         }
         self._decoders = {name: _decoder(annotation) for name, annotation in self._types.items()}
+        self._exact = frozenset(name for name, each in self._types.items() if _mentions_decimal(each))
         kinds = {name: each.kind for name, each in self._signature.parameters.items()}
         self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
         self._rest = next((name for name, kind in kinds.items() if kind is _VAR_POSITIONAL), None)
@@ -284,12 +298,29 @@ class Parameters:
         try:
             return self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise BadArguments(f"{self._task}{self._signature}: {error}") from None
+            why = self._unexpected(kwargs) or error
+            raise BadArguments(f"{self._task}{self._signature}: {why}") from None
+
+    def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
+        """Say which keyword argument has no parameter. `inspect` would name the parameter that is missing instead."""
+        if self._more is not None:
+            return ""
+        wrong = next((name for name in kwargs if name not in self._keywords), None)
+        if wrong is None:
+            return ""
+        near = get_close_matches(wrong, [name for name in self._types if name in self._keywords], n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        return f"got an unexpected keyword argument {wrong!r}{meant}"
 
     def _check(self, name: str, value: Any) -> None:
         wanted = self._types[name]
         if wanted is Any or type(value) is wanted:
             return
+        if name in self._exact and (inexact := _float_for_decimal(value, wanted)) is not None:
+            raise BadArguments(
+                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"(the float {inexact!r} is not exact: pass Decimal('{inexact!r}') or '{inexact!r}')"
+            )
         try:
             msgspec.convert(value, wanted, dec_hook=_from_json)
         except _FAULTS as error:
@@ -372,6 +403,43 @@ def _has_json_form(kind: Any) -> bool:
         return any(isinstance(each, kind) for each in _SAMPLES)
     except TypeError:  # a protocol that is not made for that
         return False
+
+
+def _mentions_decimal(annotation: Any) -> bool:
+    return annotation is Decimal or any(map(_mentions_decimal, get_args(annotation)))
+
+
+def _float_for_decimal(value: Any, wanted: Any) -> float | None:
+    """Return the first float in `value` that stands where the annotation has Decimal, or None.
+
+    msgspec would convert it. But `0.1 + 0.2` would be sent as `0.30000000000000004`, and who declares Decimal wants
+    exact numbers. Looks into unions and the standard containers; the fields of a class are that class's own matter.
+    """
+    if wanted is Decimal:
+        return value if isinstance(value, float) else None
+    kind, inner = get_origin(wanted), get_args(wanted)
+    if kind is None or not inner:
+        return None
+    if kind is Annotated:
+        return _float_for_decimal(value, inner[0])
+    if kind in (Union, UnionType):
+        if isinstance(value, float) and float in inner:
+            return None
+        parts: Iterable[tuple[Any, Any]] = ((value, each) for each in inner)
+    elif isinstance(value, Mapping) and len(inner) == 2:
+        parts = (
+            pair
+            for item in cast("Mapping[Any, Any]", value).items()
+            for pair in zip(item, inner, strict=True)
+        )
+    elif isinstance(value, list | tuple | set | frozenset):
+        values = cast("Iterable[Any]", value)
+        fixed = kind is tuple and Ellipsis not in inner
+        parts = zip(values, inner, strict=False) if fixed else ((each, inner[0]) for each in values)
+    else:
+        return None
+    found = (_float_for_decimal(each, its_type) for each, its_type in parts)
+    return next((each for each in found if each is not None), None)
 
 
 def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:

@@ -153,6 +153,58 @@ def test_any_bytes_are_arguments_or_refused(args: bytes, kwargs: bytes) -> None:
         FULL.decode(Raw(args), Raw(kwargs))
 
 
+def charge(order: int, amount: Decimal, /, note: str = "", *, currency: str = "") -> None:
+    """A task whose arguments are easily misspelt."""
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        ({"order": 1, "nota": "x"}, "'order'"),  # positional only: no keyword of that name
+        ({"nota": "x"}, "'nota'; did you mean 'note'?"),
+        ({"curency": "x"}, "'curency'; did you mean 'currency'?"),
+        ({"zzz": "x"}, "'zzz'"),
+    ],
+)
+def test_an_unknown_argument_is_named_though_others_are_missing_too(
+    kwargs: dict[str, Any], says: str
+) -> None:
+    parameters = Parameters("shop.charge", charge)
+    with pytest.raises(BadArguments) as caught:
+        parameters.encode((), kwargs)
+    assert str(caught.value).endswith(f"got an unexpected keyword argument {says}")
+    with pytest.raises(BadArguments) as caught:
+        parameters.decode(Raw(b"[]"), Raw(msgspec.json.encode(kwargs)))
+    assert str(caught.value).endswith(f"got an unexpected keyword argument {says}")
+
+
+EXACT: list[tuple[Any, Any, Any]] = [
+    (Decimal, 9.9, "9.90"),
+    (Decimal | None, 9.9, None),
+    (Annotated[Decimal, msgspec.Meta(title="price")], 9.9, Decimal("9.90")),
+    (list[Decimal], [Decimal(1), 9.9], ["1", 2]),
+    (tuple[int, Decimal], (1, 9.9), (1, "2")),
+    (tuple[Decimal, ...], (1, 9.9), (1, "2")),
+    (set[Decimal], {9.9}, {Decimal(1)}),
+    (dict[str, list[Decimal] | None], {"a": None, "b": [9.9]}, {"a": None, "b": [1]}),
+]
+
+
+@pytest.mark.parametrize(("annotation", "inexact", "exact"), EXACT, ids=lambda each: str(each)[:30])
+def test_a_float_is_refused_where_a_decimal_is_declared(annotation: Any, inexact: Any, exact: Any) -> None:
+    parameters = taking(int, annotation)
+    for args, kwargs in (([1, inexact], {}), ([1], {"p1": inexact})):
+        with pytest.raises(BadArguments, match=r"pass Decimal\('9\.9'\) or '9\.9'"):
+            parameters.encode(args, kwargs)
+    parameters.encode([1, exact], {})
+
+
+def test_a_float_is_fine_where_a_float_is_declared_too() -> None:
+    taking(float | Decimal).encode([9.9], {})
+    taking(list[float | Decimal]).encode([[9.9]], {})
+    taking(Any).encode([9.9], {})
+
+
 class Opaque:
     """A class of which nobody knows how to make JSON."""
 
