@@ -8,12 +8,14 @@ One connection of a process waits for however many results (F8 to F10).
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from celery5.broker import calls, revocation
+from celery5.broker import calls, imposing, looking, pausing, revocation
 from celery5.broker.call import Call
 from celery5.broker.calls import Place
 from celery5.colourless import Plain, finished
+from celery5.connections import AwaitingRedis
 from celery5.errors import (
     BadResult,
+    BrokerError,
     Corrupt,
     Misconfigured,
     ResultsDisabled,
@@ -113,7 +115,8 @@ class AsyncResult(Generic[R_co]):
             self._refuse_ignored()
             found = documents(self.app, [self], timeout=_limit(timeout), instead="aget")
             if self.key not in found:
-                raise self._too_late(timeout, self.status())
+                redis = Plain(self.app.connections.blocking(instead="aget"))
+                raise finished(self._too_late(redis, timeout))
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
@@ -123,7 +126,7 @@ class AsyncResult(Generic[R_co]):
             self._refuse_ignored()
             found = await adocuments(self.app, [self], timeout=_limit(timeout))
             if self.key not in found:
-                raise self._too_late(timeout, await self.astatus())
+                raise await self._too_late(await self.app.connections.awaiting(), timeout)
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
@@ -180,11 +183,34 @@ class AsyncResult(Generic[R_co]):
                 f"{self.task}[{self.id}] was sent with ignore_result: there is no result to wait for"
             )
 
-    def _too_late(self, timeout: float | None, state: JobState) -> ResultTimeout:
+    async def _too_late(self, redis: AwaitingRedis, timeout: float | None) -> ResultTimeout:
+        state = state_of((await places(redis, [self]))[0])
         where = f"on queue {self.queue!r}" if self.placed else "on any queue"
+        why = await self._why_it_waits(redis) if self.placed and state in _WAITING else ""
         return ResultTimeout(
-            f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} {where}"
+            f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} {where}{why}"
         )
+
+    async def _why_it_waits(self, redis: AwaitingRedis) -> str:
+        """Say what keeps a job that has not begun from beginning, as far as one trip to the broker tells; '' when
+        nothing is known to."""
+        keys, asked = self.app.keys, list[Call[Any]]()
+        asked += [looking.overview(self.app.queue(self.queue)), pausing.paused(keys), imposing.imposed(keys)]
+        try:
+            overview, paused, imposed = await redis.perform_all(asked)
+        except BrokerError:
+            return ""  # the job's state was read; the reason is an extra
+        suspension = imposed.suspended.get(self.task)
+        reasons = (
+            "the queue is paused" if self.queue in paused else "",
+            "no worker reads it" if not any(each.alive for each in overview.workers) else "",
+            f"the task is suspended{suspension.why and f' ({suspension.why})'}" if suspension else "",
+        )
+        known = ", ".join(filter(None, reasons))
+        return f": {known}" if known else ""
+
+
+_WAITING = frozenset({JobState.SENT, JobState.HELD, JobState.SCHEDULED, JobState.RETRY})
 
 
 def state_of(place: Place, limit: int | None = None) -> JobState:

@@ -7,7 +7,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, JobState, ResultsDisabled, ResultTimeout, TaskFailed, agather
+from celery5 import App, AsyncResult, JobState, ResultsDisabled, ResultTimeout, TaskFailed, agather
 from tests.redis.workers import working
 
 
@@ -35,6 +35,33 @@ async def test_a_result_is_waited_for_as_long_as_it_takes_and_stays_with_its_han
         assert (await handle.aget(), await again.aget()) == ([3], [3])
         with pytest.raises(ResultTimeout, match="the job is UNKNOWN"):
             await never.aget(timeout=0.05)
+
+
+async def test_a_time_out_says_what_keeps_the_job_from_beginning(app: App) -> None:
+    @app.task(queue="images")
+    async def shrink() -> None: ...
+
+    async def why() -> str:
+        handle = await shrink.adelay()
+        with pytest.raises(ResultTimeout) as late:
+            await handle.aget(timeout=0.01)
+        blocking = await trio.to_thread.run_sync(lambda: why_blocking(handle))
+        assert blocking == str(late.value)
+        return str(late.value).partition("on queue 'images'")[2]
+
+    def why_blocking(handle: AsyncResult[None]) -> str:
+        with pytest.raises(ResultTimeout) as late:
+            handle.get(timeout=0.01)
+        return str(late.value)
+
+    assert await why() == ": no worker reads it"
+    async with working(app):
+        await app.control.asend("pause-queue", {"queue": "images"})
+        assert await why() == ": the queue is paused"
+        await app.control.asend("resume-queue", {"queue": "images"})
+    await app.limits.asuspend(shrink, why="the disk is full")
+    assert await why() == ": no worker reads it, the task is suspended (the disk is full)"
+    await app.limits.aresume(shrink)
 
 
 async def test_an_application_may_keep_no_results_but_for_those_that_say_otherwise(
