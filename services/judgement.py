@@ -17,6 +17,7 @@ from celery5.protocol.verdict import (
     Complete,
     Expire,
     Hold,
+    Missed,
     Outcome,
     Postpone,
     Reason,
@@ -88,7 +89,10 @@ class Judgement:
         if delivery.takers is not None:
             delivery.document = unkept(verdict, delivery, worker=self._worker)
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
-        self._tell(delivery, envelope, verdict)
+        if type(outcome) is Missed:  # no attempt has ended: there is nothing to count, and nobody need act
+            self._log.event("job:missed-its-rate", "debug", job=envelope.id, task=envelope.task)
+        else:
+            self._tell(delivery, envelope, verdict)
 
     def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
         level, state, more, tallies = self._said[type(verdict)]

@@ -24,14 +24,14 @@ from celery5.protocol.envelope import (
 from celery5.protocol.limits import Rule
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import (
-    INTERRUPTED,
     LAPSED,
+    MISSED,
     Bury,
     Complete,
     Expire,
     Hold,
-    Interrupted,
     Lapsed,
+    Missed,
     Postpone,
     Reject,
     Release,
@@ -170,12 +170,12 @@ def _document(
     )
 
 
-def too_late(delivery: Delivery, envelope: Envelope) -> Lapsed | Interrupted | None:
+def too_late(delivery: Delivery, envelope: Envelope) -> Lapsed | Missed | None:
     """What becomes of a job that may not be begun any more, if it is one: it has expired, or its turn by the rate is
     over, and it waits for the next one."""
     if envelope.expires is not None and envelope.expires <= delivery.started:
         return LAPSED
-    return INTERRUPTED if delivery.until and delivery.started > delivery.until else None
+    return MISSED if delivery.until and delivery.started > delivery.until else None
 
 
 def dropped(delivery: Delivery) -> Words:

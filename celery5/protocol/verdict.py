@@ -94,7 +94,11 @@ class Lapsed(msgspec.Struct, frozen=True):
     """The job's `expires` had passed before it could start."""
 
 
-WITHDRAWN, INTERRUPTED, LAPSED = Withdrawn(), Interrupted(), Lapsed()
+class Missed(msgspec.Struct, frozen=True):
+    """The time within which the rate of its task let the job begin was over before it began. It waits again."""
+
+
+WITHDRAWN, INTERRUPTED, LAPSED, MISSED = Withdrawn(), Interrupted(), Lapsed(), Missed()
 """The outcomes that have nothing to say but what they are."""
 
 
@@ -115,7 +119,17 @@ class Barred(msgspec.Struct, frozen=True):
 
 
 Outcome = (
-    Returned | Raised | Asked | Declined | Withdrawn | Stranded | Interrupted | Lapsed | Refused | Barred
+    Returned
+    | Raised
+    | Asked
+    | Declined
+    | Withdrawn
+    | Stranded
+    | Interrupted
+    | Lapsed
+    | Missed
+    | Refused
+    | Barred
 )
 
 
@@ -187,6 +201,7 @@ Wait = Callable[[int], float | str]
 _NONE: Mapping[str, int] = {}
 _PLAIN: Mapping[type, Release | Expire | Revoke] = {
     Interrupted: Release(),
+    Missed: Release(),
     Lapsed: Expire(),
     Withdrawn: Revoke(),
 }
@@ -231,7 +246,7 @@ def judge(
                 return Hold(outcome.delay, outcome.failure.message)
             failed = Raised(outcome.failure, (outcome.kinds,))
             return _after_failure(failed, attempt, policy, random, sections or _NONE, backoff)
-        case Withdrawn() | Interrupted() | Lapsed():
+        case Withdrawn() | Interrupted() | Missed() | Lapsed():
             return _PLAIN[type(outcome)]
         case _:
             assert_never(outcome)

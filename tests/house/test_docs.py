@@ -14,15 +14,20 @@ import pytest
 
 import celery5
 from celery5 import errors
+from celery5.broker.looking import QueueState
+from celery5.cli.info import _queues as queue_rows
 from celery5.cli.main import cli
 from celery5.declaring import TaskOptions
+from celery5.overview import AppState
 from celery5.protocol.job import Options
+from celery5.protocol.states import JobState
 from celery5.protocol.verdict import Reason
 from celery5.settings import PREFIX, Settings, descriptions, hash_limits
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 
 DOCS = HERE / "docs"
+NO_EVENTS = QueueState("events", 0, 0, 0, None, 0, None, 0, ())
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "decisions" not in path.parts)
 
 
@@ -72,6 +77,28 @@ def test_every_error_is_in_the_reference_and_nothing_else() -> None:
 def test_every_reason_for_a_dead_letter_is_in_the_guide() -> None:
     text = (DOCS / "guide" / "failures.md").read_text()
     assert [each for each in Reason if f"\n| `{each.value}` |" not in text] == []
+
+
+@pytest.mark.parametrize("page", ["guide/results.md", "reference/states.md"])
+def test_every_state_of_a_job_is_in_the_guide_and_in_the_reference(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert [state for state in JobState if f"\n| `{state}` |" not in text] == []
+
+
+def test_every_column_of_info_is_explained_where_info_is_shown() -> None:
+    state = AppState("shop", {"mail": QueueState("mail", 0, 0, 0, None, 0, None, 0, ())}, None, NO_EVENTS, ())
+    (row,) = queue_rows(state)
+    _, _, text = (DOCS / "guide" / "cli.md").read_text().partition("celery5 -A shop info\n")
+    explained = (
+        "waiting",
+        "scheduled",
+        "dead",
+        "queue",
+        "workers",
+        "next due",
+        "oldest dead",
+    )  # say it themselves
+    assert [each for each in row if each not in explained and f"`{each}`" not in text] == []
 
 
 def options_table(page: str) -> list[str]:

@@ -22,6 +22,7 @@ from celery5.protocol.verdict import (
     Expire,
     Interrupted,
     Lapsed,
+    Missed,
     Outcome,
     Postpone,
     Raised,
@@ -53,6 +54,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.just(Raised(FAILURE)),
     st.just(Stranded(FAILURE)),
     st.just(Interrupted()),
+    st.just(Missed()),
     st.just(Lapsed()),
     st.builds(Refused, st.sampled_from(Reason), st.just(FAILURE)),
     st.builds(Declined, st.text()),
@@ -70,7 +72,7 @@ def test_every_outcome_has_its_verdict(
             assert verdict == Complete(value)
         case Stranded(failure):
             assert verdict == Postpone(PAUSE, failure)
-        case Interrupted():
+        case Interrupted() | Missed():
             assert verdict == Release()
         case Lapsed():
             assert verdict == Expire()
@@ -125,7 +127,7 @@ def test_a_job_that_always_fails_runs_once_and_then_max_retries_times(policy: Re
 @given(attempts)
 def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> None:
     once = RetryPolicy(max_retries=0)
-    for outcome in (Interrupted(), Lapsed(), Refused(Reason.CORRUPT, FAILURE)):
+    for outcome in (Interrupted(), Missed(), Lapsed(), Refused(Reason.CORRUPT, FAILURE)):
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
         assert not isinstance(verdict, Retry)
         assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)

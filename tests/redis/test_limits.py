@@ -185,6 +185,25 @@ def assert_in_time(begins: list[float], *, most: int, since: float) -> None:
     assert all(at - since >= n // most for n, at in enumerate(sorted(begins)))
 
 
+async def test_a_job_that_missed_the_moment_of_its_rate_is_no_attempt_and_no_warning(app: App) -> None:
+    slack = Rate("2/s").slack
+
+    @app.task(rate_limit="2/s")
+    async def mail(n: int) -> int:
+        time.sleep(slack * 2)  # noqa: ASYNC251  the other one was let through with it, and cannot begin meanwhile
+        return n
+
+    with Lines() as lines:
+        sent = await app.asend_many([mail.s(n) for n in range(2)])
+        async with working(app) as worker:
+            await agather(sent, timeout=30)
+            (stats,) = await app.control.asend("stats")
+            await worker.stop()
+    assert lines.of("job:missed-its-rate")
+    assert {(line["state"], line["level"]) for line in lines.of("job")} == {("SUCCESS", "info")}
+    assert stats.answer["jobs"] == {"SUCCESS": 2}
+
+
 async def test_a_rate_per_worker_is_each_ones_own(app: App) -> None:
     crowd = Crowd()
 
