@@ -15,7 +15,7 @@ from celery5.broker.absent import leaving_out
 from celery5.broker.dead_letters import Grave
 from celery5.broker.keys import QueueKeys
 from celery5.connections import AwaitingRedis
-from celery5.errors import UnknownQueue
+from celery5.errors import Misconfigured, UnknownQueue
 from celery5.protocol.dead_letters import DeadJob, Wanted, exhumed, is_entry, undelivered
 from celery5.publisher import PORTION_BYTES
 
@@ -36,7 +36,7 @@ class Reading:
         self._redis = redis
         self._meant = meant
         self._left = math.inf if meant.limit is None else meant.limit
-        self._sources: list[_Span | _Picked] | None = None
+        self._sources: list[_Span | _Picked | _NewestFirst] | None = None
 
     async def batch(self) -> list[DeadJob]:
         """The next jobs, all of one queue; none when there are no more."""
@@ -48,7 +48,9 @@ class Reading:
             if not found:
                 self._sources.pop(0)
                 continue
-            dead = (_exhumed(source.keys.queue, each, self._app.settings.message_limit) for each in found)
+            assert source.keys is not None  # where there is something, there is a queue
+            name = source.keys.queue
+            dead = (_exhumed(name, each, self._app.settings.message_limit) for each in found)
             jobs = [job for job in dead if job in self._meant]
             if self._left < len(jobs):
                 jobs = jobs[: int(self._left)]
@@ -57,14 +59,29 @@ class Reading:
                 return jobs
         return []
 
-    async def _opened(self) -> "list[_Span | _Picked]":
+    async def _opened(self) -> "list[_Span | _Picked | _NewestFirst]":
         first, last = await self._ages()
         queues = [self._app.queue(name) for name in await self._names()]
         if self._meant.ids:
             # In two queues two entries may have the same id: without a queue it means neither.
             alone = len(queues) == 1
             return [_Picked(keys, sorted(self._meant.ids), first, last, entries=alone) for keys in queues]
-        return [_Span(keys, first, last) for keys in queues]
+        queue, entry = self._after([keys.queue for keys in queues])
+        if self._meant.newest_first:
+            return [
+                _NewestFirst([_SpanBack(keys, first, last, _end_of(keys, queue, entry)) for keys in queues])
+            ]
+        at = next((n for n, keys in enumerate(queues) if keys.queue == queue), 0)
+        return [_Span(keys, first, last, after=entry if keys.queue == queue else "") for keys in queues[at:]]
+
+    def _after(self, queues: Sequence[str]) -> tuple[str, str]:
+        """The queue and the entry after which to begin; empty when that is at the beginning. Raises Misconfigured."""
+        queue, _, entry = self._meant.after.rpartition(":")
+        if entry and not queue and len(queues) > 1:
+            raise Misconfigured(f"there are several queues: say which {entry} is in, after QUEUE:{entry}")
+        if queue and queue not in queues:
+            raise UnknownQueue(queue, queues)
+        return queue or (queues[0] if entry and queues else ""), entry
 
     async def _names(self) -> Sequence[str]:
         if not self._meant.queues:
@@ -89,9 +106,9 @@ class Reading:
 class _Span:
     """The graves of one queue, from one ms to another."""
 
-    def __init__(self, keys: QueueKeys, first: int, last: float) -> None:
+    def __init__(self, keys: QueueKeys, first: int, last: float, *, after: str = "") -> None:
         self.keys = keys
-        self._first = str(first)
+        self._first = f"({after}" if after and _ms_of(after) >= first else str(first)
         self._last_ms = last
         self._last = ""
         self._count = FIRST_BATCH
@@ -107,8 +124,53 @@ class _Span:
         )
         if found:
             self._first = f"({found[-1].entry}"
-            size = sum(len(each.message) + len(each.document) for each in found) / len(found)
-            self._count = max(1, min(BATCH, int(PORTION_BYTES / max(size, 1))))
+            self._count = _fitting(found)
+        return found
+
+
+class _SpanBack:
+    """The graves of one queue, the newest first, from below `end` (or from the ms `last`) to the ms `first`."""
+
+    def __init__(self, keys: QueueKeys, first: int, last: float, end: str) -> None:
+        self.keys = keys
+        self._first = str(first)
+        self._last = end if end and (last == math.inf or _ms_of(end.lstrip("(")) <= last) else _text_of(last)
+        self._count = FIRST_BATCH
+        self.waiting: list[Grave] = []
+
+    async def fill(self, redis: AwaitingRedis) -> bool:
+        """Have the next graves in `waiting`. Whether there are any."""
+        if not self.waiting:
+            self.waiting = await redis.perform(
+                graveyard.graves_back(self.keys, first=self._first, last=self._last, count=self._count)
+            )
+            if self.waiting:
+                self._last = f"({self.waiting[-1].entry}"
+                self._count = _fitting(self.waiting)
+        return bool(self.waiting)
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Where its next grave stands among those of other queues: the smallest comes first."""
+        return _order_of(self.waiting[0], self.keys)
+
+
+class _NewestFirst:
+    """The graves of several queues as one, the newest first; those of the same moment by the names of the queues."""
+
+    def __init__(self, spans: Sequence[_SpanBack]) -> None:
+        self._spans = list(spans)
+        self.keys = spans[0].keys if spans else None
+
+    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+        self._spans = [span for span in self._spans if await span.fill(redis)]
+        if not self._spans:
+            return []
+        first, *others = sorted(self._spans, key=lambda span: span.order)
+        self.keys = first.keys
+        bound = others[0].order if others else None
+        found = [each for each in first.waiting if bound is None or _order_of(each, first.keys) < bound]
+        first.waiting = first.waiting[len(found) :]
         return found
 
 
@@ -166,6 +228,26 @@ def _exhumed(queue: str, grave: Grave, limit: int) -> DeadJob:
     if grave.sink:
         return undelivered(queue, grave.entry, grave.sink, grave.document, grave.failure, limit)
     return exhumed(queue, grave.entry, grave.message, grave.document, limit)
+
+
+def _fitting(found: Sequence[Grave]) -> int:
+    """How many graves to read next, by the size of the last ones."""
+    size = sum(len(each.message) + len(each.document) for each in found) / len(found)
+    return max(1, min(BATCH, int(PORTION_BYTES / max(size, 1))))
+
+
+def _end_of(keys: QueueKeys, queue: str, entry: str) -> str:
+    """Where a queue is read from backwards, after `entry` of another one or of itself."""
+    return entry if not entry or keys.queue > queue else f"({entry}"
+
+
+def _order_of(grave: Grave, keys: QueueKeys) -> tuple[int, int, str]:
+    ms, _, number = grave.entry.partition("-")
+    return -int(ms), -int(number), keys.queue
+
+
+def _text_of(ms: float) -> str:
+    return "+" if ms == math.inf else str(int(ms))
 
 
 def _ms_of(entry: str) -> int:

@@ -34,6 +34,11 @@ def graves(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[G
     return Call(("XRANGE", keys.dead, first, last, "COUNT", count), _graves, repeatable=True)
 
 
+def graves_back(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[Grave]]:
+    """The newest `count` entries from `last` down to `first`, as XREVRANGE takes them."""
+    return Call(("XREVRANGE", keys.dead, last, first, "COUNT", count), _graves, repeatable=True)
+
+
 def newest(keys: QueueKeys) -> Call[str]:
     """The newest entry; '' when there is none."""
     return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)

@@ -77,6 +77,8 @@ def chosen(said: dict[str, Any]) -> "Choice":
         "newer_than": said["newer_than"],
         "ids": said["ids"] or None,
         "limit": said.get("limit"),
+        "newest_first": said.get("newest_first") or None,
+        "after": said.get("after"),
     }
 
 

@@ -5,7 +5,7 @@ Floor: cli. Reads: the dead-letter queues. Writes: stdout; on a terminal how far
 
 import signal
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, table
 from celery5.cli.serving import queue_names
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.dead_letters import place_of
 from celery5.sinks import sinks_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,11 @@ def dlq() -> None:
 
 @dlq.command()
 @choosing_flags
-@click.option("--limit", type=LIMIT, default=100, show_default=True, help="Jobs at most, the oldest first.")
+@click.option("--limit", type=LIMIT, default=100, show_default=True, help="Jobs at most.")
+@click.option(
+    "--newest-first", is_flag=True, help="The newest of all queues first; else queue by queue, the oldest."
+)
+@click.option("--after", metavar="QUEUE:ENTRY", help="Go on after this job: the next page.")
 @click.option("--traceback", is_flag=True, help="All that is known of each job.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
@@ -63,20 +68,36 @@ def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **
 
 def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_json: bool) -> None:
     unknown = _unknown_ids(app, choice)
-    jobs = app.dlq.read(**choice)
+    page = _Page(app.dlq.read(**choice), limit)
     if wants_json:
-        shown = _print_json(jobs, limit)
+        _print_json(page)
     elif traceback:
-        shown = _print_stories(jobs, limit)
+        _print_stories(page)
     else:
-        listed = list(jobs)
-        shown = len(listed)
-        echo(table([_row(job) for job in listed[:limit]], nothing="no dead jobs"))
-    if not shown:
+        echo(table([_row(job) for job in page], nothing="no dead jobs"))
+    if not page.last:
         _warn_of_unknown_sinks(app, choice)
-    if shown > limit:
-        echo(f"only the first {limit}: choose with --task, --error or others, or raise --limit", err=True)
+    if page.goes_on:
+        echo(f"only the first {limit}; the next ones: --after {cell(page.last)}", err=True)
     _refuse(unknown)
+
+
+class _Page:
+    """The first `limit` of some jobs. Iterated over, it knows the place of the `last` one, and whether more follow."""
+
+    def __init__(self, jobs: "Iterable[DeadJob]", limit: int) -> None:
+        self._jobs = jobs
+        self._limit = limit
+        self.last = ""
+        self.goes_on = False
+
+    def __iter__(self) -> "Iterator[DeadJob]":
+        for number, job in enumerate(self._jobs):
+            if number == self._limit:
+                self.goes_on = True
+                return
+            self.last = place_of(job)
+            yield job
 
 
 @dlq.command()
@@ -294,24 +315,19 @@ def _no_such(unknown: list[str]) -> str:
     return f"no dead job has the id {', '.join(map(cell, unknown))} (an entry's id needs its --queue)"
 
 
-def _print_json(jobs: Any, limit: int) -> int:
-    """One array, job by job: there may be many. Gives how many there were."""
+def _print_json(page: _Page) -> None:
+    """One array, job by job: there may be many."""
     number = 0
-    for number, job in enumerate(jobs, 1):
-        if number <= limit:
-            echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
+    for number, job in enumerate(page, 1):
+        echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
     echo("]" if number else "[]")
-    return number
 
 
-def _print_stories(jobs: Any, limit: int) -> int:
-    number = 0
-    for number, job in enumerate(jobs, 1):
-        if number <= limit:
-            echo(("\n" if number > 1 else "") + _story(job))
-    if not number:
+def _print_stories(page: _Page) -> None:
+    for number, job in enumerate(page, 1):
+        echo(("\n" if number > 1 else "") + _story(job))
+    if not page.last:
         echo("no dead jobs")
-    return number
 
 
 def _story(job: "DeadJob") -> str:

@@ -76,7 +76,8 @@ class Choice(TypedDict, total=False):
     `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there
     is one queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of
     death, in seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked
-    last, with a `DeadJob`.
+    last, with a `DeadJob`. With `newest_first` the newest of all queues come first, not the oldest queue by queue.
+    `after` begins behind a job: `QUEUE:ENTRY`, or its `entry` where there is one queue to look at.
     """
 
     queue: str | Sequence[str] | None
@@ -90,6 +91,8 @@ class Choice(TypedDict, total=False):
     newer_than: float | timedelta | None
     limit: int | None
     where: Callable[[DeadJob], bool] | None
+    newest_first: bool | None
+    after: str | None
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -106,6 +109,8 @@ class Wanted(msgspec.Struct, frozen=True):
     newer_than: float | None = None
     limit: int | None = None
     where: Callable[[DeadJob], bool] | None = None
+    newest_first: bool = False
+    after: str = ""
 
     def __contains__(self, job: DeadJob) -> bool:
         """Whether `job` is meant. Its queue and its age were looked at when it was read."""
@@ -135,6 +140,7 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
         raise Misconfigured(f"where is {where!r}: give a plain function that takes a DeadJob")
     if message is not None and not isinstance(message, str):
         raise Misconfigured(f"message is {message!r}: give a part of the error's text")
+    after = _after(choice)
     return Wanted(
         queues=_texts(choice, "queue"),
         tasks=_texts(choice, "task"),
@@ -147,6 +153,8 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
         newer_than=_age(choice, "newer_than"),
         limit=limit,
         where=choice.get("where"),
+        newest_first=bool(choice.get("newest_first")),
+        after=after,
     )
 
 
@@ -250,6 +258,23 @@ _GROUPS: Mapping[By, Callable[[DeadJob], str]] = {
     "queue": lambda job: job.queue,
     "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.sink, job.type))),
 }
+
+
+def _after(choice: Mapping[str, Any]) -> str:
+    """Return the place after which to begin, '' for none. Raises Misconfigured."""
+    after: Any = choice.get("after")
+    if after is None:
+        return ""
+    if not isinstance(after, str) or not is_entry(after.rpartition(":")[2]):
+        raise Misconfigured(f"after is {after!r}: give the entry of a dead job, or queue:entry")
+    if choice.get("ids") is not None:
+        raise Misconfigured("after is for reading on; ids already say which jobs are meant")
+    return after
+
+
+def place_of(job: DeadJob) -> str:
+    """Return where a job is, in the form that `after` takes."""
+    return f"{job.queue}:{job.entry}"
 
 
 def _like(text: str, patterns: Sequence[str]) -> bool:

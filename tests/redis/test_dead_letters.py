@@ -18,6 +18,7 @@ from celery5 import App, BlockingInEventLoop, JobState, Misconfigured, TaskFaile
 from celery5.broker import calls
 from celery5.broker import dead_letters as graveyard
 from celery5.dead_letters import Tally
+from celery5.protocol.dead_letters import Choice, DeadJob, place_of
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.graves import QUEUE, bury, numbered, sent, state
 from tests.redis.workers import entries, leftovers, working
@@ -265,3 +266,62 @@ def test_both_loops_have_the_same(loop: Callable[..., Awaitable[None]], app: App
     else:
         trio.run(told_in_a_loop, app)
     assert sent(redis_client, app) == numbered(4)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_pages_of_any_size_are_the_whole_list_in_its_order(
+    app: App, redis_client: "redis.Redis", newest_first: bool
+) -> None:
+    for queue in ("mail", "cpu", "slow"):  # entries of the same id in all queues, and some more
+        for ms in range(1, 13):
+            bury(app, redis_client, f"{queue}-{ms}", queue=queue, at=f"{1763713000000 + ms}-0")
+    bury(app, redis_client, "late", queue="cpu", at="1763713000999-7")
+    whole = list(app.dlq.read(newest_first=newest_first))
+    assert len({job.id for job in whole}) == 37
+    order = (lambda job: (-job.died, job.queue)) if newest_first else (lambda job: (job.queue, job.died))
+    assert whole == sorted(whole, key=order)
+    for size in (1, 5, 36, 37, 100):
+        paged: list[DeadJob] = []
+        while page := list(
+            app.dlq.read(newest_first=newest_first, limit=size, after=place_of(paged[-1]) if paged else None)
+        ):
+            assert len(page) <= size
+            paged += page
+        assert paged == whole
+    mail = list(app.dlq.read(queue="mail", newest_first=newest_first))
+    rest = list(app.dlq.read(queue="mail", newest_first=newest_first, after=mail[3].entry))
+    assert rest == mail[4:]
+
+
+async def test_the_newest_can_be_chosen_by_age_and_filter_too(app: App, redis_client: "redis.Redis") -> None:
+    def plant() -> None:
+        for number in range(30):
+            bury(app, redis_client, f"old-{number}", at=f"1763713000000-{number}")
+        bury(app, redis_client, *(f"new-{number}" for number in range(30)), queue="mail")
+
+    await trio.to_thread.run_sync(plant)
+    jobs = [job.id async for job in app.dlq.aread(newest_first=True, newer_than=60, limit=3)]
+    assert jobs == ["new-29", "new-28", "new-27"]
+    jobs = [job.id async for job in app.dlq.aread(newest_first=True, older_than=3600, limit=2)]
+    assert jobs == ["old-29", "old-28"]
+    only = app.dlq.aread(newest_first=True, where=lambda job: job.id.endswith("-0"))
+    assert [job.id async for job in only] == ["new-0", "old-0"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ({"after": "soon"}, "after is 'soon': give the entry of a dead job, or queue:entry"),
+        ({"after": "1763713000000-0"}, "there are several queues: say which 1763713000000-0 is in"),
+        ({"after": "mail:1763713000000-0", "ids": ["a"]}, "after is for reading on"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(
+    app: App, redis_client: "redis.Redis", choice: Choice, says: str
+) -> None:
+    for queue in ("mail", "cpu"):
+        bury(app, redis_client, "a", queue=queue)
+    with pytest.raises(Misconfigured, match=says):
+        list(app.dlq.read(**choice))
+    with pytest.raises(UnknownQueue, match="no queue 'mial' here; did you mean 'mail'"):
+        list(app.dlq.read(after="mial:1763713000000-0"))

@@ -98,7 +98,17 @@ def test_dead_jobs_are_read_and_counted(desk: Desk, redis_client: "redis.Redis")
     assert json.loads(desk("dlq", "count", "--by", "queue", "--json")) == {"default": 3, "slow": 1}
     first = celery5("-A", "shop", "dlq", "read", "--limit", "2", cwd=desk.folder)
     assert (first.code, len(first.out.splitlines())) == (0, 3)
-    assert first.err == "only the first 2: choose with --task, --error or others, or raise --limit\n"
+    entry = first.out.splitlines()[-1].split()[1]
+    assert first.err == f"only the first 2; the next ones: --after default:{entry}\n"
+    words = first.err.split()[-2:]
+    assert [each["job"] for each in json.loads(desk("dlq", "read", *words, "--json"))] == ["j2", "p"]
+    newest = celery5("-A", "shop", "dlq", "read", "--newest-first", "--limit", "2", "--json", cwd=desk.folder)
+    assert [each["job"] for each in json.loads(newest.out)] == ["p", "j2"]
+    words = newest.err.split()[-2:]
+    assert [each["job"] for each in json.loads(desk("dlq", "read", "--newest-first", *words, "--json"))] == [
+        "j1",
+        "j0",
+    ]
 
 
 def test_a_queue_that_does_not_exist_is_told_from_one_without_dead_jobs(desk: Desk) -> None:
