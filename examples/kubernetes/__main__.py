@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from celery5.errors import Misconfigured
-from celery5.examples.kubernetes.manifests import Wishes, manifests
+from celery5.examples.kubernetes.manifests import Wishes, left_out, manifests
 from celery5.protocol.cluster import read
 
 
@@ -38,7 +38,10 @@ def main() -> int:
         sys.stderr.write(f"Error: cluster description {file}: {error}\n")
         return 1
     said["name"] = said["name"] or said["app"].partition(":")[0].rpartition(".")[2]
-    sys.stdout.write(json.dumps(manifests(cluster, Wishes(**said)), indent=2) + "\n")
+    wishes = Wishes(**said)
+    for line in left_out(cluster, wishes):
+        sys.stderr.write(f"Warning: {line}\n")
+    sys.stdout.write(json.dumps(manifests(cluster, wishes), indent=2) + "\n")
     return 0
 
 

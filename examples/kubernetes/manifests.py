@@ -30,6 +30,8 @@ COPY_KEYS = (
     f" && cp -L /etc/celery5/keys/trusted.pem {FOLDER}/keys/trusted/cluster.pem"
 )
 """Keys must be private to the user, and what a Secret's volume has is not."""
+RESTARTS = ("restart_limit", "restart_period")
+"""What a Foreman gives members up by."""
 Manifest = dict[str, Any]
 
 
@@ -55,6 +57,22 @@ def manifests(cluster: Cluster, wishes: Wishes) -> Manifest:
     """One list of all manifests."""
     items = [each for group in cluster.groups for each in _of_group(cluster, group, wishes)]
     return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
+    """Yield a line for each part of the description that no manifest has, and what to do instead."""
+    if cluster.broker is not None:
+        yield (
+            "[broker] is left out, since no Controller runs a server here: run Redis or Valkey yourself, and put its "
+            f"URL into the Secret {wishes.broker!r}, entry 'url'"
+        )
+    if cluster.hosts:
+        yield "[hosts] is left out: Kubernetes chooses the nodes"
+    if cluster.platform != Cluster().platform:
+        yield f"platform = {cluster.platform!r} is left out: Kubernetes starts the members"
+    given = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
+    if given:
+        yield f"{' and '.join(given)} left out: Kubernetes restarts a member for ever, ever more slowly"
 
 
 def _of_group(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:

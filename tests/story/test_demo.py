@@ -6,6 +6,7 @@ Floor: tests. Reads: folders for temporary files, the processes of this machine.
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,13 @@ def test_people_get_a_table(folder: Path) -> None:
     ):
         assert row in ended.out
     assert "Traceback" not in ended.err
+    _, _, closing = ended.out.partition("agrees")
+    assert "nearly all of the latency is waiting" in closing
+    _, _, steps = closing.partition("What next\n")
+    named = re.findall(r"celery5 -A shop ([a-z ]+?)(?: --\w+)?(?:;|\n|$)", steps)
+    assert named == ["controller start", "info", "dlq read", "doctor"]
+    for words in named:  # they are commands
+        assert celery5(*words.split(), "--help", cwd=folder.parent).code == 0
 
 
 def test_more_files_than_one_portion_and_no_more_than_asked_for(folder: Path) -> None:

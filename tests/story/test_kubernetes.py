@@ -56,6 +56,19 @@ def container(deployment: Deployment) -> Container:
     return one
 
 
+def test_what_no_manifest_has_is_named_in_one_line_each(tmp_path: Path) -> None:
+    ended = render(tmp_path, "--broker", "shop-redis", cluster="[broker]\n[workers.default]\n")
+    assert ended.code == 0
+    assert ended.error.startswith("Warning: [broker] is left out")
+    assert "the Secret 'shop-redis', entry 'url'" in ended.error
+    assert msgspec.json.decode(ended.out.encode(), type=Manifests).items
+    rest = 'platform = "processes"\nrestart_limit = 3\n[hosts.a]\n[workers.default]\nhosts = ["a"]\n'
+    lines = render(tmp_path, cluster=rest).err.splitlines()
+    assert [line.partition(" left out")[0] for line in lines] == [
+        *("Warning: [hosts] is", "Warning: platform = 'processes' is", "Warning: restart_limit"),
+    ]
+
+
 def test_each_group_is_a_deployment_whose_pods_answer_probes_and_end_in_order(tmp_path: Path) -> None:
     found = deployments(tmp_path)
     assert set(found) == {
