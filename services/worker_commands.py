@@ -17,6 +17,7 @@ from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
 from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.protocol.lanes import lane_of
+from celery5.protocol.masking import call_text
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
@@ -116,10 +117,15 @@ class WorkerCommands:
                 "attempt": each.envelope.attempt,
                 "started": each.started,
                 "seconds": round(now - each.started, 3),
+                "arguments": self._arguments(each.envelope),
             }
             for each in self._execution.active[:SHOWN]
             if each.envelope is not None and each.started
         ]
+
+    def _arguments(self, envelope: Envelope) -> str:
+        names = self._tasks[envelope.task].parameters.positional
+        return call_text(names, envelope.args, envelope.kwargs)
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
         takes_only(parameters, "id")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from celery5.broker import calls, pausing
+from celery5.cli import answers
 from celery5.cli.partial import Reached, reaching
 from celery5.cli.said import as_json, cell, echo, paragraph
 from celery5.cli.target import Target
@@ -255,20 +256,30 @@ def _tell(
 ) -> None:
     with reaching(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
         replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
-        _say(replies, wants_json=wants_json, one_is_enough=one_is_enough)
+        _say(replies, command, wants_json=wants_json, one_is_enough=one_is_enough)
 
 
-def _say(replies: "list[Reply]", *, wants_json: bool, one_is_enough: bool) -> None:
+def _say(replies: "list[Reply]", command: str, *, wants_json: bool, one_is_enough: bool) -> None:
     """Show what each has answered. Raises NotDone."""
     left = [each for each in replies if not each.ok]
     if len(replies) == len(left) == 1 and not wants_json:
         raise NotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
     if replies or wants_json:
-        echo(as_json(replies) if wants_json else _shown(replies))
+        echo(as_json(replies) if wants_json else _for_people(replies, command))
     if not replies:
         raise NotDone(NOBODY)
     if left and not (one_is_enough and len(left) < len(replies)):
         raise NotDone(f"{len(left)} of {len(replies)} did not do it")
+
+
+def _for_people(replies: "list[Reply]", command: str) -> str:
+    """A table where the command has one, and below it those that did not answer."""
+    if command not in answers.TABLES:
+        return _shown(replies)
+    left = [each for each in replies if not each.ok]
+    found = [(each.worker, each.answer) for each in replies if each.ok]
+    parts = [answers.shown(command, found)] if found else []
+    return "\n\n".join([*parts, *([_shown(left)] if left else [])])
 
 
 def _shown(replies: "list[Reply]") -> str:

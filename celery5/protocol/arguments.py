@@ -184,6 +184,11 @@ class Parameters:
         self._wholes = {many: _decoder(GenericAlias(tuple, self._classes[:many])) for many in lengths}
         self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """The names of the parameters that may be given by position, in order."""
+        return self._names
+
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
         """Both halves of a call as JSON. Raises BadArguments."""
         if self._is_late:

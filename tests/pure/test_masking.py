@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from celery5.protocol.masking import masked
+from celery5.protocol.masking import LARGEST_CALL, LONGEST_CALL, call_text, masked
 from celery5.settings import shown as said
 
 
@@ -60,3 +61,31 @@ def test_a_long_text_takes_no_longer_for_each_of_its_characters(text: str, doubt
     began = time.process_time()
     masked(text, doubtful=doubtful)
     assert time.process_time() - began < 1  # it was minutes; now it is milliseconds
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        (b"[]", b"{}", ""),
+        (b'[7,"hush"]', b"{}", 'order=7, token="***"'),
+        (b"[7]", b'{"card":{"api_key":"hush","n":1}}', 'order=7, card={"api_key":"***","n":1}'),
+        (b'[7,"",3,"redis://a:hush@b"]', b"{}", 'order=7, token="", 3, "redis://a:***@b"'),
+        (b'["\\u001b[31m"]', b"{}", 'order="\\u001b[31m"'),
+        (b"[7", b"{}", "(unreadable)"),
+        (b"{}", b"{}", "(unreadable)"),
+        (b"[" * 899 + b"]" * 899, b"{}", None),
+    ],
+)
+def test_the_arguments_of_a_call_are_shown_on_a_line_without_passwords(
+    args: bytes, kwargs: bytes, text: str | None
+) -> None:
+    shown = call_text(("order", "token"), Raw(args), Raw(kwargs))
+    assert text is None or shown == text
+    assert "hush" not in shown
+    assert len(shown) <= LONGEST_CALL + 3
+
+
+def test_long_arguments_are_shortened_and_very_long_ones_not_even_read() -> None:
+    long = call_text((), Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
+    assert long == '"' + "x" * (LONGEST_CALL - 1) + "..."
+    assert call_text((), Raw(b"[" + b"1," * LARGEST_CALL + b"1]"), Raw(b"{}")).endswith(" bytes)")

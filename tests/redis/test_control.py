@@ -71,12 +71,16 @@ async def test_plain_python_and_asyncio_send_commands_too(app: App) -> None:
 
 
 async def test_a_worker_tells_how_it_does_and_what_it_runs(app: App) -> None:
-    _, stay = with_tasks(app)
+    @app.task
+    async def stay(order: int, token: str) -> None:
+        await trio.sleep_forever()
+
     async with working(app, name="w1"):
-        handle = await stay.adelay()
+        handle = await stay.adelay(7, "hush")
         with trio.fail_after(30):
             while not (running := await told(app, "active")):
                 pass
+        assert running[0]["arguments"] == 'order=7, token="***"'
         assert [(each["id"], each["task"], each["queue"]) for each in running] == [
             (handle.id, stay.name, "default")
         ]

@@ -45,6 +45,12 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert second.startswith('w2  ok  {"pong":"w2:')
         assert answers(desk, "active", "--to", "w2") == {"w2": []}
         assert set(answers(desk, "stats")) == {"w1", "w2"}
+        assert told(desk, "worker", "active").out == "no job runs\n"
+        head, *rows = told(desk, "worker", "stats").out.splitlines()
+        assert (head.split()[:3], [row.split()[:2] for row in rows]) == (
+            ["worker", "kind", "pid"],
+            [["w1", "worker"], ["w2", "worker"]],
+        )
 
         told(desk, "worker", "pause-queue", "default")
         handle = shop.add.delay(1, 2)
