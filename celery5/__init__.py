@@ -24,7 +24,7 @@ runners/    where user code runs: Trio, asyncio, threads, boxes
     logs          log log_lines log_runtime journald stdlib_log trace
 
 services/   what lives until it is cancelled; bootsteps/ what must happen before
-processes/  one wiring page for each process; cli/ words on a terminal
+processes/  one wiring page for each process; cli/ words on a terminal; testing/ for tests of applications
 """
 
 import sys

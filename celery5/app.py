@@ -22,7 +22,7 @@ from celery5.connections import Connections
 from celery5.control import Control
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry, checked_name
-from celery5.errors import MessageTooLarge, Misconfigured
+from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.event import DeclareEvent
 from celery5.events import Events
 from celery5.health import DeclareCheck, HealthCheck
@@ -42,7 +42,7 @@ from celery5.protocol.story import JobStory
 from celery5.result import ANYTHING, AsyncResult
 from celery5.schedule import Schedules
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
-from celery5.sending import Sender
+from celery5.sending import Sender, Taker, in_short
 from celery5.settings import Found, Said, Settings, differing, read_settings
 from celery5.sources import DeclareSource, source
 from celery5.spellings import not_there
@@ -318,11 +318,22 @@ class App:
 
     def dispatch(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
-        return self._sender.dispatch(jobs, instead)
+        try:
+            return self._sender.dispatch(jobs, instead)
+        except BrokerUnavailable as error:
+            raise in_short(error) from None
 
     async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """`dispatch`, from Trio or asyncio."""
-        return await self._sender.adispatch(jobs)
+        try:
+            return await self._sender.adispatch(jobs)
+        except BrokerUnavailable as error:
+            raise in_short(error) from None
+
+    def divert(self, taker: Taker | None) -> Taker | None:
+        """Give jobs to `taker` instead of sending them, until this is called with None: what `celery5.testing` does.
+        Return who took them before."""
+        return self._sender.divert(taker)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
         holder = holders.get(job.id)

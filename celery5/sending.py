@@ -5,6 +5,7 @@ Floor: domain. Reads: nothing. Writes: what the Publisher's calls say; the backl
 With several brokers the jobs for each go by themselves: one that is away holds up nobody else's.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Jobs = Sequence[Job]
 Holders = Mapping[str, str]
 """Whose place each job has that was not sent, by their ids."""
+Taker = Callable[[Jobs], None]
+"""Takes jobs instead of a broker."""
 
 
 class Sender:
@@ -30,11 +33,17 @@ class Sender:
         self._app = app
         self._daemon = Daemon(app)
         self._publisher: Publisher
+        self._taker: Taker | None = None
         self.begin()
 
     def begin(self) -> None:
         """Begin anew, with other brokers: they have not heard of any queue."""
         self._publisher = Publisher(keys=self._app.keys)
+
+    def divert(self, taker: Taker | None) -> Taker | None:
+        """Give jobs to `taker` from now on, or to brokers again. Return who took them before."""
+        before, self._taker = self._taker, taker
+        return before
 
     def close(self) -> None:
         """Close the connection to the Publisher daemon, if there is one. It opens again when needed."""
@@ -48,6 +57,9 @@ class Sender:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
         app = self._app
         app.connections.blocking(instead=instead)  # or raise before anything is kept
+        if self._taker is not None:
+            self._taker(jobs)
+            return {}
         if len(jobs) > 1 and len(parts := app.brokers.parts(jobs)) > 1:
             return _each_of(parts, lambda part: self.dispatch(part, instead))
         if self._held_up(jobs):
@@ -62,6 +74,9 @@ class Sender:
 
     async def adispatch(self, jobs: Jobs) -> Holders:
         """`dispatch`, from Trio or asyncio."""
+        if self._taker is not None:
+            self._taker(jobs)
+            return {}
         if len(jobs) > 1 and len(parts := self._app.brokers.parts(jobs)) > 1:
             return await _aeach_of(parts, self.adispatch)
         if self._held_up(jobs):
@@ -76,6 +91,8 @@ class Sender:
 
     def send(self, jobs: Jobs, instead: str) -> Holders:
         """Send jobs now or not at all."""
+        if self._taker is not None:
+            return self.dispatch(jobs, instead)
 
         def send(part: Jobs) -> Holders:
             holders = self.publish(part, instead, direct=True)
@@ -86,6 +103,8 @@ class Sender:
 
     async def asend(self, jobs: Jobs) -> Holders:
         """`send`, from Trio or asyncio."""
+        if self._taker is not None:
+            return await self.adispatch(jobs)
 
         async def send(part: Jobs) -> Holders:
             holders = await self.apublish(part, direct=True)
@@ -135,6 +154,17 @@ class Sender:
     async def _aassure(self, jobs: Jobs) -> None:
         if self._app.settings.replicas and jobs:
             await in_thread(lambda: self._assure(jobs))
+
+
+def in_short(error: BrokerUnavailable) -> BrokerUnavailable:
+    """Return the same error without the trace of how it came about. Its message has the reason, and whoever called
+    `delay` has no use for twenty frames of connecting."""
+    if "pytest" in sys.modules and _IN_A_TEST not in getattr(error, "__notes__", ()):
+        error.add_note(_IN_A_TEST)
+    return error.with_traceback(None)
+
+
+_IN_A_TEST = "In a test no broker is needed: celery5.testing.recorded(app) keeps what is sent."
 
 
 def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], Holders]) -> Holders:

@@ -30,6 +30,13 @@ def answers(desk: Desk, *words: object) -> Any:
     return {each["worker"]: each["answer"] for each in json.loads(ended.out)}
 
 
+def assert_tables(desk: Desk) -> None:
+    """People are shown tables of what two idle workers say."""
+    assert told(desk, "worker", "active").out == "no job runs\n"
+    lines = told(desk, "worker", "stats").out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["worker", "kind"], ["w1", "worker"], ["w2", "worker"]]
+
+
 def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
     shop = sys.modules["shop"]
     with (
@@ -45,12 +52,7 @@ def test_workers_are_asked_paused_and_ended(desk: Desk) -> None:
         assert second.startswith('w2  ok  {"pong":"w2:')
         assert answers(desk, "active", "--to", "w2") == {"w2": []}
         assert set(answers(desk, "stats")) == {"w1", "w2"}
-        assert told(desk, "worker", "active").out == "no job runs\n"
-        head, *rows = told(desk, "worker", "stats").out.splitlines()
-        assert (head.split()[:3], [row.split()[:2] for row in rows]) == (
-            ["worker", "kind", "pid"],
-            [["w1", "worker"], ["w2", "worker"]],
-        )
+        assert_tables(desk)
 
         told(desk, "worker", "pause-queue", "default")
         handle = shop.add.delay(1, 2)

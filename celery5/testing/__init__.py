@@ -1,0 +1,225 @@
+"""Testing: what tests of an application need: recorded sends, a worker in this process, one attempt, boot steps.
+
+Floor: on top of the processes. Reads: nothing. Writes: what a worker writes, on a server of its own.
+
+`celery5.testing.pytest` has the same as fixtures. Nothing here imports pytest.
+"""
+
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from inspect import Parameter, Signature
+from typing import Any, TypeVar
+
+import trio
+
+from celery5.app import App
+from celery5.boot_step import BootStep
+from celery5.bootsteps.boot import RUNS_JOBS, Boot
+from celery5.broker import calls
+from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.erase import erase
+from celery5.errors import Misconfigured
+from celery5.log import Log
+from celery5.processes.development import running
+from celery5.processes.foreground import ServeOptions
+from celery5.protocol.job import new_id
+from celery5.runners.context import CURRENT, CurrentJob
+from celery5.services.board import RETRY, Board
+from celery5.services.circuits import Circuits
+from celery5.services.commands import Commands, PostsDirectly
+from celery5.task import Task
+from celery5.testing.recording import Recorded, SentJob
+
+__all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
+
+LIMIT = 30.0
+"""Seconds that a worker, or the boot steps, may take to come up."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def recorded(app: App) -> Generator[Recorded, None, None]:
+    """Keep what `app` sends while the block lasts, instead of publishing it. No broker is needed.
+
+    Arguments are checked and encoded as ever. Blocks may be nested: the inner one keeps what is sent in it.
+    """
+    kept = Recorded(app)
+    before = app.divert(kept.add)
+    try:
+        yield kept
+    finally:
+        app.divert(before)
+
+
+@contextmanager
+def as_job(
+    task: Task[..., Any] | None = None,
+    *,
+    attempt: int = 1,
+    id: str = "",  # noqa: A002  the field's own name
+    queue: str = "default",
+    worker: str = "test",
+    sections: Mapping[str, int] | None = None,
+) -> Generator[CurrentJob, None, None]:
+    """Have the code in the block run as a job: `current_job()` and the `self` of bound tasks are what is said here.
+
+    Args:
+        task: whose job it is; only its name is used.
+        attempt: which attempt it is, from 1.
+        id: the job's id; a new one by default.
+        queue: the queue that it came from.
+        worker: the name of the worker.
+        sections: how often each `retry` section was tried again before, by name.
+    """
+    job = CurrentJob(id or new_id(), task.name if task else "", queue, attempt, worker, sections)
+    token = CURRENT.set(job)
+    try:
+        yield job
+    finally:
+        CURRENT.reset(token)
+
+
+@contextmanager
+def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) -> Generator[str, None, None]:
+    """Run a worker for `app` in a thread while the block lasts, with a Router and a Scheduler where it needs them.
+
+    Yields the broker's URL: `broker`, or else a private server that ends with the block. `CELERY5_BROKER` is not looked
+    at, so that no test meets a server that matters. At the end jobs that run get the application's `grace_period`, and
+    what the application has in the broker is removed. Raises Misconfigured, and ServerNotFound where there is no
+    server to start.
+    """
+    if app.brokers.several:
+        raise Misconfigured("running_worker works with one broker, and this application has several")
+    before = app.settings.broker
+    with _server(broker) as url:
+        app.use_broker(url)
+        try:
+            app.load()
+            with _in_thread(lambda: running(app, ServeOptions(queues=queues)), "worker"):
+                yield url
+            _clean(app)
+        finally:
+            app.use_broker(before)
+
+
+@asynccontextmanager
+async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Bring up the boot steps and services of `app` in this Trio run, without a worker, while the block lasts.
+
+    Yields what each mandatory step gave, by the step's name. Steps of celery5's own that they require count as up.
+    Raises what a worker would: BootStepFailed, Misconfigured.
+    """
+    found: dict[str, Any] = {}
+    log, board = Log(worker="test", app=app.name), Board()
+    posts = PostsDirectly(commands=Commands(handlers={RETRY: board.retry}))
+    added = {step.name for step in app.bootsteps}
+    needed = {name for step in app.bootsteps for name in step.requires} - added | {RUNS_JOBS}
+    boot = Boot(
+        steps=[BootStep(name, _Up()) for name in sorted(needed)],
+        added=[*app.bootsteps, _collecting(app, found)],
+        offered={"app": app, "settings": app.settings, "worker": "test", "inbox": posts},
+        board=board,
+        posts=posts,
+        log=log,
+        circuits=Circuits(tasks=app.tasks, log=log),
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(boot.run)
+            yield found
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+    finally:
+        log.finish()
+
+
+@contextmanager
+def running_steps(app: App) -> Generator[Mapping[str, Any], None, None]:
+    """`arunning_steps` for plain Python: the steps run in a thread. What belongs to their event loop stays there."""
+    with _in_thread(lambda: arunning_steps(app), "boot steps") as values:
+        yield values
+
+
+class _Up:
+    """Stands for a step of celery5's own."""
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
+
+def _collecting(app: App, found: dict[str, Any]) -> BootStep:
+    """A step that comes after all mandatory ones of the application and asks for what they gave."""
+    names = [step.name for step in app.bootsteps if not step.optional and RUNS_JOBS not in step.requires]
+
+    async def collect(**values: Any) -> None:
+        found.update({name: values[name.replace("-", "_")] for name in names})
+
+    asked = [Parameter(name.replace("-", "_"), Parameter.KEYWORD_ONLY) for name in names]
+    vars(collect)["__signature__"] = Signature(asked)
+    return BootStep("celery5-testing", collect, requires=names)
+
+
+def _only(error: BaseException) -> BaseException:
+    """What is in a group of one, in a group of one, and so on."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def _server(broker: str) -> Generator[str, None, None]:
+    if broker:
+        yield broker
+        return
+    with EmbeddedServer.start() as server:
+        yield server.url
+
+
+def _clean(app: App) -> None:
+    """Remove what the application has in the broker. Results go by themselves, in time."""
+    queues = [app.queue(name) for name in app.perform(calls.queues(app.keys), instead="")]
+    for call in erase(app.keys, queues):
+        app.perform(call, instead="")
+
+
+@contextmanager
+def _in_thread(opened: Callable[[], AbstractAsyncContextManager[T]], what: str) -> Generator[T, None, None]:
+    """Hold an asynchronous context manager open in a Trio run of a thread. Raises what it raises."""
+    ready, values, failed = threading.Event(), list[T](), list[BaseException]()
+    tokens: list[trio.lowlevel.TrioToken] = []
+    stopping = trio.Event()
+
+    async def hold() -> None:
+        async with opened() as value:
+            values.append(value)
+            tokens.append(trio.lowlevel.current_trio_token())
+            ready.set()
+            await stopping.wait()
+
+    def live() -> None:
+        try:
+            trio.run(hold)
+        except BaseException as error:  # raised again below, in the thread that asked for it
+            failed.append(_only(error))
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=live, name=f"celery5 {what}", daemon=True)
+    thread.start()
+    if not ready.wait(LIMIT):
+        raise TimeoutError(f"the {what} did not come up within {LIMIT:g} s")
+    if not values:
+        thread.join()
+        raise failed[0]
+    try:
+        yield values[0]
+    finally:
+        with suppress(trio.RunFinishedError):
+            tokens[0].run_sync_soon(stopping.set)
+        thread.join()
+    if failed:
+        raise failed[0]

@@ -1,0 +1,139 @@
+"""Recording: jobs and events that were sent while nothing was published, and running them here.
+
+Floor: on top of the processes. Reads: nothing. Writes: nothing.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import trio
+
+from celery5.app import App
+from celery5.broker.keys import EVENTS
+from celery5.errors import Misconfigured
+from celery5.event import Event, declared_of
+from celery5.protocol.arguments import encode_value
+from celery5.protocol.envelope import read_envelope
+from celery5.protocol.events import EventMessage, job_of, read_event
+from celery5.protocol.job import Job
+from celery5.runners.context import CURRENT, CurrentJob
+from celery5.task import Task
+
+MOST = 10_000
+"""Jobs that one `run` runs at most: tasks that send each other without end would run for ever."""
+
+
+@dataclass(frozen=True)
+class SentJob:
+    """A job that was sent while `recorded` was in force."""
+
+    id: str
+    # The task's name.
+    task: str
+    queue: str
+    # Its arguments by the names of the parameters, converted as a worker would; defaults are left out.
+    arguments: dict[str, Any]
+    # Seconds from the sending until it is due, None for at once.
+    countdown: float | None
+    priority: str
+    # The `key` option; '' without one.
+    key: str
+    # The job itself, as it would have been published.
+    job: Job
+
+
+class Recorded:
+    """What an application has sent. Jobs come in the order in which they were sent, and so do events."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.jobs: list[SentJob] = []
+        self.events: list[EventMessage] = []
+        self._done = 0
+        self._routed = 0
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Keep these."""
+        for job in jobs:
+            if job.queue == EVENTS:
+                self.events.append(read_event(job.message))
+            else:
+                self.jobs.append(_sent(self._app, job))
+
+    def of(self, task: Task[..., Any]) -> list[SentJob]:
+        """Return the jobs of one task."""
+        return [job for job in self.jobs if job.task == task.name]
+
+    def events_of(self, kind: Any) -> list[Event]:
+        """Return the events of one class, as instances of it."""
+        declared = declared_of(kind)
+        found = [each for each in self.events if each.event == declared.name]
+        return [declared.read(each.fields) for each in found]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.jobs.clear()
+        self.events.clear()
+        self._done = self._routed = 0
+
+    def run(self) -> list[Any]:
+        """Run the jobs that have not run yet, and those that they send, one by one in order. Return what they returned.
+
+        Arguments and results travel as JSON, as they would through a broker; subscribers of events run, too. Whatever
+        is due later runs now. The first error is raised as it is: nothing is tried again. Limits, keys and the rest of
+        what a worker and a broker do are left out. For plain Python; from Trio, call it in a thread.
+        """
+        values: list[Any] = []
+        while (job := self._next()) is not None:
+            if len(values) == MOST:
+                raise Misconfigured(f"{MOST} jobs have run, and there are more: do they send each other?")
+            values.append(_run(self._app, job))
+        return values
+
+    def _next(self) -> SentJob | None:
+        self._route()
+        if self._done == len(self.jobs):
+            return None
+        self._done += 1
+        return self.jobs[self._done - 1]
+
+    def _route(self) -> None:
+        """Make the jobs of the subscribers of events that have come since."""
+        fresh, self._routed = self.events[self._routed :], len(self.events)
+        for event in fresh:
+            for subscription in self._app.events.subscriptions().get(self._app.name, []):
+                if event.subject in subscription.subjects:
+                    self.jobs.append(_sent(self._app, job_of(event, subscription, now=time.time())))
+
+
+def _sent(app: App, job: Job) -> SentJob:
+    envelope, task = read_envelope(job.message), app.tasks[job.task]
+    args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
+    arguments = dict(signature(task.function).bind(*args, **kwargs).arguments)
+    due = None
+    if job.at:
+        due = int(job.at) / 1000 - (0.0 if job.at.startswith("+") else envelope.sent)
+    return SentJob(job.id, job.task, job.queue, arguments, due, envelope.priority, envelope.key, job)
+
+
+def _run(app: App, sent: SentJob) -> Any:
+    """Run one job as a worker would, and return its result as whoever waits for it would get it."""
+    task, envelope = app.tasks[sent.task], read_envelope(sent.job.message)
+    args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
+
+    def call() -> Any:
+        CURRENT.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, envelope.trace))
+        if task.loop == "thread":
+            return task.function(*args, **kwargs)
+        return asyncio.run(awaited()) if task.loop == "asyncio" else trio.run(awaited)
+
+    async def awaited() -> Any:
+        return await task.function(*args, **kwargs)
+
+    value = contextvars.copy_context().run(call)
+    return None if envelope.ignore_result else task.result_type.decode(encode_value(value))
