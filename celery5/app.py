@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
@@ -43,7 +43,7 @@ from celery5.result import ANYTHING, AsyncResult
 from celery5.schedule import Schedules
 from celery5.sendable import id_in, jobs_in, may_send, signatures_in
 from celery5.sending import Sender, Taker, in_short
-from celery5.settings import Found, Said, Settings, differing, read_settings
+from celery5.settings import Found, Said, SettingOptions, Settings, differing, read_settings
 from celery5.sources import DeclareSource, source
 from celery5.spellings import not_there
 from celery5.task import Signature, Task
@@ -84,7 +84,7 @@ class App:
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
         budgets: Mapping[str, Budget] | None = None,
-        **settings: Any,
+        **settings: Unpack[SettingOptions],
     ) -> None:
         self.name: str = checked_name(name)
         self.include: tuple[str, ...] = checked(include)

@@ -14,6 +14,7 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    ParamSpec,
     TypeVar,
     cast,
     dataclass_transform,
@@ -36,6 +37,7 @@ from celery5.trace import current_trace
 if TYPE_CHECKING:
     from celery5.app import App
 
+P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound="Event")
 TaskT = TypeVar("TaskT", bound=Task[Any, Any])
@@ -102,25 +104,26 @@ class Event(_Fields):
         declared = declared_of(cls)
         return task.app.events.unsubscribe(declared.name, task.name)
 
+    # `cls` is typed as what can be called with the fields: so a checker knows them in `delay`, as in the constructor.
     @classmethod
-    def job(cls, /, **fields: Any) -> Job:
+    def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
         """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
         Raises BadArguments, which is a TypeError, and MessageTooLarge."""
-        declared = declared_of(cls)
-        return declared.job(declared.made(fields))
+        declared, made = _made(cls, args, fields)
+        return declared.job(made)
 
     @classmethod
-    def delay(cls, /, **fields: Any) -> SentEvent:
+    def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event. For plain Python; inside an event loop await `adelay`. Raises like `job`, and
         BrokerUnavailable."""
-        declared = declared_of(cls)
-        return declared.app.events.send([declared.made(fields)], instead="adelay")[0]
+        declared, made = _made(cls, args, fields)
+        return declared.app.events.send([made], instead="adelay")[0]
 
     @classmethod
-    async def adelay(cls, /, **fields: Any) -> SentEvent:
+    async def adelay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
         """Send the event, from Trio or asyncio."""
-        declared = declared_of(cls)
-        return (await declared.app.events.asend([declared.made(fields)]))[0]
+        declared, made = _made(cls, args, fields)
+        return (await declared.app.events.asend([made]))[0]
 
 
 class EventClass(Generic[T]):
@@ -306,6 +309,14 @@ class DeclareEvent:
 
 event: DeclareEvent = DeclareEvent(None)
 """Declare an event without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
+
+
+def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["Declared", Event]:
+    """How the event was declared, and one with these fields. Raises BadArguments."""
+    declared = declared_of(kind)
+    if args:
+        raise BadArguments(f"{declared.name}: fields are given by name, not {args[0]!r}")
+    return declared, declared.made(fields)
 
 
 def declared_of(kind: type[Any]) -> Declared:

@@ -9,7 +9,7 @@ Services never see this page: wiring hands them values.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -340,6 +340,64 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={masked(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"Settings({fields})"
+
+
+class SettingOptions(TypedDict, total=False):
+    """What `App(...)` takes as settings: those that have no parameter of their own. For type checkers; a test compares
+    them with `Settings`."""
+
+    brokers: Mapping[str, str] | None
+    routes: Mapping[str, str] | None
+    default_queue: str | None
+    results_ttl: float | None
+    message_limit: int | None
+    concurrency: int | None
+    cpu_slots: int | None
+    box_slots: int | None
+    autoscale: str | Mapping[str, Any] | None
+    prioritise: str | None
+    box_jobs: int | None
+    box_idle: float | None
+    max_jobs: int | None
+    max_memory: str | None
+    grace_period: float | None
+    lease: float | None
+    max_deliveries: int | None
+    ignore_result: bool | None
+    time_limit: float | None
+    soft_time_limit: float | None
+    recent_jobs: int | None
+    backlog: int | None
+    replicas: int | None
+    publisher: str | None
+    publisher_socket: str | None
+    publisher_tcp: str | None
+    publisher_certificate: str | None
+    publisher_key: str | None
+    publisher_client_ca: str | None
+    publisher_plain: bool | None
+    publisher_backlog: str | None
+    publisher_backlog_messages: int | None
+    publisher_backlog_bytes: int | None
+    publisher_connections: str | int | list[int] | None
+    when_unpublishable: Literal["backlog", "local", "abandon"] | None
+    health_store: Literal["broker", "none"] | None
+    own_checks: bool | None
+    inbox: bool | None
+    inbox_signatures: bool | None
+    keys: str | None
+    priorities: str | None
+    queue_order: str | None
+    timezone: str | None
+    schedules: Mapping[str, Any] | None
+    schedules_version: int | None
+    event_retention: float | None
+    event_catch_up: bool | None
+    subscription_ttl: float | None
+    breaker_suspends: bool | None
+    read_block: float | None
+    status_port: int | None
+    status_host: str | None
 
 
 _TYPES = get_type_hints(Settings, include_extras=True)

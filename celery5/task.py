@@ -32,7 +32,7 @@ from celery5.protocol.box import Box, box_of
 from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.documents import takers
 from celery5.protocol.envelope import VERSION, Envelope, encode
-from celery5.protocol.job import Job, Options, Terms, digest, new_id
+from celery5.protocol.job import Job, Options, SendOptions, Terms, digest, new_id
 from celery5.protocol.limits import leaves_at
 from celery5.protocol.names import module_of
 from celery5.protocol.retry import RetryPolicy
@@ -191,13 +191,13 @@ class Task(Generic[P, R_co]):
         failures do not; else as the application says."""
         return self._breaker or (BY_CHECKS if self.checks else self.app.breaker)
 
-    def options(self, **options: Any) -> Self:
+    def options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `priority`,
         `time_limit`, `max_retries` or any other field of `Options`. Raises Misconfigured."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._app, twin._policy, twin._settings = self.app, None, None
-        twin.options_ = _options(options, self.options_)
+        twin.options_ = _options(dict(options), self.options_)
         if twin.gated is not None:
             twin.gated.stay(twin.options_.queue)
         return twin

@@ -4,9 +4,11 @@ Floor: cli. Reads: which Controllers live, what they say. Writes: what a Control
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
@@ -49,6 +51,9 @@ def controller() -> None:
     "--development", is_flag=True, help="Everything in one process, with a private server of its own."
 )
 @click.option(
+    "--watch", is_flag=True, help="With --development: start again whenever a Python file here changes."
+)
+@click.option(
     "--cluster",
     "file",
     metavar="FILE",
@@ -58,12 +63,14 @@ def controller() -> None:
 @broker_flag
 @serving_flags
 @click.pass_obj
-def start(target: Target, /, *, development: bool, file: str, **said: Any) -> int:
+def start(target: Target, /, *, development: bool, watch: bool, file: str, **said: Any) -> int:
     """Keep the application's processes alive until stopped: those in the cluster description.
 
     Flags are those of all members, where the description says nothing else. The first SIGTERM or Ctrl-C ends them in
     order, the second one at once; SIGHUP has the description read again.
     """
+    if watch:
+        return _watch(development=development)  # without the application: each start is to load it anew
     app = target.load(serves=True)
     if development:
         return _develop(app, file, said)
@@ -81,6 +88,16 @@ def start(target: Target, /, *, development: bool, file: str, **said: Any) -> in
 
     _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
     return serve(app, options, ClusterOptions(target.name, file, flags))
+
+
+def _watch(*, development: bool) -> int:
+    """Run this very command again and again, but for the flag."""
+    if not development:
+        raise click.UsageError("--watch is for --development: a Controller has `controller restart`")
+    from celery5.processes.watch import watch
+
+    arguments = [each for each in sys.orig_argv[1:] if each != "--watch"]
+    return watch([sys.executable, *arguments], Path.cwd())
 
 
 def _develop(app: "App", file: str, said: dict[str, Any]) -> int:

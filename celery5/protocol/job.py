@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from os import urandom
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypedDict, cast
 
 import msgspec
 
@@ -174,6 +174,32 @@ class Options(msgspec.Struct, frozen=True):
         if isinstance(self.expires, datetime):
             return self.expires.timestamp()
         return now + _seconds(self.expires)
+
+
+class SendOptions(TypedDict, total=False):
+    """What `task.options(...)` takes: the fields of `Options`, for type checkers. A test compares the two."""
+
+    queue: str | None
+    broker: str | None
+    countdown: float | timedelta | None
+    eta: datetime | None
+    expires: float | timedelta | datetime | None
+    ignore_result: bool | None
+    max_retries: int | None
+    backoff: float | None
+    cap: float | None
+    jitter: bool | None
+    step: float | None
+    autoretry_for: Errors | None
+    dont_autoretry_for: Errors | None
+    retry_policy: RetryPolicy | Mapping[str, Any] | None
+    results_ttl: float | timedelta | None
+    time_limit: float | timedelta | None
+    soft_time_limit: float | timedelta | None
+    id: str | None
+    key: str | None
+    unique_for: float | timedelta | None
+    priority: Priority | None
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):

@@ -58,7 +58,7 @@ def test_an_option_that_is_not_known_is_answered_with_all_that_are() -> None:
     with pytest.raises(
         Misconfigured, match=r"'colour' is not known; known: queue, broker, countdown, eta, .*, id, key"
     ):
-        double.options(colour=1)
+        double.options(colour=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,13 @@ def test_a_bound_task_of_old_is_tried_again_as_it_was() -> None:
 
 def test_options_and_settings_of_old_are_refused_with_their_name_today() -> None:
     with pytest.raises(Misconfigured, match="for Celery's acks_late there is nothing: jobs are always"):
-        add.options(acks_late=True)
+        add.options(acks_late=True)  # type: ignore[call-arg]
     with pytest.raises(Misconfigured, match="for Fennel's retries there is max_retries"):
-        add.options(retries=3)
+        add.options(retries=3)  # type: ignore[call-arg]
     with pytest.raises(Misconfigured, match="for Celery's worker_prefetch_multiplier there is nothing"):
-        App("spellings", worker_prefetch_multiplier=1)
+        App("spellings", worker_prefetch_multiplier=1)  # type: ignore[call-arg]
     with pytest.raises(Misconfigured, match="for Fennel's redis_url there is broker"):
-        App("spellings", redis_url="redis://127.0.0.1")
+        App("spellings", redis_url="redis://127.0.0.1")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", CELERY["module"])

@@ -35,7 +35,9 @@ from celery5 import (
     default_app,
 )
 from celery5.protocol.envelope import read_envelope
+from celery5.protocol.job import Options, SendOptions
 from celery5.runners.context import CURRENT
+from celery5.settings import SettingOptions, Settings
 from celery5.task import CoroutineTask, FunctionTask
 from tests.pure.names import steady
 
@@ -154,7 +156,7 @@ def test_options_give_a_copy_and_leave_the_task_alone(app: App) -> None:
     with pytest.raises(Misconfigured, match="not both"):
         copy.options(eta=NOON)
     with pytest.raises(Misconfigured, match="'when' is not known"):
-        task.options(when=1)
+        task.options(when=1)  # type: ignore[call-arg]
     assert app.tasks[task.name] is task
 
 
@@ -390,4 +392,10 @@ def test_a_backoff_of_ones_own_is_the_tasks_or_the_applications() -> None:
     with pytest.raises(
         Misconfigured, match=r"retry_backoff is for a declaration: @app.task\(retry_backoff=...\)"
     ):
-        plain.options(retry_backoff=lambda n: 1)
+        plain.options(retry_backoff=lambda n: 1)  # type: ignore[call-arg]
+
+
+def test_type_checkers_know_every_option_and_every_setting() -> None:
+    assert sorted(SendOptions.__annotations__) == sorted(Options.__struct_fields__)
+    of_their_own = {"broker", "budgets"}  # parameters of App
+    assert sorted({*SettingOptions.__annotations__, *of_their_own}) == sorted(Settings.__struct_fields__)

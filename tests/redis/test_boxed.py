@@ -202,7 +202,7 @@ async def test_what_takes_no_notice_is_killed_with_all_that_it_has_started(
     app: App, tmp_path: Path, how: str
 ) -> None:
     told = tmp_path / "told"
-    limit = {"time_limit": 2.0} if how == "time limit" else {}
+    limit: dict[str, Any] = {"time_limit": 2.0} if how == "time limit" else {}
     async with working(app):
         await ask(app, "seen")  # so that a box is there, which takes longer than the limit on a busy machine
         result = await app.tasks["act"].options(**limit).adelay(f"deaf {told}")

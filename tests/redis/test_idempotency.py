@@ -139,7 +139,8 @@ async def test_a_key_is_free_when_its_job_has_ended(app: App, redis_client: "red
         if fail:
             raise ValueError
 
-    keyed = work.options(key="k", **({"countdown": 0.02, "expires": 0.001} if end == "expiry" else {}))
+    late: dict[str, Any] = {"countdown": 0.02, "expires": 0.001} if end == "expiry" else {}
+    keyed = work.options(key="k", **late)
     first = await keyed.adelay(end == "failure")
     assert (await keyed.adelay(False)).duplicate
     assert redis_client.hlen(app.queue("default").unique) == 1

@@ -14,6 +14,7 @@ import trio
 
 from celery5 import App, JobState, Limit, Range, Rate, RetryPolicy, agather
 from celery5.broker.embedded import EmbeddedServer
+from celery5.protocol.lanes import Priority
 from tests.redis.workers import Lines, entries, held, start, until, until_async, working
 
 
@@ -302,7 +303,7 @@ async def test_a_small_tenant_is_not_delayed_by_a_large_one(
 
 
 @pytest.mark.parametrize("priority", ["normal", "high", "low"])
-async def test_a_job_that_takes_turns_waits_in_its_line_from_the_start(app: App, priority: str) -> None:
+async def test_a_job_that_takes_turns_waits_in_its_line_from_the_start(app: App, priority: Priority) -> None:
     @app.task(fair_key="tenant")
     async def work(tenant: str) -> str:
         return tenant

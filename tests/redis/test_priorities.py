@@ -115,6 +115,7 @@ def test_what_is_no_priority_is_refused_where_it_is_said(app: App) -> None:
     @app.task
     async def count() -> None: ...
 
+    wrong: Any
     for wrong in ("urgent", "", 1, ["high"]):
         with pytest.raises(Misconfigured, match="give high, normal or low"):
             count.options(priority=wrong)

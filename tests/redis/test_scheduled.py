@@ -6,7 +6,7 @@ Floor: tests. Reads and writes: the keys of the test's application.
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -90,7 +90,7 @@ def test_a_time_without_a_zone_is_refused(app: App, option: str) -> None:
         pass
 
     with pytest.raises(Misconfigured, match=r"has no time zone: use datetime.now\(UTC\)"):
-        nothing.options(**{option: datetime(2040, 1, 1)})
+        nothing.options(**cast("Any", {option: datetime(2040, 1, 1)}))
 
 
 def rss(pid: int) -> int:

@@ -22,6 +22,7 @@ from celery5.errors import CommandRefused
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, read_envelope
+from celery5.protocol.lanes import Priority
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lanes import Lanes
 from celery5.services.preferences import Preferences
@@ -30,7 +31,7 @@ from celery5.services.shared_queues import SharedSlots, SharedTasksQueue
 from tests.redis.staff import Staff, wait_until
 from tests.redis.workers import until, working
 
-LEVELS = ("high", "normal", "low")
+LEVELS: tuple[Priority, ...] = ("high", "normal", "low")
 
 
 def app_of(url: str, name: str, **settings: Any) -> tuple[App, list[str]]:

@@ -6,7 +6,7 @@ Floor: tests. Reads and writes: a server of the test's own.
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -62,7 +62,7 @@ def apps(own_server: EmbeddedServer, app_name: str) -> Iterator[Any]:
         client.config_set("appendfsync", "always")
     made: list[App] = []
 
-    def make(how: str, **more: Any) -> App:
+    def make(how: Literal["backlog", "local", "abandon"], **more: Any) -> App:
         policy = RetryPolicy(max_retries=3, backoff=more.pop("backoff", 0.05), jitter=False)
         app = App(app_name, broker=own_server.url, when_unpublishable=how, retry_policy=policy, **more)
         made.append(app)

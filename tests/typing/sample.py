@@ -12,6 +12,7 @@ from celery5 import (
     App,
     AsyncResult,
     CurrentJob,
+    Event,
     JobState,
     RetryPolicy,
     Signature,
@@ -24,10 +25,17 @@ from celery5 import (
     task,
     wait,
 )
+from celery5.event import SentEvent
 from celery5.protocol.job import Job
 from celery5.task import CoroutineTask, FunctionTask
 
-app = App("shop")
+app = App("shop", concurrency=3, brokers={"mails": "redis://mails"}, priorities="4:2:1")
+
+
+@app.event
+class OrderPaid(Event):
+    order: int
+    note: str = ""
 
 
 @app.task
@@ -88,6 +96,8 @@ def plain() -> None:
     assert_type(charge.delay(ORDER, AMOUNT, note="x"), AsyncResult[int])
     assert_type(charge.delay(ORDER, amount=AMOUNT).get(timeout=1), int)
     assert_type(shrink.delay("a").get(), list[str])
+    assert_type(OrderPaid.delay(order=7, note="x"), SentEvent)
+    assert_type(OrderPaid.job(order=7), Job)
     assert_type(legacy.delay("a", "b").get(), bytes)
     assert_type(free.delay().get(), None)
     assert_type(free_too.delay(a=1).get(), str)
@@ -129,6 +139,15 @@ async def awaited() -> None:
 
 
 async def mistaken() -> None:
+    App("shop", concurency=3)  # type: ignore[call-arg]
+    App("shop", concurrency="many")  # type: ignore[arg-type]
+    charge.options(countdwn=1)  # type: ignore[call-arg]
+    charge.options(countdown="soon")  # type: ignore[arg-type]
+    OrderPaid(order="x")  # type: ignore[arg-type]
+    OrderPaid.delay(order="x")  # type: ignore[arg-type]
+    OrderPaid.delay(ordr=7)  # type: ignore[call-arg]
+    OrderPaid.job()  # type: ignore[call-arg]
+    await OrderPaid.adelay(order=7, note=8)  # type: ignore[arg-type]
     charge.delay(ORDER)  # type: ignore[call-arg]
     charge.delay(ORDER, "1")  # type: ignore[arg-type]
     charge.delay(ORDER, AMOUNT, "x")  # type: ignore[call-arg]

@@ -46,9 +46,21 @@ def sample(tmp_path: Path) -> Path:
     return path
 
 
-def test_mypy_sees_the_types_and_refuses_the_mistakes(sample: Path) -> None:
+def page(name: str, folder: Path) -> Path:
+    """The first file that a page of the guide shows, which is to pass `--strict` as it stands there."""
+    text = (ROOT / "docs" / "guide" / f"{name}.md").read_text()
+    shown = re.search(r'(?ms)^```python title="[^"]+"\n(.*?)^```$', text)
+    assert shown
+    path = folder / f"page_{name}.py"
+    path.write_text(shown[1])
+    return path
+
+
+def test_mypy_sees_the_types_and_refuses_the_mistakes_and_nothing_in_the_guide(sample: Path) -> None:
     needs("mypy")
-    text = said("mypy", f"--cache-dir={sample.parent / 'cache'}", str(sample))
+    pages = [page(name, sample.parent) for name in ("logging", "testing", "results", "dead-letters")]
+    text = said("mypy", f"--cache-dir={sample.parent / 'cache'}", str(sample), *map(str, pages))
+    assert "page_" not in text, text
     errors = {int(line): what for line, what in re.findall(rf"{sample.name}:(\d+): error: (.*)", text)}
     assert set(errors) == WRONG, text
 
