@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery5.errors import BadResult
 from celery5.log import Level, Log
 from celery5.protocol.delivery import Delivery, settlement, unkept
 from celery5.protocol.envelope import Envelope, Failure
@@ -33,6 +34,12 @@ from celery5.protocol.verdict import (
 from celery5.services.circuits import Circuits
 from celery5.services.internal_queues import ResultsQueue
 from celery5.task import Task
+
+LOOKS = 20
+"""Results of each task that are compared with what it declares. Decoding all of them would cost each job what only a
+wrong annotation needs, and that shows in the first ones."""
+LARGEST_LOOK = 64 * 1024
+"""Bytes of a result that is compared."""
 
 
 class Judgement:
@@ -60,6 +67,7 @@ class Judgement:
         self._limit = message_limit
         self._tally = tally
         self._untraced: tuple[type, ...] = () if retry_tracebacks else (Retry, Postpone)
+        self._unproven = {name: LOOKS for name, task in tasks.items() if task.result_type.is_declared}
         self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
             kind: (level, state, more, tally.of(state)) for kind, (level, state, more) in _SAID.items()
         }
@@ -75,6 +83,8 @@ class Judgement:
         assert envelope is not None
         if type(outcome) is Returned and len(outcome.value) > self._limit:
             outcome = _too_large(len(outcome.value), self._limit)
+        if envelope.task in self._unproven and type(outcome) is Returned:
+            self._look_at(outcome.value, envelope)
         if type(outcome) is not Returned or envelope.task in self._circuits.restless:
             self._circuits.learn(delivery, envelope.task, outcome)
         task = self._tasks[envelope.task]
@@ -94,6 +104,22 @@ class Judgement:
         else:
             self._tell(delivery, envelope, verdict)
 
+    def _look_at(self, value: bytes, envelope: Envelope) -> None:
+        """Warn, once for each task, of a result that whoever waits for it cannot read as the task declares it."""
+        task, why = envelope.task, ""
+        try:
+            if len(value) <= LARGEST_LOOK:
+                self._tasks[task].result_type.decode(value)
+        except BadResult as error:
+            why = str(error)
+        except Exception as error:  # the user's code: __post_init__, a validator
+            why = f"{type(error).__name__}: {error}"
+        self._unproven[task] -= 1
+        if why:
+            self._log.event("job:wrong-result", "warning", job=envelope.id, task=task, why=why, hint=_WRONG)
+        if why or not self._unproven[task]:
+            del self._unproven[task]
+
     def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
         level, state, more, tallies = self._said[type(verdict)]
         took = delivery.finished - (delivery.started or delivery.finished)
@@ -112,6 +138,11 @@ class Judgement:
             trace=envelope.trace,
             more=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
         )
+
+
+_WRONG = (
+    "it is stored as it is; whoever waits for it gets BadResult: correct the annotation or what is returned"
+)
 
 
 def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:

@@ -116,6 +116,11 @@ class ResultType:
         self._annotation = annotation
         self._decoder = _decoder(annotation)
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether the annotation says anything about the result."""
+        return self._decoder.type is not Any
+
     def decode(self, raw: bytes | Raw) -> Any:
         """The result as the task's annotation describes it. Raises BadResult when it does not fit."""
         try:

@@ -13,10 +13,13 @@ import trio.lowlevel
 
 from celery5 import (
     App,
+    BadResult,
     JobState,
     TaskFailed,
+    agather,
     current_job,
 )
+from celery5.services.judgement import LOOKS
 from tests.redis.workers import Lines, entries, held, of_kind, until, working
 
 
@@ -158,3 +161,35 @@ async def test_a_retry_logs_one_line_and_the_last_attempt_its_traceback(
     told = [(each["state"], each["error"], "traceback" in each) for each in lines.of("job")]
     retry = ("RETRY", "ValueError: no", wanted)
     assert told == [retry, retry, ("DEAD", "ValueError: no", True)]
+
+
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_a_result_of_another_type_than_declared_is_warned_of_once_for_each_task(
+    app: App, kind: str
+) -> None:
+    def declared(name: str, annotation: Any, *values: Any) -> Any:
+        left = list(values)
+
+        def body() -> Any:
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        async def coroutine() -> Any:
+            return body()
+
+        function: Any = body if kind == "thread" else coroutine
+        function.__annotations__["return"] = annotation
+        return app.task(name=name, loop="asyncio" if kind == "asyncio" else "trio")(function)
+
+    wrong = declared("wrong", int, 1, "seven")
+    right = declared("right", list[int], [1, 2])
+    anything = declared("anything", Any, "seven")
+    late = declared("late", int, *[1] * LOOKS, "seven")  # nobody looks any more
+    with Lines() as lines:
+        async with working(app):
+            for task, times in ((wrong, 3), (right, 3), (anything, 3), (late, LOOKS), (late, 1)):
+                found = await agather([await task.adelay() for _ in range(times)])
+            assert isinstance(found[-1], BadResult)
+    (line,) = lines.of("job:wrong-result")
+    assert (line["task"], line["level"]) == ("wrong", "warning")
+    assert "the result is not what the task declares, int" in line["why"]
+    assert {each["state"] for each in lines.of("job")} == {"SUCCESS"}
