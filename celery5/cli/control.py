@@ -177,7 +177,7 @@ def budget(
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
     """Run a job of TASK on one worker, now. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = _json(arguments, "--args", list), _json(named, "--kwargs", dict)
+    args, kwargs = json_value(arguments, "--args", list), json_value(named, "--kwargs", dict)
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 
 
@@ -306,7 +306,8 @@ def _parameter(said: str) -> tuple[str, Any]:
         return name, value
 
 
-def _json(said: str, flag: str, kind: type[Any]) -> Any:
+def json_value(said: str, flag: str, kind: type[Any]) -> Any:
+    """Return the JSON array or object that a flag gives. Raises Misconfigured."""
     import json
 
     try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from celery5.cli.choosing import age
+from celery5.cli.control import json_value
 from celery5.cli.limiting import COMMANDS as LIMITING
 from celery5.cli.limiting import suspended
 from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, span, table
@@ -60,6 +62,27 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
     with app.brokers.reachable():
         imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
     echo("\n".join(told(story, time.time(), imposed)))
+
+
+@task.command()
+@click.argument("name", metavar="TASK")
+@click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
+@click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
+@click.option("--queue", help="The queue to send it to; default: the task's.")
+@click.option("--countdown", type=age, metavar="SPAN", help="When it is due: in 90, 15m, 2h, 1d12h.")
+@click.option("--key", help="Send it only while no other live job of the task has this key.")
+@click.pass_obj
+def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
+    """Send a job of TASK. Prints the job's id."""
+    app = target.load()
+    args, kwargs = json_value(arguments, "--args", list), json_value(named, "--kwargs", dict)
+    declared = app.signature(name).task
+    handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
+        *args, **kwargs
+    )
+    click.echo(handle.id)
+    if handle.duplicate:
+        click.echo("nothing was sent: this job has the key", err=True)
 
 
 @task.command()

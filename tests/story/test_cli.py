@@ -228,3 +228,25 @@ def test_a_job_of_which_nothing_is_known(desk: Desk) -> None:
     ended = celery5("-A", "shop", "task", "show", "nobody", cwd=desk.folder)
     assert ended.code == 1
     assert ended.error.startswith("Error: nothing is known of job 'nobody' on any queue")
+
+
+def test_a_job_is_sent_by_hand(desk: Desk) -> None:
+    app = sys.modules["shop"].app
+    sent = desk(
+        "task", "send", "shop.add", "--args", "[2]", "--kwargs", '{"b": 3}', "--queue", "slow"
+    ).strip()
+    later = desk("task", "send", "shop.add", "--args", "[2, 3]", "--countdown", "2h", "--key", "k").strip()
+    assert (app.result(sent, queue="slow").status(), app.result(later).status()) == ("SENT", "SCHEDULED")
+    again = celery5(
+        "-A", "shop", "task", "send", "shop.add", "--args", "[1, 1]", "--key", "k", cwd=desk.folder
+    )
+    assert (again.code, again.out.strip()) == (0, later)
+    assert again.err == "nothing was sent: this job has the key\n"
+    for words, error in (
+        (("shop.ad",), "no task 'shop.ad' here; did you mean 'shop.add'?"),
+        (("shop.add", "--args", '[2, "x"]'), "parameter 'b' takes int, got str"),
+        (("shop.add", "--args", "2"), "--args must be a JSON array"),
+    ):
+        ended = celery5("-A", "shop", "task", "send", *words, cwd=desk.folder)
+        assert ended.code != 0
+        assert error in ended.error
