@@ -13,7 +13,7 @@ runners/    where user code runs: Trio, asyncio, threads, boxes
     tasks         task declaring binding sections gate deduplicate
     sending       sending sendable publisher backlog replicas colourless; by way of a daemon:
                   handing publisher_client daemon_line messages_backlog sqlite_backlog
-    results       result patience whereabouts overview dead_letters graves
+    results       result patience whereabouts overview dead_letters graves emptying
     events        event event_fields events
     documents     sinks file_sink sql_sink sources
     schedules     schedule scheduled periodic triggers fire_times

@@ -22,6 +22,7 @@ from celery5.connections import Connections
 from celery5.control import Control
 from celery5.dead_letters import DeadLetters
 from celery5.declaring import Declare, Registry, checked_name
+from celery5.emptying import emptied
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.event import DeclareEvent
 from celery5.events import Events
@@ -284,6 +285,15 @@ class App:
     async def ainfo(self, queue: str | None = None) -> AppState:
         """`info`, from Trio or asyncio."""
         return await state_of_app(self, await self.connections.awaiting(), queue)
+
+    def empty(self, queue: str) -> int:
+        """Revoke all jobs that wait on a queue, scheduled and held ones, too; return how many. Jobs that run, and dead
+        ones, stay. Pause the queue first, so that none begins meanwhile. Raises UnknownQueue. For plain Python."""
+        return finished(emptied(self, Plain(self.connections.blocking(instead="aempty")), queue))
+
+    async def aempty(self, queue: str) -> int:
+        """`empty`, from Trio or asyncio."""
+        return await emptied(self, await self.connections.awaiting(), queue)
 
     def fitting(self, message: bytes, what: str) -> bytes:
         """`message`, which must not be larger than the limit. Raises MessageTooLarge."""

@@ -49,6 +49,17 @@ def places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
     return Call(("HMGET", keys.jobs, *job_ids), _places, repeatable=True)
 
 
+def some_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
+    """Return some of the jobs that have a place in a queue, and the cursor for the next ones; "0" at the end."""
+    return Call(("HSCAN", keys.jobs, cursor, "COUNT", PORTION), _some, repeatable=True)
+
+
+def _some(raw: Sequence[Any]) -> tuple[str, list[str]]:
+    cursor, flat = raw
+    names = list(flat) if isinstance(flat, dict) else flat[::2]  # RESP3 has maps
+    return cursor.decode(), [each.decode(errors="replace") for each in names]
+
+
 def _states(raw: Iterable[bytes]) -> list[str]:
     return [text(each) for each in raw]
 

@@ -1,8 +1,9 @@
 """Queue: the commands about queues.
 
-Floor: cli. Reads: the sizes of the application's queues, and which are paused. Writes: stdout.
+Floor: cli. Reads: the sizes of the application's queues, and which are paused. Writes: stdout; revocations.
 """
 
+import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from celery5.cli.limiting import suspensions
 from celery5.cli.partial import reaching
 from celery5.cli.said import as_json, cell, echo, inline, table
 from celery5.cli.target import Target
+from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -61,6 +63,24 @@ def unread(app: "App", states: "Sequence[QueueState]") -> str:
             jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
             found.append(f"{each.queue} ({jobs}, no worker{meant})")
     return cell("; ".join(found))
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def purge(target: Target, /, name: str, *, yes: bool) -> None:
+    """Revoke all jobs that wait on QUEUE, scheduled and held ones, too. Jobs that run, and dead ones, stay.
+
+    Pause the queue first (celery5 worker pause-queue): a job that begins just now is stopped."""
+    app = target.load()
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
+        click.confirm(f"Revoke all jobs that wait on {name}?", err=True, abort=True)
+    with reaching(app, queues=[name]):
+        many = app.empty(name)
+        echo(f"{name}: {many} job{'' if many == 1 else 's'} revoked")
 
 
 def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:

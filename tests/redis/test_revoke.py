@@ -15,7 +15,7 @@ import redis
 import trio
 from msgspec import Raw
 
-from celery5 import App, AsyncResult, TaskRevoked
+from celery5 import App, AsyncResult, TaskFailed, TaskRevoked, UnknownQueue
 from celery5.broker import calls
 from celery5.protocol import prefetch
 from celery5.protocol.envelope import Envelope, encode
@@ -393,3 +393,44 @@ def test_a_job_whose_message_makes_no_sense_is_revoked_all_the_same(
     assert revoke(results) == [True] * len(places)
     assert client.xlen(keys.stream) == 0
     assert {each.status() for each in results} == {JobState.REVOKED}
+
+
+async def test_a_queue_is_emptied_of_all_that_waits_and_of_nothing_else(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    go = trio.Event()
+
+    @app.task(queue="mail")
+    async def nap(seconds: float) -> str:
+        await go.wait()
+        return "slept"
+
+    @app.task(queue="mail", max_retries=0)
+    async def fails() -> None:
+        raise ValueError
+
+    async with working(app):
+        dead = await fails.adelay()
+        with pytest.raises(TaskFailed):
+            await dead.aget(timeout=30)
+        runs = await nap.adelay(0.5)
+        await until_async(lambda: is_in(runs, JobState.EXECUTING))
+        await app.control.asend("pause-queue", {"queue": "mail"})
+        waiting = await app.asend_many([nap.s(0) for _ in range(450)])
+        waiting += [await nap.options(priority="high").adelay(0), await nap.options(countdown=60).adelay(0)]
+        waiting.append(await nap.options(key="k").adelay(0))
+        other = await app.task(name="other", queue="other")(nap.function).options(countdown=60).adelay(0)
+        assert await app.aempty("mail") == 453
+        assert {await each.astatus() for each in waiting[::90]} == {JobState.REVOKED}
+        go.set()
+        assert await runs.aget(timeout=30) == "slept"
+        assert (await dead.astatus(), await other.astatus()) == (JobState.DEAD, JobState.SCHEDULED)
+        assert not (await nap.options(key="k").adelay(0)).duplicate
+        assert await app.aempty("mail") == 1
+        with pytest.raises(UnknownQueue):
+            await app.aempty("mial")
+        await other.arevoke()
+
+
+async def is_in(handle: AsyncResult[Any], state: JobState) -> bool:
+    return await handle.astatus() is state

@@ -250,3 +250,12 @@ def test_a_job_is_sent_by_hand(desk: Desk) -> None:
         ended = celery5("-A", "shop", "task", "send", *words, cwd=desk.folder)
         assert ended.code != 0
         assert error in ended.error
+
+
+def test_a_queue_is_purged_when_that_is_confirmed(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    waiting = shop.app.send_many([shop.multiply.s(1, 2)] * 3)
+    asked = celery5("-A", "shop", "queue", "purge", "slow", cwd=desk.folder)
+    assert (asked.code, "add --yes" in asked.error) == (2, True)
+    assert desk("queue", "purge", "slow", "--yes") == "slow: 3 jobs revoked\n"
+    assert {each.status() for each in waiting} == {"REVOKED"}

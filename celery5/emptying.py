@@ -1,0 +1,46 @@
+"""Emptying: takes all jobs that wait on a queue away again.
+
+Floor: domain. Reads: where the queue's jobs are. Writes: what `revoke.lua` says.
+
+They are revoked, and not just deleted: whoever waits for one hears of it, keys become free, and Data Sinks get their
+documents.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from celery5.broker import calls, revocation
+from celery5.broker.call import Call
+from celery5.broker.keys import QueueKeys
+from celery5.connections import AwaitingRedis
+from celery5.errors import UnknownQueue
+from celery5.protocol.states import JobState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+WAITING = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
+"""The states of jobs that are revoked: those that no worker has."""
+
+
+async def emptied(app: "App", redis: AwaitingRedis, queue: str) -> int:
+    """Revoke what waits on a queue. Return how many jobs that were. Raises UnknownQueue."""
+    known = await redis.perform(calls.queues(app.keys))
+    if queue not in known:
+        raise UnknownQueue(queue, known)
+    keys, cursor, many = app.queue(queue), "0", 0
+    while True:
+        cursor, ids = await redis.perform(revocation.some_jobs(keys, cursor))
+        for at in range(0, len(ids), revocation.PORTION):
+            many += await _revoked(app, redis, keys, ids[at : at + revocation.PORTION])
+        if cursor == "0":
+            return many
+
+
+async def _revoked(app: "App", redis: AwaitingRedis, keys: QueueKeys, ids: list[str]) -> int:
+    asked: list[Call[Any]] = [calls.locate(keys, each) for each in ids]
+    places = await redis.perform_all(asked)
+    waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING]
+    if not waiting:
+        return 0
+    states = await redis.perform(revocation.revoke(keys, waiting, ttl=app.settings.results_ttl))
+    return states.count(JobState.REVOKED)
