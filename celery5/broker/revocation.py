@@ -4,7 +4,7 @@ Floor: broker. Reads and writes: what `revoke.lua` says; all keys come from `key
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -56,7 +56,7 @@ def some_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
 
 def _some(raw: Sequence[Any]) -> tuple[str, list[str]]:
     cursor, flat = raw
-    names = list(flat) if isinstance(flat, dict) else flat[::2]  # RESP3 has maps
+    names: list[bytes] = list(cast("Any", flat)) if isinstance(flat, dict) else flat[::2]  # RESP3 has maps
     return cursor.decode(), [each.decode(errors="replace") for each in names]
 
 

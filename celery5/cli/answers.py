@@ -30,7 +30,7 @@ def active(worker: str, answer: Any) -> Iterator[Row]:
 
 def stats(worker: str, answer: Any) -> Iterator[Row]:
     """Yield one row."""
-    (numbers,) = _mappings([answer]) or ({},)
+    numbers = _mapping(answer)
     memory, process = numbers.get("memory"), _mapping(numbers.get("process"))
     yield {
         "worker": worker,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 
 from celery5.broker.embedded import EmbeddedServer
 from celery5.protocol.members import PARENT
@@ -78,7 +79,7 @@ def watch(command: Sequence[str], folder: Path) -> int:
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
         watched = _Watched(command, environment)
         for number in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, number, signal.signal(number, lambda *_: watched.stop()))
+            stack.callback(signal.signal, number, signal.signal(number, watched.stop))
         return watched.run(folder)
 
 
@@ -91,7 +92,7 @@ class _Watched:
         self._stopping = False
         self._child: subprocess.Popen[bytes] | None = None
 
-    def stop(self) -> None:
+    def stop(self, _number: int, _frame: FrameType | None) -> None:
         """Tell the process to end, and start no other. Called by a signal handler."""
         self._stopping = True
         if self._child is not None:

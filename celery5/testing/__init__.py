@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from inspect import Parameter, Signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -165,9 +165,12 @@ def _collecting(app: App, found: dict[str, Any]) -> BootStep:
 
 def _only(error: BaseException) -> BaseException:
     """What is in a group of one, in a group of one, and so on."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    while isinstance(error, BaseExceptionGroup):
+        inner = cast("tuple[BaseException, ...]", error.exceptions)
+        if len(inner) != 1:
+            break
+        error = inner[0]
+    return cast("BaseException", error)
 
 
 @contextmanager
