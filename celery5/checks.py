@@ -32,7 +32,8 @@ class BrokerPing(HealthCheck):
     def __init__(
         self, name: str = "broker", *, limit: float = 1.0, period: float = 30.0, **more: Any
     ) -> None:
-        super().__init__(name, period=period, **{"timeout": max(2 * limit, 1.0)} | more)
+        more.setdefault("timeout", max(2 * limit, 1.0))
+        super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
     async def look(self, function: Look | None, ground: Ground) -> object:
@@ -58,7 +59,8 @@ class EventLoopLag(HealthCheck):
         self, name: str = "event-loop", *, limit: float = 1.0, period: float = 10.0, **more: Any
     ) -> None:
         # Its limit is not the look's: one that is cancelled has seen nothing.
-        super().__init__(name, period=period, **{"timeout": 3600.0} | more)
+        more.setdefault("timeout", 3600.0)
+        super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
     async def look(self, function: Look | None, ground: Ground) -> object:
@@ -199,7 +201,8 @@ class HttpEndpoint(HealthCheck):
             raise Misconfigured(f"health check of {url!r}: give a URL that begins with http:// or https://")
         if "states" in more:
             raise Misconfigured(f"health check of {url!r}: the states of an HttpEndpoint are its own")
-        super().__init__(name or _host(rest), states=HTTP_STATES, **{"timeout": 2 * limit + 1} | more)
+        more.setdefault("timeout", 2 * limit + 1)
+        super().__init__(name or _host(rest), states=HTTP_STATES, **more)
         self.url: str = url
         self.method: str = method
         self.content_type: str | None = content_type

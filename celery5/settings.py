@@ -348,6 +348,7 @@ class SettingOptions(TypedDict, total=False):
 
     brokers: Mapping[str, str] | None
     routes: Mapping[str, str] | None
+    queue_routes: Mapping[str, str] | None
     default_queue: str | None
     results_ttl: float | None
     message_limit: int | None
@@ -382,10 +383,14 @@ class SettingOptions(TypedDict, total=False):
     publisher_connections: str | int | list[int] | None
     when_unpublishable: Literal["backlog", "local", "abandon"] | None
     health_store: Literal["broker", "none"] | None
+    log_format: Literal["auto", "json", "console", "journal"] | None
+    retry_tracebacks: bool | None
+    loop_block_warning: float | None
     own_checks: bool | None
     inbox: bool | None
     inbox_signatures: bool | None
     keys: str | None
+    keys_usage: str | None
     priorities: str | None
     queue_order: str | None
     timezone: str | None

@@ -74,15 +74,15 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 @click.pass_obj
 def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
     """Send a job of TASK. Prints the job's id."""
-    app = target.load()
+    app = target.load(needs_code=True)
     args, kwargs = json_value(arguments, "--args", list), json_value(named, "--kwargs", dict)
     declared = app.signature(name).task
     handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
         *args, **kwargs
     )
-    click.echo(handle.id)
+    echo(handle.id)
     if handle.duplicate:
-        click.echo("nothing was sent: this job has the key", err=True)
+        echo("nothing was sent: this job has the key", err=True)
 
 
 @task.command()

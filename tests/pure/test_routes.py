@@ -3,6 +3,8 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -253,7 +255,7 @@ def test_a_queue_route_and_a_broker_route_work_together() -> None:
         ('{"a.*": 7}', "Expected `str`, got `int`"),
     ],
 )
-def test_a_queue_route_that_makes_no_sense_is_refused_where_the_app_is_made(said: object, wrong: str) -> None:
+def test_a_queue_route_that_makes_no_sense_is_refused_where_the_app_is_made(said: Any, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=f"setting queue_routes=.*: {wrong}"):
         App("routed", queue_routes=said)
 
@@ -262,7 +264,7 @@ def test_whoever_takes_routes_for_queue_routes_is_told() -> None:
     with pytest.raises(Misconfigured, match=r"no broker is named 'mail'.*queue_routes choose a queue"):
         App("routed", routes={"media.mail.*": "mail"})
     with pytest.raises(Misconfigured) as caught:
-        App("routed", task_routes={"media.mail.*": {"queue": "mail"}})
+        App("routed", task_routes={"media.mail.*": {"queue": "mail"}})  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert "for Celery's task_routes there is queue_routes=" in str(caught.value)
     assert "did you mean" not in str(caught.value)
 
