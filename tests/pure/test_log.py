@@ -3,6 +3,7 @@
 Floor: tests. Reads: nothing. Writes: nothing.
 """
 
+import fcntl
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,6 +252,33 @@ def test_processes_that_write_to_one_pipe_leave_each_others_lines_whole() -> Non
     lines = [json.loads(line) for line in said.splitlines()]
     for name in ("w1", "w2"):
         assert [line["n"] for line in lines if line["worker"] == name and "n" in line] == list(range(1000))
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel tells here who waits for a lock")
+def test_a_process_does_not_write_while_another_is_in_the_middle_of_a_line() -> None:
+    ours, theirs = os.pipe()
+    fcntl.lockf(theirs, fcntl.LOCK_EX)
+    os.write(theirs, b'{"half":')
+    child = subprocess.Popen([sys.executable, "-c", CHATTERBOX, "w1"], stdin=subprocess.PIPE, stdout=theirs)
+    try:
+        eventually(lambda: waits_for_a_lock(child.pid))
+        os.write(theirs, b"1}\n")
+    finally:
+        fcntl.lockf(theirs, fcntl.LOCK_UN)
+        os.close(theirs)
+        said = b""
+        while said.count(b"\n") < 1002 and (more := os.read(ours, 65536)):
+            said += more
+        child.communicate(timeout=30)
+        os.close(ours)
+    half, _began, *lines = [json.loads(line) for line in said.splitlines()][:1002]
+    assert half == {"half": 1}
+    assert [line["n"] for line in lines] == list(range(1000))
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    waiting = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
+    return any(str(pid) in words for words in waiting)
 
 
 def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> None:

@@ -3,11 +3,13 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+import msgspec
 import pytest
 import redis
 import trio
 
 from celery5 import App, AsyncResult, JobState, ResultsDisabled, ResultTimeout, TaskFailed, agather
+from celery5.protocol.envelope import Document, encode
 from tests.redis.workers import working
 
 
@@ -35,6 +37,21 @@ async def test_a_result_is_waited_for_as_long_as_it_takes_and_stays_with_its_han
         assert (await handle.aget(), await again.aget()) == ([3], [3])
         with pytest.raises(ResultTimeout, match="the job is UNKNOWN"):
             await never.aget(timeout=0.05)
+
+
+def test_a_result_that_was_read_stays_with_its_handle_in_plain_python(
+    app: App, redis_client: "redis.Redis"
+) -> None:
+    @app.task
+    async def seven() -> int:
+        return 7
+
+    handle = seven.delay()
+    document = Document(v=1, id=handle.id, task=handle.task, state="SUCCESS", value=msgspec.Raw(b"7"))
+    redis_client.set(handle.key, encode(document))
+    assert handle.get() == 7
+    redis_client.delete(handle.key)
+    assert handle.get() == 7
 
 
 async def test_a_time_out_says_what_keeps_the_job_from_beginning(app: App) -> None:

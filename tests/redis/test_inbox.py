@@ -376,7 +376,7 @@ async def test_without_signatures_bare_commands_are_taken_and_the_log_says_what_
 
 
 async def test_without_an_inbox_nothing_is_taken_and_the_log_says_what_is_lost(
-    url: str, app_name: str
+    url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     app = App(app_name, broker=url, inbox=False)
 
@@ -384,9 +384,12 @@ async def test_without_an_inbox_nothing_is_taken_and_the_log_says_what_is_lost(
     async def nothing() -> None: ...
 
     with Lines() as lines:
+        # One command waits when it begins, another one comes while it works.
+        (before,) = await app.control.asend("ping", to=INBOX, timeout=0.1)
         async with working(app, name=INBOX):
             (reply,) = await app.control.asend("ping", timeout=0.1)
-            assert reply.reason == "no-answer"
+            assert (before.reason, reply.reason) == ("no-answer", "no-answer")
+            assert redis_client.xlen(app.keys.inbox(INBOX)) == 2
     (warned,) = lines.of("inbox:off")
     assert "retry-boot-step" in warned["lost"]
     app.close()
