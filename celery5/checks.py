@@ -169,7 +169,9 @@ class UnpublishedMessages(HealthCheck):
 
     async def look(self, function: Look | None, ground: Ground) -> object:
         """Compare one number of this process' memory."""
-        return graded(self._backlog.size, self._most)
+        size = self._backlog.size
+        self.why = f"{size} messages wait that Redis has not got; the limit is {self._most}"
+        return graded(size, self._most)
 
 
 class HttpEndpoint(HealthCheck):

@@ -18,7 +18,14 @@ from celery5.bootsteps.boot import Boot, BootFailed
 from celery5.broker import calls
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.keys import EVENTS
-from celery5.errors import BootStepFailed, BrokerDenied, BrokerReplied, BrokerUnavailable, LeaseLost
+from celery5.errors import (
+    BootStepFailed,
+    BrokerDenied,
+    BrokerReplied,
+    BrokerUnavailable,
+    LeaseLost,
+    UnreadableReply,
+)
 from celery5.processes import controller, lives
 from celery5.processes.controller import ClusterOptions
 from celery5.processes.foreground import WORKER
@@ -289,7 +296,8 @@ REFUSED = BrokerReplied("OOM", code="OOM")
         (UNAVAILABLE, False, True, True),
         *[(BrokerReplied(each, code=each), False, True, True) for each in REFUSALS],
         (BrokerReplied("ERR what", code="ERR"), False, False, False),
-        (BrokerReplied("WRONGTYPE", code="WRONGTYPE"), False, False, False),
+        (BrokerReplied("WRONGTYPE", code="WRONGTYPE"), True, True, True),
+        (UnreadableReply("odd"), True, True, True),
         (BrokerDenied("no"), False, False, False),
         (BootStepFailed("no"), False, False, False),
         (ValueError("no"), False, False, False),

@@ -5,6 +5,7 @@ Floor: tests. Reads: this machine's memory and disk. Writes: nothing.
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ from celery5 import checks
 from celery5.broker.call import Call
 from celery5.broker.calls import Size
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.checks import BrokerPing, Disk, EventLoopLag, HttpEndpoint, Memory, QueueLength
+from celery5.checks import (
+    BrokerPing,
+    Disk,
+    EventLoopLag,
+    HttpEndpoint,
+    Memory,
+    QueueLength,
+    UnpublishedMessages,
+)
 from celery5.errors import BrokerUnavailable
 from celery5.health import HealthCheck
 
@@ -48,6 +57,11 @@ CASES: list[tuple[Callable[[], HealthCheck], Broken, str]] = [
         lambda: QueueLength("mail", limit=5),
         Broken(Size(9, 2, 0, 0)),
         "7 jobs wait on queue mail; the limit is 5",
+    ),
+    (
+        lambda: UnpublishedMessages(SimpleNamespace(size=7), limit=5),
+        AWAY,
+        "7 messages wait that Redis has not got; the limit is 5",
     ),
     (lambda: HttpEndpoint("http://127.0.0.1:1/"), AWAY, "refused"),
     (lambda: HttpEndpoint("http://127.0.0.1:1/", is_secure=lambda: False), AWAY, "the network is not secure"),
