@@ -31,7 +31,7 @@ COPY_KEYS = (
 )
 """Keys must be private to the user, and what a Secret's volume has is not."""
 RESTARTS = ("restart_limit", "restart_period")
-"""What a Foreman gives members up by."""
+"""Settings by which a Foreman gives members up."""
 Manifest = dict[str, Any]
 
 
@@ -63,7 +63,7 @@ def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
     """Yield a line for each part of the description that no manifest has, and what to do instead."""
     if cluster.broker is not None:
         yield (
-            "[broker] is left out, since no Controller runs a server here: run Redis or Valkey yourself, and put its "
+            "[broker] is left out: no Controller runs a server here. Run Redis or Valkey yourself, and put its "
             f"URL into the Secret {wishes.broker!r}, entry 'url'"
         )
     if cluster.hosts:
@@ -72,7 +72,7 @@ def left_out(cluster: Cluster, wishes: Wishes) -> Iterator[str]:
         yield f"platform = {cluster.platform!r} is left out: Kubernetes starts the members"
     given = [name for name in RESTARTS if getattr(cluster, name) != getattr(Cluster(), name)]
     if given:
-        yield f"{' and '.join(given)} left out: Kubernetes restarts a member for ever, ever more slowly"
+        yield f"{' and '.join(given)} left out: Kubernetes restarts a member without end, with growing delays"
 
 
 def _of_group(cluster: Cluster, group: Group, wishes: Wishes) -> Iterator[Manifest]:
