@@ -249,8 +249,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 class _OldModules:
-    """The last of Python's finders, so it is asked only for modules that nobody has found. It finds none, but says what
-    to write instead of `celery5.schedules` and other modules that Celery has."""
+    """The last of Python's finders, so it is asked only for modules that no other has found. It finds none, but says
+    what to write instead of `celery5.schedules` and other modules that Celery has."""
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> None:

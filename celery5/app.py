@@ -92,7 +92,7 @@ class App:
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
         self.said: Said = Said(broker=broker, **settings)
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
-        known = self._settled() if self.config else self.settings  # what is wrong is told here and now
+        known = self._settled() if self.config else self.settings  # raises here when a setting is wrong
         for url in (known.broker, *known.brokers.values()):
             check_broker_url(url)
         self.retry_policy: RetryPolicy = RetryPolicy.of({} if retry_policy is None else retry_policy)
@@ -287,8 +287,8 @@ class App:
         return await state_of_app(self, await self.connections.awaiting(), queue)
 
     def empty(self, queue: str) -> int:
-        """Revoke all jobs that wait on a queue, scheduled and held ones, too; return how many. Jobs that run, and dead
-        ones, stay. Pause the queue first, so that none begins meanwhile. Raises UnknownQueue. For plain Python."""
+        """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. Running and dead jobs
+        stay. Pause the queue first, so that no job begins meanwhile. Raises UnknownQueue. For plain Python."""
         return finished(emptied(self, Plain(self.connections.blocking(instead="aempty")), queue))
 
     async def aempty(self, queue: str) -> int:
@@ -342,7 +342,7 @@ class App:
 
     def divert(self, taker: Taker | None) -> Taker | None:
         """Give jobs to `taker` instead of sending them, until this is called with None: what `celery5.testing` does.
-        Return who took them before."""
+        Return the taker before."""
         return self._sender.divert(taker)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 ALIKE = 0.75
-"""How alike the names of two queues are, from 0 to 1, when one may be the other misspelt."""
+"""Similarity of two queue names, from 0 to 1, from which one may be a misspelt form of the other."""
 MOST_DOUBTED = 100
-"""Queues that nobody names which are looked at: an application may make any number of names."""
+"""The most undeclared queue names that are checked: an application may make any number of names."""
 
 
 class Brokers:
@@ -107,12 +107,12 @@ class Brokers:
         return self._used
 
     def doubt(self, task: str, queue: str) -> None:
-        """Warn, once for each queue, when a job is about to be sent to one that nobody names here and that is spelt
-        much like one that somebody does.
+        """Warn, once for each queue, when a job is about to be sent to a queue that is not declared here and whose name
+        is similar to that of a declared one.
 
-        Any name is a queue, and one that only some workers' `--queues` name is as good as any other, so nothing is
-        refused. Names that differ in digits alone, as those of tenants or shards, are not mistakes. It asks no broker:
-        whether a worker reads a queue is what `queue list` and `doctor` tell.
+        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names that
+        differ only in digits, as those of tenants or shards, are not mistakes. No broker is asked: `queue list` and
+        `doctor` show whether a worker reads a queue.
         """
         used = self.used_queues()
         if queue in used or queue in self._doubted or len(self._doubted) >= MOST_DOUBTED:
@@ -138,7 +138,7 @@ class Brokers:
         return self._routes
 
     def _declared(self, task: str, options: Options) -> Declared:
-        """Return what a task says of where its jobs go. A queue that a route gives it counts as one that it names."""
+        """Return a task's declared queue and broker. A queue from `queue_routes` counts as one that the task names."""
         queue = options.queue or queue_for(task, self._app.settings.queue_routes)
         return Declared(task, queue, options.broker)
 

@@ -72,11 +72,11 @@ class EventLoopLag(HealthCheck):
             lag = max(lag, await lateness(SLEEP))
             if lag >= self._most:
                 break
-        self.why = f"the event loop came round {lag:.3g} s late; the limit is {self._most:g} s"
+        self.why = f"the event loop was {lag:.3g} s late; the limit is {self._most:g} s"
         return graded(lag, self._most)
 
     def state_after(self, block: "Block") -> str:
-        """Return the state that a block of the loop is worth."""
+        """Return the state that follows from a block of the loop."""
         return graded(block.seconds, self._most)
 
 
@@ -145,7 +145,7 @@ class QueueLength(HealthCheck):
 
 
 class Backlog(Protocol):
-    """A Messages Backlog: `app.backlog`, or one of the user's own."""
+    """A Messages Backlog: `app.backlog`, or one that the user wrote."""
 
     @property
     def size(self) -> int:
@@ -154,12 +154,12 @@ class Backlog(Protocol):
 
 
 class UnpublishedMessages(HealthCheck):
-    """Check whether fewer than `limit` messages wait in a Messages Backlog: those that this process has sent and Redis
-    has not got.
+    """Check whether fewer than `limit` messages wait in a Messages Backlog: this process has sent them, and Redis has
+    not received them.
 
     Args:
-        backlog: what holds them: `app.backlog`.
-        limit: so many messages are unhealthy, 80 % of them degraded.
+        backlog: the backlog: `app.backlog`.
+        limit: number of messages from which the state is unhealthy; from 80 % of it, degraded.
     """
 
     def __init__(self, backlog: Backlog, *, limit: int, name: str = "backlog", **more: Any) -> None:
@@ -202,7 +202,7 @@ class HttpEndpoint(HealthCheck):
         if scheme not in ("http", "https") or not rest or any(each.isspace() for each in url):
             raise Misconfigured(f"health check of {url!r}: give a URL that begins with http:// or https://")
         if "states" in more:
-            raise Misconfigured(f"health check of {url!r}: the states of an HttpEndpoint are its own")
+            raise Misconfigured(f"health check of {url!r}: an HttpEndpoint sets its states itself")
         more.setdefault("timeout", 2 * limit + 1)
         super().__init__(name or _host(rest), states=HTTP_STATES, **more)
         self.url: str = url

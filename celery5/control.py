@@ -80,7 +80,7 @@ class Control:
         self._app = app
         self._keyrings: dict[tuple[str, str], Keyring] = {}
 
-    if not TYPE_CHECKING:  # a checker knows what is there
+    if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
             raise not_there("control", self, name)

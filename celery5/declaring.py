@@ -177,6 +177,6 @@ def checked_name(name: str) -> str:
         )
     if name in (".", ".."):
         raise Misconfigured(
-            f"application name {name!r}: folders are named after it, and this is no name of one"
+            f"application name {name!r}: folders are named after it, and no folder can have this name"
         )
     return name

@@ -1,9 +1,9 @@
-"""Emptying: takes all jobs that wait on a queue away again.
+"""Emptying: revokes all jobs that wait on a queue.
 
 Floor: domain. Reads: where the queue's jobs are. Writes: what `revoke.lua` says.
 
-They are revoked, and not just deleted: whoever waits for one hears of it, keys become free, and Data Sinks get their
-documents.
+They are revoked, and not just deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
+get their documents.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ WAITING = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.
 
 
 async def emptied(app: "App", redis: AwaitingRedis, queue: str) -> int:
-    """Revoke what waits on a queue. Return how many jobs that were. Raises UnknownQueue."""
+    """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue."""
     known = await redis.perform(calls.queues(app.keys))
     if queue not in known:
         raise UnknownQueue(queue, known)

@@ -217,10 +217,10 @@ class ResultsDisabled(CeleryError):
 
 
 class BrokerError(CeleryError):
-    """Trouble with Redis.
+    """The base class of all errors with Redis.
 
-    `maybe_done` is true when a command was sent and nobody knows whether it ran, or when a part of what was asked for
-    has run. It also counts earlier attempts: one that was sent and lost, before this error ended the next one.
+    `maybe_done` is true when a command was sent and it is not known whether it ran, or when a part of the call has run.
+    Earlier attempts count, too: one that was sent and lost before this error ended the next one.
     """
 
     maybe_done: bool = False
@@ -237,8 +237,8 @@ class BadBrokerURL(BrokerError, ValueError):
 class BrokerUnavailable(BrokerError):
     """Redis cannot be reached, was cut off, or did not answer in time.
 
-    `maybe_done` is true when the command was sent, in this attempt or in an earlier one, and nobody knows whether it
-    ran.
+    `maybe_done` is true when the command was sent, in this attempt or in an earlier one, and it is not known whether
+    it ran.
     """
 
     def __init__(self, message: str, *, maybe_done: bool = False) -> None:
@@ -247,8 +247,8 @@ class BrokerUnavailable(BrokerError):
 
 
 class CircuitOpen(BrokerUnavailable):
-    """The connection's circuit breaker is open: this attempt sent nothing. With `maybe_done` an earlier one did. As the
-    failure of a job: that of its task is open, so it was not begun."""
+    """The connection's circuit breaker is open: this attempt sent nothing. With `maybe_done` an earlier one did. As
+    the failure of a job: the breaker of its task is open, so the job was not started."""
 
 
 class BrokerLoading(BrokerUnavailable):
@@ -303,8 +303,8 @@ class BrokerReplied(BrokerError):
 
 
 class UnreadableReply(BrokerReplied):
-    """Redis answered with something that celery5 cannot read: an entry or a key was written by another program. Nothing
-    is known of what the command did. `code` is `UNREADABLE`."""
+    """Redis answered with something that celery5 cannot read: another program has written an entry or a key. It is not
+    known what the command did. `code` is `UNREADABLE`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="UNREADABLE")

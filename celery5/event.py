@@ -104,7 +104,7 @@ class Event(_Fields):
         declared = declared_of(cls)
         return task.app.events.unsubscribe(declared.name, task.name)
 
-    # `cls` is typed as what can be called with the fields: so a checker knows them in `delay`, as in the constructor.
+    # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
     def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
         """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
@@ -194,7 +194,7 @@ class Declared:
         except BadArguments:
             raise
         except TypeError as error:
-            check_names(self.name, self.fields, fields)  # msgspec names a field that is missing first
+            check_names(self.name, self.fields, fields)  # msgspec would name a missing field first
             known = ", ".join(self.fields) or "none"
             raise BadArguments(
                 f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"
@@ -312,10 +312,10 @@ event: DeclareEvent = DeclareEvent(None)
 
 
 def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["Declared", Event]:
-    """How the event was declared, and one with these fields. Raises BadArguments."""
+    """Return the event's declaration, and an event with these fields. Raises BadArguments."""
     declared = declared_of(kind)
     if args:
-        raise BadArguments(f"{declared.name}: fields are given by name, not {args[0]!r}")
+        raise BadArguments(f"{declared.name}: pass fields by name, not {args[0]!r}")
     return declared, declared.made(fields)
 
 

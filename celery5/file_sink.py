@@ -23,10 +23,10 @@ class FileSink:
     """A Data Sink that appends a line of JSON for each document to the file `path`.
 
     `rotate` begins a new file: "day", which adds the day by UTC to the name (`orders.2026-11-21.jsonl`); or so many
-    bytes: a file that has them is renamed, with the time in its name. `fsync` returns when the disk has it. What is
-    made is for its user alone when it is `private` (files of mode 0600, folders of 0700); else others may read it as
-    the umask says. `name` is that of the file unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`.
-    A document may come twice, with the same `id`. Raises Misconfigured.
+    bytes: a file that has them is renamed, with the time in its name. `fsync` returns when the disk has it. With
+    `private` only its user can read what is created (files of mode 0600, folders of 0700); else the umask decides.
+    `name` is that of the file unless given; `on`, `batch`, `timeout` and `retry` are those of `Sink`. A document may
+    come twice, with the same `id`. Raises Misconfigured.
     """
 
     def __init__(

@@ -78,7 +78,9 @@ class Reading:
         """The queue and the entry after which to begin; empty when that is at the beginning. Raises Misconfigured."""
         queue, _, entry = self._meant.after.rpartition(":")
         if entry and not queue and len(queues) > 1:
-            raise Misconfigured(f"there are several queues: say which {entry} is in, after QUEUE:{entry}")
+            raise Misconfigured(
+                f"there are several queues: give the one that {entry} is in, as QUEUE:{entry}"
+            )
         if queue and queue not in queues:
             raise UnknownQueue(queue, queues)
         return queue or (queues[0] if entry and queues else ""), entry
@@ -139,7 +141,7 @@ class _SpanBack:
         self.waiting: list[Grave] = []
 
     async def fill(self, redis: AwaitingRedis) -> bool:
-        """Have the next graves in `waiting`. Whether there are any."""
+        """Read the next graves into `waiting`; return whether there are any."""
         if not self.waiting:
             self.waiting = await redis.perform(
                 graveyard.graves_back(self.keys, first=self._first, last=self._last, count=self._count)
@@ -231,7 +233,7 @@ def _exhumed(queue: str, grave: Grave, limit: int) -> DeadJob:
 
 
 def _fitting(found: Sequence[Grave]) -> int:
-    """How many graves to read next, by the size of the last ones."""
+    """Return how many graves to read next, by the size of the last ones."""
     size = sum(len(each.message) + len(each.document) for each in found) / len(found)
     return max(1, min(BATCH, int(PORTION_BYTES / max(size, 1))))
 

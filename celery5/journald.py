@@ -141,7 +141,7 @@ def _entry(message: Message) -> bytes:
         if name in _NO_FIELDS or value is None:
             continue
         field = _name(_RENAMED.get(name, str(name)))
-        # A field that others named JOB or task-uuid must not stand beside ours, which has the plain name.
+        # A field of the user named JOB or task-uuid must not stand beside ours, which has the plain name.
         if field not in named or _is_plain(str(name)):
             named[field] = _value(name, value)
     fields += named.items()

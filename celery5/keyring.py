@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\n?", re.DOTALL)
 _FINGERPRINT = re.compile(r"^[0-9a-f]{64}\Z")
 MOST_DONE = 10_000
-"""Commands that are remembered at once: no more are done in a minute."""
+"""The most commands that are remembered at once; others are refused meanwhile. A worker does fewer in two minutes."""
 KEPT_DONE = 60.0
-"""Seconds that a command is remembered beyond its life: this host's clock may be set back meanwhile."""
+"""Seconds that a command is remembered after it has expired: this host's clock may be set back meanwhile."""
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """Which commands were done: when each, by inbox and id, may be forgotten. `since` when nothing is missing here."""
+    """Which commands were done: by inbox and id, the time at which each may be forgotten. Complete from `since` on."""
 
     since: float
     done: dict[str, float] = {}
@@ -78,7 +78,7 @@ def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
     name."""
     if said:
         if Path(said).name in ("", ".."):
-            raise Misconfigured(f"keys is {said!r}: name a folder that is for keys alone")
+            raise Misconfigured(f"keys is {said!r}: name a folder that has only keys")
         try:
             return Path(said).expanduser()
         except RuntimeError:
@@ -92,7 +92,7 @@ def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
 
 
 class Keyring:
-    """The keys in `folder`. Nothing is read before it is asked for; what is missing is made by whoever first signs.
+    """The keys in `folder`. They are read when they are first needed; the first signature creates what is missing.
 
     `usage` is the extended key usage, an OID, that a sender's certificate must have; '' for any.
     """
@@ -136,12 +136,13 @@ class Keyring:
         return self._trust
 
     def remember(self, order: Order, now: float) -> Refusal | None:
-        """Note that a command is about to be done on this host; return why it must not be, if so.
+        """Record that a command is about to be done on this host; return the reason if it must not be.
 
-        Whoever can write to Redis may delete a nonce there, and what a process remembers ends with it. So the nonce is
-        in a file, which all processes of this folder share, before anything is done. A command from before that file
-        began may have been done by a process that could not note it: it is not done. Where no file can be written, a
-        read-only folder say, the same holds with what this process remembers, and with its own beginning.
+        Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the nonce
+        is written to a file, which all processes with this folder share, before anything is done. A command from
+        before that file was created may have been done by a process that could not record it, so it is refused. Where
+        no file can be written, as in a read-only folder, the process uses its own memory, and the time of its own
+        start.
         """
         try:
             with self._locked():
@@ -306,7 +307,7 @@ class Keyring:
             raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
         if found.st_uid != os.geteuid():
             raise Misconfigured(
-                f"{self.folder}, where the keys are, is another user's: chown it, or set CELERY5_KEYS"
+                f"{self.folder}, where the keys are, belongs to another user: chown it, or set CELERY5_KEYS"
             )
         if found.st_mode & 0o077:
             raise Misconfigured(
@@ -318,12 +319,13 @@ class Keyring:
         return self.folder
 
     def _begin_record(self) -> None:
-        """From now on what is done is noted."""
+        """Begin to record what is done."""
         if not (self.folder / "done").exists():
             self._write("done", msgspec.json.encode(_Done(time.time())))
 
     def _done(self) -> _Done:
-        """What is noted of commands. When that cannot be read nothing is known of what was before."""
+        """Return the record of commands. When it cannot be read, a new one begins: nothing is known of the time
+        before."""
         try:
             return msgspec.json.decode((self.folder / "done").read_bytes(), type=_Done)
         except (FileNotFoundError, msgspec.DecodeError, ValueError):
@@ -381,7 +383,7 @@ class Keyring:
             raise Misconfigured(f"{self.folder / 'ca.pem'} is no authority's: {error}") from None
 
     def _write(self, name: str, content: bytes, *, safely: bool = False) -> None:
-        """All of a file or nothing, and for nobody else to read; `safely` when the disk must have it."""
+        """Write a file as a whole or not at all, for this user alone; with `safely` wait until the disk has it."""
         file = self.folder / name
         handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".")
         try:
@@ -397,7 +399,7 @@ class Keyring:
 
 
 def _noted(record: _Done, order: Order, now: float) -> tuple[_Done, Refusal | None]:
-    """The record with that command in it; and why the command must not be done, if so."""
+    """Return the record with that command in it, and the reason if the command must not be done."""
     done = {each: until for each, until in record.done.items() if until > now}
     mark = f"{order.audience} {order.id}"
     if mark in done:

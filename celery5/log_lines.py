@@ -45,7 +45,7 @@ class JobLine(msgspec.Struct, gc=False, omit_defaults=True):
 
 _ENCODER = msgspec.json.Encoder(enc_hook=str)
 _BELOW = ("traceback", "stack")
-"""Fields of several lines: people get them below the line."""
+"""Fields of several lines: they are shown below the line."""
 _HIDDEN = {
     "timestamp",
     "task_uuid",
@@ -187,7 +187,7 @@ def _fields(message: Message, hidden: set[str]) -> list[str]:
 
 
 def _console(message: Message, coloured: bool, process: str) -> str:
-    """Return a line for people: when, how bad, who, what, and its fields; below them a stack or a traceback."""
+    """Return a line for people: time, level, process, event and its fields; below it a stack or a traceback."""
     who = str(message.get("worker") or process)
     at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

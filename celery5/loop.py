@@ -1,4 +1,4 @@
-"""Loop: how late the event loop comes round, and what has blocked it.
+"""Loop: how late the event loop is, and what has blocked it.
 
 Floor: domain. Reads: Trio's clock. Writes: nothing.
 """
@@ -10,7 +10,7 @@ import trio
 
 
 class Block(msgspec.Struct, frozen=True):
-    """The event loop does not turn, or did not: some code on it neither returns nor awaits."""
+    """A block of the event loop, now or in the past: some code on it neither returned nor awaited."""
 
     # For how long, so far.
     seconds: float
@@ -22,14 +22,14 @@ class Block(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Return it in words."""
+        """Return it as a phrase."""
         who = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
         others = f" and {self.others} others" if self.others else ""
         return f"the event loop was blocked for {self.seconds:.3g} s by {who}{others}"
 
 
 class LoopBlocks:
-    """What has blocked the event loop of this process. One thread writes while it lasts; the loop writes its end."""
+    """What has blocked the event loop of this process. A thread writes during a block; the loop writes its end."""
 
     def __init__(self) -> None:
         self.now: Block | None = None
@@ -42,7 +42,7 @@ class LoopBlocks:
         self.now = block
 
     def ended(self, block: Block) -> None:
-        """Note that the loop turns again, and tell the followers. Called on the loop."""
+        """Record that the loop runs again, and call the followers. Called on the loop."""
         count, seconds = self._totals.get(block.task, (0, 0.0))
         self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
         self.now, self.last = None, block
@@ -55,11 +55,11 @@ class LoopBlocks:
         return self._totals
 
     def follow(self, tell: Callable[[Block], None]) -> None:
-        """Have `tell` called, on the loop, after each block."""
+        """Call `tell`, on the loop, after each block."""
         self._followers.append(tell)
 
     def unfollow(self, tell: Callable[[Block], None]) -> None:
-        """Do not call `tell` any more."""
+        """Stop calling `tell`."""
         self._followers.remove(tell)
 
 

@@ -69,7 +69,7 @@ class _Delivery:
         self.group = group
         self.answer: Future[Answer] = Future()
         self.sent = False
-        # An attempt was sent and lost, which the daemon may have stored: what it answers to the next one is not all.
+        # An attempt was sent and lost; the daemon may have stored its jobs, so the answer to the next one is not all.
         self.lost = False
 
 

@@ -192,8 +192,7 @@ class AsyncResult(Generic[R_co]):
         )
 
     async def _why_it_waits(self, redis: AwaitingRedis) -> str:
-        """Say what keeps a job that has not begun from beginning, as far as one trip to the broker tells; '' when
-        nothing is known to."""
+        """Return why a job has not begun, as far as one trip to the broker shows; '' when no reason is known."""
         keys, asked = self.app.keys, list[Call[Any]]()
         asked += [looking.overview(self.app.queue(self.queue)), pausing.paused(keys), imposing.imposed(keys)]
         try:

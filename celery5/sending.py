@@ -23,7 +23,7 @@ Jobs = Sequence[Job]
 Holders = Mapping[str, str]
 """Whose place each job has that was not sent, by their ids."""
 Taker = Callable[[Jobs], None]
-"""Takes jobs instead of a broker."""
+"""Accept jobs in place of a broker."""
 
 
 class Sender:
@@ -41,7 +41,7 @@ class Sender:
         self._publisher = Publisher(keys=self._app.keys)
 
     def divert(self, taker: Taker | None) -> Taker | None:
-        """Give jobs to `taker` from now on, or to brokers again. Return who took them before."""
+        """Give jobs to `taker` from now on, or with None to brokers again. Return the taker before."""
         before, self._taker = self._taker, taker
         return before
 
@@ -157,14 +157,14 @@ class Sender:
 
 
 def in_short(error: BrokerUnavailable) -> BrokerUnavailable:
-    """Return the same error without the trace of how it came about. Its message has the reason, and whoever called
-    `delay` has no use for twenty frames of connecting."""
+    """Return the same error without its traceback. Its message has the reason, and twenty frames of
+    connecting do not help the caller of `delay`."""
     if "pytest" in sys.modules and _IN_A_TEST not in getattr(error, "__notes__", ()):
         error.add_note(_IN_A_TEST)
     return error.with_traceback(None)
 
 
-_IN_A_TEST = "In a test no broker is needed: celery5.testing.recorded(app) keeps what is sent."
+_IN_A_TEST = "A test needs no broker: celery5.testing.recorded(app) keeps what is sent."
 
 
 def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], Holders]) -> Holders:

@@ -35,12 +35,12 @@ def _cores() -> int:
 
 _DAY = 86400
 _IN_HASH: dict[str, Any] = {"in_hash": True}
-"""Mark of a setting that the hash in Redis may say: no address, no file, no name of code, no question of trust."""
+"""Mark of a setting that the hash in Redis may set: no address, no file, no name of code, nothing about trust."""
 
 
 def _up_to(most: float) -> dict[str, Any]:
-    """Mark a number that the hash in Redis may say, with the largest that it may: whoever writes there must not be able
-    to have every worker take all memory or start ten thousand threads."""
+    """Mark a number that the hash in Redis may set, with its largest value there: somebody who can write to Redis must
+    not make every worker use all memory or start ten thousand threads."""
     return {"in_hash": True, "most": most}
 
 
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_routes: Annotated[
         dict[str, str],
         Meta(
-            description="queue of tasks that name none, by task: names or globs, the first that fits",
+            description="queues of tasks that name none, by task name or glob; the first match counts",
             extra=_IN_HASH,
         ),
     ] = msgspec.field(default_factory=dict[str, str])
@@ -232,21 +232,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["auto", "json", "console", "journal"],
         Meta(
-            description="how the log is written where --log-format does not say; auto: it is found out",
+            description="how the log is written without --log-format; auto: detected",
             extra=_IN_HASH,
         ),
     ] = "auto"
     retry_tracebacks: Annotated[
         bool,
         Meta(
-            description="whether the log has the traceback of each retry, not of the last attempt alone",
+            description="whether the log has the traceback of each retry, not only of the last attempt",
             extra=_IN_HASH,
         ),
     ] = False
     loop_block_warning: Annotated[
         float,
         Meta(
-            description="for how long a job may block the event loop before it is told of; 0: never",
+            description="how long a job may block the event loop before a warning; 0: no warning",
             extra=_up_to(3600),
             ge=0,
         ),
@@ -265,7 +265,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keys_usage: Annotated[
         str,
         Meta(
-            description="extended key usage, an OID, that a sender's certificate must have; none: any",
+            description="extended key usage, an OID, that a sender's certificate must have; none: not checked",
             pattern=r"^([0-9]+(\.[0-9]+)+)?\Z",
             max_length=200,
         ),
@@ -343,8 +343,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingOptions(TypedDict, total=False):
-    """What `App(...)` takes as settings: those that have no parameter of their own. For type checkers; a test compares
-    them with `Settings`."""
+    """The settings that `App(...)` takes as keyword arguments, except those with an own parameter. For type checkers; a
+    test compares them with `Settings`."""
 
     brokers: Mapping[str, str] | None
     routes: Mapping[str, str] | None
@@ -531,29 +531,29 @@ def value_of(name: str, raw: object) -> Any:
 
 
 def fault_in_hash(name: str, raw: object) -> str:
-    """Return why the hash in Redis may not say `raw` for a setting; '' when it may, and for what is no setting.
+    """Return why the hash in Redis may not set a setting to `raw`; '' when it may, and for an unknown setting.
 
-    Whoever can write to Redis can write there, so it is a list of what is allowed. It never names code: a strategy of
-    one's own (`module:function`) is said in code, in a file or in the environment.
+    Anyone who can write to Redis can write there, so only what is marked is allowed. The hash never names code: a
+    strategy `module:function` is allowed only in code, in a file or in the environment.
     """
     if name not in _TYPES:
         return ""
     marks = _marks(name)
     if "in_hash" not in marks:
-        return f"{name} cannot be said in the broker"
+        return f"{name} cannot be set in the broker"
     if name in ("prioritise", "autoscale") and ":" in str(raw):
         return f"{name} cannot name code in the broker"
     try:
         beyond = _beyond(name, value_of(name, raw), marks)
     except Misconfigured:
-        return ""  # told with everything else that is wrong
+        return ""  # reported with all other errors
     return f"{name} is {shown(raw)}: in the broker {beyond} at most" if beyond else ""
 
 
 _SLOTS_IN_HASH = {"trio": 10_000, "asyncio": 10_000, "thread": 512, "boxed": 256}
-"""Slots of a budget by kind of task, at most, when the hash says it."""
+"""The most slots of a budget that the hash may set, by kind of task."""
 _WORKERS_IN_HASH = 1000
-"""Worker processes that the hash may have autoscaling start."""
+"""The most worker processes that the hash may let autoscaling start."""
 
 
 def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
@@ -576,7 +576,7 @@ def _marks(name: str) -> Mapping[str, Any]:
 
 
 def hash_limits() -> dict[str, str]:
-    """Return for each setting whether the hash in Redis may say it, for the documentation."""
+    """Return for each setting whether the hash in Redis may set it, for the documentation."""
     found = {name: _marks(name) for name in _TYPES}
     return {
         name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"

@@ -3,7 +3,7 @@
 Floor: domain. Reads: nothing. Writes: nothing.
 
 Names of attributes, options, settings, modules and commands. A value that begins with `nothing` says that there is no
-such thing here; a test sees that it is true.
+such thing here; a test checks that.
 
 Looked into only when a name is not there, so it costs nothing else. The guide's pages "From Celery" and "From Fennel"
 have the whole of it; a test sees that what is said here is there, too.
@@ -79,7 +79,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "revoke": "app.result(id).revoke(), or revoke(results)",
         "terminate": "app.result(id).revoke(), which stops what runs",
         "shutdown": 'app.control.send("shutdown")',
-        "purge": "nothing for queues; app.dlq.purge() for dead jobs",
+        "purge": "app.empty(queue) for the jobs that wait on a queue, app.dlq.purge() for dead jobs",
         "rate_limit": 'app.limits.impose("shop.add", "10/s")',
         "time_limit": "time_limit of the task, or of the configuration",
         "cancel_consumer": 'app.control.send("pause-queue", {"queue": "mail"})',
@@ -117,7 +117,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "visibility_timeout": "nothing: there is none",
         "broker_transport_options": "nothing: there is no visibility timeout",
         "beat_schedule": "schedules",
-        "task_routes": 'queue_routes={"media.mail.*": "mail"}; routes is another thing: it chooses a broker',
+        "task_routes": 'queue_routes={"media.mail.*": "mail"}; the setting routes chooses a broker',
         "task_queues": "nothing to declare: any name is a queue; --queues says which of them a worker reads",
         "task_default_rate_limit": "rate_limit of a task",
         "task_default_priority": "priority of a task: high, normal or low",
@@ -153,8 +153,8 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "control pool_shrink": "celery5 worker budget thread --maximum 2",
         "control autoscale": "celery5 worker budget thread --minimum 2 --maximum 8",
         "control pool_restart": "celery5 worker reload",
-        "purge": "nothing for queues; celery5 dlq purge removes dead jobs",
-        "call": "celery5 worker run TASK --to NAME on one worker, or task.delay(...) in Python",
+        "purge": "celery5 queue purge QUEUE, and celery5 dlq purge for dead jobs",
+        "call": "celery5 task send TASK, or celery5 worker run TASK --to NAME on one worker",
         "status": "celery5 worker list, celery5 info and celery5 controller status",
         "result": "celery5 task show ID",
         "shell": "python -i -c 'from shop import *'",
@@ -204,7 +204,7 @@ def hint(thing: Thing, name: str) -> str:
 
 def hint_of_command(words: Sequence[str]) -> str:
     """Return what to write instead of the command that these words begin, as the end of a message: `inspect active` is
-    known better than `inspect`. '' when it is nobody's."""
+    known better than `inspect`. '' for a command that Celery does not have."""
     return hint("command", " ".join(words[:2])) or hint("command", "".join(words[:1]))
 
 
@@ -221,8 +221,8 @@ def not_in_celery5(name: str) -> Exception:
 
 
 def refuse_old_module(name: str) -> None:
-    """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Nothing for
-    any other."""
+    """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Do nothing
+    for other modules."""
     package, _, module = name.partition(".")
     if package == "celery5" and (instead := hint("module", module.partition(".")[0])):
         raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)

@@ -33,7 +33,7 @@ LEAST = 0.1
 """Seconds that a job is held at least while a probe is under way: less would let jobs turn in circles."""
 
 PASSABLE = "degraded"
-"""The one bad state in which a probe may go ahead: what works badly may work."""
+"""The one bad state in which a probe may run: a degraded service may still work."""
 
 _KINDS = kinds_of(CircuitOpen("open"))
 _SERVICE = "service:"
@@ -56,7 +56,7 @@ class BreakerReading(msgspec.Struct, frozen=True):
     state: str
     # What its policy does while it is open: delay, fail or watch.
     mode: str
-    # What that means for its jobs now, in words; '' while it is closed.
+    # The effect on its jobs now, as a phrase; '' while it is closed.
     effect: str
     # Failures that count so far.
     failures: int
@@ -93,7 +93,7 @@ class Circuit:
         if breaker.state is BreakerState.CLOSED:
             return None
         if breaker.allows(now) and (bad := self._bad_check(now)) is not None:
-            # A probe would fail, and cost a job an attempt. The next look at the check may find it well.
+            # A probe would fail, and cost a job an attempt. The next check may be good.
             self.why, self._comes_first = f"health check {bad.name} is {self._seen[bad.name][0]}", True
             self.breaker = replace(breaker, until=now + min(self.policy.reset, bad.period))
         elif self.begin_probe(who):
@@ -127,8 +127,8 @@ class Circuit:
     def _bad_check(self, now: float) -> HealthCheck | None:
         """Return a check whose last state is bad and not yet stale; None when a probe may go ahead.
 
-        A check that nobody looks at, and that has no period, never gets stale: the job that would report it well may
-        be the very probe, so it bars none.
+        A check that only jobs report, and that has no period, never becomes stale: the probe may be the job that would
+        report it well, so such a check stops no probe.
         """
         for name, (state, at) in self._seen.items():
             check = self.checks[name]
@@ -164,7 +164,7 @@ class Circuit:
             self._become(before.succeeded() if well else before.failed(now), now, why)
 
     def report(self, check: HealthCheck, state: str, why: str = "") -> None:
-        """A health check of ours is in that state, good or bad, seen again."""
+        """Record the state of one of this breaker's health checks, good or bad, also if it is unchanged."""
         now = trio.current_time()
         self._seen[check.name] = (state, now)
         allowed, within = self._allowance(check, state)
@@ -215,7 +215,7 @@ class Circuit:
         )
 
     def _effect(self) -> str:
-        """Return what a breaker that is not closed does, in words."""
+        """Return what a breaker that is not closed does, as a phrase."""
         effects = _SERVICE_EFFECTS if self.name.startswith(_SERVICE) else _EFFECTS
         return effects.get(self.policy.mode, "")
 

@@ -20,7 +20,7 @@ ROUTINE = frozenset(
         "log-again",  # a process sends it to itself
     )
 )
-"""Commands that tell nobody anything when they were done: debug lines in the log."""
+"""Routine commands: when they are done, the log has them at level debug."""
 
 
 class PostsToItself(Protocol):

@@ -215,7 +215,7 @@ class Consumer:
                 raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
             if not passes(error):
                 raise
-            self._connects = -1  # what an unreadable reply carried is looked for among what is ours
+            self._connects = -1  # entries of an unreadable reply are pending: read them again
             await self._wait(error)
         else:
             self._waits.over()

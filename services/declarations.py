@@ -150,7 +150,7 @@ class Declarations:
             gone = schedules.retired(schedule, now, stamp=self._stamp)
             if schedule.name in known or gone is None:
                 continue
-            # In an outage all leases lapse, so what nobody declared until then says nothing.
+            # In an outage all leases lapse, so the time until then does not count as time without a declaration.
             since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
             orphans[schedule.name] = since
             if looked - since >= GRACE * self._lease and await self._put(schedule, record, gone, now):

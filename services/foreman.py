@@ -168,8 +168,8 @@ class Foreman:
                         self._log.event("member:not-done", "warning", name=name, why=str(error))
 
     def pid_of(self, name: str) -> int | None:
-        """The process id of a member, on the host that it runs on; None when it does not run or the platform cannot
-        tell."""
+        """The process id of a member, on the host that it runs on; None when it does not run or the platform does not
+        know it."""
         return succession.pid_of(self._platform, name)
 
     @property

@@ -37,7 +37,7 @@ from celery5.services.waits import Waits
 from celery5.task import Task
 
 BATCH = 64
-"""Jobs in one trip to the gates: Redis does nothing else meanwhile."""
+"""The most jobs in one trip to the gates: Redis does nothing else meanwhile."""
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
 RULES = 32

@@ -29,8 +29,8 @@ AGAIN = 5.0
 """Seconds between attempts to tell others of a global check while Redis is away."""
 BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
-NO_REASON = "its function, or whoever reported it, gave no reason"
-"""What is said of a bad state where nobody says why."""
+NO_REASON = "no reason was given by its function or report"
+"""The `why` of a bad state for which none was given."""
 FAULTS = 20
 """Different faults of one function that are known at most: a text with a time in it is new at each look."""
 
@@ -164,7 +164,7 @@ class Health:
                 check.detach(self.hear)
 
     def _loop_was_blocked(self, block: Block) -> None:
-        """Tell at once the checks that look at the loop: their own look may be seconds away."""
+        """Notify the checks of the loop at once: their own next check may be seconds away."""
         for check in self._checks.values():
             if isinstance(check, EventLoopLag):
                 state = check.state_after(block)

@@ -48,7 +48,7 @@ class Understudy(Protocol):
 
 
 Wake = Callable[[QueueKeys, Pulse], float | None]
-"""Is told of each answer. Returns the seconds after which it wants another one; None when the usual pause will do."""
+"""Called with each answer. Returns the seconds after which it needs the next one; None for the usual pause."""
 
 
 class Heartbeat:

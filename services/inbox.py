@@ -54,7 +54,7 @@ LIMIT = 120.0
 ANSWER_LIMIT = 2.0
 """Seconds that an answer may take to be written, also while this process ends."""
 NOTE_LIMIT = 2.0
-"""Seconds that it may take to note on the disk that a command is about to be done."""
+"""The most seconds for recording on the disk that a command is about to be done."""
 STOP_LIMIT = 2.0
 """Seconds that commands which are being done get when this process ends, or begins anew."""
 OWN = 100
@@ -318,10 +318,10 @@ class Inbox:
         return True
 
     async def _noted(self, order: Order) -> Refusal | None:
-        """Note on the disk that this command is about to be done, for whoever has this name next; gives why it must
-        not be done, if so."""
+        """Record on the disk that this command is about to be done, for the next process of this name; return the
+        reason if it must not be done."""
         if not self._address.signed:
-            return None  # whoever can write to Redis can command this process anyway
+            return None  # without signatures anyone who can write to Redis can send commands anyway
         with trio.move_on_after(NOTE_LIMIT):
             return await trio.to_thread.run_sync(
                 self._keyring.remember, order, time.time(), limiter=self._thread, abandon_on_cancel=True

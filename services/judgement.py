@@ -36,10 +36,10 @@ from celery5.services.internal_queues import ResultsQueue
 from celery5.task import Task
 
 LOOKS = 20
-"""Results of each task that are compared with what it declares. Decoding all of them would cost each job what only a
-wrong annotation needs, and that shows in the first ones."""
+"""The results of each task that are compared with its annotation. Decoding all of them would cost time for each job,
+and a wrong annotation shows in the first ones."""
 LARGEST_LOOK = 64 * 1024
-"""Bytes of a result that is compared."""
+"""The most bytes of a result that is compared."""
 
 
 class Judgement:
@@ -99,13 +99,13 @@ class Judgement:
         if delivery.takers is not None:
             delivery.document = unkept(verdict, delivery, worker=self._worker)
         self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
-        if type(outcome) is Missed:  # no attempt has ended: there is nothing to count, and nobody need act
+        if type(outcome) is Missed:  # no attempt has ended: there is nothing to count or to warn of
             self._log.event("job:missed-its-rate", "debug", job=envelope.id, task=envelope.task)
         else:
             self._tell(delivery, envelope, verdict)
 
     def _look_at(self, value: bytes, envelope: Envelope) -> None:
-        """Warn, once for each task, of a result that whoever waits for it cannot read as the task declares it."""
+        """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""
         task, why = envelope.task, ""
         try:
             if len(value) <= LARGEST_LOOK:
@@ -140,13 +140,11 @@ class Judgement:
         )
 
 
-_WRONG = (
-    "it is stored as it is; whoever waits for it gets BadResult: correct the annotation or what is returned"
-)
+_WRONG = "it is stored unchanged, and get() raises BadResult: correct the annotation or what is returned"
 
 
 def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
-    """What else there is to say of a job that did not succeed; with the traceback if it is `traced`."""
+    """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
     failure = fields.pop("failure", None)
     if failure is not None:

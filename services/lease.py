@@ -15,8 +15,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 MARGIN = 1 / 20
-"""The share of a lease before its end from which a worker acts as if it were over: what must have ended by then is
-cancelled, and gets so long to end."""
+"""The last part of a lease, in which a worker acts as if the lease had ended: it cancels the jobs that must not outlast
+the lease, and they have this time to end."""
 LOOK = 1.0
 """Seconds between looks at the clock, at least: a timer fires late on a machine that was suspended."""
 

@@ -4,10 +4,10 @@ Floor: services. Reads: frames from clients. Writes: their jobs into the stores;
 
 What a client may take is bounded: connections, the size of a frame and what is in it, the time from a frame's first
 byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A client
-that does not keep to that costs itself its connection, and nobody else anything. Whoever has not said hello yet, and
-shown a certificate where one is asked for, has a place of another kind, so that strangers keep no producer out. Where
-all places are taken, the connection that has been idle for longest makes room: its client opens another one when it
-has something to say.
+that exceeds a limit loses its connection; others do not notice. A connection that has not sent hello yet, and its
+certificate if one is required, is a stranger. Strangers have separate places, so that they cannot keep producers out.
+When all places are taken, the connection that has been idle for longest is closed: its client opens another one when
+it has something to send.
 """
 
 import ssl
@@ -44,11 +44,11 @@ from celery5.services.doors import Doors
 from celery5.services.messages_store import MessagesStore
 
 CONNECTIONS = 512
-"""Clients at once, who have said hello."""
+"""The most clients at once: connections that have sent hello."""
 STRANGERS = 64
-"""Connections at once that have not said hello yet: as many by TCP, and as many by unix sockets."""
+"""The most strangers at once, by TCP and by unix sockets each."""
 AT_ONCE = 500
-"""Messages that are looked at before others have their turn."""
+"""Messages that are read before other connections have their turn."""
 TELL_AGAIN = 10.0
 """Seconds between two log lines about connections that made room for others."""
 HELLO_LIMIT = 5.0
@@ -71,8 +71,8 @@ class _Left(Exception):
 
 
 class _Places:
-    """Who has a place here. A connection begins as a stranger, of a `kind` (unix or TCP) and from a `host`; it becomes
-    a client when it has said hello. `dropped` counts those that made room for others."""
+    """The open connections. Each begins as a stranger, of a `kind` (unix or TCP) and from a `host`; it becomes a client
+    when it has sent hello. `dropped` counts those that made room for others."""
 
     def __init__(self, clients: int, strangers: int) -> None:
         self._most = clients
@@ -89,17 +89,17 @@ class _Places:
 
     @property
     def strangers(self) -> int:
-        """How many connections have not said hello yet."""
+        """How many connections have not sent hello yet."""
         return sum(len(held) for hosts in self._strangers.values() for held in hosts.values())
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there is no place for another client: all are taken, and nobody is idle."""
+        """Whether there is no place for another client: all are taken, and none is idle."""
         return len(self._clients) >= self._most and not self._idle
 
     def came(self, who: "_Conversation") -> None:
-        """Give a new connection a place among strangers. Where there is none, the oldest one of the host that has most
-        of them goes: so one host can crowd out none but itself."""
+        """Give a new connection a place among strangers. When there is none, close the oldest stranger of the host
+        that has most of them: so one host can only displace its own connections."""
         hosts = self._strangers.setdefault(who.kind, {})
         if sum(map(len, hosts.values())) >= self._most_strangers:
             most = max(hosts.values(), key=lambda held: len(held))
@@ -122,7 +122,7 @@ class _Places:
             self._idle[who] = None
 
     def works(self, who: "_Conversation") -> None:
-        """A client is saying something, or waits for an answer."""
+        """A client sends something, or waits for an answer."""
         self._idle.pop(who, None)
 
     def left(self, who: "_Conversation") -> None:
@@ -214,7 +214,7 @@ class Listener:
             await trio.aclose_forcefully(stream)
 
     def _tell_dropped(self) -> None:
-        """Log now and then that connections made room for others: strangers can have that happen at any rate."""
+        """Log at intervals that connections made room for others: strangers can cause that at any rate."""
         new, now = self._places.dropped - self._told, trio.current_time()
         if new and now >= self._told_at + TELL_AGAIN:
             self._log.event("listener:crowded", "warning", dropped=new, clients=self._places.clients)
@@ -281,7 +281,8 @@ class Listener:
         return None
 
     async def _yield_after(self, messages: int) -> None:
-        """Let all others have their turn when so many messages more make AT_ONCE that were looked at since."""
+        """Let other connections have their turn when, with these messages, AT_ONCE have been read since the last
+        time."""
         self._looked += messages
         if self._looked >= AT_ONCE:
             self._looked = 0
@@ -316,7 +317,7 @@ class Listener:
         yield gauge("celery5_publisher_clients", "Connections of producers.", float(self._places.clients))
         yield gauge(
             "celery5_publisher_strangers",
-            "Connections that have not said hello yet.",
+            "Connections that have not sent hello yet.",
             float(self._places.strangers),
         )
         yield counter("celery5_publisher_calls_total", "Calls of producers.", float(self._groups))

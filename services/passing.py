@@ -17,18 +17,18 @@ def passes(error: BrokerReplied | BrokerUnavailable) -> bool:
 
 
 def passes_for_all(error: BrokerReplied | BrokerUnavailable) -> bool:
-    """Return whether it passes, and concerns every call whatever its key."""
+    """Return whether the error is transient and affects every call, whatever its key."""
     return isinstance(error, BrokerUnavailable) or error.code in _CODES
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether this is an error of the broker that passes by itself.
+    """Return whether this is a transient error of the broker.
 
-    The one answer for a process that runs and for one that begins again: both wait for what is transient.
+    The same for a process that runs and for one that begins again: both wait for transient errors.
     """
     return isinstance(error, BrokerReplied | BrokerUnavailable) and passes(error)
 
 
 def is_spoilt(error: Exception) -> bool:
-    """Return whether Redis serves, and what one key holds is the trouble."""
+    """Return whether Redis works, and the content of one key causes the error."""
     return isinstance(error, BrokerReplied) and error.code in _OF_ONE_KEY

@@ -3,7 +3,7 @@
 Floor: services. Reads: the sizes of queues and the ids of their oldest entries. Writes: the process' vitals.
 
 A worker measures its own queues, a Controller all of its application's. Each queue is one script whose cost does not
-grow with the queue. Nothing is asked where nobody can see the answer: in a process without a status port.
+grow with the queue. A process without a status port measures nothing, since nobody could see it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,8 @@
 Floor: services. Reads: the queues' leases and pending jobs. Writes: what `recover.lua` says.
 
 The Heartbeat says when a lease has lapsed. Whether its worker has died is decided in `protocol/recovery.py`, from the
-answers to this worker's own heartbeats, and only when one was just answered: while Redis is silent nobody is judged.
-The script decides once more, for each worker, from that heartbeat (`calls.Judge`).
+answers to this worker's own heartbeats, and only when one was just answered: while Redis does not answer, no worker
+is judged. The script decides once more, for each worker, from that heartbeat (`calls.Judge`).
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,8 @@ class Recoverer:
         self._lapsed = trio.Event()
 
     def hear(self, keys: QueueKeys, pulse: Pulse) -> float | None:
-        """Take the Heartbeat's news of one queue. Return the seconds after which it may judge who has lapsed by now."""
+        """Take the Heartbeat's answer for one queue. Return the seconds after which this worker may judge those whose
+        lease has lapsed by now."""
         now = trio.current_time()
         heartbeats = self._heartbeats[keys.queue].answered(now, at=pulse.at / 1000)
         self._heartbeats[keys.queue], self._pulses[keys.queue] = heartbeats, pulse

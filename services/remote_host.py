@@ -54,7 +54,7 @@ _ANY = "any"
 _LONGEST_LOOK = 100_000
 """Lines."""
 _LARGEST_LOOK = 16 * 1024 * 1024
-"""Characters of all its lines."""
+"""The most characters of all its lines."""
 _ALIVE: Mapping[str, State] = {
     "activating": "starting",
     "active": "up",

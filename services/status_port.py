@@ -77,14 +77,15 @@ class StatusPort:
             own.close()
 
     def answer_for(self, seconds: float) -> bool:
-        """Answer for so long, in another thread than the loop's, which is blocked. False when nobody can connect."""
+        """Answer for this time, in another thread than the loop's, which is blocked. Return False when no port is
+        open."""
         listener, end = self._listener, time.monotonic() + seconds
         if listener is None:
             return False
         waiting = select.poll()
         waiting.register(listener, select.POLLIN)
         while (left := end - time.monotonic()) > 0 and waiting.poll(left * 1000):
-            with suppress(OSError):  # the loop was first, or the client has gone
+            with suppress(OSError):  # the loop accepted it first, or the client has gone
                 stream, _ = listener.accept()
                 with stream:
                     stream.settimeout(BLOCKED_LIMIT)
@@ -125,8 +126,8 @@ class StatusPort:
                 nursery.start_soon(self._serve, await accepted(listener))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """One connection, whatever comes on it. When there are too many, the oldest is closed: whoever holds
-        connections open and says nothing must not keep a probe from its answer, or the worker is restarted for it."""
+        """One connection, whatever comes on it. When there are too many, the oldest is closed: a client that holds
+        connections open and sends nothing must not block a probe, or the worker would be restarted."""
         self._open += 1
         scope = trio.move_on_after(LIMIT)
         self._busy[scope] = None

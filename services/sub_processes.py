@@ -199,8 +199,8 @@ class SubProcesses:
 
 
 def words(name: str, said: bytes) -> Iterator[Word]:
-    """What a datagram of sd_notify(3) means, said by the member `name`. What is not understood means nothing. A status
-    by itself is no sign that the event loop turns: a thread says it of one that is blocked."""
+    """Return the meaning of a datagram of sd_notify(3) from the member `name`; unknown fields are ignored. A status
+    alone is no sign that the event loop runs: a thread also sends it while the loop is blocked."""
     lines = said.decode(errors="replace").splitlines()
     turns = "WATCHDOG=1" in lines or "READY=1" in lines
     for line in lines:
@@ -216,7 +216,7 @@ def words(name: str, said: bytes) -> Iterator[Word]:
 
 
 def reason_of(said: bytes) -> str:
-    """Return the error that a datagram says its sender ends with; '' when it says none."""
+    """Return the error with which the sender of a datagram ends; '' for none."""
     lines = said.decode(errors="replace").splitlines()
     return next((reason_in(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")), "")
 

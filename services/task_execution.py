@@ -374,11 +374,12 @@ class TaskExecution:
             hand.cancel(INTERRUPTED, patience)
 
     async def _watch_lease(self) -> None:
-        """Interrupt what another worker may begin as soon as this one's lease has ended: asynchronous jobs that have a
-        slot of a limit. They are given back, if this worker may settle again before it was taken for dead."""
+        """Interrupt the jobs that another worker may begin as soon as this one's lease has ended: asynchronous jobs
+        that have a slot of a limit. They are given back if this worker can settle again before others take it for
+        dead."""
         while True:
             await self._lease.runs_out()
-            while self._lease.lasts():  # the margin: what begins in it ends with it
+            while self._lease.lasts():  # the margin: a job that begins in it is interrupted, too
                 self._interrupt_limited()
                 await trio.sleep(self._lease.seconds * MARGIN / 4)
                 if self._lease.until - now() > self._lease.seconds * MARGIN:

@@ -175,7 +175,7 @@ def _of_the_loop(loop: LoopBlocks) -> list[Family]:
     return [
         gauge(
             "celery5_loop_blocked_seconds",
-            "For how long the event loop is blocked now; 0 when it turns.",
+            "For how long the event loop has been blocked now; 0 when it is not.",
             0.0 if now is None else now.seconds,
         ),
         counter(
@@ -185,7 +185,7 @@ def _of_the_loop(loop: LoopBlocks) -> list[Family]:
         ),
         counter(
             "celery5_loop_block_seconds_total",
-            "For how long jobs of the task have blocked the event loop, in all.",
+            "For how long jobs of the task have blocked the event loop, in total.",
             *[(seconds, {"task": task}) for task, (_, seconds) in totals],
         ),
     ]

@@ -66,7 +66,7 @@ class BlockingRedis:
 
     def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
         trip = next(steps)
-        # Whether an attempt was lost that may have run. What fails after it must say so.
+        # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
         maybe_done_before = False
         try:
             while True:
@@ -78,7 +78,7 @@ class BlockingRedis:
                     maybe_done_before = maybe_done_before or lost.maybe_done
                 if (
                     raws is None
-                ):  # outside of the handler: an error of it would keep the lost link in its context
+                ):  # outside of the handler: an error in it would keep the lost link in its context
                     raws = self._attempt(self._pool.replacement(link), trip, last=True)
                 trip = steps.send(raws)
         except StopIteration as end:

@@ -65,7 +65,7 @@ class Call(Generic[T]):
 
 
 def text(raw: bytes) -> str:
-    """Return the text of `raw`. Bytes that are no UTF-8 become replacement characters: others may write too."""
+    """Return `raw` as text. Bytes that are not UTF-8 become replacement characters: other programs may write, too."""
     return raw.decode(errors="replace")
 
 

@@ -253,8 +253,8 @@ def recover(
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 
     `begun` are the entries, lanes included, that it is known to have begun: only these count as having taken it
-    down. Without it all do. The `judge` has decided this from its heartbeat, and is refused when that is too old by
-    then: nobody is recovered. Without one the caller knows that the process has ended.
+    down. Without it all do. The `judge` is the worker that decided this from its heartbeat; when that is too old as
+    the script runs, nobody is recovered. Without a judge the caller knows that the process has ended.
     """
     return scripted(
         RECOVER,

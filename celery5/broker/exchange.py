@@ -76,7 +76,7 @@ def exchange_all(
 
 
 def read_reply(call: Call[T], raw: Any, *, where: str) -> T:
-    """Return the value of a reply. Raises UnreadableReply, whatever the call's decoder raises."""
+    """Return the value of a reply. Raises UnreadableReply for every error of the call's decoder."""
     try:
         return call.reply(raw)
     except Exception as error:
@@ -89,14 +89,14 @@ def script_unknown(call: Call[Any], raw: object) -> bool:
 
 
 def some_done(raws: Sequence[Any]) -> bool:
-    """Whether one of these replies is no error: its command has run."""
+    """Return whether one of these replies is not an error, so that its command has run."""
     return any(type(raw) is not ReplyError for raw in raws)
 
 
 class SendAgain(Exception):
     """Inside a driver: the attempt failed, and a second one on a new connection is allowed.
 
-    `maybe_done`: the failed attempt may have run. Then every later error of the exchange must say so.
+    `maybe_done`: the failed attempt may have run. Then every later error of the exchange has `maybe_done`, too.
     """
 
     def __init__(self, *, maybe_done: bool) -> None:

@@ -21,9 +21,9 @@ OURS = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
 
 
 def make_private(folder: Path) -> os.stat_result:
-    """Make a folder, and those above it that are missing, for this user alone, whatever the umask; return what it is.
+    """Make a folder and its missing parents, for this user alone, whatever the umask; return its `stat`.
 
-    A folder that is there stays as it is: look at its owner and its mode. Raises OSError.
+    An existing folder is not changed: the caller checks its owner and mode. Raises OSError.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):

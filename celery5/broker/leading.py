@@ -39,6 +39,6 @@ def _record(raw: Any) -> Record:
 
 
 def _counted(raw: bytes | None) -> int:
-    """Return the number of a field as `lead.lua` reads it, or both would mean different records."""
+    """Return the number of a field as `lead.lua` reads it: both must see the same record."""
     number = whole(raw)
     return number if 0 <= number < 2**53 else 0

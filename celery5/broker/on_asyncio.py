@@ -97,7 +97,7 @@ class AsyncioRedis:
 
     async def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
         trip = next(steps)
-        # Whether an attempt was lost that may have run. What fails after it must say so.
+        # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
         maybe_done_before = False
         try:
             while True:

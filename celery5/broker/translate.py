@@ -126,7 +126,7 @@ def unreadable(call: Call[Any], error: Exception, *, where: str) -> BrokerError:
         f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {why}); "
         "another program may have written to this key"
     )
-    unreadable.mark_maybe_done()  # it was answered
+    unreadable.mark_maybe_done()  # it was answered, so it may have run
     return unreadable
 
 

@@ -144,7 +144,7 @@ class TrioRedis:
     async def _second_answer(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
         """An error reply: send a script in full that the server did not know, or raise what the error means.
 
-        `maybe_done`: something was sent before that may have run, which the error must say.
+        `maybe_done`: an earlier attempt may have run; the error then has `maybe_done`.
         """
         answer: Any = first
         try:

@@ -76,7 +76,7 @@ TABLES: Mapping[str, tuple[Callable[[str, Any], Iterator[Row]], str]] = {
     "stats": (stats, "nobody has answered"),
     "health": (health, "no checks, and no circuit breaker has seen a failure"),
 }
-"""By the name of the command: what makes rows of one worker's answer, and what is said when there are none."""
+"""By the name of the command: the function that makes rows of one worker's answer, and the text when there are none."""
 
 
 def shown(command: str, answers: Iterable[tuple[str, Any]]) -> str:
@@ -90,7 +90,7 @@ def _why(found: Mapping[str, Any]) -> Row:
 
 
 def _slots(slots: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how many slots of each kind are taken, of how many; kinds that have none are left out."""
+    """Yield how many slots of each kind are taken, and how many there are; kinds without slots are left out."""
     for kind, each in slots.items():
         numbers = _mapping(each)
         if numbers.get("current"):

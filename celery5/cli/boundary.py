@@ -48,8 +48,8 @@ _ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
 def guarded(command: Callable[[], Any], failing: Callable[[str], object] = lambda _why: None) -> int:
-    """Run `command` and give the exit code. Errors that nobody foresaw pass through. `failing` is called with the error
-    in one line before the process ends with it."""
+    """Run `command` and return the exit code. Unexpected errors pass through. `failing` is called with the error in one
+    line before the process ends with it."""
     try:
         code = command()
     except BaseException as error:

@@ -50,9 +50,7 @@ def controller() -> None:
 @click.option(
     "--development", is_flag=True, help="Everything in one process, with a private server of its own."
 )
-@click.option(
-    "--watch", is_flag=True, help="With --development: start again whenever a Python file here changes."
-)
+@click.option("--watch", is_flag=True, help="With --development: restart when a Python file here changes.")
 @click.option(
     "--cluster",
     "file",
@@ -70,7 +68,7 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
     order, the second one at once; SIGHUP has the description read again.
     """
     if watch:
-        return _watch(development=development)  # without the application: each start is to load it anew
+        return _watch(development=development)  # without the application: each start loads it again
     app = target.load(serves=True)
     if development:
         return _develop(app, file, said)
@@ -91,9 +89,9 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
 
 
 def _watch(*, development: bool) -> int:
-    """Run this very command again and again, but for the flag."""
+    """Run this command without the flag, and restart it when the code changes."""
     if not development:
-        raise click.UsageError("--watch is for --development: a Controller has `controller restart`")
+        raise click.UsageError("--watch needs --development; otherwise run `controller restart`")
     from celery5.processes.watch import watch
 
     arguments = [each for each in sys.orig_argv[1:] if each != "--watch"]
@@ -114,7 +112,7 @@ def _develop(app: "App", file: str, said: dict[str, Any]) -> int:
 
 
 def _readable(command: Callable[P, None]) -> Callable[P, None]:
-    """Have a command end with one line when a Controller answers what has another shape: answers are not signed."""
+    """End a command with one line when an answer has an unexpected form: answers are not signed."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -124,7 +122,7 @@ def _readable(command: Callable[P, None]) -> Callable[P, None]:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise NotDone(
-                "an answer cannot be read: it is of another version, or not of a Controller at all "
+                "an answer cannot be read: another version sent it, or something that is not a Controller "
                 f"({type(error).__name__}: {error})"
             ) from error
 

@@ -35,7 +35,7 @@ What next
   read the five tasks that ran     python -m pydoc celery5.examples.index_files.tasks
   an application of your own       write shop.py: docs/tour.md, in ten minutes
   run it, with nothing to install  celery5 -A shop controller start --development
-  look at it                       celery5 -A shop info; celery5 -A shop dlq read; celery5 -A shop doctor"""
+  see its queues and dead jobs     celery5 -A shop info; celery5 -A shop dlq read; celery5 -A shop doctor"""
 PATIENCE = 10.0
 """Seconds for tidying up, after which one more signal ends the process at once."""
 

@@ -53,9 +53,9 @@ def dlq() -> None:
 @choosing_flags
 @click.option("--limit", type=LIMIT, default=100, show_default=True, help="Jobs at most.")
 @click.option(
-    "--newest-first", is_flag=True, help="The newest of all queues first; else queue by queue, the oldest."
+    "--newest-first", is_flag=True, help="The newest first, of all queues; default: by queue, oldest first."
 )
-@click.option("--after", metavar="QUEUE:ENTRY", help="Go on after this job: the next page.")
+@click.option("--after", metavar="QUEUE:ENTRY", help="Begin after this job: the next page.")
 @click.option("--traceback", is_flag=True, help="All that is known of each job.")
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
@@ -83,7 +83,7 @@ def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_js
 
 
 class _Page:
-    """The first `limit` of some jobs. Iterated over, it knows the place of the `last` one, and whether more follow."""
+    """The first `limit` jobs. After the iteration it knows the place of the `last` one, and whether more follow."""
 
     def __init__(self, jobs: "Iterable[DeadJob]", limit: int) -> None:
         self._jobs = jobs
@@ -297,7 +297,7 @@ def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
 def _warn_of_unknown_sinks(app: "App", choice: "Choice") -> None:
     """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
     away, too: so this is no failure."""
-    if not app.tasks:  # its code is not here, so nobody knows
+    if not app.tasks:  # its code is not here, so its sinks are not known
         return
     known = sinks_of(app.tasks.values())
     strange = [each for each in choice.get("sink") or () if each not in known]

@@ -51,7 +51,7 @@ def app_without_code(name: str) -> App:
     """Return an application of this name that declares nothing, with the settings of the environment and of the
     configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
     here = os.getcwd()
-    if here not in sys.path:  # a configuration may be a module here
+    if here not in sys.path:  # a configuration may be a module in this folder
         sys.path.insert(0, here)
     return App(name)
 

@@ -71,7 +71,7 @@ class Tree(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; who writes a command of Celery's is told ours."""
+        """Find a command as click does; for one of Celery's, the error names that of celery5."""
         if args and args[0] not in COMMANDS and (instead := hint_of_command(args)):
             raise click.UsageError(f"No such command {args[0]!r}{instead}", ctx)
         return super().resolve_command(ctx, args)
@@ -94,7 +94,7 @@ class Tree(click.Group):
     envvar="CELERY5_APP_NAME",
     default="",
     show_envvar=True,
-    help="The application's name, for commands that can do without its code.",
+    help="The application's name, for commands that do not need its code.",
 )
 @click.version_option(celery5.__version__, message="celery5 %(version)s")
 @click.pass_context
@@ -103,7 +103,9 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
     source = context.get_parameter_source
     by_flag = click.core.ParameterSource.COMMANDLINE
     if source("target") is source("app_name") is by_flag:
-        raise click.UsageError("-A is for the application with its code, --app-name without: say one of them")
+        raise click.UsageError(
+            "-A loads the application's code, --app-name does without it: give only one of them"
+        )
     without_code = bool(app_name) and (not target or source("app_name") is by_flag)
     context.obj = Target("", app_name) if without_code else Target(target)
     if context.invoked_subcommand is None:
@@ -112,7 +114,7 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
 
 
 def _report_failure(error: str) -> None:
-    """Tell the Controller or the systemd that has started this process why it is about to end, if one has."""
+    """Report why this process is about to end to the Controller or systemd that started it, if any."""
     if "NOTIFY_SOCKET" in os.environ:
         from celery5.protocol.members import status_of_failure
         from celery5.services.systemd_notify import from_environment, insist

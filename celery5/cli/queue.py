@@ -31,8 +31,8 @@ def queue() -> None:
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def list_queues(target: Target, *, wants_json: bool) -> None:
-    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all; which ones
-    have jobs that no worker reads.
+    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all workers; also
+    which queues have jobs and no worker.
 
     Of the waiting ones, `high` and `low` have such a priority."""
     app = target.load()
@@ -47,9 +47,9 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
 
 
 def unread(app: "App", states: "Sequence[QueueState]") -> str:
-    """Return which queues have jobs that no worker reads, and which queue may have been meant; '' when there are none.
+    """Return which queues have jobs and no worker, and for each the queue that may have been meant; '' for none.
 
-    The name of a queue is free, so one that is misspelt where a job is sent looks like any other until then.
+    Any name is a queue, so a misspelt one looks like any other until here.
     """
     used = {
         *app.brokers.used_queues(),
@@ -70,9 +70,9 @@ def unread(app: "App", states: "Sequence[QueueState]") -> str:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def purge(target: Target, /, name: str, *, yes: bool) -> None:
-    """Revoke all jobs that wait on QUEUE, scheduled and held ones, too. Jobs that run, and dead ones, stay.
+    """Revoke all jobs that wait on QUEUE, also scheduled and held ones. Running and dead jobs stay.
 
-    Pause the queue first (celery5 worker pause-queue): a job that begins just now is stopped."""
+    Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped."""
     app = target.load()
     if not yes:
         if not sys.stdin.isatty():

@@ -27,7 +27,7 @@ def as_json(value: object) -> str:
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Write text for people or programs, without control characters but the ends of its lines.
 
-    The one place where a command writes: what it shows comes from other processes, and from whoever writes to Redis.
+    The one place where commands write: the text comes from other processes, and from anyone who can write to Redis.
     """
     click.echo(escaped(text, keep="\n\t"), err=err, nl=nl)
 
@@ -54,7 +54,7 @@ def cell(value: object) -> str:
 
 
 def inline(text: str) -> str:
-    """Return text of somebody else's for a line of ours: on one line, without control characters."""
+    """Return text from outside for use in a line of output: on one line, without control characters."""
     return escaped(" ".join(_ENDS.split(text)))
 
 

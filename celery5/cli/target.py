@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """What `-A` or `CELERY5_APP` says, and `--app-name` or `CELERY5_APP_NAME`; '' when nothing was said."""
+    """The values of `-A` or `CELERY5_APP`, and of `--app-name` or `CELERY5_APP_NAME`; '' for none."""
 
     name: str
     app_name: str = ""
@@ -22,10 +22,10 @@ class Target(NamedTuple):
         """Return the application. Raises Misconfigured when none was named, CannotLoad when there is no such
         application.
 
-        A command that only looks at what is in Redis, or sends commands to processes, goes on without a configuration
-        that is wrong, and warns: workers keep the settings that they had. It does not need the application's code
-        either: with `app_name` it has an application of that name with nothing declared. One that `serves`, or
-        `needs_code` for another reason, refuses both.
+        A command that only reads Redis, or sends commands to processes, ignores a wrong configuration and warns:
+        workers keep the settings that they had. It does not need the application's code either: with `app_name` it
+        uses an application of that name with nothing declared. A command that `serves`, or `needs_code` for another
+        reason, refuses both.
         """
         from celery5.cli.loading import CannotLoad, app_without_code, load_app
 
@@ -55,4 +55,4 @@ class Target(NamedTuple):
         return app
 
 
-_WITHOUT_CODE = "this command can do without the application's code: celery5 --app-name NAME COMMAND"
+_WITHOUT_CODE = "this command does not need the application's code: celery5 --app-name NAME COMMAND"

@@ -69,8 +69,10 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 @click.option("--args", "arguments", default="[]", metavar="JSON", help="Its arguments: '[2, 3]'.")
 @click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
 @click.option("--queue", help="The queue to send it to; default: the task's.")
-@click.option("--countdown", type=age, metavar="SPAN", help="When it is due: in 90, 15m, 2h, 1d12h.")
-@click.option("--key", help="Send it only while no other live job of the task has this key.")
+@click.option(
+    "--countdown", type=age, metavar="SPAN", help="Delay until it is due: 90 (seconds), 15m, 2h, 1d12h."
+)
+@click.option("--key", help="Idempotency key: sent only if no live job of the task has it.")
 @click.pass_obj
 def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
     """Send a job of TASK. Prints the job's id."""
@@ -82,7 +84,7 @@ def send(target: Target, /, name: str, *, arguments: str, named: str, **options:
     )
     echo(handle.id)
     if handle.duplicate:
-        echo("nothing was sent: this job has the key", err=True)
+        echo("nothing was sent: the job with this id already has the key", err=True)
 
 
 @task.command()

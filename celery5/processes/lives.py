@@ -91,7 +91,7 @@ _SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied)
 def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bool:
     """Return whether a process begins again after this error of an incarnation, instead of ending.
 
-    What a running process waits for, one that begins again waits for as well: a broker that cannot be reached, or that
+    A process that begins again waits for the same errors as a running one: a broker that cannot be reached, or that
     refuses writes for a while (`celery5.services.passing`).
 
     Args:
@@ -106,7 +106,7 @@ def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bo
         case BootFailed():
             return not at_first
         case BrokerReplied() if is_spoilt(error):
-            return True  # Redis serves: whoever repairs the key needs no restart of a fleet
+            return True  # Redis works: when the key is repaired, no process needs a restart
         case _:
             return (told_away or not at_first) and is_transient(error)
 

@@ -1,14 +1,15 @@
-"""Loop Watch: tells when something blocks the event loop, for how long, which job it is, and where it is.
+"""Loop Watch: reports when something blocks the event loop, for how long, which job it is, and its stack.
 
 Floor: processes. Reads: the frames of the main thread, while it blocks the loop. Writes: the log; the process' loop
 blocks; systemd's status line.
 
-A thread asks the loop again and again to show that it turns. If it does not for the time of the setting, the thread
-takes the main thread's stack and logs it at once, since the loop itself cannot. Nothing is done for each job: the job
-is found on the stack. Meanwhile the thread also answers the status port.
+A thread asks the loop again and again to show that it runs. If the loop does not for the time of the setting, the
+thread logs the main thread's stack at once, since the loop itself cannot. A job costs nothing: the thread finds it on
+the stack. Meanwhile the thread also answers the status port.
 
-A thread cannot run while C code holds the interpreter's lock: such a block is logged as soon as the lock is free. When
-the whole process did not run, because it was stopped or got no CPU, no job is to blame. The CPU time tells these apart.
+A thread cannot run while C code holds the interpreter's lock: such a block is logged as soon as the lock is free.
+When the whole process did not run, because it was stopped or got no CPU, no job is the cause. The CPU time tells
+these apart.
 """
 
 import sys
@@ -32,15 +33,15 @@ from celery5.services.task_execution import TaskExecution
 from celery5.services.vitals import Vitals
 
 PART = 0.1
-"""The part of the setting after which the loop is asked again: so exact is what is told."""
+"""The part of the setting after which the loop is asked again: the accuracy of the reported time."""
 OFTEN, SELDOM = 0.01, 1.0
 """Bounds of that, in seconds."""
 LONGEST_PAUSE = 60.0
-"""Seconds between two warnings of one block; they come at twice the time of the one before."""
+"""The most seconds between two warnings of one block: each comes at twice the time of the one before."""
 BUSY = 0.1
 """The part of a pause that this process must have computed in, if the interpreter's lock was held then."""
 FRAMES = 30
-"""Frames of a stack that are told, the innermost."""
+"""Frames of a stack that are logged, the innermost."""
 DEEPEST = 2000
 """Frames that are looked at."""
 
@@ -98,7 +99,7 @@ class LoopWatch:
     # ---- on the loop
 
     def _turns(self) -> None:
-        """Note that the loop turns; whatever blocked it has ended."""
+        """Record that the loop runs, so that a block has ended."""
         with self._lock:
             now, block = time.monotonic(), self._vitals.loop.now
             seconds, self._turned, self._asked = now - self._turned, now, False
@@ -123,18 +124,18 @@ class LoopWatch:
             if locked and computed < BUSY * slept:
                 self._excuse(slept)
                 continue
-            with suppress(Exception):  # what it looks at changes meanwhile, and the next look comes soon
+            with suppress(Exception):  # the frames change meanwhile, and the next look comes soon
                 self._look(now, locked=locked)
 
     def _excuse(self, slept: float) -> None:
-        """Blame nobody for a time in which this thread did not run either, and nothing was computed."""
+        """Blame no job for a time in which this thread did not run either, and the process used no CPU."""
         with self._lock:
             self._turned += slept
         if slept >= self._threshold:
             self._log.event("process:paused", "warning", seconds=round(slept, 3), hint=_PAUSED)
 
     def _look(self, now: float, *, locked: bool) -> None:
-        """Ask the loop to show that it turns, or see for how long it has not.
+        """Ask the loop to show that it runs, or find out for how long it has not.
 
         `locked`: something held the interpreter's lock since the last look. Then nobody could ask, and where the loop's
         thread is now must be read before anything else is done: each call may let that thread go on.
@@ -146,7 +147,7 @@ class LoopWatch:
         if blocked and (locked or found != _NOBODY or not is_idle(frame)):
             with self._lock:
                 if asked and not self._asked:
-                    return  # it turns again
+                    return  # it runs again
                 self._seen[found] += 1
                 block = self._block(seconds)
                 self._vitals.loop.goes_on(block)

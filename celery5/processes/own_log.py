@@ -17,8 +17,8 @@ from celery5.stdlib_log import routed
 
 @contextmanager
 def own_log(app: App, form: Format, level: Level, *, name: str = "") -> Generator[Journal, None, None]:
-    """Have all that is logged in this process written to where `form` says, or the setting `log_format`, or detectors
-    find, for as long as the block lasts. The process is called `name`. Raises Misconfigured."""
+    """Write the log of this process as `form` says, else as the setting `log_format` says or detectors find, while the
+    block lasts. The process is called `name`. Raises Misconfigured."""
     form = app.settings.log_format if form == "auto" else form
     process = name or f"{socket.gethostname()}:{os.getpid()}"
     around = Surroundings(os.environ, sys.stdout, sys.stderr, process=process)

@@ -1,8 +1,8 @@
-"""Watch: a development controller in a process of its own, started again whenever the code has changed.
+"""Watch: runs a development controller in a separate process, and restarts it whenever the code has changed.
 
 Floor: processes. Reads: the times of the Python files below the current folder; CELERY5_BROKER. Writes: stderr.
 
-The code is looked at by polling: no dependency, and it works on every file system, also in containers. A look at 2,000
+Files are polled: that needs no dependency, and works on every file system, also in containers. A look at 2,000
 files takes some 10 ms. The server belongs to the watching process, so jobs that wait outlive a restart.
 """
 
@@ -22,9 +22,9 @@ from celery5.protocol.members import PARENT
 PERIOD = 0.5
 """Seconds between two looks."""
 SETTLING = 20
-"""Looks at most after a change until the files stay as they are: an editor or git may be writing many."""
+"""The most looks after a change until no file changes any more: an editor or git may be writing many."""
 MOST_FILES = 20_000
-"""Files that are looked at; of more, the rest is not watched."""
+"""The most files that are watched; others are ignored."""
 END_LIMIT = 600.0
 """Seconds after which a controller that was told to end is killed. It has a limit of its own, by its grace period."""
 LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -62,7 +62,7 @@ def _python_files(folder: str) -> Iterator[str]:
 
 
 def changed(before: Snapshot, now: Snapshot) -> list[str]:
-    """Return the files that are new, gone or otherwise than before, by name."""
+    """Return the names of the files that are new, gone or changed."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
@@ -93,7 +93,7 @@ class _Watched:
         self._child: subprocess.Popen[bytes] | None = None
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Tell the process to end, and start no other. Called by a signal handler."""
+        """Ask the process to end, and start no other. Called by a signal handler."""
         self._stopping = True
         if self._child is not None:
             self._child.terminate()

@@ -145,8 +145,8 @@ def _shown(annotation: Any) -> str:
 class Parameters:
     """The parameters and the result of one task.
 
-    Raises Misconfigured at declaration when an annotation has no JSON form. One that names what does not exist yet, as
-    a class further down in the module, counts as Any and is `unresolved`: `resolve` looks again. That is done when the
+    Raises Misconfigured at declaration when an annotation has no JSON form. One that names something that does not
+    exist yet, as a class further down in the module, counts as Any and is `unresolved`: `resolve` tries again when the
     first job is made or read, and when an application is loaded. What is unknown then, such as an import for type
     checkers only, stays Any.
     """
@@ -312,7 +312,7 @@ class Parameters:
             raise BadArguments(f"{self._task}{self._signature}: {why}") from None
 
     def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
-        """Say which keyword argument has no parameter. `inspect` would name the parameter that is missing instead."""
+        """Return which keyword argument has no parameter. `inspect` would name the missing parameter instead."""
         if self._more is not None:
             return ""
         wrong = next((name for name in kwargs if name not in self._keywords), None)
@@ -422,8 +422,8 @@ def _mentions_decimal(annotation: Any) -> bool:
 def _float_for_decimal(value: Any, wanted: Any) -> float | None:
     """Return the first float in `value` that stands where the annotation has Decimal, or None.
 
-    msgspec would convert it. But `0.1 + 0.2` would be sent as `0.30000000000000004`, and who declares Decimal wants
-    exact numbers. Looks into unions and the standard containers; the fields of a class are that class's own matter.
+    msgspec would convert it. But `0.1 + 0.2` would be sent as `0.30000000000000004`, and Decimal is declared for exact
+    numbers. Looks into unions and the standard containers, not into the fields of a class.
     """
     if wanted is Decimal:
         return value if isinstance(value, float) else None

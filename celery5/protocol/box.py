@@ -26,7 +26,7 @@ ENVIRONMENT = (
     "TMPDIR",
     "LD_LIBRARY_PATH",
 )
-"""Variables that every box has, beside those that begin with LC_."""
+"""Variables that every box has, and those that begin with LC_."""
 
 
 class Box(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 Floor: protocol. Reads: nothing. Writes: nothing.
 
-The same rules hold where an App is made and where a driver connects, so a URL that cannot be right is refused at the
-line that says it. redis-py lets much of it pass in silence: a database that is no number, a misspelt option.
+The same rules hold where an App is made and where a driver connects, so an invalid URL is refused at the line that
+names it. redis-py silently accepts many of them: a database that is no number, a misspelt option.
 """
 
 import re
@@ -53,7 +53,7 @@ def check_broker_url(url: str) -> None:
 def bad(url: object, why: str) -> BadBrokerURL:
     """Return the error for a URL that cannot be used."""
     text = str(url)
-    if "//" not in text:  # nobody knows what it should be, but a password is before the @
+    if "//" not in text:  # its form is unknown, but a password would be before the @
         text = f"***{text[text.rfind('@') :]}" if "@" in text else text
     return BadBrokerURL(f"broker URL {masked(text, doubtful=True)!r}: {why}; expected {EXPECTED}")
 
@@ -64,7 +64,7 @@ def _check_options(url: str, options: dict[str, str]) -> None:
     if not re.fullmatch(r"-?[0-9]+", options.get("db", "0")):
         raise bad(url, "it cannot be understood")
     if int(options.get("db", 0)) < 0:
-        raise bad(url, "the database must be a number from 0 on")
+        raise bad(url, "the database must be a number, 0 or more")
     if not re.fullmatch(r"[0-9]{1,5}", options.get("port", "1")):
         raise bad(url, "the port must be a number from 1 to 65535")
     # Celery's spelling, CERT_NONE, is understood too.

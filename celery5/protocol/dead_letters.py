@@ -160,7 +160,7 @@ def wanted(choice: Mapping[str, Any]) -> Wanted:
 
 def exhumed(queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None) -> DeadJob:
     """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are. `limit` is the setting
-    `message_limit`: what is larger is not decoded."""
+    `message_limit`: a larger message is not decoded."""
     envelope, why = envelope_in(message, limit)
     told = document_in(document, limit)
     failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
@@ -268,7 +268,7 @@ def _after(choice: Mapping[str, Any]) -> str:
     if not isinstance(after, str) or not is_entry(after.rpartition(":")[2]):
         raise Misconfigured(f"after is {after!r}: give the entry of a dead job, or queue:entry")
     if choice.get("ids") is not None:
-        raise Misconfigured("after is for reading on; ids already say which jobs are meant")
+        raise Misconfigured("after is for the next page; with ids it has no use")
     return after
 
 

@@ -125,7 +125,7 @@ _FAULTS = (ValueError, RecursionError)
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
-"""One deeper, one less deep, as signed bytes."""
+"""One level deeper, one level less deep, as signed bytes."""
 _ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
 _BLOCK = 512
 """Brackets that are looked at together."""
@@ -138,7 +138,9 @@ def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
 
     Raises Corrupt with the reason, and nothing else, whatever the bytes are.
     """
-    if len(raw) > MARGIN:  # no other can be too large: most messages pay for this one comparison
+    if (
+        len(raw) > MARGIN
+    ):  # a smaller one is never too large: this comparison is the only cost for most messages
         refuse_oversized(raw, limit, "an envelope")
     try:
         envelope = _ENVELOPE.decode(raw)

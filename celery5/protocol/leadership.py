@@ -8,9 +8,9 @@ little less than that, counted from before the trip that renewed it. No clock is
 not matter what time it is anywhere, or that Redis' clock was set; only that all run about equally fast (by MARGIN).
 An epoch has one leader, and the next one has a greater number.
 
-While Redis gives no answers, nobody sees anything, and the leader cannot renew its record either. So the seconds count
-only while answers come: after a GAP they are counted anew, and without a recent answer nobody takes any place. Else a
-call that was sent to a frozen Redis would depose a healthy leader as soon as that goes on.
+While Redis does not answer, no standby sees the record, and the leader cannot renew it either. So the seconds count
+only while answers come: after a GAP they start again, and without a recent answer no standby takes over. Otherwise a
+call that was sent to a frozen Redis would depose a healthy leader as soon as Redis goes on.
 """
 
 import math

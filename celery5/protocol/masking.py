@@ -1,4 +1,4 @@
-"""Masking: what people may read of a value: all but the passwords in it, and nothing that commands their terminal.
+"""Masking: makes text safe to show: without passwords, and without control characters for a terminal.
 
 Floor: protocol. Reads: nothing. Writes: nothing.
 """
@@ -32,8 +32,8 @@ _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202
 def escaped(text: str, *, keep: str = "") -> str:
     """Return `text` with control characters as Python writes them (`\\x1b`), but for those to `keep`.
 
-    Errors, names and log values come from other programs. Written raw they colour a terminal, fill its clipboard, or
-    add a line that looks like one of ours. Everything that is shown to people goes through here.
+    Errors, names and log values come from other programs. Written raw they can colour a terminal, fill its clipboard,
+    or forge a line of the log. Everything that is shown to people goes through here.
     """
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _as_python(found[0]), text)
 
@@ -64,8 +64,8 @@ def masked(value: object, *, doubtful: bool = False) -> Any:
 
 
 def _without_password(text: str, *, doubtful: bool) -> str:
-    """Return a text without what is before its last @: a password that nobody has quoted may hold others. One pass:
-    such a text may be long, and another's."""
+    """Return a text without what is before its last @: an unquoted password may contain @, too. One pass, since the
+    text may be long and comes from outside."""
     at = text.rfind("@")
     if at < 0:
         return text

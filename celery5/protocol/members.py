@@ -59,8 +59,8 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """Its event loop turns. What it says of itself is its `status`, one line; '' when it said nothing new. With `turns`
-    false it says only that: a thread speaks for a loop that is blocked."""
+    """Its event loop turns. `status` is its last status, one line; '' when there is no new one.
+    With `turns` false it is only a status: a thread sends it for a loop that is blocked."""
 
     name: str
     status: str = ""
@@ -90,8 +90,8 @@ def status_of_failure(error: str) -> str:
 
 
 def reason_in(status: str) -> str:
-    """Return the error in a member's last status; '' when it is an ordinary status. It came from outside: what would do
-    things to a terminal is left out."""
+    """Return the error in a member's last status; '' when it is an ordinary status. It came from outside, so
+    control characters are removed."""
     return _one_line(status.removeprefix(LAST_WORDS)) if status.startswith(LAST_WORDS) else ""
 
 

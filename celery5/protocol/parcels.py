@@ -30,13 +30,13 @@ PORTION = 500
 PORTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages in one frame, unless one message alone has more."""
 MOST_GROUPS = PORTION
-"""Groups in one frame: no client sends an empty one."""
+"""The most groups in one frame: no client sends an empty one."""
 MOST_PARCELS = 50_000
-"""Messages in one group, which is what one call sends, and in one frame."""
+"""The most messages in one frame, and in one group, which is what one call sends."""
 SMALL = 64 * 1024
-"""Bytes of a frame that is read without a look at how much is in it."""
+"""The most bytes of a frame that is read without counting its contents first."""
 HELLO_BYTES = 4096
-"""Bytes of a client's first word."""
+"""The most bytes of a client's first message."""
 
 Code = Literal["full", "too-large", "unfit", "unavailable"]
 
@@ -104,7 +104,7 @@ FromDaemon = Welcome | Told | Refused
 
 
 class _Groups(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
-    """A `Hand` of which nothing is read yet but how many groups it has."""
+    """A `Hand` of which only the number of groups has been read."""
 
     groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MOST_GROUPS)]
 
@@ -177,12 +177,12 @@ def _large(body: bytes) -> FromClient:
     if isinstance(word, Hello):
         return word
     if sum(map(_elements, word.groups)) > MOST_PARCELS:
-        raise ValueError(f"a frame has {MOST_PARCELS} messages at most")
+        raise ValueError(f"a frame may have at most {MOST_PARCELS} messages")
     return Hand(tuple([_GROUP.decode(each) for each in word.groups]))
 
 
 def _elements(raw: msgspec.Raw) -> int:
-    """How many elements an array in MessagePack says to have. Raises ValueError for what is no array."""
+    """Return the number of elements in the header of a MessagePack array. Raises ValueError if it is no array."""
     head = bytes(memoryview(raw)[:5])
     if head[0] >> 4 == 0x9:
         return head[0] & 0xF

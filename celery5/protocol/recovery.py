@@ -2,10 +2,10 @@
 
 Floor: protocol. Pure: no clock, `now` is an argument. Reads: nothing. Writes: nothing.
 
-A lapsed lease says that a worker was not heard. It does not say why: when Redis was frozen or could not be reached,
-nobody was heard, and each lease has lapsed when it answers again, although all workers are alive. A worker tells the
+A lapsed lease says that no heartbeat of a worker arrived. It does not say why: when Redis was frozen or unreachable, no
+heartbeat arrived, and each lease has lapsed when it answers again, although all workers are alive. A worker tells the
 two cases apart by its own heartbeats. As long as Redis answers these in time, it would have answered those of others as
-well. After a gap, a worker waits until the others have had the time to be heard, and judges nobody before.
+well. After a gap, a worker waits until the others have had time for a heartbeat, and judges none before.
 
 The decision is made in the moment in which a heartbeat is answered, and `recover.lua` checks it again when it runs,
 by the clock of Redis: a call may arrive long after it was sent.
@@ -19,7 +19,7 @@ GAP = 0.6
 """Part of a lease without an answer that counts as an outage. There are three heartbeats in a lease. A healthy worker
 loses its lease only in an outage of more than two thirds of it, so the limit is below that."""
 RETURN = 2.5
-"""Seconds in which a healthy worker is heard after an outage: its connection works again within 2 s."""
+"""Seconds after an outage in which a heartbeat of a healthy worker arrives: its connection works again within 2 s."""
 LONGEST_WAIT = 5.0
 """Seconds without a gap, at most, after which a worker judges others, however long the lease is."""
 
@@ -46,7 +46,7 @@ class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
         return min(max(self.lease, RETURN), LONGEST_WAIT)
 
     def answered(self, now: float, *, at: float) -> "Heartbeats":
-        """Return what is known after an answer that is here `now`, and was given `at` that time of Redis' clock.
+        """Return what is known after an answer that arrived `now`; `at` is its time by the clock of Redis.
 
         Both clocks count. Only that of Redis shows that its time was set forward, which ends all leases at once.
         """

@@ -100,7 +100,7 @@ def routes_of(
 
 
 def queue_for(task: str, queue_routes: Mapping[str, str]) -> str | None:
-    """Return the queue of the first route that fits the name of a task; None when none does."""
+    """Return the queue of the first route that matches the name of a task; None if none does."""
     return next((queue for pattern, queue in queue_routes.items() if fnmatchcase(task, pattern)), None)
 
 
@@ -112,7 +112,8 @@ def queue_routes_in(queue_routes: Mapping[str, str]) -> None:
             raise Misconfigured("a pattern is empty")
         if not is_queue_name(queue):
             raise Misconfigured(
-                f"{pattern!r}: {queue!r} is no queue: use 1 to 200 characters without spaces, commas or braces"
+                f"{pattern!r}: {queue!r} is not the name of a queue: "
+                "use 1 to 200 characters without spaces, commas or braces"
             )
 
 

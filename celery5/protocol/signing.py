@@ -39,7 +39,7 @@ _ORDERS = (
     0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973,
     0x1FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFA51868783BF2F966B7FCC0148F709A5D03BB5C9B8899C47AEBB6FB71E91386409,
 )
-"""How many points the groups of P-256, P-384 and P-521 have: the `n` of their signatures."""
+"""The orders of the groups of P-256, P-384 and P-521: the `n` of their signatures."""
 _ID = r"^[A-Za-z0-9_@-]{16,64}\Z"
 
 
@@ -68,14 +68,14 @@ MEANING: dict[Refusal, str] = {
     Refusal.UNSIGNED: "it is not signed, and this worker takes signed commands only",
     Refusal.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
     "celery5 keys trust, on the worker's host",
-    Refusal.REVOKED: "the sender's certificate, or one that vouches for it, has a key on this worker's denylist",
+    Refusal.REVOKED: "the sender's key, or that of an authority in its certificate chain, is on this worker's denylist",
     Refusal.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
     Refusal.WRONG_AUDIENCE: "it was signed for another inbox",
     Refusal.EXPIRED: "its time is over",
     Refusal.TOO_LONG_LIVED: f"it is good for longer than {LONGEST_LIFE:g} s",
     Refusal.NOT_YET: "it is from the future: the clocks of sender and worker differ",
     Refusal.REPLAYED: "it came before: a command is done once",
-    Refusal.UNREMEMBERED: "nobody here can tell whether it was done before: send it again",
+    Refusal.UNREMEMBERED: "it is not known here whether it was done before: send it again",
     Refusal.WRONG_USAGE: "the sender's certificate is not for signing commands",
     Refusal.NO_KEYS: "this worker cannot read its keys",
 }
@@ -114,7 +114,7 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom to believe.
+    """Which senders to trust.
 
     `anchors` are certificates as DER, of authorities or of senders themselves. `revoked` names those that are denied:
     by the fingerprint of the public key, or of the certificate. `usage` is the extended key usage, an OID, that a
@@ -144,9 +144,9 @@ def key_fingerprint(der: bytes) -> str:
 def names_of(der: bytes) -> frozenset[str]:
     """Return every fingerprint by which a denylist may name a certificate. Raises Misconfigured.
 
-    The first is that of its public key, which is signed, and so cannot be changed by who holds the certificate. The
-    others are for older denylists, which have the fingerprint of the certificate: its signature is not signed. Of an
-    ECDSA signature (r, s) whoever likes makes (r, n - s), which is as good, and a certificate with another fingerprint.
+    The first is that of its public key, which is signed, so the holder of the certificate cannot change it. The others
+    are for older denylists, which have the fingerprint of the certificate: its signature is not signed. Anyone can
+    change an ECDSA signature (r, s) into (r, n - s), which is valid, too, and changes the fingerprint.
     """
     return _names_of(_loaded(der), der)
 
@@ -277,7 +277,7 @@ def _chain(header: dict[str, Any]) -> list[bytes]:
 
 
 def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
-    """The sender's certificate, if it is trusted itself, or signed by who is, and nobody in the chain is denied."""
+    """Return the sender's certificate if it, or one that signed it, is trusted, and none in the chain is denied."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -333,7 +333,7 @@ def _refuse_revoked(certificate: "Certificate", der: bytes, trust: Trust) -> Non
 
 
 def _check_usage(leaf: "Certificate", wanted: str) -> None:
-    """Refuse a sender's certificate that is for something else. One that says nothing of its use may sign."""
+    """Refuse a sender's certificate whose key usage does not allow this. One without a key usage may sign."""
     from cryptography import x509
 
     for each in leaf.extensions:
@@ -426,7 +426,7 @@ def _public_key(leaf: "Certificate") -> Any:
 
 
 def _loaded(der: bytes) -> "Certificate":
-    """A certificate, read. Raises Misconfigured for bytes that are none, and for a key that nobody here knows."""
+    """Parse a certificate. Raises Misconfigured for other bytes, and for an unknown kind of key."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
 
@@ -434,7 +434,7 @@ def _loaded(der: bytes) -> "Certificate":
         found = x509.load_der_x509_certificate(der)
         found.public_key()
     except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
-        raise Misconfigured(f"this is no certificate: {_short(error)}") from None
+        raise Misconfigured(f"this is not a certificate: {_short(error)}") from None
     return found
 
 

@@ -127,10 +127,10 @@ def placed(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
 
 
 def refuse_bad_fields(trigger: AnyTrigger) -> None:
-    """Raise Misconfigured for a cron trigger, alone or in a combination, with a field that can never be understood.
+    """Raise Misconfigured for a cron trigger, alone or in a combination, with an invalid field.
 
     The rules are those of APScheduler, which no worker and no producer loads; a test holds the two together. It is
-    stricter in one thing: APScheduler overlooks what follows a name, and takes `mon-fri/2` for `mon-fri`.
+    stricter in one point: APScheduler ignores what follows a name, and reads `mon-fri/2` as `mon-fri`.
     """
     if isinstance(trigger, AnyOf | AllOf):
         for each in trigger.of:

@@ -95,7 +95,7 @@ class Lapsed(msgspec.Struct, frozen=True):
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """The time within which the rate of its task let the job begin was over before it began. It waits again."""
+    """The rate of its task allowed the job to begin until a certain time, and it began too late. It waits again."""
 
 
 WITHDRAWN, INTERRUPTED, LAPSED, MISSED = Withdrawn(), Interrupted(), Lapsed(), Missed()
@@ -303,7 +303,7 @@ def _as_asked(
 
 
 def _used_up(max_retries: int) -> Reason:
-    """Return the reason of a job that has no retries left, of so many: none are used up where there were none."""
+    """Return the reason of a job without retries left: `not-retried` if its task allows none, else `exhausted`."""
     return Reason.EXHAUSTED if max_retries else Reason.NOT_RETRIED
 
 

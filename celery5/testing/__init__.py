@@ -1,4 +1,4 @@
-"""Testing: what tests of an application need: recorded sends, a worker in this process, one attempt, boot steps.
+"""Testing: helpers for tests of an application: recorded sends, a worker in this process, one attempt, boot steps.
 
 Floor: on top of the processes. Reads: nothing. Writes: what a worker writes, on a server of its own.
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 def recorded(app: App) -> Generator[Recorded, None, None]:
     """Keep what `app` sends while the block lasts, instead of publishing it. No broker is needed.
 
-    Arguments are checked and encoded as ever. Blocks may be nested: the inner one keeps what is sent in it.
+    Arguments are checked and encoded as usual. Blocks may be nested: the inner one keeps what is sent in it.
     """
     kept = Recorded(app)
     before = app.divert(kept.add)
@@ -63,10 +63,10 @@ def as_job(
     worker: str = "test",
     sections: Mapping[str, int] | None = None,
 ) -> Generator[CurrentJob, None, None]:
-    """Have the code in the block run as a job: `current_job()` and the `self` of bound tasks are what is said here.
+    """Let the code in the block run as a job: `current_job()` and the `self` of bound tasks have these values.
 
     Args:
-        task: whose job it is; only its name is used.
+        task: the task of the job; only its name is used.
         attempt: which attempt it is, from 1.
         id: the job's id; a new one by default.
         queue: the queue that it came from.
@@ -85,10 +85,10 @@ def as_job(
 def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) -> Generator[str, None, None]:
     """Run a worker for `app` in a thread while the block lasts, with a Router and a Scheduler where it needs them.
 
-    Yields the broker's URL: `broker`, or else a private server that ends with the block. `CELERY5_BROKER` is not looked
-    at, so that no test meets a server that matters. At the end jobs that run get the application's `grace_period`, and
-    what the application has in the broker is removed. Raises Misconfigured, and ServerNotFound where there is no
-    server to start.
+    Yields the broker's URL: `broker`, or else a private server that ends with the block. `CELERY5_BROKER` is
+    ignored, so that no test uses a production server. At the end running jobs have the application's `grace_period` to
+    end, and the application's keys are removed from the broker. Raises Misconfigured, and ServerNotFound where there
+    is no server to start.
     """
     if app.brokers.several:
         raise Misconfigured("running_worker works with one broker, and this application has several")
@@ -108,8 +108,8 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
 async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     """Bring up the boot steps and services of `app` in this Trio run, without a worker, while the block lasts.
 
-    Yields what each mandatory step gave, by the step's name. Steps of celery5's own that they require count as up.
-    Raises what a worker would: BootStepFailed, Misconfigured.
+    Yields the value of each mandatory step, by the step's name. Built-in steps that they require count as up.
+    Raises the same errors as a worker: BootStepFailed, Misconfigured.
     """
     found: dict[str, Any] = {}
     log, board = Log(worker="test", app=app.name), Board()
@@ -144,7 +144,7 @@ def running_steps(app: App) -> Generator[Mapping[str, Any], None, None]:
 
 
 class _Up:
-    """Stands for a step of celery5's own."""
+    """A replacement for a built-in step."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -152,7 +152,7 @@ class _Up:
 
 
 def _collecting(app: App, found: dict[str, Any]) -> BootStep:
-    """A step that comes after all mandatory ones of the application and asks for what they gave."""
+    """A step that runs after all mandatory ones of the application and requires their values."""
     names = [step.name for step in app.bootsteps if not step.optional and RUNS_JOBS not in step.requires]
 
     async def collect(**values: Any) -> None:
@@ -164,7 +164,7 @@ def _collecting(app: App, found: dict[str, Any]) -> BootStep:
 
 
 def _only(error: BaseException) -> BaseException:
-    """What is in a group of one, in a group of one, and so on."""
+    """Return the only error of nested groups that have one member each."""
     while isinstance(error, BaseExceptionGroup):
         inner = cast("tuple[BaseException, ...]", error.exceptions)
         if len(inner) != 1:
@@ -183,7 +183,7 @@ def _server(broker: str) -> Generator[str, None, None]:
 
 
 def _clean(app: App) -> None:
-    """Remove what the application has in the broker. Results go by themselves, in time."""
+    """Remove the application's keys from the broker. Results expire by themselves."""
     queues = [app.queue(name) for name in app.perform(calls.queues(app.keys), instead="")]
     for call in erase(app.keys, queues):
         app.perform(call, instead="")
@@ -191,7 +191,7 @@ def _clean(app: App) -> None:
 
 @contextmanager
 def _in_thread(opened: Callable[[], AbstractAsyncContextManager[T]], what: str) -> Generator[T, None, None]:
-    """Hold an asynchronous context manager open in a Trio run of a thread. Raises what it raises."""
+    """Hold an asynchronous context manager open in a Trio run in a thread. Raises the errors that it raises."""
     ready, values, failed = threading.Event(), list[T](), list[BaseException]()
     tokens: list[trio.lowlevel.TrioToken] = []
     stopping = trio.Event()

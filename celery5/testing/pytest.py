@@ -36,7 +36,7 @@ def celery5_worker(celery5_broker: str) -> Generator[Callable[[App], None], None
 
 @pytest.fixture
 def celery5_recorded() -> Generator[Callable[[App], Recorded], None, None]:
-    """Call it with an application: what it sends is recorded, and not published, until the test ends."""
+    """Call it with an application: until the test ends, what it sends is recorded and not published."""
     with ExitStack() as stack:
 
         def record(app: App) -> Recorded:

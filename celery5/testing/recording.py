@@ -1,4 +1,4 @@
-"""Recording: jobs and events that were sent while nothing was published, and running them here.
+"""Recording: keeps jobs and events that are sent instead of publishing them, and runs them in the test.
 
 Floor: on top of the processes. Reads: nothing. Writes: nothing.
 """
@@ -25,7 +25,7 @@ from celery5.runners.context import CURRENT, CurrentJob
 from celery5.task import Task
 
 MOST = 10_000
-"""Jobs that one `run` runs at most: tasks that send each other without end would run for ever."""
+"""The most jobs that one `run` runs: tasks that send each other would run without end."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,24 @@ class Recorded:
         return [declared.read(each.fields) for each in found]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all recorded jobs and events."""
         self.jobs.clear()
         self.events.clear()
         self._done = self._routed = 0
 
     def run(self) -> list[Any]:
-        """Run the jobs that have not run yet, and those that they send, one by one in order. Return what they returned.
+        """Run the jobs that have not run yet, and those that they send, one by one in order. Return their results.
 
-        Arguments and results travel as JSON, as they would through a broker; subscribers of events run, too. Whatever
-        is due later runs now. The first error is raised as it is: nothing is tried again. Limits, keys and the rest of
-        what a worker and a broker do are left out. For plain Python; from Trio, call it in a thread.
+        Arguments and results are encoded as JSON and decoded, as with a broker; subscribers of events run, too. Jobs
+        with a countdown run at once. The first error is raised unchanged, without a retry. Limits, keys and other
+        functions of workers and brokers are left out. For plain Python; from Trio, call it in a thread.
         """
         values: list[Any] = []
         while (job := self._next()) is not None:
             if len(values) == MOST:
-                raise Misconfigured(f"{MOST} jobs have run, and there are more: do they send each other?")
+                raise Misconfigured(
+                    f"{MOST} jobs have run, and more are recorded: do their tasks send each other without end?"
+                )
             values.append(_run(self._app, job))
         return values
 
@@ -103,7 +105,7 @@ class Recorded:
         return self.jobs[self._done - 1]
 
     def _route(self) -> None:
-        """Make the jobs of the subscribers of events that have come since."""
+        """Create the jobs of the subscribers of new events."""
         fresh, self._routed = self.events[self._routed :], len(self.events)
         for event in fresh:
             for subscription in self._app.events.subscriptions().get(self._app.name, []):
@@ -122,7 +124,7 @@ def _sent(app: App, job: Job) -> SentJob:
 
 
 def _run(app: App, sent: SentJob) -> Any:
-    """Run one job as a worker would, and return its result as whoever waits for it would get it."""
+    """Run one job as a worker would, and return its result as `get` would return it."""
     task, envelope = app.tasks[sent.task], read_envelope(sent.job.message)
     args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
 

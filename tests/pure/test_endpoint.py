@@ -58,7 +58,7 @@ WRONG = pytest.mark.parametrize(
         ("redis://h:port", "cannot be understood"),
         ("redis://h/one", "must be a number"),
         ("redis://h/0/1", "must be a number"),
-        ("redis://h?db=-1", "from 0 on"),
+        ("redis://h?db=-1", "0 or more"),
         ("redis://h?db=x", "cannot be understood"),
         ("redis://h?socket_timeoot=3", "unknown option socket_timeoot"),
         ("rediss://h?ssl_cert_reqs=maybe", "none, optional, required"),

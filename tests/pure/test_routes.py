@@ -248,8 +248,8 @@ def test_a_queue_route_and_a_broker_route_work_together() -> None:
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
-        ({"a.*": "two words"}, "'a.[*]': 'two words' is no queue: use 1 to 200 characters"),
-        ({"a.*": ""}, "'a.[*]': '' is no queue"),
+        ({"a.*": "two words"}, "'a.[*]': 'two words' is not the name of a queue: use 1 to 200 characters"),
+        ({"a.*": ""}, "'a.[*]': '' is not the name of a queue"),
         ({"": "mail"}, "a pattern is empty"),
         ({"a.*": {"queue": "mail"}}, "Expected `str`, got `object`"),
         ('{"a.*": 7}', "Expected `str`, got `int`"),

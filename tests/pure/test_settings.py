@@ -142,7 +142,7 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "status_port",
     }
     if name in forbidden or name.startswith("publisher"):
-        assert "cannot be said in the broker" in fault_in_hash(name, "1")
+        assert "cannot be set in the broker" in fault_in_hash(name, "1")
     else:
         assert fault_in_hash(name, str(getattr(Settings(), name))) == ""
 

@@ -312,8 +312,8 @@ async def test_the_newest_can_be_chosen_by_age_and_filter_too(app: App, redis_cl
     ("choice", "says"),
     [
         ({"after": "soon"}, "after is 'soon': give the entry of a dead job, or queue:entry"),
-        ({"after": "1763713000000-0"}, "there are several queues: say which 1763713000000-0 is in"),
-        ({"after": "mail:1763713000000-0", "ids": ["a"]}, "after is for reading on"),
+        ({"after": "1763713000000-0"}, "there are several queues: give the one that 1763713000000-0 is in"),
+        ({"after": "mail:1763713000000-0", "ids": ["a"]}, "after is for the next page"),
     ],
 )
 def test_a_place_that_makes_no_sense_is_refused(

@@ -241,5 +241,5 @@ def test_the_options_tried_are_all_that_a_health_check_has() -> None:
 
 
 def test_the_states_of_an_endpoint_are_its_own() -> None:
-    with pytest.raises(Misconfigured, match="the states of an HttpEndpoint are its own"):
+    with pytest.raises(Misconfigured, match="an HttpEndpoint sets its states itself"):
         HttpEndpoint("http://127.0.0.1/", states=("bad", "good"))

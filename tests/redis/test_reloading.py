@@ -206,7 +206,7 @@ def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
     said = words.get(name, "elsewhere")
     redis_client.hset(app.keys.settings, name, said)
     try:
-        with pytest.raises(Misconfigured, match=f"{name} cannot be said in the broker: HDEL"):
+        with pytest.raises(Misconfigured, match=f"{name} cannot be set in the broker: HDEL"):
             app.reread()
     finally:
         redis_client.delete(app.keys.settings)
@@ -222,7 +222,7 @@ def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
         ("autoscale", "maximum=5000", "maximum is 1000 at most"),
         ("budgets", "thread=600", "thread has 512 slots at most"),
         ("budgets", "trio=1..20000", "trio has 10000 slots at most"),
-        ("publisher_backlog", "evil_module:f", "cannot be said in the broker"),
+        ("publisher_backlog", "evil_module:f", "cannot be set in the broker"),
     ],
 )
 def test_a_hash_in_redis_never_names_code_and_no_budget_beyond_its_bounds(
@@ -265,7 +265,7 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
                 while app.settings.concurrency != 4:
                     await trio.sleep(0.01)
         redis_client.hset(key, "broker", "redis://elsewhere")
-        with pytest.raises(Exception, match="cannot be said in the broker"):
+        with pytest.raises(Exception, match="cannot be set in the broker"):
             app.reread()
     finally:
         redis_client.delete(key)

@@ -241,7 +241,7 @@ def test_a_job_is_sent_by_hand(desk: Desk) -> None:
         "-A", "shop", "task", "send", "shop.add", "--args", "[1, 1]", "--key", "k", cwd=desk.folder
     )
     assert (again.code, again.out.strip()) == (0, later)
-    assert again.err == "nothing was sent: this job has the key\n"
+    assert again.err == "nothing was sent: the job with this id already has the key\n"
     for words, error in (
         (("shop.ad",), "no task 'shop.ad' here; did you mean 'shop.add'?"),
         (("shop.add", "--args", '[2, "x"]'), "parameter 'b' takes int, got str"),

@@ -143,7 +143,7 @@ def test_a_job_that_runs_here_fails_as_it_is_and_its_result_is_checked() -> None
             sent.run()
         sent.clear()
         forever.delay()
-        with pytest.raises(Misconfigured, match="do they send each other"):
+        with pytest.raises(Misconfigured, match="do their tasks send each other"):
             sent.run()
 
 
@@ -243,7 +243,7 @@ def test_without_a_broker_a_direct_call_that_sends_fails_in_few_lines(colour: st
     assert "The above exception" not in text
     assert len(ours) <= 4, text
     assert "Connection refused" in text
-    assert text.splitlines()[-1].startswith("In a test no broker is needed: celery5.testing.recorded(app)")
+    assert text.splitlines()[-1].startswith("A test needs no broker: celery5.testing.recorded(app)")
 
 
 def test_celery5_does_not_load_pytest_and_pytest_does_not_load_celery5(tmp_path: Path) -> None:

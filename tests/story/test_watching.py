@@ -88,7 +88,7 @@ def test_whoever_kills_the_watching_process_leaves_nothing_behind(tmp_path: Path
 
 def test_watching_is_for_development(tmp_path: Path) -> None:
     ended = celery5("-A", "shop", "controller", "start", "--watch", cwd=tmp_path)
-    assert (ended.code, "--watch is for --development" in ended.err) == (2, True)
+    assert (ended.code, "--watch needs --development" in ended.err) == (2, True)
 
 
 def _answer() -> int:

@@ -18,7 +18,7 @@ from celery5.cli.main import cli
 from tests.story.commands import Ended, Serving, celery5
 from tests.story.conftest import Desk
 
-HINT = "this command can do without the application's code: celery5 --app-name NAME COMMAND"
+HINT = "this command does not need the application's code: celery5 --app-name NAME COMMAND"
 Here = Callable[..., Ended]
 
 
@@ -111,7 +111,7 @@ def test_the_name_may_be_in_the_environment_and_the_code_comes_first(
     assert here("queue", "list").code == 0  # what is said on the command line counts
     both = here("queue", "list", by=("-A", "gone", "--app-name", "shop"))
     assert (both.code, both.out) == (USAGE, "")
-    assert "say one of them" in both.error
+    assert "give only one of them" in both.error
 
 
 NEEDS_CODE = [

@@ -9,7 +9,7 @@
 -- Gives whether the worker still had its lease, how many others have let theirs lapse or hold jobs without one, in how
 -- many ms the next scheduled job falls due (-1 when none waits), and in how many ms the next lease of another would
 -- lapse (-1 when there is none), and the letters of the lanes beside the normal one that have ever had a job. These can be
--- read from now on: whoever puts the first job on a lane makes no group. Then the tasks whose jobs wait at gates, and
+-- read from now on: putting the first job on a lane creates no group. Then the tasks whose jobs wait at gates, and
 -- the time in ms: what a worker decides from this answer, it decides as of that time.
 local leases, due, lanes = KEYS[1], KEYS[2], ''
 local time = redis.call('TIME')

@@ -7,7 +7,7 @@
 --       5 ms for which it is remembered who led
 -- Gives the record: its epoch, its beat, who leads ('' for nobody) and since when in ms. Safe to repeat.
 local known = redis.call('HMGET', KEYS[1], 'epoch', 'beat', 'leader', 'since')
--- What is no whole number was written by another program, and counts as if it were not there.
+-- A field that is no whole number was written by another program, and counts as missing.
 local function whole(value)
   local number = tonumber(value)
   if number and number >= 0 and number < 9007199254740992 then return string.format('%.0f', math.floor(number)) end

@@ -1,4 +1,4 @@
--- Count what is in a queue, and tell how old the oldest job is that waits.
+-- Count the jobs of a queue, and return the age of the oldest job that waits.
 -- KEYS  1 scheduled jobs by time
 --       2 dead-letter queue
 --       3 how many jobs wait at gates

@@ -14,7 +14,7 @@
 -- Every word (task, token, fair key) has its spaces quoted: protocol/limits.py.
 --
 -- A waiting list is open or parked. A script looks only at open lists. When it finds the gate of an open list full, it
--- parks the list, and whoever frees a slot of that gate opens one parked list of it again. So a script never looks twice
+-- parks the list; a script that frees a slot of that gate opens one parked list of it again. So a script never looks twice
 -- at what cannot move, however many keys there are. What holds after every script: a gate with parked lists is full, at
 -- the limit that stands in `full`, or one of its lists is open. `pull` opens what a higher limit lets through. Lists are not
 -- parked for a limit per worker: another worker may have a free slot.
@@ -25,7 +25,7 @@ local WORDS = 500 -- words of one command
 local LOOKS = 32 -- lists that one script parks or opens for one rule; then it asks to be called again
 local PAGE = 250 -- lists that are read at once where they are not parked
 local PAGES = 4 -- so many pages of them
-local NET = 8 -- parked lists that are drawn by lot and checked, in one pull
+local NET = 8 -- parked lists that are chosen at random and checked, in one pull
 local function keys_of_gates(at)
   at.later, at.sums, at.read, at.ends, at.looks, at.unfinished = {}, {}, {}, {}, LOOKS, false
   return at
@@ -369,8 +369,8 @@ local function first_open_here(at, rule, worker)
     until #tokens < PAGE
   end
 end
--- Open lists that this rule's limit lets through though they were parked at another one. A few more are drawn by lot:
--- should a slot have been freed by a version that knows of no parked lists, nobody waits for ever.
+-- Open lists that this rule's limit lets through though they were parked at another one. A few more are chosen at random:
+-- should a slot have been freed by a version that does not know parked lists, their jobs still run.
 local function reopen(at, rule)
   local full = at.room .. 'full ' .. rule.task
   local any = rule.most < 0 or rule.per_worker

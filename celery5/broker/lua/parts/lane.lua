@@ -1,5 +1,5 @@
 -- Lane: the stream of one lane of a queue. A part of the scripts that measure queues: they begin with it.
--- Give how many entries workers have, and for how many ms the oldest entry that nobody has was there at `now`, -1 when
+-- Return how many entries workers have, and the age in ms at `now` of the oldest entry that no worker has, -1 when
 -- there is none. An entry's id begins with the time, in ms, at which it came. Costs the same however long the stream is.
 local function measure_lane(stream, group, now)
   local groups, pending, last = redis.pcall('XINFO', 'GROUPS', stream), 0, '0-0'
