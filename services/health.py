@@ -275,7 +275,8 @@ class Health:
             self._log.event(
                 "health:changed", level, check=check.name, state=reading.state, before=was, why=reading.why
             )
-        self._circuits.report(check, reading.state, reading.why)
+        # A breaker names the check and its state, which is reason enough.
+        self._circuits.report(check, reading.state, "" if reading.why == NO_REASON else reading.why)
 
     async def _tell_others(self) -> None:
         """Keep the states of global checks where all workers find them: of each check the newest."""

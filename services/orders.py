@@ -76,5 +76,6 @@ class Orders:
         """In a thread: files are read, and the first time libraries are imported."""
         signer = self._keyring.signer() if self._address.signed else None
         now = time.time()  # a folder of keys that was made just now takes nothing that is older
-        fresh = msgspec.structs.replace(order, issued=now, expires=now + order.expires - order.issued)
+        life = order.expires - order.issued  # first: a sum of two times would be rounded
+        fresh = msgspec.structs.replace(order, issued=now, expires=now + life)
         return seal(fresh, signer)

@@ -15,9 +15,9 @@ from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.protocol.call_text import call_text
 from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.protocol.lanes import lane_of
-from celery5.protocol.masking import call_text
 from celery5.services.commands import Handler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer

@@ -214,7 +214,7 @@ def _report(
         "a plain count of the same files": "differs" if differences else "agrees",
     }
     show_table(f"{folder.path}, indexed in {seconds:.2f} s", rows)
-    click.echo(_CLOSING)
+    echo(_CLOSING)
 
 
 def _percentile(ordered: list[float], share: float) -> float:

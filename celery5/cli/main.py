@@ -19,7 +19,6 @@ import celery5
 from celery5.cli.boundary import USAGE, guarded
 from celery5.cli.said import echo
 from celery5.cli.target import Target
-from celery5.spellings import hint_of_command
 
 COMMANDS = (
     "autoscale",
@@ -72,9 +71,15 @@ class Tree(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a command as click does; for one of Celery's, the error names that of celery5."""
-        if args and args[0] not in COMMANDS and (instead := hint_of_command(args)):
+        if args and args[0] not in COMMANDS and (instead := _hint_of(args)):
             raise click.UsageError(f"No such command {args[0]!r}{instead}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _hint_of(words: list[str]) -> str:
+    from celery5.spellings import hint_of_command  # only now: a probe pays for each module that is loaded
+
+    return hint_of_command(words)
 
 
 @click.group(cls=Tree, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,20 +4,12 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
-
-import msgspec
-
-from celery5.protocol.remains import value_in
 
 MASK = "***"
 _USER = re.compile(r"(?<=//)[^:/@]*:")
 _IN_QUERY = re.compile(r"(?i)((?:pass\w{0,12}|pwd|secret|token)=)[^&]*")
-LONGEST_CALL = 120
-"""Characters of a call's arguments that are shown."""
-LARGEST_CALL = 16 * 1024
-"""Bytes of a call's arguments that are looked at: of more only the size is shown."""
 _NAMED = re.compile(r"(?i)passw|secret|token|credential|api_?key")
 
 
@@ -74,31 +66,3 @@ def _without_password(text: str, *, doubtful: bool) -> str:
         return f"{text[: begin + 2]}{MASK}{text[at:]}" if begin >= 0 else text
     user = _USER.search(text, 0, at)
     return f"{text[: user.end()]}{MASK}{text[at:]}" if user else text
-
-
-def call_text(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
-    """Return the arguments of a call on one line, `order=7, token="***"`: shortened, and without passwords.
-
-    Args:
-        names: the task's positional parameters, in order.
-        args: the positional arguments, a JSON array.
-        kwargs: the named ones, a JSON object.
-    """
-    size = len(bytes(args)) + len(bytes(kwargs))
-    if size > LARGEST_CALL:
-        return f"({size} bytes)"
-    listed, named = value_in(args), value_in(kwargs)
-    if not isinstance(listed, list) or not isinstance(named, dict):
-        return "(unreadable)"
-    values = cast("list[object]", listed)
-    known = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
-    try:
-        shown = [f"{name}={_json(value)}" for name, value in masked(known).items()]
-        text = ", ".join(shown + [_json(masked(value)) for value in values[len(names) :]])
-    except RecursionError:
-        return "(unreadable)"
-    return text if len(text) <= LONGEST_CALL else f"{text[:LONGEST_CALL]}..."
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()

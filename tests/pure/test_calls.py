@@ -100,5 +100,5 @@ def test_dead_jobs_are_read_whatever_is_in_their_entry() -> None:
 
 
 def test_what_is_unfinished_is_on_the_stream_or_waits() -> None:
-    size = calls.measure(MAIL).reply([5, 2, 3, 9])
+    size = calls.measure(MAIL).reply([5, 2, 3, 9, 0, -1])
     assert (size.held, size.dead, size.unfinished) == (2, 9, 8)

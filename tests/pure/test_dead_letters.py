@@ -138,7 +138,7 @@ def test_ages_are_seconds_or_timedeltas() -> None:
         ({"ids": []}, r"ids is \[\]: give a text"),
         ({"ids": [1]}, "give a text, or several"),
         ({"reason": "exhuasted"}, "did you mean exhausted"),
-        ({"reason": "zzz"}, "use one of exhausted, poisonous"),
+        ({"reason": "zzz"}, "use one of exhausted, not-retried, poisonous"),
         ({"older_than": -1}, "older_than is -1: give seconds"),
         ({"older_than": "2h"}, "older_than is '2h'"),
         ({"newer_than": float("nan")}, "newer_than is nan"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from celery5.protocol.masking import LARGEST_CALL, LONGEST_CALL, call_text, masked
+from celery5.protocol.call_text import LARGEST_CALL, LONGEST_CALL, call_text
+from celery5.protocol.masking import masked
 from celery5.settings import shown as said
 
 

@@ -193,5 +193,5 @@ def test_people_see_who_said_what() -> None:
         LOGGER.warning("no bank\ntoday")
         CURRENT.reset(token)
     line = [each for each in stream.getvalue().splitlines(True) if "shop.tasks" in each]
-    assert line[0].endswith(" warning shop.tasks       no bank\n")
+    assert line[0].endswith(" warning w1 shop.tasks       no bank\n")
     assert stream.getvalue().endswith("\n    today  job=j1  task=shop.charge\n")

@@ -125,8 +125,9 @@ def test_the_application_is_named_by_a_flag_or_by_the_environment(desk: Desk) ->
         == (0, "no queues yet: nothing was sent\n")
     )
     assert neither.code == 2
-    assert (
-        neither.error == "Error: which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP"
+    assert neither.error == (
+        "Error: which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP; "
+        "this command does not need the application's code: celery5 --app-name NAME COMMAND"
     )
 
 
@@ -191,6 +192,7 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
             "scheduled": 1,
             "dead": 0,
             "paused": False,
+            "workers": 0,
         },
         {
             "queue": "slow",
@@ -202,6 +204,7 @@ def test_queues_and_their_jobs(desk: Desk) -> None:
             "scheduled": 0,
             "dead": 0,
             "paused": False,
+            "workers": 0,
         },
     ]
     assert desk("queue", "list").splitlines()[1].split() == ["default", "1", "0", "0", "1", "0"]

@@ -67,11 +67,12 @@ def test_config_check_finds_what_only_its_user_would_find_wrong(shop: Path) -> N
 
 def test_config_check_looks_at_the_schedules_that_are_declared(shop: Path) -> None:
     (shop / "shop.py").write_text(
-        'from celery5 import App\napp = App("shop")\n\n@app.task(schedule="99 * * * *")\ndef night() -> None: ...\n'
+        'from celery5 import App\napp = App("shop")\n\n'
+        '@app.task(schedule={"cron": "0 5 * * *", "timezone": "Mars/Base"})\ndef night() -> None: ...\n'
     )
     wrong = celery5("-A", "shop", "config", "check", cwd=shop)
     assert (wrong.code, wrong.out) == (2, "")
-    assert "schedule 'shop.night': cron '99 * * * *': the minute '99' is wrong" in wrong.error
+    assert "schedule 'shop.night'" in wrong.error
 
 
 def test_config_check_blames_the_environment_for_what_is_wrong_there_and_no_module(shop: Path) -> None:

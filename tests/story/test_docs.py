@@ -268,7 +268,7 @@ def test_the_log_line_of_the_guide_has_the_fields_of_a_real_one(url: str, app_na
     app.close()
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     (real,) = [line for line in lines if line.get("task") == noop.name]
-    (shown,) = [
+    shown, *_ = [
         json.loads(block.text) for block in blocks(DOCS / "guide" / "logging.md") if block.language == "json"
     ]
     assert {name: type(value) for name, value in shown.items()} == {

@@ -96,7 +96,7 @@ def test_schedules_that_make_no_sense_are_told_of_before_a_scheduler_is_up(desk:
     (desk.folder / "bad.py").write_text(
         "from celery5 import App\n"
         f"app = App({desk.app.name!r}, broker={desk.app.settings.broker!r})\n"
-        "@app.task(schedule='99 * * * *')\n"
+        "@app.task(schedule={'cron': '0 5 * * *', 'timezone': 'Mars/Base'})\n"
         "async def one() -> None: ...\n"
         "app.schedule(one.s(1), 5, name='two')\n"
     )

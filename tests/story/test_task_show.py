@@ -51,7 +51,7 @@ def test_who_did_a_job_and_when_and_what_came_of_it(desk: Desk) -> None:
 
     runs = fields(shown[running])
     assert (runs["state"], runs["task"], runs["worker"], runs["attempt"]) == (
-        *("EXECUTING", "shop.stuck", name, "1"),
+        *("EXECUTING", "shop.stuck", name, "1 of 4"),
     )
     assert re.fullmatch(rf"{MOMENT} \(.* ago\)", runs["taken"])
     assert not {"finished", "took", "value", "error", "reason"} & runs.keys()

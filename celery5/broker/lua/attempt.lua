@@ -41,6 +41,8 @@ if #refused == 0 then
   try('ZREM', key, 'a')
   try('ZSCORE', key, 'a')
   try('ZRANK', key, 'a')
+  try('ZPOPMIN', key)
+  try('ZRANDMEMBER', key)
   try('ZCOUNT', key, 0, 1)
   try('ZRANGE', key, 0, 0)
   try('ZREVRANGE', key, 0, 0)
