@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 import trio
@@ -94,6 +94,9 @@ class Turnstile:
         self.look_again: Callable[[], None] = lambda: None
         """Something may have been handed to this worker whose answer was lost."""
         self._promised: Counter[str] = Counter()
+        self._served: dict[str, int] = {}
+        """The turn in which each task was last asked for; the larger, the later."""
+        self._serving = count(1)
         self.compute()
 
     def home(self, task: str) -> str:
@@ -221,20 +224,31 @@ class Turnstile:
         self, queue: str, tasks: Iterable[str], *, left: Iterable[Delivery] = ()
     ) -> list[tuple[Rule, int]]:
         """The rules of tasks, and how many jobs of each are wanted of a queue once those that `left` are gone. Tasks of
-        one kind share the room."""
+        one kind share the room evenly."""
         gone = Counter(delivery.kind for delivery in left if delivery.rule is not None)
         names = [name for name in tasks if name in self._tasks]
-        sharing = Counter(self._tasks[name].kind for name in names)
-        shut = self.closed(queue) or self._gives_way(gone)
-        found: list[tuple[Rule, int]] = []
-        left_over = MOST_AT_ONCE
-        for name in names:
-            kind, rule = self._tasks[name].kind, self.rule(name)
-            room = 0 if shut else self.room(kind, without=gone[kind])
-            want = MOST_AT_ONCE if rule.rejects and not shut else -(-room // sharing[kind])
-            found.append((rule, min(want, left_over)))
-            left_over -= found[-1][1]
-        return found
+        kinds = {self._tasks[name].kind for name in names}
+        if self.closed(queue) or self._gives_way(gone):
+            return [(self.rule(name), 0) for name in names]
+        shares = self._share_out(names, {kind: self.room(kind, without=gone[kind]) for kind in kinds})
+        return [(self.rule(name), shares[name]) for name in names]
+
+    def _share_out(self, names: Iterable[str], free: dict[str, int]) -> Counter[str]:
+        """Return how many jobs of each task to ask for: one of each in turn until MOST_AT_ONCE or the `free` slots of
+        their kinds are spent. The task that got its last one longest ago is first, so that what does not divide evenly
+        goes to each of them in turn. What is rejected takes no slot."""
+        shares = Counter[str]()
+        asking = deque(sorted(names, key=lambda name: (self._served.get(name, 0), name)))
+        while asking and shares.total() < MOST_AT_ONCE:
+            name = asking.popleft()
+            rule, kind = self.rule(name), self._tasks[name].kind
+            if rule.suspended or not (rule.rejects or free[kind]):
+                continue
+            free[kind] -= not rule.rejects
+            shares[name] += 1
+            self._served[name] = next(self._serving)
+            asking.append(name)
+        return shares
 
     def _gives_way(self, gone: Counter[str]) -> bool:
         """Whether the room that is free now is for those without a gate: where the Consumer has none to read for, every
