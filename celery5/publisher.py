@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 PORTION = 200
 """Jobs in one trip: long scripts would hold the server up."""
+LINED_UP = 100
+"""The most jobs that one trip puts straight into waiting lists: each costs four commands or more."""
 PORTION_BYTES = 4 * 1024 * 1024
 """Bytes of messages in one trip, unless one message alone has more."""
 
@@ -49,7 +51,8 @@ class Publisher:
         ]
         for (name, way, lane), group in groups.items():
             keys = self.queue(name).on(lane)
-            made += [_WAYS[way](keys, part) for part in portions(group, _size)]
+            most = LINED_UP if way == "line_up" else PORTION
+            made += [_WAYS[way](keys, part) for part in portions(group, _size, most)]
         return made
 
     def published(self, jobs: Sequence[Job], answers: Sequence[Any] = ()) -> Mapping[str, str]:

@@ -21,8 +21,8 @@ from celery5.log import Log
 from celery5.protocol.recovery import Heartbeats
 from celery5.services.lease import Lease
 
-PORTION = 100
-"""Jobs in one trip."""
+PORTION = 16
+"""Jobs in one trip: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
 
 
 class Performs(Protocol):
@@ -44,6 +44,7 @@ class Recoverer:
         worker: str,
         max_deliveries: int,
         results_ttl: float,
+        message_limit: int,
     ) -> None:
         self._redis = redis
         self._consumed = consumed
@@ -52,6 +53,7 @@ class Recoverer:
         self._worker = worker
         self._max_deliveries = max_deliveries
         self._ttl = results_ttl
+        self._message_limit = message_limit
         # For each queue: in a cluster each may be on a server of its own.
         self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
         self._pulses: dict[str, Pulse] = {}
@@ -91,6 +93,7 @@ class Recoverer:
                     max_deliveries=self._max_deliveries,
                     limit=PORTION,
                     ttl=self._ttl,
+                    message_limit=self._message_limit,
                     judge=judge,
                 )
                 done = await self._redis.perform(call)

@@ -12,6 +12,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, scripted, text, whole
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.envelope import MARGIN
 from celery5.protocol.lanes import on_stream
 
 PUBLISH = Script.load("publish")
@@ -247,6 +248,7 @@ def recover(
     max_deliveries: int,
     limit: int,
     ttl: float,
+    message_limit: int,
     begun: Sequence[bytes] | None = None,
     judge: Judge | None = None,
 ) -> Call[Recovered]:
@@ -254,7 +256,8 @@ def recover(
 
     `begun` are the entries, lanes included, that it is known to have begun: only these count as having taken it
     down. Without it all do. The `judge` is the worker that decided this from its heartbeat; when that is too old as
-    the script runs, nobody is recovered. Without a judge the caller knows that the process has ended.
+    the script runs, nobody is recovered. Without a judge the caller knows that the process has ended. A
+    message of more bytes than `message_limit` and a margin is not decoded: it is put back, or buried, by its id alone.
     """
     return scripted(
         RECOVER,
@@ -282,6 +285,7 @@ def recover(
             "" if judge is None else judge.name,
             0 if judge is None else judge.at,
             0 if judge is None else _ms(judge.lease),
+            message_limit + MARGIN + 1,
             *(begun or ()),
         ),
         _recovered,

@@ -37,6 +37,7 @@ from celery5.runners.process_group import started_at
 from celery5.services.black_box import BlackBox
 from celery5.services.heartbeat import BEATS
 from celery5.services.lease import now
+from celery5.services.recoverer import PORTION
 
 LATE = 1.5
 """Beats that must be missing before the understudy steps in."""
@@ -44,8 +45,6 @@ LINGER = 5.0
 """Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
 LIMITS = Timing(connect=1.0, reply=1.0)
 """For recovery. A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
-PORTION = 100
-"""Jobs in one trip."""
 NAME = "understudy"
 """What `ps` and `top` call the process, where they can be told."""
 
@@ -331,6 +330,7 @@ class _Watch:
                     max_deliveries=settings.max_deliveries,
                     limit=PORTION,
                     ttl=settings.results_ttl,
+                    message_limit=settings.message_limit,
                     begun=begun.get(keys.queue, []),
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand

@@ -223,7 +223,10 @@ async def test_a_worker_and_a_router_that_lost_their_leases_wait_for_a_real_serv
             for queue in ("default", EVENTS):
                 keys = app.queue(queue)
                 for worker in client.zrange(keys.leases, 0, -1):
-                    await app.aperform(calls.recover(keys, worker=worker, max_deliveries=3, limit=9, ttl=60))
+                    call = calls.recover(
+                        keys, worker=worker, max_deliveries=3, limit=9, ttl=60, message_limit=1_000_000
+                    )
+                    await app.aperform(call)
             end = refuse(client, code)
             for word in ("worker", "router"):
                 await until(lambda word=word: any(code in each["why"] for each in lines.of(f"{word}:again")))  # type: ignore[misc]

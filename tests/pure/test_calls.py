@@ -65,7 +65,7 @@ def test_only_what_cannot_be_done_twice_is_not_repeatable() -> None:
         calls.publish(MAIL, [("a", b"")]),
         calls.schedule(MAIL, [("a", b"", "+1")]),
         calls.settle(MAIL, "w", [("complete", b"1-0", "a", b"", 1, 0)]),
-        calls.recover(MAIL, worker="", max_deliveries=3, limit=9, ttl=1),
+        calls.recover(MAIL, worker="", max_deliveries=3, limit=9, ttl=1, message_limit=9),
         calls.locate(MAIL, "a"),
         calls.leave(MAIL, "w"),
         calls.join(MAIL, "w", lease=1),

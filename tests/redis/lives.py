@@ -244,7 +244,9 @@ class Model:
         """The worker dies, `at_last` once too often; another comes."""
         most = 0 if at_last else 1000
         self.driver.perform(
-            calls.recover(self.keys, worker=self.worker, max_deliveries=most, limit=100, ttl=60)
+            calls.recover(
+                self.keys, worker=self.worker, max_deliveries=most, limit=100, ttl=60, message_limit=1_000_000
+            )
         )
         self.join()
         for life in self.lives.values():

@@ -58,9 +58,17 @@ class Queue:
         deliveries: int = 3,
         begun: list[bytes] | None = None,
         judge: calls.Judge | None = None,
+        message_limit: int = 1_000_000,
     ) -> calls.Recovered:
         call = calls.recover(
-            self.keys, worker=worker, max_deliveries=deliveries, limit=limit, ttl=60, begun=begun, judge=judge
+            self.keys,
+            worker=worker,
+            max_deliveries=deliveries,
+            limit=limit,
+            ttl=60,
+            message_limit=message_limit,
+            begun=begun,
+            judge=judge,
         )
         found = self(call)
         assert isinstance(found, calls.Recovered)

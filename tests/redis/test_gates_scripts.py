@@ -14,10 +14,13 @@ from celery5.broker import calls, gating, looking, revocation
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.calls import Entry
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.keys import Keys
-from celery5.protocol.limits import Rate, Rule
-from celery5.publisher import PORTION
+from celery5.broker.keys import GROUP, Keys
+from celery5.protocol.envelope import MARGIN, read_document
+from celery5.protocol.job import Job
+from celery5.protocol.limits import Rate, Rule, line_of
+from celery5.publisher import PORTION, Publisher
 from celery5.services.gates import BATCH
+from celery5.services.recoverer import PORTION as RECOVERED
 from tests.redis.gated import TASK, Gated, message
 from tests.redis.one_queue import buried, done, failed, released
 
@@ -442,3 +445,130 @@ def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
     gate.settled("w", [a], [released(a, "a")])
     assert gate.is_empty()
     assert gate.where("a") == "SENT"
+
+
+# How much one script does
+
+
+def worker_with_slots(gate: Gated, *, jobs: int, waiting: int) -> None:
+    """Have a worker "dead" hold jobs that have slots, each with a key of its own, while others wait for each key."""
+    gate.rule = Rule(TASK, most=1, keyed=True)
+    gate.join("dead")
+    gate.line_up((f"a{n}", f"k{n}") for n in range(jobs))
+    running: list[Entry] = []
+    while more := gate.pull("dead"):
+        running += more
+    assert len(running) == jobs
+    gate.line_up((f"b{n}", f"k{n % jobs}") for n in range(waiting))
+    while gate.pull("w") or gate.waits[0]:  # every list is parked
+        pass
+
+
+def test_one_trip_of_a_recovery_makes_few_commands_however_many_keys_and_jobs_wait(gate: Gated) -> None:
+    worker_with_slots(gate, jobs=200, waiting=2000)
+    most, trips, done_so_far = 0, 0, calls.Recovered("dead", 0, 0, more=True)
+    while done_so_far.more:
+        gate.client.config_resetstat()
+        done_so_far = gate.recover("dead", limit=RECOVERED)
+        most, trips = max(most, gate.commands()), trips + 1
+    assert trips == 200 // RECOVERED + 1
+    assert most <= 180, most
+    assert gate.slots() == gate.taken() == {}
+
+
+@pytest.mark.parametrize("jobs", [1000])
+def test_a_dead_worker_with_many_jobs_is_recovered_in_well_under_a_second(gate: Gated, jobs: int) -> None:
+    worker_with_slots(gate, jobs=jobs, waiting=jobs)
+    began = time.monotonic()
+    while gate.recover("dead", limit=RECOVERED).more:
+        pass
+    assert time.monotonic() - began < 5  # 0.2 s on a quiet machine
+    assert gate.size().stream == jobs
+
+
+def test_one_trip_of_jobs_that_line_up_makes_few_commands(gate: Gated, app_name: str) -> None:
+    gate.rule, jobs = Rule(TASK, most=1, keyed=True, fair=True), list[Job]()
+    for n in range(500):
+        line = line_of(gate.rule, f"k{n}", f"f{n}")
+        jobs.append(Job(f"j{n}", TASK, "mail", message(f"j{n}", f"k{n}", f"f{n}"), line=line))
+    _announce, *trips = Publisher(keys=Keys(app_name)).publish(jobs)
+    made: list[int] = []
+    for call in trips:
+        gate.client.config_resetstat()
+        gate(call)
+        made.append(gate.commands())
+    assert gate.held() == {"shop.t": "500"}
+    assert len(trips) == 5
+    assert max(made) <= 450, made
+
+
+WORKERS = 200
+
+
+def crowd(gate: Gated) -> None:
+    """Have many workers with a lease, each of which holds a job on every lane."""
+    leases = {f"c{n}": 4e12 for n in range(WORKERS)}
+    gate.client.zadd(gate.keys.leases, leases)
+    for stream in gate.keys.streams:
+        with gate.client.pipeline() as pipeline:
+            for name in leases:
+                pipeline.xadd(stream, {"job": "x"})
+                if name == "c0" and stream != gate.keys.normal:
+                    pipeline.xgroup_create(stream, GROUP, "0")
+                pipeline.xreadgroup(GROUP, name, {stream: ">"}, count=1)
+            pipeline.execute()
+
+
+def disperse(gate: Gated) -> None:
+    """Remove the crowd."""
+    gate.client.delete(gate.keys.leases, *gate.keys.streams)
+
+
+def test_a_beat_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
+    crowd(gate)
+    gate.client.config_resetstat()
+    pulse = gate(calls.beat(gate.keys, "w", lease=30))
+    assert (pulse.alive, pulse.lapsed, pulse.lanes) == (True, 0, "hlg")
+    assert gate.commands() <= 4 * WORKERS + 25
+    disperse(gate)
+
+
+def test_a_search_for_jobs_of_nobody_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
+    crowd(gate)
+    gate.client.config_resetstat()
+    assert gate.recover() == calls.Recovered("", 0, 0, more=False)
+    assert gate.commands() <= 4 * WORKERS + 10
+    disperse(gate)
+
+
+# What is too large to be read
+
+
+def too_large(gate: Gated, message_limit: int) -> bytes:
+    """Have a worker "dead" hold job "a", whose message is a byte over what the limit allows and names a task."""
+    start, end = message("a")[:-1] + b',"args":["', b'"]}'
+    large = start + b"x" * (message_limit + MARGIN + 1 - len(start) - len(end)) + end
+    gate(calls.publish(gate.keys, [("a", large)]))
+    gate.join("dead")
+    gate.read("dead")
+    return large
+
+
+def test_a_message_over_the_limit_is_put_back_by_its_id_alone(gate: Gated) -> None:
+    large = too_large(gate, 2)
+    assert gate.recover("dead", message_limit=2).back == 1
+    (again,) = gate.read("w")
+    assert (again.message, again.deliveries) == (large, 1)
+    assert gate.client.hget(gate.keys.jobs, "a") == b"S" + again.id
+
+
+@pytest.mark.parametrize(("message_limit", "task"), [(2, ""), (3, TASK)])
+def test_a_message_is_decoded_up_to_the_limit_when_it_is_buried(
+    gate: Gated, message_limit: int, task: str
+) -> None:
+    too_large(gate, 2)
+    assert gate.recover("dead", deliveries=0, message_limit=message_limit).buried == 1
+    ((_, _, raw),) = gate(calls.dead(gate.keys, count=9))
+    document = read_document(raw)
+    assert (document.id, document.task, document.state) == ("a", task, "DEAD")
+    assert gate.where("a") == "DEAD"

@@ -62,6 +62,7 @@ async def judging(nursery: trio.Nursery, *, lease: float) -> tuple[Recoverer, Ju
         worker="w",
         max_deliveries=3,
         results_ttl=60.0,
+        message_limit=1_000_000,
     )
     await nursery.start(recoverer.run)
     return recoverer, server
@@ -132,7 +133,7 @@ async def test_each_call_says_by_which_heartbeat_it_was_decided(
     await beats(recoverer, every=1.0, until=3.5)
     assert [each.words for each in server.calls] == [server.calls[0].words] * 2
     judge = Judge("w", 3000, 3.0)
-    assert server.calls[0].words[-3:] == (judge.name, judge.at, 3000)
+    assert server.calls[0].words[-4:-1] == (judge.name, judge.at, 3000)
     nursery.cancel_scope.cancel()
 
 

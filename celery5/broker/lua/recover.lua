@@ -21,7 +21,8 @@
 --       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
 --       9 the time of that heartbeat in ms, as beat.lua returned it
 --       10 lease of that worker in ms
---       11.. stream entries that it had begun, each with the letter of its lane
+--       11 bytes from which a message is not decoded: only its id is read
+--       12.. stream entries that it had begun, each with the letter of its lane
 -- Gives the worker's name ('' when there is none to recover), how many jobs were put back, how many were buried, and
 -- 1 when there is more to do. Only a worker is recovered whose lease had lapsed by the heartbeat already, and nobody by
 -- a worker whose own lease has lapsed since, or that means itself: this script may run long after it was sent, when the
@@ -55,6 +56,16 @@ local function stray()
   end
 end
 -- What a message says may be anything: what fails in the middle of this script would take jobs with it.
+-- Of what is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
+-- protocol/envelope.py).
+local function read(message)
+  if #message >= tonumber(ARGV[11]) then
+    local start = string.gsub(string.sub(message, 1, 1000), '^%s*{%s*"v"%s*:%s*%d+%s*,', '{')
+    return {id = string.match(start, '^%s*{%s*"id"%s*:%s*"([^"\\]+)"')}
+  end
+  local readable, envelope = pcall(cjson.decode, message)
+  return readable and type(envelope) == 'table' and envelope or {}
+end
 local function text(value) return type(value) == 'string' and value or '' end
 local function whole(value, least)
   return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
@@ -83,15 +94,14 @@ local lease = redis.call('ZSCORE', leases, name)
 if lease == '-2' or lease == '0' then fence = -2 end
 redis.call('ZADD', leases, fence, name)
 local back, buried, begun = 0, 0, {}
-for n = 11, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
+for n = 12, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one worker had begun
 -- Put back, or bury, one entry of a lane's pending list.
 local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
   local field = {}
   for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end -- bound: the fields of an entry, as its sender wrote them
-  local readable, envelope = pcall(cjson.decode, field.job or '')
-  if not readable or type(envelope) ~= 'table' then envelope = {} end
+  local envelope = read(field.job or '')
   local id, task, key = text(envelope.id), text(envelope.task), text(envelope.key)
   local lock = key ~= '' and task .. ' ' .. key
   local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1] .. lane])
@@ -101,10 +111,6 @@ local function undo(one, lane)
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
   local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1),
     replays = whole(envelope.replays, 0)}
-  local at_gate = free_slot(at, one[1] .. lane)
-  if at_gate then freed[at_gate] = true end
-  redis.call('XACK', stream, group, one[1])
-  redis.call('XDEL', stream, one[1])
   if not entry or over or (revoked and not here) then -- nothing is left to be run
   elseif revoked then
     document.state = 'REVOKED'
@@ -128,13 +134,26 @@ local function undo(one, lane)
     back = back + 1
   end
 end
+-- Take entries off a lane: they are nobody's, and their slots are free.
+local function take_off(entries, lane)
+  redis.call('XACK', streams[lane], group, unpack(entries))
+  redis.call('XDEL', streams[lane], unpack(entries))
+  local slots = {}
+  for n, entry in ipairs(entries) do slots[n] = entry .. lane end -- bound: ARGV 4
+  for _, gate in ipairs(free_slots(at, slots)) do -- bound: ARGV 4
+    unpark(at, gate[1], gate[2])
+    freed[gate[1]] = true
+  end
+end
 local left = tonumber(ARGV[4])
 for _, lane in ipairs({'h', '', 'l', 'g'}) do -- bound: the four lanes
-  local pending = left > 0 and redis.pcall('XPENDING', streams[lane], group, '-', '+', left, name) or {}
-  for _, one in ipairs(pending.err and {} or pending) do -- bound: ARGV 4
+  local pending, entries = left > 0 and redis.pcall('XPENDING', streams[lane], group, '-', '+', left, name) or {}, {}
+  for n, one in ipairs(pending.err and {} or pending) do -- bound: ARGV 4
     undo(one, lane)
-    left = left - 1
+    entries[n] = one[1]
   end
+  if entries[1] then take_off(entries, lane) end
+  left = left - #entries
 end
 write(at)
 for at_gate in pairs(freed) do redis.call('PUBLISH', ARGV[7], at_gate) end -- bound: ARGV 4
