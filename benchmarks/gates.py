@@ -1,5 +1,5 @@
 """Gates: what jobs with a concurrency key cost: their rate, Redis commands per job, the slowest script, the pause
-between two jobs of one key.
+between two jobs of one key; and how long one trip of a recovery and of jobs that line up holds the server.
 
 Floor: benchmarks. Reads: nothing. Writes: every database of the server that it is given; a temporary folder; one line
 of JSON on stdout.
@@ -30,6 +30,11 @@ import trio
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from celery5 import App
+from celery5.broker import calls, gating
+from celery5.broker.call import Call
+from celery5.protocol.limits import Rule, line_of
+from celery5.publisher import LINED_UP
+from celery5.services.recoverer import PORTION as RECOVERED
 
 RUNS = {"1": (1, 300), "12": (12, 1_200), "1000": (1_000, 10_000)}
 """Keys and jobs of each run, by its name."""
@@ -121,12 +126,57 @@ def run(url: str, client: Any, folder: Path, name: str) -> dict[str, float]:
     }
 
 
+def trip_times(client: Any, trips: list[Call[Any]], app: App) -> list[float]:
+    """Make trips. Return how many ms each held the server."""
+    times: list[float] = []
+    for trip in trips:
+        client.config_resetstat()
+        app.perform(trip, instead="nothing")
+        made = client.info("commandstats")
+        times.append(
+            sum(each["usec"] for name, each in made.items() if name.startswith("cmdstat_eval")) / 1000
+        )
+    return times
+
+
+def single_trips(url: str, client: Any) -> dict[str, float]:
+    """Measure single scripts: jobs that line up, each in a new list; then the recovery of a worker with 96 of them.
+
+    10,000 jobs wait, of 1,000 keys. The least and the median: others use the machine, too.
+    """
+    client.flushall()
+    sender, rule = App("gates", broker=url), Rule("gates.one", most=1, keyed=True)
+    keys = sender.queue("default")
+    words = [
+        (f"j{n}", b'{"v":1,"id":"j%d"}' % n, line_of(rule, f"k{n % 1000}", ""), "") for n in range(10_000)
+    ]
+    trips: list[Call[Any]] = [
+        gating.line_up(keys, words[at : at + LINED_UP]) for at in range(0, len(words), LINED_UP)
+    ]
+    lined_up = trip_times(client, trips[:10], sender)
+    trip_times(client, trips[10:], sender)
+    sender.perform(calls.join(keys, "dead", lease=60), instead="nothing")
+    trip_times(client, [gating.pull(keys, "dead", [(rule, 32)])] * 3, sender)
+    again = calls.recover(
+        keys, worker="dead", max_deliveries=3, limit=RECOVERED, ttl=60, message_limit=1_000_000
+    )
+    recovered = trip_times(client, [again] * (96 // RECOVERED), sender)
+    sender.close()
+    found = {"line_up": lined_up, "recover": recovered}
+    return {
+        f"{name}_ms_{what}": of(times)
+        for name, times in found.items()
+        for what, of in (("least", min), ("median", median))
+    }
+
+
 def measured(url: str) -> dict[str, float]:
     """Return the figures of all runs."""
     told: dict[str, float] = {}
     with redis.Redis.from_url(url) as client, tempfile.TemporaryDirectory() as folder:
         for name in RUNS:
             told |= run(url, client, Path(folder), name)
+        told |= single_trips(url, client)
     return told
 
 
