@@ -55,6 +55,9 @@ _LONGEST_LOOK = 100_000
 """Lines."""
 _LARGEST_LOOK = 16 * 1024 * 1024
 """The most characters of all its lines."""
+_TOO_LARGE = (
+    "the list of units there is too long to be read: look at `systemctl --user list-units 'celery5.*'` there"
+)
 _ALIVE: Mapping[str, State] = {
     "activating": "starting",
     "active": "up",
@@ -97,6 +100,7 @@ class RemoteHost:
         self._tried = trio.Event()
         self._may: Callable[[], bool] = _always
         self._terms = 0
+        self._ignoring = False
 
     async def live(
         self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -187,7 +191,7 @@ class RemoteHost:
 
     async def _hear_out(self, lines: Lines, nursery: trio.Nursery) -> None:
         """Until the connection ends. What waits is done from the first look on."""
-        look, size = list[str](), 0
+        look, lines_seen, size = list[str](), 0, 0
         self._refusal = ""
         while (line := await lines.hear()) is not None:
             if line == f"{MARK}{NO_LINGER}":
@@ -197,10 +201,23 @@ class RemoteHost:
                     if self._away:
                         self._back()
                         nursery.start_soon(self._do_what_is_asked)
-                    self._look(seen(self._place.app, look))
-                look, size = [], 0
-            elif len(look) < _LONGEST_LOOK and (size := size + len(line)) <= _LARGEST_LOOK:
-                look.append(line)
+                    if lines_seen > _LONGEST_LOOK or size > _LARGEST_LOOK:
+                        self._ignore_look()
+                    else:
+                        self._ignoring = False
+                        self._look(seen(self._place.app, look))
+                look, lines_seen, size = [], 0, 0
+            else:
+                lines_seen, size = lines_seen + 1, size + len(line)
+                if lines_seen <= _LONGEST_LOOK and size <= _LARGEST_LOOK:
+                    look.append(line)
+
+    def _ignore_look(self) -> None:
+        """Use nothing of a look that is too large: a member that is not in the part that was read may run."""
+        if not self._ignoring:
+            self._tell("host:look-ignored", "warning", hint=_TOO_LARGE)
+        self._ignoring = True
+        self._say_unknown(_TOO_LARGE)
 
     def _back(self) -> None:
         self._away = ""
@@ -210,19 +227,19 @@ class RemoteHost:
         if why != self._away:
             self._tell("host:away", "warning", why=why)
         self._away = why
-        self._say_unknown()
+        self._say_unknown(why)
 
-    def _say_unknown(self) -> None:
+    def _say_unknown(self, why: str) -> None:
         for name, there in list(self._members.items()):
             there.text = ""  # it is told again when it is known
-            self._heard(Unknown(name, self._away))
+            self._heard(Unknown(name, why))
 
     async def _speak_of_the_unknown(self) -> None:
         """As often as the units are looked at: silence would mean that they hang."""
         while True:
             await trio.sleep(self._interval)
             if self._away:
-                self._say_unknown()
+                self._say_unknown(self._away)
 
     def _look(self, found: dict[str, Seen]) -> None:
         self._last = found

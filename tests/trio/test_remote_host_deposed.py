@@ -1,4 +1,4 @@
-"""Remote hosts, deposed: what a Controller had asked of a host that was away is not done once it leads no more.
+"""Remote hosts, scripted: a Controller that leads no more does nothing there; a look that is too large is ignored.
 
 Floor: tests. Reads and writes: nothing.
 """
@@ -12,7 +12,9 @@ import pytest
 import trio
 
 from celery5.protocol.cluster import read
+from celery5.protocol.members import Beat, Ended, Ready, Unknown, Word
 from celery5.protocol.remote_units import MARK, Place, unit_of
+from celery5.services import remote_host
 from celery5.services.hosts import Hosts
 from celery5.services.remote_host import RemoteHost
 from celery5.services.ssh_line import HostAway
@@ -57,6 +59,16 @@ class OneHost:
         return []
 
 
+class Logged:
+    """A log that keeps the names of its events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, what: str, _level: str = "info", /, **_fields: object) -> None:
+        self.events.append(what)
+
+
 @pytest.mark.parametrize("knows", [True, False])
 async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_no_more(
     knows: bool, autojump_clock: Any
@@ -79,3 +91,31 @@ async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_n
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
     assert [found[0] for each in line.scripts for found in ORDER.finditer(each)] == []
+
+
+@pytest.mark.parametrize("limit", ["_LARGEST_LOOK", "_LONGEST_LOOK"])
+async def test_a_look_that_is_too_large_ends_no_member_and_is_logged_once(
+    limit: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line: Any = OneHost("mail")
+    log, words = Logged(), list[Word]()
+    place = Place(app="shop", command="celery5", directory="/")
+    remote = RemoteHost(name="web2", place=place, line=line, interval=0.1, log=log)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(remote.live, words.append)
+        await remote.living()
+        await trio.sleep(1)
+        assert Ready("mail") in words or any(isinstance(word, Beat) for word in words)
+        monkeypatch.setattr(remote_host, limit, {"_LARGEST_LOOK": 100, "_LONGEST_LOOK": 6}[limit])
+        line.shown = [*(f"Description={'x' * 30}" for _ in range(9)), "", *line.shown]
+        await trio.sleep(5)
+        assert not [word for word in words if isinstance(word, Ended)]
+        assert isinstance(words[-1], Unknown)
+        assert "too long" in words[-1].why
+        assert log.events.count("host:look-ignored") == 1
+        monkeypatch.undo()
+        since = len(words)
+        await trio.sleep(2)
+        assert isinstance(words[-1], Beat)
+        assert not [word for word in words[since:] if isinstance(word, Ended)]
+        nursery.cancel_scope.cancel()
