@@ -10,6 +10,7 @@ processes each takes the first port that is free, from the first on: a process t
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -52,6 +53,8 @@ class StatusPort:
         self._open = 0
         self._busy: dict[trio.CancelScope, None] = {}
         self._listener: socket.socket | None = None
+        self._polled: socket.socket | None = None
+        self._guard = threading.Lock()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled. A port that is taken keeps no worker from working: it is told of, and tried again."""
@@ -73,25 +76,49 @@ class StatusPort:
                 nursery.start_soon(self._watch_the_loop)
                 nursery.start_soon(self._accept, listener, nursery)
         finally:
-            own, self._listener = self._listener, None
-            own.close()
+            self._close()
+
+    def _close(self) -> None:
+        """Stop listening. A thread that polls the socket closes it: its number must not be used anew before."""
+        with self._guard:
+            listener, self._listener = self._listener, None
+            polled = self._polled is not None
+        if listener is not None:
+            with suppress(OSError):  # wakes the thread
+                listener.shutdown(socket.SHUT_RDWR)
+            if not polled:
+                listener.close()
 
     def answer_for(self, seconds: float) -> bool:
         """Answer for this time, in another thread than the loop's, which is blocked. Return False when no port is
         open."""
-        listener, end = self._listener, time.monotonic() + seconds
+        with self._guard:
+            listener = self._polled = self._listener
         if listener is None:
             return False
+        try:
+            self._answer_on(listener, time.monotonic() + seconds)
+        finally:
+            with self._guard:
+                self._polled = None
+                closed = self._listener is not listener
+            if closed:
+                listener.close()
+        return True
+
+    def _answer_on(self, listener: socket.socket, end: float) -> None:
+        """Answer until the `end`, or until the port is closed."""
         waiting = select.poll()
         waiting.register(listener, select.POLLIN)
         while (left := end - time.monotonic()) > 0 and waiting.poll(left * 1000):
+            if self._listener is not listener:
+                return
             with suppress(OSError):  # the loop accepted it first, or the client has gone
                 stream, _ = listener.accept()
                 with stream:
                     stream.settimeout(BLOCKED_LIMIT)
                     stream.sendall(self._answer_blocked(stream))
                     stream.shutdown(socket.SHUT_WR)
-        return True
 
     def _answer_blocked(self, stream: socket.socket) -> bytes:
         """Read one request and return the answer to it, in another thread than the loop's."""

@@ -3,7 +3,9 @@
 Floor: tests. Reads: nothing. Writes: sockets of its own.
 """
 
+import select
 import socket
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -228,3 +230,44 @@ def neighbours() -> int:
             except (OSError, OverflowError):
                 continue
             return port
+
+
+async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closers: list[str] = []
+    polls = threading.Event()
+
+    class Watched(socket.socket):
+        """A socket that notes which thread closes it."""
+
+        def close(self) -> None:
+            if self.fileno() >= 0:
+                closers.append(threading.current_thread().name)
+            super().close()
+
+    class Polling:
+        """A poll that says when it is about to wait."""
+
+        def __init__(self) -> None:
+            self._poll = real_poll()
+            self.register = self._poll.register
+
+        def poll(self, limit: float) -> list[tuple[int, int]]:
+            polls.set()
+            return self._poll.poll(limit)
+
+    real_poll = select.poll
+    monkeypatch.setattr(status_port.select, "poll", Polling)
+    async with trio.open_nursery() as nursery:
+        port = await opened(nursery, Vitals(), free_port())
+        assert port._listener is not None
+        port._listener = Watched(fileno=port._listener.detach())
+        thread = threading.Thread(target=port.answer_for, args=(20,), name="watching")
+        thread.start()
+        assert await trio.to_thread.run_sync(polls.wait, 30)
+        nursery.cancel_scope.cancel()
+    await trio.to_thread.run_sync(thread.join, 10)
+    assert not thread.is_alive()
+    assert closers == ["watching"]
+    assert not port.answer_for(0.1)
