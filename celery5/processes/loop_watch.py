@@ -3,9 +3,10 @@
 Floor: processes. Reads: the frames of the main thread, while it blocks the loop. Writes: the log; the process' loop
 blocks; systemd's status line.
 
-A thread asks the loop again and again to show that it runs. If the loop does not for the time of the setting, the
-thread logs the main thread's stack at once, since the loop itself cannot. A job costs nothing: the thread finds it on
-the stack. Meanwhile the thread also answers the status port.
+A thread looks at the main thread's stack again and again. While the loop waits for events, nothing is asked of it, so
+an idle process stays idle. If code runs, the thread asks the loop to show that it turns. If it does not for the time of
+the setting, the thread logs the stack at once, since the loop itself cannot. Nothing is done for each job: the job is
+found on the stack. Meanwhile the thread also answers the status port.
 
 A thread cannot run while C code holds the interpreter's lock: such a block is logged as soon as the lock is free.
 When the whole process did not run, because it was stopped or got no CPU, no job is the cause. The CPU time tells
@@ -32,8 +33,8 @@ from celery5.services.systemd_notify import notify
 from celery5.services.task_execution import TaskExecution
 from celery5.services.vitals import Vitals
 
-PART = 0.1
-"""The part of the setting after which the loop is asked again: the accuracy of the reported time."""
+PART = 0.25
+"""The part of the setting between two looks at the loop: the times that are logged are as exact as that."""
 OFTEN, SELDOM = 0.01, 1.0
 """Bounds of that, in seconds."""
 LONGEST_PAUSE = 60.0
@@ -69,11 +70,15 @@ class LoopWatch:
         self._main = threading.get_ident()
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._ends = False
+        self._alarm = (
+            threading.Lock()
+        )  # free when the thread is to end; it wakes for less CPU time than an Event
+        self._alarm.acquire()
         self._lock = threading.Lock()
         self._asked = False
-        self._turned = 0.0
-        self._told = 0.0
+        self._turned = 0.0  # when the loop was last known to turn
+        self._told = 0.0  # the length of the block from which on it is logged again
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Self:
@@ -86,7 +91,8 @@ class LoopWatch:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._stop.set()
+        self._ends = True
+        self._alarm.release()
         if self._thread is not None:
             self._thread.join(1.0)
 
@@ -99,32 +105,34 @@ class LoopWatch:
     # ---- on the loop
 
     def _turns(self) -> None:
-        """Record that the loop runs, so that a block has ended."""
-        with self._lock:
-            now, block = time.monotonic(), self._vitals.loop.now
+        """Note that the loop turns; whatever blocked it has ended."""
+        with self._lock:  # whole: a late `loop:blocked` of the thread must not come after this
+            now = time.monotonic()
             seconds, self._turned, self._asked = now - self._turned, now, False
-        if block is None:
-            return
-        block = self._block(seconds)
-        self._told, self._seen = 0.0, Counter()
-        self._log.event("loop:resumed", "warning", **_fields(block))
-        self._vitals.loop.ended(block)
-        notify(self._address, f"STATUS={_line(self._vitals.line())}")
+            if self._vitals.loop.now is None:
+                return
+            block = self._block(seconds)
+            self._told, self._seen = 0.0, Counter()
+            self._log.event("loop:resumed", "warning", **_fields(block))
+            self._vitals.loop.ended(block)
+            notify(self._address, f"STATUS={_line(self._vitals.line())}")
 
     # ---- in the thread
 
     def _watch(self) -> None:
-        while not self._stop.is_set():
-            began, computed = time.monotonic(), time.process_time()
-            if self._vitals.loop.now is None or not self._port.answer_for(self._every):
-                self._stop.wait(self._every)
-            now = time.monotonic()
-            slept, computed = now - began, time.process_time() - computed
-            locked = slept > self._every + self._threshold / 2
-            if locked and computed < BUSY * slept:
-                self._excuse(slept)
-                continue
-            with suppress(Exception):  # the frames change meanwhile, and the next look comes soon
+        while not self._ends:
+            if self._vitals.loop.now is not None and self._port.answer_for(self._every):
+                now, locked = time.monotonic(), False  # this thread served clients, for as long as they took
+            else:
+                began, computed = time.monotonic(), time.process_time()
+                self._alarm.acquire(timeout=self._every)
+                now = time.monotonic()
+                slept, computed = now - began, time.process_time() - computed
+                locked = slept > self._every + self._threshold / 2
+                if locked and computed < BUSY * slept:
+                    self._excuse(slept)
+                    continue
+            with suppress(Exception):  # what it looks at changes meanwhile, and the next look comes soon
                 self._look(now, locked=locked)
 
     def _excuse(self, slept: float) -> None:
@@ -135,32 +143,37 @@ class LoopWatch:
             self._log.event("process:paused", "warning", seconds=round(slept, 3), hint=_PAUSED)
 
     def _look(self, now: float, *, locked: bool) -> None:
-        """Ask the loop to show that it runs, or find out for how long it has not.
+        """See whether the loop is idle, else ask it to show that it turns, or see for how long it has not.
 
         `locked`: something held the interpreter's lock since the last look. Then nobody could ask, and where the loop's
         thread is now must be read before anything else is done: each call may let that thread go on.
         """
-        frame = cast("Any", sys)._current_frames().get(self._main) if locked or self._asked else None
-        asked, seconds = self._asked, now - self._turned
+        frame = cast("Any", sys)._current_frames().get(self._main)
+        asked = self._asked
+        if not asked and not locked and is_idle(frame):
+            self._turned = now  # only an answer changes this elsewhere, and none is due
+            return
+        seconds = now - self._turned
         blocked = (asked or locked) and seconds >= self._threshold and self._vitals.phase != "starting"
-        found = job_on(frame)
-        if blocked and (locked or found != _NOBODY or not is_idle(frame)):
-            with self._lock:
-                if asked and not self._asked:
-                    return  # it runs again
-                self._seen[found] += 1
-                block = self._block(seconds)
-                self._vitals.loop.goes_on(block)
-            self._tell(block, frame)
+        if blocked:
+            found = job_on(frame)
+            if locked or found != _NOBODY or not is_idle(frame):
+                self._note(found, seconds, frame, asked=asked)
         if not asked:
             self._ask()
 
-    def _tell(self, block: Block, frame: FrameType | None) -> None:
-        """Log a block, at growing intervals while it lasts."""
-        if block.seconds >= self._told:
-            self._told = block.seconds + min(block.seconds, LONGEST_PAUSE)
-            self._log.event("loop:blocked", "warning", **_fields(block), stack=stack_of(frame))
-            notify(self._address, f"STATUS={_line(block.why)}")
+    def _note(self, found: tuple[str, str], seconds: float, frame: FrameType | None, *, asked: bool) -> None:
+        """Note a block, and log it at growing intervals while it lasts. Nothing when the loop has turned meanwhile."""
+        with self._lock:
+            if asked and not self._asked:
+                return
+            self._seen[found] += 1
+            block = self._block(seconds)
+            self._vitals.loop.goes_on(block)
+            if block.seconds >= self._told:
+                self._told = block.seconds + min(block.seconds, LONGEST_PAUSE)
+                self._log.event("loop:blocked", "warning", **_fields(block), stack=stack_of(frame))
+                notify(self._address, f"STATUS={_line(block.why)}")
 
     def _ask(self) -> None:
         with self._lock:
@@ -169,7 +182,7 @@ class LoopWatch:
             try:
                 self._token.run_sync_soon(self._turns)
             except trio.RunFinishedError:
-                self._stop.set()
+                self._ends = True
 
     def _block(self, seconds: float) -> Block:
         jobs = Counter({found: count for found, count in self._seen.items() if found != _NOBODY})

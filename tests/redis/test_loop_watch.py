@@ -254,3 +254,105 @@ def test_a_process_that_was_stopped_blames_no_job(staff: Staff) -> None:
 def test_what_runs_nowhere_near_the_loop_has_no_job() -> None:
     assert job_on(None) == ("", "")
     assert loop_watch.is_idle(None)
+
+
+class Spoken:
+    """A log that keeps its events, and can do something during one."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.during: Callable[[str], None] = lambda _what: None
+
+    def event(self, what: str, _level: str = "info", /, **fields: Any) -> None:
+        self.during(what)
+        self.events.append((what, fields))
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        """Return the fields of each such event."""
+        return [fields for name, fields in self.events if name == what]
+
+
+def _watch_of(
+    vitals: Vitals, log: Any, *, port: int | None = None, threshold: float = THRESHOLD
+) -> LoopWatch:
+    status = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1")
+    return LoopWatch(threshold=threshold, vitals=vitals, port=status, address=None, log=log)
+
+
+async def test_connections_that_say_nothing_hide_no_block_and_no_time_of_it() -> None:
+    vitals, log, port = Vitals(), Spoken(), free_port()
+    vitals.up([])
+    status = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1")  # type: ignore[arg-type]
+    watch = LoopWatch(threshold=THRESHOLD, vitals=vitals, port=status, address=None, log=log)  # type: ignore[arg-type]
+    silent = list[socket.socket]()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(status.run)
+            await nursery.start(watch.run)
+            began = time.monotonic()
+            while time.monotonic() < began + 2:  # nothing awaits: the loop is blocked
+                silent.append(socket.create_connection(("127.0.0.1", port), timeout=30))
+                time.sleep(0.2)  # noqa: ASYNC251
+            blocked = time.monotonic() - began
+            await until(lambda: bool(log.of("loop:resumed")))
+            nursery.cancel_scope.cancel()
+    finally:
+        for each in silent:
+            each.close()
+    assert log.of("process:paused") == []
+    assert len(log.of("loop:blocked")) >= 2
+    assert log.of("loop:resumed")[0]["seconds"] >= blocked - THRESHOLD
+
+
+async def test_a_loop_that_waits_for_events_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    vitals, log = Vitals(), Spoken()
+    vitals.up([])
+    watch = _watch_of(vitals, log, threshold=0.04)
+    monkeypatch.setattr(watch, "_ask", lambda: asked.append(1))
+    looks = list[int]()
+    look = watch._look
+
+    def counting(now: float, *, locked: bool) -> None:
+        looks.append(1)
+        look(now, locked=locked)
+
+    monkeypatch.setattr(watch, "_look", counting)
+    with watch:
+        await trio.sleep(0.1)
+        looks.clear(), asked.clear()
+        with trio.fail_after(30):
+            while len(looks) < 20:  # a loop that wakes now and then
+                await trio.sleep(0.2)
+    assert len(asked) <= len(looks) / 4  # a look may meet a moment in which it works
+    assert log.of("loop:blocked") == []
+
+
+async def test_an_idle_process_spends_next_to_nothing_on_the_watch() -> None:
+    vitals, log = Vitals(), Spoken()
+    vitals.up([])
+    with _watch_of(vitals, log, threshold=0.5):
+        await trio.sleep(0.2)
+        began, spent = time.monotonic(), time.process_time()
+        await trio.sleep(2)
+        share = (time.process_time() - spent) / (time.monotonic() - began)
+    assert share < 0.005  # it is 0.001
+
+
+async def test_a_block_that_ends_while_it_is_logged_is_logged_as_ended_last() -> None:
+    vitals, log = Vitals(), Spoken()
+    vitals.up([])
+    ends = threading.Event()
+
+    def during(what: str) -> None:
+        if what == "loop:blocked" and not ends.is_set():
+            ends.set()  # the loop turns now
+            time.sleep(0.3)  # and would have the time to log that first
+
+    log.during = during
+    with _watch_of(vitals, log) as watch:
+        await trio.sleep(0.05)
+        ends.wait(30)  # blocks the loop
+        await until(lambda: bool(log.of("loop:resumed")) and vitals.loop.now is None)
+        assert [what for what, _ in log.events] == ["loop:blocked", "loop:resumed"]
+        assert watch._told == 0.0
