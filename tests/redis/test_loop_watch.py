@@ -311,7 +311,7 @@ async def test_a_loop_that_waits_for_events_is_asked_nothing(monkeypatch: pytest
     watch = _watch_of(vitals, log, threshold=0.04)
     monkeypatch.setattr(watch, "_ask", lambda: asked.append(1))
     looks = list[int]()
-    look = watch._look
+    look = watch._look  # pyright: ignore[reportPrivateUsage]
 
     def counting(now: float, *, locked: bool) -> None:
         looks.append(1)
@@ -320,7 +320,8 @@ async def test_a_loop_that_waits_for_events_is_asked_nothing(monkeypatch: pytest
     monkeypatch.setattr(watch, "_look", counting)
     with watch:
         await trio.sleep(0.1)
-        looks.clear(), asked.clear()
+        looks.clear()
+        asked.clear()
         with trio.fail_after(30):
             while len(looks) < 20:  # a loop that wakes now and then
                 await trio.sleep(0.2)
@@ -355,4 +356,4 @@ async def test_a_block_that_ends_while_it_is_logged_is_logged_as_ended_last() ->
         ends.wait(30)  # blocks the loop
         await until(lambda: bool(log.of("loop:resumed")) and vitals.loop.now is None)
         assert [what for what, _ in log.events] == ["loop:blocked", "loop:resumed"]
-        assert watch._told == 0.0
+        assert watch._told == 0.0  # pyright: ignore[reportPrivateUsage]

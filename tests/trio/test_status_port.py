@@ -258,7 +258,7 @@ async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
             return self._poll.poll(limit)
 
     real_poll = select.poll
-    monkeypatch.setattr(status_port.select, "poll", Polling)
+    monkeypatch.setattr(select, "poll", Polling)
     async with trio.open_nursery() as nursery:
         port = await opened(nursery, Vitals(), free_port())
         assert port._listener is not None
