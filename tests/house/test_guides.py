@@ -14,12 +14,13 @@ import click
 import pytest
 
 import celery5
-from celery5 import App, errors
+from celery5 import App, errors, testing
 from celery5.cli.main import cli
 from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.settings import Settings
+from celery5.spellings import CELERY, Thing, hint
 from tests.house import celery_names, fennel_names
 from tests.house.sources import HERE
 
@@ -110,6 +111,7 @@ def words_of_commands(group: click.Group) -> set[str]:
 
 OFFERED = {
     *celery5.__all__,
+    *testing.__all__,
     *TaskOptions.__annotations__,
     *Options.__struct_fields__,
     *Settings.__struct_fields__,
@@ -125,8 +127,8 @@ ANOTHER_THING = {
     *("signature", "task", "worker", "brokers"),  # words of a sentence
 }
 """Names on the page of which celery5 has one that means something else."""
-ELSEWHERE = ("`self.request.args`", "`celery -A shop purge`")
-"""How rows begin that say of what one has: of a running job, of a queue. celery5 has it of other things."""
+ELSEWHERE = ("`self.request.args`",)
+"""How rows begin that say of what one has: of a running job. celery5 has it of other things."""
 SAID_TO_BE_NONE = re.compile(r"(none|nothing)\b")
 
 
@@ -158,6 +160,26 @@ def test_nothing_that_celery5_has_is_said_to_be_missing() -> None:
     assert {cell: names for cell, names in found.items() if names} == {}
 
 
+@pytest.mark.parametrize("thing", CELERY)
+def test_no_hint_says_nothing_of_what_celery5_has(thing: Thing) -> None:
+    silent = {name for name, ours in CELERY[thing].items() if ours.startswith("nothing")}
+    words = {word for name in silent for word in name.split()}
+    assert words & OFFERED - ANOTHER_THING == set()
+
+
+@pytest.mark.parametrize(
+    ("thing", "name", "answer"),
+    [
+        ("command", "purge", "celery5 queue purge QUEUE"),
+        ("command", "call", "celery5 task send TASK"),
+        ("control", "purge", 'app.empty("mail")'),
+        ("setting", "task_always_eager", "celery5.testing: recorded(app)"),
+    ],
+)
+def test_a_hint_names_what_celery5_has_by_another_name(thing: Thing, name: str, answer: str) -> None:
+    assert answer in hint(thing, name)
+
+
 ANSWERS = {
     "rate_limit": "rate_limit",
     "priority": "priority",
@@ -169,6 +191,11 @@ ANSWERS = {
     "worker_enable_remote_control": "inbox",
     "celery -A shop control rate_limit": "celery5 -A shop task limit shop.add 10/s",
     "celery -A shop inspect conf": "celery5 -A shop config show --origin",
+    "task_always_eager": "recorded(app)",
+    "worker --purge": "celery5 -A shop queue purge QUEUE",
+    "celery -A shop purge": "celery5 -A shop queue purge QUEUE",
+    "app.control.purge()": "app.empty(",
+    "celery -A shop call shop.add --args='[2, 2]'": "celery5 -A shop task send shop.add",
 }
 """What celery5 has by another name: what the page must say to it."""
 
