@@ -7,7 +7,7 @@ names it. redis-py silently accepts many of them: a database that is no number, 
 """
 
 import re
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from celery5.errors import BadBrokerURL
 from celery5.protocol.masking import masked
@@ -19,7 +19,9 @@ SCHEMES = ("redis", "rediss", "unix")
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 OPTIONS = frozenset({"username", "password", "host", "port", "path", "db", *TLS_OPTIONS})
 CERTIFICATE_CHECKS = ("none", "optional", "required")
-_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f]")
+_HOST = re.compile(r"[\w.-]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[\w.-]+)?")
+"""A host name, an IPv4 address, or an IPv6 address. A name may have letters beyond ASCII, and underscores."""
+_BAD_HOST = "a host name has only letters, digits, dots, hyphens and underscores, and there is one host"
 
 
 def check_broker_url(url: str) -> None:
@@ -28,6 +30,8 @@ def check_broker_url(url: str) -> None:
     Raises:
         BadBrokerURL: one line that says what is wrong and what is expected, with the password masked.
     """
+    if "#" in str(url):  # what follows would be dropped: a part of the password, the host, the database
+        raise bad(url, "it has a #: write %23 for a # in a password or a path")
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname
@@ -42,8 +46,8 @@ def check_broker_url(url: str) -> None:
         if not (parts.path or options.get("path")):
             raise bad(url, "it names no socket")
         return
-    if host and _UNPRINTABLE.search(host):
-        raise bad(url, "a host name has no spaces and no control characters")
+    if host and not _HOST.fullmatch(unquote(host)):
+        raise bad(url, _BAD_HOST)
     if port == 0:
         raise bad(url, "the port must be a number from 1 to 65535")
     if not re.fullmatch(r"[0-9]*", parts.path.strip("/")):
@@ -65,7 +69,10 @@ def _check_options(url: str, options: dict[str, str]) -> None:
         raise bad(url, "it cannot be understood")
     if int(options.get("db", 0)) < 0:
         raise bad(url, "the database must be a number, 0 or more")
-    if not re.fullmatch(r"[0-9]{1,5}", options.get("port", "1")):
+    if not _HOST.fullmatch(options.get("host", "localhost")):
+        raise bad(url, _BAD_HOST)
+    port = options.get("port", "1")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise bad(url, "the port must be a number from 1 to 65535")
     # Celery's spelling, CERT_NONE, is understood too.
     if options.get("ssl_cert_reqs", "required").lower().removeprefix("cert_") not in CERTIFICATE_CHECKS:

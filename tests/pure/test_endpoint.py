@@ -23,6 +23,10 @@ from celery5.errors import BadBrokerURL, Misconfigured
         ("redis://h?db=3", Endpoint(host="h", db=3)),
         ("redis://[::1]:7000/1", Endpoint(host="::1", port=7000, db=1)),
         ("redis://:p%40ss@h", Endpoint(host="h", password="p@ss")),
+        ("redis://clerk:1234%235@h", Endpoint(host="h", username="clerk", password="1234#5")),
+        ("redis://shop_redis-1.b\u00fccher.", Endpoint(host="shop_redis-1.b\u00fccher.")),
+        ("redis://10.0.0.1", Endpoint(host="10.0.0.1")),
+        ("redis://[fe80::1%25eth0]", Endpoint(host="fe80::1%eth0")),
         ("redis://u:p@h", Endpoint(host="h", username="u", password="p")),
         ("unix:///run/redis.sock?db=2", Endpoint(kind="unix", path="/run/redis.sock", db=2)),
         (
@@ -65,9 +69,21 @@ WRONG = pytest.mark.parametrize(
         ("unix://", "names no socket"),
         ("redis://user:se/cret@h", "cannot be understood"),
         ("redis://user:secret@h?db=x&password=secret", "cannot be understood"),
-        ("redis://two words:6379", "no spaces"),
+        ("redis://two words:6379", "letters, digits"),
         ("redis://h:0", "from 1 to 65535"),
         ("redis://h?port=many", "from 1 to 65535"),
+        ("redis://h?port=0", "from 1 to 65535"),
+        ("redis://h?port=65536", "from 1 to 65535"),
+        ("redis://clerk:1234#secret@host/0", "write %23"),
+        ("redis://clerk:secret#5@host/0", "write %23"),
+        ("redis://h/0#x", "write %23"),
+        ("unix:///run/a#b.sock", "write %23"),
+        ("redis://h,h2/0", "there is one host"),
+        ("redis://h?host=h,h2", "there is one host"),
+        ("redis://h%2Ch2/0", "there is one host"),
+        ("redis://h;h2", "letters, digits"),
+        ("redis://$HOST", "letters, digits"),
+        ("redis://<host>:6379", "letters, digits"),
     ],
 )
 
@@ -80,6 +96,7 @@ def test_a_wrong_url_is_told_in_one_line_what_is_expected(url: str, says: str) -
     assert "expected redis://" in text
     assert "\n" not in text
     assert "cret" not in text
+    assert "1234" not in text
 
 
 @WRONG
