@@ -65,6 +65,7 @@ class QueueDepths:
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
         self._known: dict[str, set[str]] = {}
+        self._warned: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Measure until cancelled."""
@@ -91,11 +92,26 @@ class QueueDepths:
         if names is None:
             used = await redis.perform(calls.queues(self._keys))
             names = [name for name in used if self._home(name) == broker]
-        names = sorted(names)[:MOST]
+        names = sorted(names)
+        self._warn_of(names[MOST:], broker)
+        names = names[:MOST]
         asked = [calls.depth(self._queues.setdefault(name, self._keys.of(name))) for name in names]
         found = await redis.perform_all(asked) if asked else []
         self._publish(broker, dict(zip(names, found, strict=True)))
         return len(names)
+
+    def _warn_of(self, left_out: Sequence[str], broker: str) -> None:
+        """Say once for each broker that some of its queues have no numbers, and name the first of them."""
+        if left_out and broker not in self._warned:
+            self._warned.add(broker)
+            self._log.event(
+                "depths:left-out",
+                "warning",
+                broker=broker,
+                queues=len(left_out),
+                first=left_out[0],
+                most=MOST,
+            )
 
     def _publish(self, broker: str, found: Mapping[str, QueueDepth]) -> None:
         """Replace what is known of a broker's queues."""

@@ -212,6 +212,11 @@ def _of_queues(depths: Mapping[str, QueueDepth]) -> list[Family]:
             "Jobs in the dead-letter queue of the queue.",
             *[(each.dead, {"queue": queue}) for queue, each in known],
         ),
+        gauge(
+            "celery5_queue_held",
+            "Jobs of the queue that wait at a limit.",
+            *[(each.held, {"queue": queue}) for queue, each in known],
+        ),
     ]
 
 

@@ -94,6 +94,8 @@ class QueueDepth(msgspec.Struct, frozen=True):
     oldest: float | None
     # Jobs in the dead-letter queue.
     dead: int
+    # Jobs that wait at a limit.
+    held: int = 0
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -374,8 +376,8 @@ def _place(raw: Any) -> Place:
 
 
 def _depth(raw: Any) -> QueueDepth:
-    there, in_workers, _due, dead, _gated, oldest = map(int, raw)
-    return QueueDepth(max(0, there - in_workers), None if oldest < 0 else oldest / 1000, dead)
+    there, in_workers, _due, dead, held, oldest = map(int, raw)
+    return QueueDepth(max(0, there - in_workers), None if oldest < 0 else oldest / 1000, dead, held)
 
 
 def _size(raw: Any) -> Size:

@@ -3,6 +3,7 @@
 Floor: tests. Reads and writes: the keys of the test's application.
 """
 
+import io
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from celery5.broker.call import Call
 from celery5.broker.calls import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
-from celery5.log import Log
+from celery5.log import Journal, Log
 from celery5.protocol.metrics import exposition
 from celery5.services.queue_depths import QueueDepths
 from celery5.services.vitals import Vitals
@@ -70,6 +71,20 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
     assert commands() == few < 30
 
 
+def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
+    queue.client.hset(queue.keys.held, mapping={"shop.t": 10_000, "shop.u": 2})
+    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
+    queue.client.delete(queue.keys.held)
+
+
+def test_the_metrics_tell_of_jobs_that_wait_at_a_limit() -> None:
+    vitals = Vitals()
+    vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000)
+    shown = exposition(vitals.families())
+    assert b'celery5_queue_depth{queue="q"} 0' in shown
+    assert b'celery5_queue_held{queue="q"} 10000' in shown
+
+
 class Counted:
     """A way to a broker with so many queues, which counts commands; with `away` it is not there."""
 
@@ -120,6 +135,16 @@ async def test_nothing_is_measured_where_nobody_can_see_it(autojump_clock: MockC
     with trio.move_on_after(600):
         await measuring(Vitals(), way, None, measures=False).run()
     assert way.commands == 0
+
+
+async def test_the_log_warns_once_of_queues_that_are_left_out(autojump_clock: MockClock) -> None:
+    for queues, warned in ((64, 0), (70, 1)):
+        stream = io.StringIO()
+        with Journal(stream), trio.move_on_after(1000):
+            await measuring(Vitals(), Counted(queues), None).run()
+        lines = [line for line in stream.getvalue().splitlines() if '"first":"q64"' in line]
+        assert len(lines) == warned
+        assert all('"queues":6' in line and "depths:left-out" in line for line in lines)
 
 
 async def test_a_queue_of_a_broker_that_is_away_has_no_numbers_rather_than_old_ones(
