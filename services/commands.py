@@ -23,6 +23,14 @@ ROUTINE = frozenset(
 """Routine commands: when they are done, the log has them at level debug."""
 
 
+HARMLESS_TO_REPEAT = frozenset(("ping", "stats", "active", "health", "check-expired", "prefer"))
+"""Routine commands that only read, or do no harm when they are done twice. They are not noted on the disk.
+
+`prefetch` is none of them: without `seconds` it holds for as long as the worker lives. Nor is `members`: that name
+is not reserved, so an application's own command may have it.
+"""
+
+
 class PostsToItself(Protocol):
     """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
 

@@ -38,7 +38,7 @@ from celery5.protocol.signing import (
     seal,
     unseal,
 )
-from celery5.services.commands import ROUTINE, Commands
+from celery5.services.commands import HARMLESS_TO_REPEAT, ROUTINE, Commands
 from celery5.services.passing import passes
 
 AT_ONCE = 32
@@ -322,6 +322,8 @@ class Inbox:
         reason if it must not be done."""
         if not self._address.signed:
             return None  # without signatures anyone who can write to Redis can send commands anyway
+        if order.command in HARMLESS_TO_REPEAT:
+            return None
         with trio.move_on_after(NOTE_LIMIT):
             return await trio.to_thread.run_sync(
                 self._keyring.remember, order, time.time(), limiter=self._thread, abandon_on_cancel=True

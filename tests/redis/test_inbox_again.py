@@ -10,6 +10,8 @@ import redis
 import trio
 
 from celery5 import App
+from celery5.own_commands import RESERVED
+from celery5.services.commands import HARMLESS_TO_REPEAT, ROUTINE
 from tests.redis.forging import INBOX, answer, order, put, signed
 from tests.redis.test_inbox import pauses, posted
 from tests.redis.workers import until
@@ -54,6 +56,30 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
         await until(lambda: bool(post.lines.of("worker:reloading")))
         redis_client.delete(keyed.keys.nonce(one.id))
         assert (await post.sent(one, sealed)).reason == "replayed"
+    keyed.close()
+
+
+def test_only_routine_commands_with_reserved_names_are_not_noted() -> None:
+    assert HARMLESS_TO_REPEAT <= ROUTINE & RESERVED
+
+
+async def test_a_command_that_is_harmless_to_repeat_is_not_noted_on_the_disk(
+    url: str, app_name: str, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    keyed = App(app_name, broker=url, keys=str(tmp_path / "keys"))
+    record = tmp_path / "keys" / "done"
+
+    @keyed.task
+    async def nothing() -> None: ...
+
+    async with posted(keyed, redis_client, tmp_path):
+        keyed.control.keyring.signer()
+        before = record.read_bytes(), record.stat().st_ino
+        for command in sorted(HARMLESS_TO_REPEAT):
+            assert await keyed.control.asend(command, to=INBOX)
+        assert (record.read_bytes(), record.stat().st_ino) == before
+        assert (await keyed.control.asend("prefetch", to=INBOX))[0].ok
+        assert record.read_bytes() != before[0]
     keyed.close()
 
 
