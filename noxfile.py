@@ -183,7 +183,7 @@ def package(session: nox.Session) -> None:
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(room), str(source), silent=True)
     (wheel,) = room.glob("*.whl")
-    session.install(f"celery5[demo] @ {wheel.as_uri()}")
+    session.install(f"celery5[demo,testing] @ {wheel.as_uri()}")
     shutil.copy(HERE / "tests" / "house" / "installed.py", room / "installed.py")
     session.chdir(room)
     session.run("python", "installed.py", str(source))

@@ -155,6 +155,7 @@ class Parameters:
         self._task = task
         self._function = function
         self._signature = inspect.signature(function)
+        self.unresolved: bool = False
         self._read_annotations()
         self._is_late: bool = self.unresolved
 
