@@ -31,8 +31,21 @@ def own(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[A
     app.close()
 
 
+_OPEN: list[BrokerChecks] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the connections of the checks that a test made."""
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 def broker_of(app: App) -> BrokerChecks:
-    return BrokerChecks(app.connections.endpoint, app.keys, "default")
+    made = BrokerChecks(app.connections.endpoint, app.keys, "default")
+    _OPEN.append(made)
+    return made
 
 
 def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "redis.Redis") -> None:
