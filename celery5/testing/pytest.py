@@ -3,7 +3,7 @@
 Floor: on top of the processes. Reads: nothing. Writes: what a worker writes, on a server of its own.
 
 They are not registered as an entry point: every run of pytest in an environment with celery5 would load them, and with
-them Trio and eliot, also where no test uses celery5 (docs/decisions/0025-a-testing-kit.md).
+them Trio and eliot, also where no test uses celery5 (docs/decisions/0015-a-testing-kit.md).
 """
 
 from collections.abc import Callable, Generator
