@@ -144,7 +144,7 @@ class QueueLength(HealthCheck):
         return graded(waiting, self._most)
 
 
-class Backlog(Protocol):
+class BacklogSize(Protocol):
     """A Messages Backlog: `app.backlog`, or one that the user wrote."""
 
     @property
@@ -162,7 +162,7 @@ class UnpublishedMessages(HealthCheck):
         limit: number of messages from which the state is unhealthy; from 80 % of it, degraded.
     """
 
-    def __init__(self, backlog: Backlog, *, limit: int, name: str = "backlog", **more: Any) -> None:
+    def __init__(self, backlog: BacklogSize, *, limit: int, name: str = "backlog", **more: Any) -> None:
         super().__init__(name, **more)
         self._backlog = backlog
         self._most = _above_zero(limit, name)

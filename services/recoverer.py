@@ -4,7 +4,7 @@ Floor: services. Reads: the queues' leases and pending jobs. Writes: what `recov
 
 The Heartbeat says when a lease has lapsed. Whether its worker has died is decided in `protocol/recovery.py`, from the
 answers to this worker's own heartbeats, and only when one was just answered: while Redis does not answer, no worker
-is judged. The script decides once more, for each worker, from that heartbeat (`calls.Judge`).
+is judged. The script decides once more, for each worker, from that heartbeat (`calls.HeartbeatEvidence`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import trio
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.calls import Judge, Pulse, Recovered
+from celery5.broker.calls import HeartbeatEvidence, Pulse, Recovered
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
@@ -110,11 +110,11 @@ class Recoverer:
                 )
         return total
 
-    def _judge_on(self, keys: QueueKeys) -> Judge | None:
+    def _judge_on(self, keys: QueueKeys) -> HeartbeatEvidence | None:
         """Return this worker as a judge of others on a queue; None while no lease has lapsed or it may judge nobody."""
         pulse = self._pulses.get(keys.queue)
         if pulse is None or not pulse.lapsed or self._lease.lost:
             return None
         if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
             return None
-        return Judge(self._worker, pulse.at, self._lease.seconds)
+        return HeartbeatEvidence(self._worker, pulse.at, self._lease.seconds)

@@ -58,7 +58,7 @@ class Pulse(msgspec.Struct, frozen=True):
     at: int = 0
 
 
-class Judge(msgspec.Struct, frozen=True):
+class HeartbeatEvidence(msgspec.Struct, frozen=True):
     """The worker that decides from its heartbeat that another one has died."""
 
     name: str
@@ -252,7 +252,7 @@ def recover(
     ttl: float,
     message_limit: int,
     begun: Sequence[bytes] | None = None,
-    judge: Judge | None = None,
+    judge: HeartbeatEvidence | None = None,
 ) -> Call[Recovered]:
     """Put back what a dead worker held; `worker` '' takes the first whose lease has lapsed, or who has none.
 

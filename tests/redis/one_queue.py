@@ -57,7 +57,7 @@ class Queue:
         limit: int = 100,
         deliveries: int = 3,
         begun: list[bytes] | None = None,
-        judge: calls.Judge | None = None,
+        judge: calls.HeartbeatEvidence | None = None,
         message_limit: int = 1_000_000,
     ) -> calls.Recovered:
         call = calls.recover(
@@ -78,11 +78,11 @@ class Queue:
         """End a worker's lease, as time would."""
         self.client.zadd(self.keys.leases, {worker: 1})
 
-    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> calls.Judge:
+    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> calls.HeartbeatEvidence:
         """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""
         pulse = self(calls.beat(self.keys, worker, lease=lease))
         self.client.zincrby(self.keys.leases, -ago * 1000, worker)
-        return calls.Judge(worker, pulse.at - int(ago * 1000), lease)
+        return calls.HeartbeatEvidence(worker, pulse.at - int(ago * 1000), lease)
 
     def fall_due(self, *ids: str) -> None:
         """Let the times of jobs come, as waiting for them would."""

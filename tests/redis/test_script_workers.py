@@ -209,7 +209,7 @@ def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str)
         queue.recover("judge")
     else:
         queue.recover("judge")
-        judge = calls.Judge("stranger", judge.at, judge.lease)
+        judge = calls.HeartbeatEvidence("stranger", judge.at, judge.lease)
     queue.join("healthy")
     queue.lapse("healthy")
     assert queue.recover("healthy", judge=judge) == NOBODY

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
-from celery5.broker.calls import Judge, Pulse, Recovered
+from celery5.broker.calls import HeartbeatEvidence, Pulse, Recovered
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.log import Log
 from celery5.protocol.recovery import LONGEST_WAIT
@@ -132,7 +132,7 @@ async def test_each_call_says_by_which_heartbeat_it_was_decided(
     server.dead = 1
     await beats(recoverer, every=1.0, until=3.5)
     assert [each.words for each in server.calls] == [server.calls[0].words] * 2
-    judge = Judge("w", 3000, 3.0)
+    judge = HeartbeatEvidence("w", 3000, 3.0)
     assert server.calls[0].words[-4:-1] == (judge.name, judge.at, 3000)
     nursery.cancel_scope.cancel()
 
