@@ -55,7 +55,7 @@ def moving(app: Any, client: Any) -> float:
         jobs = [task.job() for _ in range(MOVED)]
         redis_.perform(calls.schedule(keys, [(job.id, job.message, "+0") for job in jobs]))
         began = time.perf_counter()
-        moved, _ = redis_.perform(calls.promote(keys, limit=MOVED))
+        moved, _ = redis_.perform(calls.promote_due_jobs(keys, limit=MOVED))
         laps.append(time.perf_counter() - began)
         if moved != MOVED:
             raise SystemExit(f"{moved} of {MOVED} due jobs were moved")

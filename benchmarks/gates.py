@@ -32,9 +32,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from celery5 import App
 from celery5.broker import calls, gating
 from celery5.broker.call import Call
-from celery5.protocol.limits import Rule, line_of
-from celery5.publisher import LINED_UP
-from celery5.services.recoverer import PORTION as RECOVERED
+from celery5.protocol.limits import AdmissionRule, get_waiting_list
+from celery5.publisher import LIMITED_JOBS_PER_TRIP
+from celery5.services.recoverer import BATCH as RECOVERED
 
 RUNS = {"1": (1, 300), "12": (12, 1_200), "1000": (1_000, 10_000)}
 """Keys and jobs of each run, by its name."""
@@ -145,18 +145,20 @@ def single_trips(url: str, client: Any) -> dict[str, float]:
     10,000 jobs wait, of 1,000 keys. The least and the median: others use the machine, too.
     """
     client.flushall()
-    sender, rule = App("gates", broker=url), Rule("gates.one", most=1, keyed=True)
+    sender, rule = App("gates", broker=url), AdmissionRule("gates.one", max_running=1, keyed=True)
     keys = sender.queue("default")
     words = [
-        (f"j{n}", b'{"v":1,"id":"j%d"}' % n, line_of(rule, f"k{n % 1000}", ""), "") for n in range(10_000)
+        (f"j{n}", b'{"v":1,"id":"j%d"}' % n, get_waiting_list(rule, f"k{n % 1000}", ""), "")
+        for n in range(10_000)
     ]
     trips: list[Call[Any]] = [
-        gating.line_up(keys, words[at : at + LINED_UP]) for at in range(0, len(words), LINED_UP)
+        gating.add_to_waiting_list(keys, words[at : at + LIMITED_JOBS_PER_TRIP])
+        for at in range(0, len(words), LIMITED_JOBS_PER_TRIP)
     ]
     lined_up = trip_times(client, trips[:10], sender)
     trip_times(client, trips[10:], sender)
-    sender.perform(calls.join(keys, "dead", lease=60), instead="nothing")
-    trip_times(client, [gating.pull(keys, "dead", [(rule, 32)])] * 3, sender)
+    sender.perform(calls.join_queue(keys, "dead", lease=60), instead="nothing")
+    trip_times(client, [gating.admit_waiting(keys, "dead", [(rule, 32)])] * 3, sender)
     again = calls.recover(
         keys, worker="dead", max_deliveries=3, limit=RECOVERED, ttl=60, message_limit=1_000_000
     )

@@ -15,19 +15,19 @@ from typing import Any, Protocol
 import trio
 
 from celery5.boot_step import BootStep
-from celery5.bootsteps.own_code import check
-from celery5.bootsteps.supervised import Supervised
+from celery5.bootsteps.own_code import check_step
+from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import CeleryError, Misconfigured
 from celery5.log import Log
 from celery5.protocol.supervision import StepState
-from celery5.services.board import Board
-from celery5.services.circuits import Circuits
-from celery5.services.commands import PostsToItself
+from celery5.services.board import StepStatus
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import SelfCommandSender
 
 Step = BootStep
 """A step of celery5's own, as the wiring pages call it. It is the very same thing as an application's."""
 
-RUNS_JOBS = "execution"
+EXECUTION_STEP = "execution"
 """The step that runs jobs. What an application prepares is there before the first job, and until after the last one."""
 
 
@@ -41,7 +41,7 @@ class BootFailed(CeleryError):
     """One of celery5's own steps did not come up in time."""
 
 
-def in_order(steps: Sequence[Step]) -> list[Step]:
+def sort_steps(steps: Sequence[Step]) -> list[Step]:
     """The steps, each after what it requires. Raises Misconfigured for one that is missing, doubled or in a circle, and
     for a mandatory one that requires an optional one: it could not hold its promise."""
     by_name: dict[str, Step] = {step.name: step for step in steps}
@@ -70,33 +70,33 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
     return [by_name[name] for name in names]
 
 
-def together(own: Sequence[Step], added: Sequence[Step]) -> list[Step]:
+def merge_steps(own_steps: Sequence[Step], added_steps: Sequence[Step]) -> list[Step]:
     """celery5's `own` steps and those that an application `added`, in order.
 
     What runs jobs comes after all that the application calls mandatory, but for what itself waits for jobs to run.
     Raises Misconfigured.
     """
-    names = {step.name for step in own}
-    for step in added:
+    names = {step.name for step in own_steps}
+    for step in added_steps:
         if step.name in names:
             raise Misconfigured(
                 f"boot step {step.name!r} has the name of one of celery5's own: give it another; "
                 f"taken: {', '.join(sorted(names))}"
             )
-    in_order([*own, *added])
-    after = {RUNS_JOBS}
-    for step in in_order([*own, *added]):
+    sort_steps([*own_steps, *added_steps])
+    after = {EXECUTION_STEP}
+    for step in sort_steps([*own_steps, *added_steps]):
         if not after.isdisjoint(step.requires):
             after.add(step.name)
-    first = tuple(step.name for step in added if not step.optional and step.name not in after)
-    first = first if RUNS_JOBS in names else ()
-    return in_order(
+    first = tuple(step.name for step in added_steps if not step.optional and step.name not in after)
+    first = first if EXECUTION_STEP in names else ()
+    return sort_steps(
         [
             *(
-                replace(step, requires=(*step.requires, *first)) if step.name == RUNS_JOBS else step
-                for step in own
+                replace(step, requires=(*step.requires, *first)) if step.name == EXECUTION_STEP else step
+                for step in own_steps
             ),
-            *added,
+            *added_steps,
         ]
     )
 
@@ -127,7 +127,7 @@ class _Up:
         return self.done.is_set()
 
 
-class Boot:
+class BootGraph:
     """A process: its steps, up in order and down in reverse. It has the shape of a service itself.
 
     `added` are the steps of the application, `offered` is what their code may ask for by name. `stuck` is called when a
@@ -141,21 +141,21 @@ class Boot:
         steps: Sequence[Step],
         added: Sequence[Step] = (),
         offered: Mapping[str, Any] | None = None,
-        board: Board | None = None,
-        posts: PostsToItself | None = None,
+        step_status: StepStatus | None = None,
+        self_commands: SelfCommandSender | None = None,
         log: Log | None = None,
-        circuits: Circuits | None = None,
-        stuck: Callable[[], None] = lambda: None,
+        circuit_breakers: CircuitBreakers | None = None,
+        on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stuck = stuck
-        self._steps = together(steps, added)
+        self._stuck = on_stuck
+        self._steps = merge_steps(steps, added)
         self._offered = dict(offered or {})
         self._own = {step.name for step in steps}
-        self._board, self._posts, self._log = board or Board(), posts, log
-        self._circuits = circuits
+        self._board, self._posts, self._log = step_status or StepStatus(), self_commands, log
+        self._circuits = circuit_breakers
         names = {step.name for step in added}
         for step in added:
-            check(step, self._offered, names)
+            check_step(step, self._offered, names)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or until a mandatory step fails; `started()` when all of those are up."""
@@ -192,14 +192,14 @@ class Boot:
             return own
         if self._posts is None or self._log is None:
             raise TypeError("a step that is supervised needs somebody to post commands, and a log")
-        return Supervised(
+        return SupervisedStep(
             step=step,
             offered=offered,
-            board=self._board,
-            posts=self._posts,
+            step_status=self._board,
+            self_commands=self._posts,
             log=self._log,
             working=working,
-            circuits=self._circuits,
+            circuit_breakers=self._circuits,
         )
 
     async def _bring_up(
@@ -210,7 +210,7 @@ class Boot:
             await ready[needed].wait()
         # Before it is up: should it be cancelled on the way, what it requires must outlive its end.
         up.append(one)
-        supervised = isinstance(one.service, Supervised)  # it sees to the limit itself, for each try
+        supervised = isinstance(one.service, SupervisedStep)  # it sees to the limit itself, for each try
         try:
             with trio.move_on_after(float("inf") if supervised else step.start_limit) as limit:
                 await nursery.start(_started(one))
@@ -224,7 +224,7 @@ class Boot:
         await trio.lowlevel.checkpoint_if_cancelled()
         one.scope.shield = True  # from here on only stop() takes it down, in its turn
         if not supervised:
-            self._board.entered(step.name, optional=False).state = StepState.UP
+            self._board.add_step(step.name, optional=False).state = StepState.UP
         ready[step.name].set()
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import trio
 
-from celery5.bootsteps.join_queues import LEAVE_LIMIT, Performs, leave
+from celery5.bootsteps.join_queues import LEAVE_TIMEOUT, Performs, leave_queues
 from celery5.broker import calls
 from celery5.broker.keys import QueueKeys
 from celery5.log import Log
 from celery5.services.lease import Lease
 
 
-class JoinEvents:
+class EventsMembership:
     """Joins on the way up, leaves on the way down. The queue of the events is not among those that tasks have."""
 
     def __init__(
@@ -29,13 +29,13 @@ class JoinEvents:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
         await self._redis.perform_all(
-            [calls.join(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+            [calls.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
         )
         task_status.started()
         try:
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(LEAVE_LIMIT, shield=True):
-                await leave(
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
+                await leave_queues(
                     self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
                 )

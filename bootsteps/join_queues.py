@@ -16,7 +16,7 @@ from celery5.errors import BrokerError
 from celery5.log import Log
 from celery5.services.lease import Lease
 
-LEAVE_LIMIT = 5.0
+LEAVE_TIMEOUT = 5.0
 """Seconds that leaving may take; whoever cannot leave is recovered when its lease lapses."""
 
 
@@ -26,15 +26,15 @@ class Performs(Protocol):
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
 
 
-class Understudy(Protocol):
+class SidecarLeaves(Protocol):
     """Renews this worker's leases in its place until it has left, and puts back what it held once it has ended."""
 
-    def left(self, *, holding: bool) -> None:
+    def report_left(self, *, holding: bool) -> None:
         """No lease of this worker is to be renewed any more. `holding`: there may be something to put back."""
         ...
 
 
-class JoinQueues:
+class QueueMembership:
     """Joins on the way up, leaves on the way down."""
 
     def __init__(
@@ -44,38 +44,38 @@ class JoinQueues:
         keys: Keys,
         consumed: Sequence[QueueKeys],
         lease: Lease,
-        understudy: Understudy | None,
+        sidecar: SidecarLeaves | None,
         log: Log,
         worker: str,
         used: Collection[str],
-        takers: Mapping[str, str],
+        recipients: Mapping[str, str],
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._consumed = consumed
         self._lease = lease
-        self._understudy = understudy
+        self._understudy = sidecar
         self._log = log
         self._worker = worker
         self._used = used
-        self._takers = takers
+        self._takers = recipients
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, stay until cancelled, leave."""
-        joins = [calls.join(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+        joins = [calls.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
         announced = await self._redis.perform_all(
-            [*joins, *[calls.announce(self._keys, keys.queue) for keys in self._consumed]]
+            [*joins, *[calls.register_queue(self._keys, keys.queue) for keys in self._consumed]]
         )
         if self._takers:
             await self._redis.perform_all(
-                [documents.say_takers(keys, self._takers) for keys in self._consumed]
+                [documents.declare_recipients(keys, self._takers) for keys in self._consumed]
             )
         self._doubt(announced[len(joins) :])
         task_status.started()
         try:
             await trio.sleep_forever()
         finally:
-            with trio.move_on_after(LEAVE_LIMIT, shield=True):
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
                 await self._leave()
 
     def _doubt(self, new: Sequence[int]) -> None:
@@ -87,30 +87,30 @@ class JoinQueues:
             if near or is_new:
                 meant = f"did you mean {near[0]!r}?" if near else f"they use {', '.join(sorted(self._used))}"
                 hint = f"no task of this application uses the queue {keys.queue!r}; {meant}"
-                self._log.event("worker:idle-queue", "warning", queue=keys.queue, hint=hint)
+                self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
 
     async def _leave(self) -> None:
         """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""
         holding = True
         try:
-            holding = await leave(
+            holding = await leave_queues(
                 self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
             )
         finally:
             if self._understudy is not None:
-                self._understudy.left(holding=holding)
+                self._understudy.report_left(holding=holding)
 
 
-async def leave(
+async def leave_queues(
     redis: Performs, consumed: Sequence[QueueKeys], *, lease: Lease, worker: str, log: Log
 ) -> bool:
     """Be a consumer of these queues no more. Gives whether something may be left behind."""
-    if lease.lost:  # others have taken care of everything
+    if lease.is_lost:  # others have taken care of everything
         return True
     try:
-        held = await redis.perform_all([calls.leave(keys, worker) for keys in consumed])
+        held = await redis.perform_all([calls.leave_queue(keys, worker) for keys in consumed])
     except BrokerError as error:
-        log.event("queues:not-left", "warning", why=str(error), hint=_UNTOLD)
+        log.event("queues:leave-failed", "warning", why=str(error), hint=_UNTOLD)
         return True
     log.event("queues:left", left_behind=sum(held))
     return any(held)

@@ -8,22 +8,24 @@ from typing import Protocol
 
 import trio
 
-Hears = Callable[[bytes, bytes], None]
+ChannelHandler = Callable[[bytes, bytes], None]
 """Is told the channel and what was said on it. Must be quick and must not block."""
 
 
-class Subscribes(Protocol):
+class SubscriberConnection(Protocol):
     """A connection that listens."""
 
     async def subscribe(self, *channels: str | bytes) -> None: ...
 
 
-class Listen:
+class ChannelSubscriptions:
     """Subscribes once to every channel that has a hearer; the connection renews its subscriptions by itself."""
 
-    def __init__(self, *, push: Subscribes, hearers: Mapping[bytes, Hears]) -> None:
+    def __init__(
+        self, *, push: SubscriberConnection, channel_handlers: Mapping[bytes, ChannelHandler]
+    ) -> None:
         self._push = push
-        self._hearers = hearers
+        self._hearers = channel_handlers
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Subscribe, and be done."""

@@ -12,17 +12,17 @@ from typing import Any
 
 import trio
 
-from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.bootsteps.boot import BootFailed, BootGraph
 from celery5.errors import BrokerError, LeaseLost
 from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 
 
-class Meanwhile:
+class BackgroundBoot:
     """Runs `company`, a boot graph within another, and brings it up anew whenever Redis has it end."""
 
-    def __init__(self, *, company: Boot, log: Log) -> None:
-        self._company = company
+    def __init__(self, *, broker_boot: BootGraph, log: Log) -> None:
+        self._company = broker_boot
         self._log = log
         self._why = ""
 
@@ -36,14 +36,16 @@ class Meanwhile:
             except* (BrokerError, BootFailed, LeaseLost) as ended:
                 why = _first_of(ended)
                 if why != self._why:
-                    self._log.event("process:alone", "warning", why=why, hint="it works on, and tries again")
+                    self._log.event(
+                        "process:broker-lost", "warning", why=why, hint="it works on, and tries again"
+                    )
                 self._why = why
             await trio.sleep(full_jitter(attempt, start=0.1, cap=1.0, random=random.random))
             attempt += 1
 
     def _is_up(self) -> None:
         if self._why:
-            self._log.event("process:in-company")
+            self._log.event("process:broker-recovered")
         self._why = ""
 
 

@@ -10,7 +10,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import TrioRedis
 
 
-class OpenPublishing:
+class LentConnection:
     """In this Trio run, the application's `adelay` uses the worker's own connection."""
 
     def __init__(self, *, app: App, redis: TrioRedis, endpoint: Endpoint) -> None:
@@ -20,6 +20,6 @@ class OpenPublishing:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Lend the connection until cancelled."""
-        with self._app.connections.lent(self._redis, self._endpoint):
+        with self._app.connections.lend_driver(self._redis, self._endpoint):
             task_status.started()
             await trio.sleep_forever()

@@ -18,16 +18,16 @@ import trio
 from celery5.boot_step import BootStep
 from celery5.errors import Misconfigured
 
-Offered = MutableMapping[str, Any]
+ProvidedValues = MutableMapping[str, Any]
 """What code may ask for by name. What steps gave is added under their names, with _ for -."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-class OwnCode:
+class StepCode:
     """One step's code, which may be run again and again: each time it is made anew."""
 
-    def __init__(self, *, step: BootStep, offered: Offered) -> None:
+    def __init__(self, *, step: BootStep, offered: ProvidedValues) -> None:
         self._step = step
         self._offered = offered
 
@@ -83,7 +83,7 @@ class _Up(trio.TaskStatus[Any]):
         self.said = True
 
 
-def check(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
+def check_step(step: BootStep, offered: Mapping[str, Any], names: set[str]) -> None:
     """Raises Misconfigured when a step's code cannot be found, or asks for what is not there.
 
     `names`: the steps of the application, of which it may ask for those that it requires.

@@ -14,68 +14,68 @@ from typing import Any, Protocol, cast
 import trio
 
 from celery5.boot_step import BootStep
-from celery5.bootsteps.own_code import Offered, OwnCode
+from celery5.bootsteps.own_code import ProvidedValues, StepCode
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
 from celery5.log import Log
-from celery5.protocol.supervision import STEADY, Course, Phase, Ruling, StepState
-from celery5.services.board import RETRY, Board
-from celery5.services.circuits import Circuit, Circuits
-from celery5.services.commands import PostsToItself
+from celery5.protocol.supervision import STABLE_AFTER, FailurePhase, RetryState, StepDecision, StepState
+from celery5.services.board import RETRY_COMMAND, StepStatus
+from celery5.services.circuits import CircuitBreaker, CircuitBreakers
+from celery5.services.commands import SelfCommandSender
 from celery5.services.passing import is_transient
 
-POST_LIMIT = 10.0
+SEND_TIMEOUT = 10.0
 """Seconds that posting the command may take; then it is done directly."""
-ARRIVAL_LIMIT = 90.0
+ARRIVAL_TIMEOUT = 90.0
 """Seconds after which a command that was posted and did not arrive is done directly."""
 _OURS = (Exception, SystemExit)
 
 
-class Working(Protocol):
+class WorkingEvent(Protocol):
     """Says when everything mandatory is up."""
 
     async def wait(self) -> None: ...
 
 
-class Supervised:
+class SupervisedStep:
     """One step, looked after. `working` is when its process works: what is put off waits for that."""
 
     def __init__(
         self,
         *,
         step: BootStep,
-        offered: Offered,
-        board: Board,
-        posts: PostsToItself,
+        offered: ProvidedValues,
+        step_status: StepStatus,
+        self_commands: SelfCommandSender,
         log: Log,
-        working: Working,
-        circuits: Circuits | None = None,
+        working: WorkingEvent,
+        circuit_breakers: CircuitBreakers | None = None,
     ) -> None:
         self._step = step
         self._offered = offered
-        self._posts = posts
+        self._posts = self_commands
         self._log = log
         self._working = working
-        self._board = board
-        self._standing = board.entered(step.name, optional=step.optional)
+        self._board = step_status
+        self._standing = step_status.add_step(step.name, optional=step.optional)
         self._up_at: float | None = None
         self._up = trio.Event()
-        self._circuit: Circuit | None = None
-        if circuits is not None and step.stays:
-            self._circuit = circuits.of_service(step.name, step.breaker, step.checks)
+        self._circuit: CircuitBreaker | None = None
+        if circuit_breakers is not None and step.stays:
+            self._circuit = circuit_breakers.add_service(step.name, step.breaker, step.checks)
         self._insisted = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run until cancelled or over. Raises BootStepFailed for a mandatory step that is to be tried no more; what it
         raises is BrokerUnavailable, or BrokerReplied when Redis refuses for a while, when that is why."""
-        course = self._step.course
-        self._standing.tries = course.tries
+        course = self._step.retry_state
+        self._standing.max_tries = course.max_tries
         first = _Once(task_status)
         await self._admitted()
         while (error := await self._once(first)) is not None:
             up_for = None if self._up_at is None else trio.current_time() - self._up_at
             blameless = is_transient(_leaf(error))
             final = not course.policy.covers(_kinds(error))
-            course, ruling = course.failed(up_for=up_for, blameless=blameless, final=final)
+            course, ruling = course.record_failure(uptime=up_for, is_outage=blameless, final=final)
             self._learn(up_for, None if blameless else False, _told(error))
             course = await self._follow(course, ruling, error)
             await self._admitted()
@@ -87,7 +87,7 @@ class Supervised:
         try:
             with trio.move_on_after(self._step.start_limit) as limit:
                 up = _IsUp(self, limit, first)
-                await self._proving(OwnCode(step=self._step, offered=self._offered), up)
+                await self._proving(StepCode(step=self._step, offered=self._offered), up)
             if limit.cancelled_caught:
                 return TimeoutError(f"not up after {self._step.start_limit:g} s")
         except _OURS as error:
@@ -106,13 +106,13 @@ class Supervised:
             self._log.event("step:ended", step=self._step.name)
         return None
 
-    def is_up(self, value: Any) -> None:
+    def mark_up(self, value: Any) -> None:
         """It is up, and gives `value` to those that require it."""
         self._up_at = trio.current_time()
         self._up.set()
         self._offered[self._step.name.replace("-", "_")] = value
         if self._standing.failures:
-            self._log.event("step:up", step=self._step.name, failures=self._standing.failures)
+            self._log.event("step:started", step=self._step.name, failures=self._standing.failures)
         self._standing.state, self._standing.why, self._standing.failures = StepState.UP, "", 0
 
     async def _unless_stopping(self, error: BaseException) -> None:
@@ -121,53 +121,57 @@ class Supervised:
             self._tell("step:stop-failed", "warning", error, "the worker stops all the same")
             await trio.lowlevel.checkpoint()
 
-    async def _follow(self, course: Course, ruling: Ruling, error: BaseException) -> Course:
+    async def _follow(self, course: RetryState, ruling: StepDecision, error: BaseException) -> RetryState:
         """Do what was ruled; gives the course of the next try, or raises."""
         standing = self._standing
         standing.why, standing.failures = _told(error), max(course.failures, 1)
-        crashed = course.phase is Phase.CRASH
-        if ruling is Ruling.STOP:
+        crashed = course.phase is FailurePhase.CRASH
+        if ruling is StepDecision.STOP:
             standing.state = StepState.GIVEN_UP
             self._tell("step:failed", "error", error, "it is mandatory: this worker stops")
             raise self._fatal(error, standing.failures, crashed) from error
-        if ruling is Ruling.AGAIN:
+        if ruling is StepDecision.RETRY:
             circuit = self._circuit
-            rest = circuit.told().probe_in if circuit and circuit.policy.mode == "delay" else 0.0
-            wait = max(course.wait(random.random), rest)
+            rest = circuit.get_reading().probe_in if circuit and circuit.policy.mode == "delay" else 0.0
+            wait = max(course.get_delay(random.random), rest)
             standing.state = StepState.FAILED
             event = "step:crashed" if crashed else "step:failed"
             self._tell(event, "warning", error, f"it is tried again in {wait:.3g} s")
-            return course.asked() if await self._asked(wait) else course
-        standing.state = StepState.FAILED if ruling is Ruling.PUT_OFF else StepState.GIVEN_UP
-        event, hint = ("step:failed", _PUT_OFF) if ruling is Ruling.PUT_OFF else ("step:given-up", _GIVEN_UP)
+            return course.restarted() if await self._asked(wait) else course
+        standing.state = StepState.FAILED if ruling is StepDecision.DEFER else StepState.GIVEN_UP
+        event, hint = (
+            ("step:failed", _PUT_OFF) if ruling is StepDecision.DEFER else ("step:abandoned", _GIVEN_UP)
+        )
         self._tell(event, "warning", error, hint)
-        if ruling is Ruling.PUT_OFF:
+        if ruling is StepDecision.DEFER:
             await self._put_off()
         else:
             await self._asked(float("inf"))
-        return course.asked()
+        return course.restarted()
 
     async def _put_off(self) -> None:
         """Have the command do it, once the process works; when it cannot be told, or it does not arrive, without it."""
         await self._working.wait()
-        why = f"no answer within {POST_LIMIT:g} s"
-        with trio.move_on_after(POST_LIMIT) as limit:
+        why = f"no answer within {SEND_TIMEOUT:g} s"
+        with trio.move_on_after(SEND_TIMEOUT) as limit:
             try:
-                await self._posts.post(RETRY, {"step": self._step.name})
+                await self._posts.send(RETRY_COMMAND, {"step": self._step.name})
             except CeleryError as error:
                 why = str(error)
             else:
                 why = "it did not arrive"
         posted = why == "it did not arrive" and not limit.cancelled_caught
-        if not await self._asked(ARRIVAL_LIMIT if posted else 0.0):
-            self._log.event("step:retry-not-posted", "warning", step=self._step.name, why=why, hint=_DIRECTLY)
+        if not await self._asked(ARRIVAL_TIMEOUT if posted else 0.0):
+            self._log.event(
+                "step:retry-send-failed", "warning", step=self._step.name, why=why, hint=_DIRECTLY
+            )
 
     async def _asked(self, within: float) -> bool:
         """Whether somebody asks for it within so many seconds. An optional step can be asked for, no other."""
         with trio.move_on_after(within):
-            await self._standing.asked.wait()
-        asked = self._standing.asked.is_set()
-        self._standing.asked = trio.Event()
+            await self._standing.retry_requested.wait()
+        asked = self._standing.retry_requested.is_set()
+        self._standing.retry_requested = trio.Event()
         self._insisted = asked
         return asked
 
@@ -178,13 +182,13 @@ class Supervised:
         circuit = self._circuit
         if circuit is None:
             return
-        while not self._insisted and (rest := circuit.passes(self)) is not None:
+        while not self._insisted and (rest := circuit.try_pass(self)) is not None:
             await self._asked(rest)
         if self._insisted:
-            circuit.insist(self)
+            circuit.force_probe(self)
         self._insisted = False
 
-    async def _proving(self, code: OwnCode, up: "_IsUp") -> None:
+    async def _proving(self, code: StepCode, up: "_IsUp") -> None:
         """Run it; as a probe it proves itself by being up for a while."""
         circuit = self._circuit
         if circuit is None or circuit.is_closed:
@@ -193,7 +197,7 @@ class Supervised:
 
         async def prove() -> None:
             await self._up.wait()
-            await trio.sleep(STEADY)
+            await trio.sleep(STABLE_AFTER)
             self._learn(None, well=True)
 
         async with trio.open_nursery() as nursery:
@@ -203,9 +207,9 @@ class Supervised:
 
     def _learn(self, up_for: float | None, well: bool | None, why: str = "") -> None:
         if self._circuit is not None:
-            if up_for is not None and up_for >= STEADY:
-                self._circuit.done(self, well=True)
-            self._circuit.done(self, well=well, why=why)
+            if up_for is not None and up_for >= STABLE_AFTER:
+                self._circuit.record_result(self, succeeded=True)
+            self._circuit.record_result(self, succeeded=well, why=why)
 
     def _tell(self, event: str, level: Any, error: BaseException, hint: str) -> None:
         self._log.event(
@@ -235,7 +239,7 @@ class Supervised:
 class _IsUp(trio.TaskStatus[Any]):
     """Hears that a step's code is up: from then on it has all the time that it wants."""
 
-    def __init__(self, one: Supervised, limit: trio.CancelScope, first: "_Once") -> None:
+    def __init__(self, one: SupervisedStep, limit: trio.CancelScope, first: "_Once") -> None:
         self._one, self._limit, self._first = one, limit, first
         self._said = False
 
@@ -244,7 +248,7 @@ class _IsUp(trio.TaskStatus[Any]):
             raise RuntimeError("task_status.started() was called twice")
         self._said = True
         self._limit.deadline = float("inf")
-        self._one.is_up(value)
+        self._one.mark_up(value)
         self._first.started()
 
 
@@ -281,6 +285,6 @@ def _told(error: BaseException) -> str:
     return f"{type(leaf).__name__}: {text}" if text else type(leaf).__name__
 
 
-_PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY})"
-_GIVEN_UP = f"the worker goes on without it; the command {RETRY} has it tried again"
+_PUT_OFF = f"it is optional: the worker goes on without it, and tries it again ({RETRY_COMMAND})"
+_GIVEN_UP = f"the worker goes on without it; the command {RETRY_COMMAND} has it tried again"
 _DIRECTLY = "it is tried again without the command"

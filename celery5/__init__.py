@@ -83,9 +83,9 @@ if TYPE_CHECKING:
     from celery5.protocol.limits import Limit, Range, Rate
     from celery5.protocol.retry import RetryPolicy
     from celery5.protocol.schedules import Misfire
-    from celery5.protocol.situation import Situation
+    from celery5.protocol.situation import ClusterSnapshot
     from celery5.protocol.states import JobState
-    from celery5.protocol.story import JobStory
+    from celery5.protocol.story import JobDetails
     from celery5.result import AsyncResult, agather, arevoke, await_, gather, revoke, wait
     from celery5.runners.context import CurrentJob, current_job
     from celery5.sections import optional, poisonous, retry
@@ -134,7 +134,7 @@ __all__ = [
     "HealthCheck",
     "Job",
     "JobState",
-    "JobStory",
+    "JobDetails",
     "Limit",
     "Load",
     "MessageTooLarge",
@@ -156,7 +156,7 @@ __all__ = [
     "Scale",
     "Signature",
     "Sink",
-    "Situation",
+    "ClusterSnapshot",
     "SoftTimeLimitExceeded",
     "Source",
     "SourceDocument",
@@ -218,9 +218,9 @@ _HOMES: Mapping[str, str] = {
     "protocol.limits": "Limit Range Rate",
     "protocol.retry": "RetryPolicy",
     "protocol.schedules": "Misfire",
-    "protocol.situation": "Situation",
+    "protocol.situation": "ClusterSnapshot",
     "protocol.states": "JobState",
-    "protocol.story": "JobStory",
+    "protocol.story": "JobDetails",
     "result": "AsyncResult agather arevoke await_ gather revoke wait",
     "runners.context": "CurrentJob current_job",
     "sections": "optional poisonous retry",
@@ -275,8 +275,8 @@ if not TYPE_CHECKING:  # a checker knows what is there
         elif name in _HOMES:  # `celery5.errors` without an import of its own
             value = import_module(f"celery5.{name}")
         else:
-            from celery5.spellings import not_in_celery5
+            from celery5.spellings import make_import_error
 
-            raise not_in_celery5(name)
+            raise make_import_error(name)
         globals()[name] = value
         return value

@@ -13,40 +13,47 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
 from celery5.backlog import Backlog
-from celery5.boot_step import BootStep, declared
+from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.brokers import Brokers
-from celery5.colourless import Plain, finished
+from celery5.colourless import BlockingDriverAdapter, run_blocking
 from celery5.connections import Connections
 from celery5.control import Control
 from celery5.dead_letters import DeadLetters
-from celery5.declaring import Declare, Registry, checked_name
-from celery5.emptying import emptied
+from celery5.declaring import TaskDecorator, TaskRegistry, check_app_name
+from celery5.emptying import empty_queue
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
 from celery5.event import DeclareEvent
 from celery5.events import Events
 from celery5.health import DeclareCheck, HealthCheck
-from celery5.include import checked, covers, import_all, modules_of
+from celery5.include import check_includes, find_modules, import_modules, is_included
 from celery5.limiting import Limits
-from celery5.overview import AppState, state_of_app, story_of
+from celery5.overview import AppState, find_job, read_app_state
 from celery5.own_commands import DeclareCommand
-from celery5.owning import adopt_all
-from celery5.patience import AwaitingPatient, Patient
-from celery5.protocol.backoff import OwnBackoff
+from celery5.owning import adopt_declarations
+from celery5.patience import AsyncCheckingResultWaiter, CheckingResultWaiter
+from celery5.protocol.backoff import CustomBackoff
 from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.broker_url import check_broker_url
-from celery5.protocol.budget import Budget, checked_budgets
+from celery5.protocol.budget import Budget, check_budgets
 from celery5.protocol.job import Job
 from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.story import JobStory
-from celery5.result import ANYTHING, AsyncResult
+from celery5.protocol.story import JobDetails
+from celery5.result import ANY_RESULT, AsyncResult
 from celery5.schedule import Schedules
-from celery5.sendable import id_in, jobs_in, may_send, signatures_in
-from celery5.sending import Sender, Taker, in_short
-from celery5.settings import Found, Said, SettingOptions, Settings, differing, read_settings
+from celery5.sendable import check_job_id, check_jobs, check_signatures, check_tasks_declared
+from celery5.sending import JobReceiver, Sender, without_traceback
+from celery5.settings import (
+    ExplicitSettings,
+    LoadedConfiguration,
+    SettingOptions,
+    Settings,
+    find_changed_settings,
+    read_settings,
+)
 from celery5.sources import DeclareSource, source
-from celery5.spellings import not_there
+from celery5.spellings import make_attribute_error
 from celery5.task import Signature, Task
 
 if TYPE_CHECKING:
@@ -87,24 +94,26 @@ class App:
         budgets: Mapping[str, Budget] | None = None,
         **settings: Unpack[SettingOptions],
     ) -> None:
-        self.name: str = checked_name(name)
-        self.include: tuple[str, ...] = checked(include)
+        self.name: str = check_app_name(name)
+        self.include: tuple[str, ...] = check_includes(include)
         self.module: str = sys._getframe(1).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
-        self.said: Said = Said(broker=broker, **settings)
+        self.explicit_settings: ExplicitSettings = ExplicitSettings(broker=broker, **settings)
         self.config: str | Configuration | None = config or os.environ.get("CELERY5_CONFIG") or None
         known = self._settled() if self.config else self.settings  # raises here when a setting is wrong
         for url in (known.broker, *known.brokers.values()):
             check_broker_url(url)
-        self.retry_policy: RetryPolicy = RetryPolicy.of({} if retry_policy is None else retry_policy)
-        self.retry_backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
-        self.bootsteps: tuple[BootStep, ...] = declared(bootsteps, services)
-        self.budgets: Mapping[str, Budget] = checked_budgets(budgets or {})
+        self.retry_policy: RetryPolicy = RetryPolicy.parse({} if retry_policy is None else retry_policy)
+        self.retry_backoff: CustomBackoff | None = (
+            None if retry_backoff is None else CustomBackoff(retry_backoff)
+        )
+        self.bootsteps: tuple[BootStep, ...] = check_boot_steps(bootsteps, services)
+        self.budgets: Mapping[str, Budget] = check_budgets(budgets or {})
         self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
-        self.tasks: Registry = Registry()
-        self.task: Declare = Declare(self.tasks.add, self)
+        self.tasks: TaskRegistry = TaskRegistry()
+        self.task: TaskDecorator = TaskDecorator(self.tasks.add, self)
         self.events: Events = Events(self)
         self.event: DeclareEvent = DeclareEvent(self)
-        self.breaker: BreakerPolicy = breaker or WATCHING
+        self.breaker: BreakerPolicy = breaker or WATCH_ONLY_BREAKER
         self.health_check: DeclareCheck = DeclareCheck(checks)
         self.publisher_check: DeclareCheck = DeclareCheck()
         self.source: DeclareSource = source
@@ -113,7 +122,10 @@ class App:
         self.brokers: Brokers = Brokers(self)
         self._sender = Sender(self)
         self.backlog: Backlog = Backlog(
-            publish=self._sender.publish, apublish=self._sender.apublish, app=name, home=self.brokers.home
+            publish=self._sender.publish,
+            apublish=self._sender.apublish,
+            app=name,
+            broker_of_queue=self.brokers.broker_of_queue,
         )
         self.dlq: DeadLetters = DeadLetters(self)
         self.control: Control = Control(self)
@@ -122,17 +134,17 @@ class App:
         _APPS.add(self)
 
     def __repr__(self) -> str:
-        return f"<App {self.name!r} at {self.connections.masked}>"
+        return f"<App {self.name!r} at {self.connections.masked_url}>"
 
     if not TYPE_CHECKING:  # a checker knows what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise not_there("app", self, name)
+            raise make_attribute_error("app", self, name)
 
     @cached_property
     def settings(self) -> Settings:
         """The settings. A configuration is read when this is asked for. Raises Misconfigured."""
-        return self._settled(self.found())
+        return self._settled(self.read_configuration())
 
     @cached_property
     def connections(self) -> Connections:
@@ -144,13 +156,13 @@ class App:
         """Where settings come from besides code and the environment (C48). Raises Misconfigured."""
         if self.config is None:
             return None
-        from celery5.configuration import configuration_of
+        from celery5.configuration import make_configuration
 
-        return configuration_of(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
+        return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
 
     def configure(self, **settings: Any) -> None:
         """Change settings, over what was said before: what a command's flags do. Raises Misconfigured."""
-        self.said.say(settings)
+        self.explicit_settings.add_flags(settings)
         self.__dict__.pop("settings", None)
         self.use_broker(self.settings.broker)
 
@@ -160,11 +172,14 @@ class App:
         self.__dict__.pop("configuration", None)
         self.configure()
 
-    def reread(self) -> tuple[tuple[str, ...], Callable[[], None]]:
+    def reload_configuration(self) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Read the configuration and check it, which may block. Gives what changes, and how. Raises Misconfigured."""
-        from celery5.configuration import usable
+        from celery5.configuration import check_usable
 
-        settings, before = usable(self._settled(self.found()), self.name, self.settings.broker), self.settings
+        settings, before = (
+            check_usable(self._settled(self.read_configuration()), self.name, self.settings.broker),
+            self.settings,
+        )
         if (settings.brokers, settings.routes) != (before.brokers, before.routes):
             raise Misconfigured(
                 "brokers and routes take effect with a restart of all processes, not with a reload"
@@ -175,23 +190,25 @@ class App:
             if settings.broker != before.broker:
                 self.use_broker(settings.broker)
 
-        return differing(before, settings), apply
+        return find_changed_settings(before, settings), apply
 
-    def found(self) -> Found | None:
+    def read_configuration(self) -> LoadedConfiguration | None:
         """What the configuration says by now, None without one. Raises Misconfigured."""
         return (
-            None if self.configuration is None else Found(self.configuration.where, self.configuration.load())
+            None
+            if self.configuration is None
+            else LoadedConfiguration(self.configuration.where, self.configuration.load())
         )
 
-    def _settled(self, found: Found | None = None) -> Settings:
-        return read_settings(self.said, os.environ, found)
+    def _settled(self, found: LoadedConfiguration | None = None) -> Settings:
+        return read_settings(self.explicit_settings, os.environ, found)
 
     def use_broker(self, url: str) -> None:
         """Use another broker from now on; what was open to the old one is closed."""
         if "connections" in self.__dict__:
             self.connections.close()
         self.connections = self.brokers.connect(url)
-        self._sender.begin()
+        self._sender.reset()
 
     def queue(self, name: str) -> QueueKeys:
         """The keys of one of the application's queues."""
@@ -203,8 +220,8 @@ class App:
         Raises Misconfigured, which names the module, when one is not there or fails, and for an annotation that could
         not be resolved before and has no JSON form.
         """
-        import_all(modules_of(self.include))
-        adopt_all(self)
+        import_modules(find_modules(self.include))
+        adopt_declarations(self)
         for each in self.tasks.values():
             each.parameters.resolve()
 
@@ -221,15 +238,15 @@ class App:
         Raises BadArguments and MessageTooLarge, and Misconfigured for another application's task, before anything is
         sent. When Redis is not there: BrokerUnavailable, or with `backlog` BacklogFull. With `replicas`: NotReplicated.
         """
-        signatures = signatures_in(signatures)
-        jobs = may_send(self, [each.job() for each in signatures])
+        signatures = check_signatures(signatures)
+        jobs = check_tasks_declared(self, [each.job() for each in signatures])
         holders = self.dispatch(jobs, instead)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """`send_many`, from Trio or asyncio."""
-        signatures = signatures_in(signatures)
-        jobs = may_send(self, [each.job() for each in signatures])
+        signatures = check_signatures(signatures)
+        jobs = check_tasks_declared(self, [each.job() for each in signatures])
         holders = await self.adispatch(jobs)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
@@ -239,13 +256,13 @@ class App:
         Sending a job twice is sending it once, since it has its id already. It never uses the backlog: who returns from
         this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
         """
-        jobs = may_send(self, jobs_in(jobs))
+        jobs = check_tasks_declared(self, check_jobs(jobs))
         holders = self._sender.send(jobs, "asend_jobs")
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
         """`send_jobs`, from Trio or asyncio."""
-        jobs = may_send(self, jobs_in(jobs))
+        jobs = check_tasks_declared(self, check_jobs(jobs))
         holders = await self._sender.asend(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
@@ -256,7 +273,7 @@ class App:
 
         Without `queue` it is looked for when the handle is asked: on the task's queue, or the default one, then on all.
         """
-        job_id = id_in(job_id)
+        job_id = check_job_id(job_id)
         if task is not None and not isinstance(cast("object", task), Task):
             raise TypeError(f"task is {task!r}: give the task itself, not its name")
         likely = queue or (self.settings.default_queue if task is None else task.queue)
@@ -265,37 +282,45 @@ class App:
             job_id,
             queue=likely,
             task="" if task is None else task.name,
-            type=ANYTHING if task is None else task.result_type,
-            placed=bool(queue),
+            type=ANY_RESULT if task is None else task.result_type,
+            is_located=bool(queue),
         )
 
-    def find(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+    def find(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""
-        redis = Plain(self.connections.blocking(instead="afind"))
-        return finished(story_of(self, redis, id_in(job_id), queue))
+        redis = BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="afind"))
+        return run_blocking(find_job(self, redis, check_job_id(job_id), queue))
 
-    async def afind(self, job_id: str, *, queue: str | None = None) -> JobStory | None:
+    async def afind(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """`find`, from Trio or asyncio."""
-        return await story_of(self, await self.connections.awaiting(), id_in(job_id), queue)
+        return await find_job(self, await self.connections.get_async_driver(), check_job_id(job_id), queue)
 
     def info(self, queue: str | None = None) -> AppState:
         """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
-        return finished(state_of_app(self, Plain(self.connections.blocking(instead="ainfo")), queue))
+        return run_blocking(
+            read_app_state(
+                self, BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="ainfo")), queue
+            )
+        )
 
     async def ainfo(self, queue: str | None = None) -> AppState:
         """`info`, from Trio or asyncio."""
-        return await state_of_app(self, await self.connections.awaiting(), queue)
+        return await read_app_state(self, await self.connections.get_async_driver(), queue)
 
     def empty(self, queue: str) -> int:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. Running and dead jobs
         stay. Pause the queue first, so that no job begins meanwhile. Raises UnknownQueue. For plain Python."""
-        return finished(emptied(self, Plain(self.connections.blocking(instead="aempty")), queue))
+        return run_blocking(
+            empty_queue(
+                self, BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="aempty")), queue
+            )
+        )
 
     async def aempty(self, queue: str) -> int:
         """`empty`, from Trio or asyncio."""
-        return await emptied(self, await self.connections.awaiting(), queue)
+        return await empty_queue(self, await self.connections.get_async_driver(), queue)
 
-    def fitting(self, message: bytes, what: str) -> bytes:
+    def check_message_size(self, message: bytes, what: str) -> bytes:
         """`message`, which must not be larger than the limit. Raises MessageTooLarge."""
         limit = self.settings.message_limit
         if len(message) > limit:
@@ -307,19 +332,19 @@ class App:
 
     def perform(self, call: Call[T], *, instead: str) -> T:
         """Make one trip to the broker. For plain Python; `instead` names what to await inside an event loop."""
-        return self.connections.blocking(instead=instead).perform(call)
+        return self.connections.get_blocking_driver(async_name=instead).perform(call)
 
     async def aperform(self, call: Call[T]) -> T:
         """Make one trip to the broker, from Trio or asyncio."""
-        return await (await self.connections.awaiting()).perform(call)
+        return await (await self.connections.get_async_driver()).perform(call)
 
-    def results(self, *, instead: str) -> Patient:
+    def result_waiter(self, *, instead: str) -> CheckingResultWaiter:
         """What waits for results in plain Python: one connection for all threads."""
-        return Patient(self, self.connections.results(instead=instead))
+        return CheckingResultWaiter(self, self.connections.get_result_waiter(async_name=instead))
 
-    async def aresults(self) -> AwaitingPatient:
+    async def aresult_waiter(self) -> AsyncCheckingResultWaiter:
         """What waits for results in this event loop."""
-        return AwaitingPatient(self, await self.connections.awaiting_results())
+        return AsyncCheckingResultWaiter(self, await self.connections.get_async_result_waiter())
 
     def close(self) -> None:
         """Close the connections of plain Python. They open again when needed."""
@@ -331,19 +356,19 @@ class App:
         try:
             return self._sender.dispatch(jobs, instead)
         except BrokerUnavailable as error:
-            raise in_short(error) from None
+            raise without_traceback(error) from None
 
     async def adispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """`dispatch`, from Trio or asyncio."""
         try:
             return await self._sender.adispatch(jobs)
         except BrokerUnavailable as error:
-            raise in_short(error) from None
+            raise without_traceback(error) from None
 
-    def divert(self, taker: Taker | None) -> Taker | None:
+    def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
         """Give jobs to `taker` instead of sending them, until this is called with None: what `celery5.testing` does.
         Return the taker before."""
-        return self._sender.divert(taker)
+        return self._sender.redirect(receiver)
 
     def _handle(self, job: Job, task: Task[..., R] | None, holders: Mapping[str, str]) -> AsyncResult[R]:
         holder = holders.get(job.id)
@@ -352,8 +377,8 @@ class App:
             holder or job.id,
             queue=job.queue,
             task=job.task,
-            type=task.result_type if task else ANYTHING,
-            ignored=job.ignore_result,
+            type=task.result_type if task else ANY_RESULT,
+            ignore_result=job.ignore_result,
             duplicate=holder is not None,
         )
 
@@ -361,12 +386,12 @@ class App:
         return self.tasks[job.task] if job.task in self.tasks else None  # noqa: SIM401  it raises UnknownTask
 
 
-WATCHING = BreakerPolicy(mode="watch")
+WATCH_ONLY_BREAKER = BreakerPolicy(mode="watch")
 """The breaker of tasks that say nothing: it counts and warns, and holds nothing up (docs/decisions/0009)."""
 _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 
-task: Declare = Declare(lambda _task: None, None)
+task: TaskDecorator = TaskDecorator(lambda _task: None, None)
 """Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
 
 
@@ -377,11 +402,11 @@ def default_app() -> App:
     return _DEFAULT[0]
 
 
-def owner_of(module: str, free: object) -> App:
+def find_owner(module: str, free: object) -> App:
     """The application that something `free` from `module` belongs to: the one that includes that or imports it, else
     the default."""
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
-        if covers(app.include, module) or any(value is free for value in own):
+        if is_included(app.include, module) or any(value is free for value in own):
             return app
     return default_app()

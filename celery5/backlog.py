@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from celery5.broker.colour import current_colour
-from celery5.broker.in_thread import in_thread
+from celery5.broker.in_thread import run_in_thread
 from celery5.errors import BacklogFull, BlockingInEventLoop, BrokerUnavailable
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import Job
@@ -31,14 +31,14 @@ from celery5.protocol.job import Job
 if TYPE_CHECKING:
     import trio
 
-PORTION = 200
+JOBS_PER_ATTEMPT = 200
 """Jobs of a queue in one attempt."""
 BACKOFF_START = 0.05
 BACKOFF_CAP = 1.0
 """Seconds between attempts: a random part of a time that doubles, up to this."""
-LOOK = 0.05
+THREAD_CHECK_INTERVAL = 0.05
 """Seconds between looks of the coroutine at whether the thread has left what waits to it."""
-FAREWELL = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds that a process which ends gives what is left."""
 
 
@@ -68,16 +68,16 @@ class Backlog:
         publish: Callable[[Sequence[Job]], object],
         app: str,
         apublish: Callable[[Sequence[Job]], Awaitable[object]] | None = None,
-        home: Callable[[str], str] = lambda _queue: "",
+        broker_of_queue: Callable[[str], str] = lambda _queue: "",
     ) -> None:
         self._publish = publish
         self._apublish = apublish
-        self._home = home
+        self._home = broker_of_queue
         self._owner = f"application {app!r}"
         self._thread: threading.Thread | None
         self._wake: Callable[[], None] | None
         self._why: str
-        self.start_over()
+        self.reset_after_fork()
         _ALL.add(self)
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Backlog:
         """Why jobs wait: what the last attempt met with; '' when it went through."""
         return self._why
 
-    def holds_up(self, jobs: Sequence[Job]) -> bool:
+    def has_earlier_jobs(self, jobs: Sequence[Job]) -> bool:
         """Whether jobs of the same queues wait, which are to be published first."""
         return self._size > 0 and any(job.queue in self._waiting for job in jobs)
 
@@ -151,7 +151,9 @@ class Backlog:
                     failures = 0 if await self._apublished(publish, portions) else failures + 1
                     await trio.sleep(_pause(failures) if failures else 0)
                 else:
-                    with trio.move_on_after(LOOK if self._thread is not None else float("inf")):
+                    with trio.move_on_after(
+                        THREAD_CHECK_INTERVAL if self._thread is not None else float("inf")
+                    ):
                         await came.wait()
         finally:
             with self._changed:
@@ -171,9 +173,9 @@ class Backlog:
 
     async def aflush(self, timeout: float | None = 10.0) -> bool:
         """`flush`, from Trio or asyncio."""
-        return await in_thread(lambda: self.flush(timeout))
+        return await run_in_thread(lambda: self.flush(timeout))
 
-    def start_over(self) -> None:
+    def reset_after_fork(self) -> None:
         """Begin empty, with a lock that nobody holds, as a forked child must: what waits is its parent's to publish."""
         self._changed = threading.Condition(threading.Lock())
         self._waiting: dict[str, deque[_Kept]] = {}
@@ -182,7 +184,7 @@ class Backlog:
         self._thread = None
         self._wake = None
 
-    def lost(self) -> str:
+    def describe_lost_jobs(self) -> str:
         """What to say of jobs that wait when the process ends; '' when there are none."""
         if not self._size:
             return ""
@@ -196,7 +198,7 @@ class Backlog:
 
     def _first(self) -> dict[str, list[_Kept]]:
         """Of each queue what one attempt takes."""
-        return {queue: list(islice(kept, PORTION)) for queue, kept in list(self._waiting.items())}
+        return {queue: list(islice(kept, JOBS_PER_ATTEMPT)) for queue, kept in list(self._waiting.items())}
 
     def _drain(self) -> None:
         """In the thread: publish until nothing waits."""
@@ -279,20 +281,20 @@ _ALL: weakref.WeakSet[Backlog] = weakref.WeakSet()
 
 def _farewell() -> None:
     """The process ends: one more attempt, for a limited time, then say what is lost."""
-    end = time.monotonic() + FAREWELL
+    end = time.monotonic() + EXIT_TIMEOUT
     for backlog in list(_ALL):
         try:
             if backlog.size:
                 backlog.flush(max(0.0, end - time.monotonic()))
         except KeyboardInterrupt:
             end = 0.0
-        if said := backlog.lost():
+        if said := backlog.describe_lost_jobs():
             sys.stderr.write(f"{said}\n")
 
 
 def _after_fork() -> None:
     for backlog in list(_ALL):
-        backlog.start_over()
+        backlog.reset_after_fork()
 
 
 atexit.register(_farewell)

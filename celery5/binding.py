@@ -10,10 +10,10 @@ from typing import Any
 
 from celery5.errors import Misconfigured
 from celery5.protocol.job import new_id
-from celery5.runners.context import CURRENT, CurrentJob
+from celery5.runners.context import CURRENT_JOB, CurrentJob
 
 
-def bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """`function` as it is called without its first parameter, which is the running job."""
     signature = inspect.signature(function)
     first, *others = signature.parameters.values() or [None]
@@ -36,4 +36,4 @@ def bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _running(task: str) -> CurrentJob:
     """The running job; where there is none, since the task is called like any function, one that stands for it."""
-    return CURRENT.get() or CurrentJob(new_id(), task, "", 1, "")
+    return CURRENT_JOB.get() or CurrentJob(new_id(), task, "", 1, "")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery5.errors import Misconfigured
-from celery5.health import HealthCheck, checked
+from celery5.health import HealthCheck, validate_checks
 from celery5.protocol.breaker import BreakerPolicy
 from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.supervision import Course
+from celery5.protocol.supervision import RetryState
 
 _KEPT_UP = RetryPolicy(max_retries=5, backoff=1.0, cap=60.0)
 _ONCE = RetryPolicy(max_retries=0)
@@ -65,7 +65,7 @@ class BootStep:
                 raise Misconfigured(f"boot step {said!r}: {limit} is {value!r}: give seconds, more than 0")
         if self.retry is not None:
             try:
-                object.__setattr__(self, "retry", RetryPolicy.of(self.retry))
+                object.__setattr__(self, "retry", RetryPolicy.parse(self.retry))
             except Misconfigured as error:
                 raise Misconfigured(f"boot step {said!r}: {error}") from None
         if not (callable(self.run) or hasattr(self.run, "run") or _is_place(self.run)):
@@ -77,10 +77,10 @@ class BootStep:
         object.__setattr__(self, "checks", _guard(self))
 
     @property
-    def course(self) -> Course:
+    def retry_state(self) -> RetryState:
         """What it has before it: whether it is optional, and how often it is tried again."""
         default = _KEPT_UP if self.optional or self.stays else _ONCE
-        return Course(optional=self.optional, policy=RetryPolicy.of(self.retry or default))
+        return RetryState(optional=self.optional, policy=RetryPolicy.parse(self.retry or default))
 
 
 def service(
@@ -118,7 +118,7 @@ def service(
     )
 
 
-def declared(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootStep, ...]:
+def check_boot_steps(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootStep, ...]:
     """All steps that an application adds. Raises Misconfigured for what is none, and for a name that is there twice."""
     for name, said in (("bootsteps", bootsteps), ("services", services)):
         if isinstance(said, str) or not isinstance(cast("object", said), Sequence):
@@ -136,7 +136,7 @@ def declared(bootsteps: Sequence[Any], services: Sequence[Any]) -> tuple[BootSte
 
 def _guard(step: BootStep) -> tuple[HealthCheck, ...]:
     """Its health checks. Raises Misconfigured when they, or its breaker, are none for it."""
-    checks = checked(step.checks, step.breaker, f"boot step {step.name!r}")
+    checks = validate_checks(step.checks, step.breaker, f"boot step {step.name!r}")
     if not step.stays and (step.breaker is not None or checks):
         raise Misconfigured(f"boot step {step.name!r}: breaker and checks are for services, which stay")
     if step.breaker is not None and step.breaker.mode == "fail":

@@ -37,79 +37,79 @@ class BrokerChecks:
         self._endpoint = endpoint
         self._keys = keys
         self._queue = queue
-        self._redis = BlockingRedis(endpoint, timing=PATIENCE, connections=4)
+        self._redis = BlockingRedis(endpoint, timing=PATIENCE, max_connections=4)
         self._info: dict[str, str] | None = None
         self._config: dict[str, str] | None = None
         self.is_away = False
 
-    def server(self) -> Finding:
+    def check_server(self) -> Finding:
         """Whether it answers, and what it is. When it does not, nothing else is looked at there."""
         try:
             self._redis.perform(calls.PING)
         except BrokerError:
             self.is_away = True
             raise
-        return diagnosis.server(self._said())
+        return diagnosis.diagnose_server(self._said())
 
-    def persistence(self) -> Finding:
+    def check_persistence(self) -> Finding:
         """Whether jobs outlive it."""
-        return diagnosis.persistence(self._said(), self._set())
+        return diagnosis.diagnose_persistence(self._said(), self._set())
 
-    def memory(self) -> Finding:
+    def check_memory(self) -> Finding:
         """What it does when its memory is full."""
-        return diagnosis.eviction(self._said(), self._set())
+        return diagnosis.diagnose_eviction(self._said(), self._set())
 
-    def clock(self) -> Finding:
+    def check_clock(self) -> Finding:
         """How far its clock and ours are apart."""
         best = (float("inf"), 0.0)
         for _ in range(TRIPS):
             begun = time.time()
-            theirs = self._redis.perform(probing.time())
+            theirs = self._redis.perform(probing.get_server_time())
             took = time.time() - begun
             best = min(best, (took, theirs - (begun + took / 2)))
         took, ahead = best
-        return diagnosis.clock(ahead, took / 2)
+        return diagnosis.diagnose_clock(ahead, took / 2)
 
-    def latency(self) -> Finding:
+    def check_latency(self) -> Finding:
         """How long it takes to answer."""
         pings: list[float] = []
         for _ in range(PINGS):
             begun = time.perf_counter()
             self._redis.perform(calls.PING)
             pings.append(time.perf_counter() - begun)
-        return diagnosis.latency(pings)
+        return diagnosis.diagnose_latency(pings)
 
-    def permissions(self) -> Finding:
+    def check_permissions(self) -> Finding:
         """Whether we may do there what we do."""
         user, own = self._endpoint.username or "", new_id()
-        places = (self._keys.answer(own), self._keys.of(self._queue).result(own))
+        places = (self._keys.reply(own), self._keys.for_queue(self._queue).result(own))
         try:
-            here, there = self._redis.perform_all([probing.attempt(each, each) for each in places])
+            here, there = self._redis.perform_all([probing.probe_permissions(each, each) for each in places])
         except BrokerDenied as error:
-            return diagnosis.permissions(user, 1, {"EVALSHA": str(error)})
+            return diagnosis.diagnose_permissions(user, 1, {"EVALSHA": str(error)})
         refused = {**here.refused, **there.refused}
         try:
-            self._redis.perform(probing.unblock())
+            self._redis.perform(probing.probe_unblock())
         except BrokerDenied as error:
             refused["CLIENT|UNBLOCK"] = str(error)
-        if listening := probing.may_listen(self._endpoint, places[0], PATIENCE):
+        if listening := probing.probe_subscribe(self._endpoint, places[0], PATIENCE):
             refused["SUBSCRIBE"] = listening
-        return diagnosis.permissions(user, here.tried + 3, refused)
+        return diagnosis.diagnose_permissions(user, here.tried + 3, refused)
 
-    def keys(self) -> Finding:
+    def check_keys(self) -> Finding:
         """Whether keys stay there that nobody owns: of some, if there are many."""
         names, cursor, trips = list[str](), 0, 0
         while True:
-            cursor, some = self._redis.perform(probing.scan(cursor, self._keys.pattern, count=SCANNED))
-            names += [each for each in some if self._keys.has(each)]
+            cursor, some = self._redis.perform(probing.scan_keys(cursor, self._keys.pattern, count=SCANNED))
+            names += [each for each in some if self._keys.owns(each)]
             trips += 1
             if not cursor or len(names) >= MOST_KEYS or trips == SCANS:
                 break
         looked = sorted(set(names))[:MOST_KEYS]
         strange = [each for each in looked if not is_owned(each)]
-        lives = self._redis.perform_all([probing.time_to_live(each) for each in strange])
+        lives = self._redis.perform_all([probing.get_ttl(each) for each in strange])
         orphans = [name for name, life in zip(strange, lives, strict=True) if life == -1]
-        return diagnosis.keys(len(looked), not cursor and len(looked) == len(set(names)), orphans)
+        return diagnosis.diagnose_keys(len(looked), not cursor and len(looked) == len(set(names)), orphans)
 
     def close(self) -> None:
         """Close the connections."""
@@ -117,13 +117,13 @@ class BrokerChecks:
 
     def _said(self) -> dict[str, str]:
         if self._info is None:
-            self._info = self._permitted(probing.info()) or {}
+            self._info = self._permitted(probing.get_server_info()) or {}
         return self._info
 
     def _set(self) -> dict[str, str] | None:
         """The parameters; None where they cannot be read, as at most of those who sell servers."""
         if self._config is None:
-            found = {name: self._permitted(probing.parameter(name)) for name in probing.PARAMETERS}
+            found = {name: self._permitted(probing.get_parameter(name)) for name in probing.PARAMETERS}
             self._config = {name: value for name, value in found.items() if value is not None}
         return self._config or None
 

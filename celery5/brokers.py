@@ -8,21 +8,28 @@ from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from celery5.broker.absent import leaving_out
-from celery5.broker.junction import AwaitedJunction, Junction, Map
-from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults, Connections, PlainRedis
+from celery5.broker.absent import skip_unreachable
+from celery5.broker.junction import AsyncBrokerRouter, BrokerMap, BrokerRouter
+from celery5.connections import AsyncResultWaiter, AwaitingRedis, Connections, PlainRedis, ResultWaiter
 from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.job import Job, Options
-from celery5.protocol.routes import DEFAULT, Declared, Routes, queue_for, routes_of, unknown
-from celery5.runners.context import TELL
+from celery5.protocol.routes import (
+    DEFAULT_BROKER,
+    Routes,
+    TaskRoute,
+    format_unknown_broker,
+    make_routes,
+    match_queue_route,
+)
+from celery5.runners.context import LOG_EVENT
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 
-ALIKE = 0.75
+SIMILARITY_CUTOFF = 0.75
 """Similarity of two queue names, from 0 to 1, from which one may be a misspelt form of the other."""
-MOST_DOUBTED = 100
+MAX_CHECKED_NAMES = 100
 """The most undeclared queue names that are checked: an application may make any number of names."""
 
 
@@ -42,17 +49,17 @@ class Brokers:
         return f"<Brokers {', '.join(self.names)}>"
 
     @property
-    def of_app(self) -> str:
+    def app_name(self) -> str:
         """The name of the application."""
         return self._app.name
 
     @property
     def names(self) -> tuple[str, ...]:
         """Their names, `default` first."""
-        return (DEFAULT, *self._app.settings.brokers)
+        return (DEFAULT_BROKER, *self._app.settings.brokers)
 
     @property
-    def several(self) -> bool:
+    def is_multi_broker(self) -> bool:
         """Whether there are more than one."""
         return bool(self._app.settings.brokers)
 
@@ -66,47 +73,47 @@ class Brokers:
         Without it such calls raise BrokerError when one of several is away, as all do here when none is there, and
         those that are about one thing on a broker that is away.
         """
-        return leaving_out()
+        return skip_unreachable()
 
-    def home(self, queue: str) -> str:
+    def broker_of_queue(self, queue: str) -> str:
         """The name of the broker that a queue is on. Raises Misconfigured when what is said of it
         contradicts itself."""
         if not self._app.settings.brokers:
-            return DEFAULT
-        routes = self.routes()
+            return DEFAULT_BROKER
+        routes = self.get_routes()
         found = self._homes.get(queue)
         if found is None:
-            found = self._homes[queue] = routes.home(queue)
+            found = self._homes[queue] = routes.get_broker(queue)
         return found
 
-    def of(self, name: str) -> Connections:
+    def get(self, name: str) -> Connections:
         """The way to one broker, by its name. Raises Misconfigured when there is none."""
         connections = self._app.connections
-        if isinstance(connections, SeveralConnections):
-            return connections.of(name)
-        if name != DEFAULT:
-            raise Misconfigured(unknown(name, self.names))
+        if isinstance(connections, MultiBrokerConnections):
+            return connections.get(name)
+        if name != DEFAULT_BROKER:
+            raise Misconfigured(format_unknown_broker(name, self.names))
         return connections
 
-    def queue(self, task: str, options: Options) -> str:
+    def queue_of_task(self, task: str, options: Options) -> str:
         """The queue that jobs with these options go to: the one that they name, else that of the first of the setting
         `queue_routes` that fits the task, else the default queue. Raises Misconfigured when it is on another broker
         than they say."""
         settings = self._app.settings
         if not settings.brokers and options.broker is None:
-            return options.queue or queue_for(task, settings.queue_routes) or settings.default_queue
-        return self.routes().queue(self._declared(task, options))
+            return options.queue or match_queue_route(task, settings.queue_routes) or settings.default_queue
+        return self.get_routes().get_queue(self._declared(task, options))
 
     def used_queues(self) -> frozenset[str]:
         """Return the queues that the tasks, the queue routes and the default queue name."""
         settings, tasks = self._app.settings, self._app.tasks
         if self._used_for != (settings, len(tasks)):
-            named = (each.options_.queue for each in tasks.values() if each.options_.queue)
+            named = (each.send_options.queue for each in tasks.values() if each.send_options.queue)
             self._used = frozenset({settings.default_queue, *settings.queue_routes.values(), *named})
             self._used_for = (settings, len(tasks))
         return self._used
 
-    def doubt(self, task: str, queue: str) -> None:
+    def warn_if_misspelled(self, task: str, queue: str) -> None:
         """Warn, once for each queue, when a job is about to be sent to a queue that is not declared here and whose name
         is similar to that of a declared one.
 
@@ -115,56 +122,56 @@ class Brokers:
         `doctor` show whether a worker reads a queue.
         """
         used = self.used_queues()
-        if queue in used or queue in self._doubted or len(self._doubted) >= MOST_DOUBTED:
+        if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:
             return
         self._doubted.add(queue)
-        near = get_close_matches(queue, used, n=1, cutoff=ALIKE)
+        near = get_close_matches(queue, used, n=1, cutoff=SIMILARITY_CUTOFF)
         if near and _without_digits(near[0]) != _without_digits(queue):
             hint = (
                 f"no task, queue route or default queue of application {self._app.name!r} names it; "
                 f"did you mean {near[0]!r}? The job waits until a worker reads that queue"
             )
-            TELL.get()("queue:doubtful", "warning", task=task, queue=queue, hint=hint)
+            LOG_EVENT.get()("queue:not-declared", "warning", task=task, queue=queue, hint=hint)
 
-    def routes(self) -> Routes:
+    def get_routes(self) -> Routes:
         """Where everything goes. Raises Misconfigured with all that contradicts itself."""
         settings, tasks = self._app.settings, self._app.tasks
         known = (settings, len(tasks))
         if self._routes is None or self._known != known:
-            said = [self._declared(each.name, each.options_) for each in tasks.values()]
+            said = [self._declared(each.name, each.send_options) for each in tasks.values()]
             self._homes = {}
-            self._routes = routes_of(settings.brokers, settings.routes, settings.default_queue, said)
+            self._routes = make_routes(settings.brokers, settings.routes, settings.default_queue, said)
             self._known = known
         return self._routes
 
-    def _declared(self, task: str, options: Options) -> Declared:
+    def _declared(self, task: str, options: Options) -> TaskRoute:
         """Return a task's declared queue and broker. A queue from `queue_routes` counts as one that the task names."""
-        queue = options.queue or queue_for(task, self._app.settings.queue_routes)
-        return Declared(task, queue, options.broker)
+        queue = options.queue or match_queue_route(task, self._app.settings.queue_routes)
+        return TaskRoute(task, queue, options.broker)
 
     def check(self) -> None:
         """Raises BadBrokerURL for a URL that cannot be understood, and Misconfigured for what contradicts itself."""
         for name in self.names:
-            _ = self.of(name).endpoint
-        if self.several:
-            _ = self.routes()
+            _ = self.get(name).endpoint
+        if self.is_multi_broker:
+            _ = self.get_routes()
 
-    def parts(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+    def split_by_broker(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """The jobs by broker, in their order."""
         if not self._app.settings.brokers or len(jobs) < 2:
             return [jobs]
         parts: dict[str, list[Job]] = {}
         for job in jobs:
-            parts.setdefault(self.home(job.queue), []).append(job)
+            parts.setdefault(self.broker_of_queue(job.queue), []).append(job)
         return list(parts.values())
 
     def connect(self, url: str) -> Connections:
         """The way to all of them, the default one at `url`."""
         if not self._app.settings.brokers:
             return Connections(url)
-        return SeveralConnections(url, self)
+        return MultiBrokerConnections(url, self)
 
-    def urls(self) -> dict[str, str]:
+    def get_urls(self) -> dict[str, str]:
         """Where the brokers besides the default one are."""
         return dict(self._app.settings.brokers)
 
@@ -173,47 +180,49 @@ def _without_digits(name: str) -> str:
     return "".join(each for each in name if not each.isdigit())
 
 
-class SeveralConnections(Connections):
+class MultiBrokerConnections(Connections):
     """The connections of one application to several brokers. `endpoint` is that of the default one."""
 
     def __init__(self, url: str, brokers: Brokers) -> None:
         super().__init__(url)
-        self._each = {DEFAULT: Connections(url)}
-        self._each |= {name: Connections(where) for name, where in brokers.urls().items()}
-        self._map = Map(tuple(self._each), brokers.home, brokers.of_app)
+        self._each = {DEFAULT_BROKER: Connections(url)}
+        self._each |= {name: Connections(where) for name, where in brokers.get_urls().items()}
+        self._map = BrokerMap(tuple(self._each), brokers.broker_of_queue, brokers.app_name)
 
-    def of(self, name: str) -> Connections:
+    def get(self, name: str) -> Connections:
         """Those to one of them. Raises Misconfigured."""
         if name not in self._each:
-            raise Misconfigured(unknown(name, self._each))
+            raise Misconfigured(format_unknown_broker(name, self._each))
         return self._each[name]
 
     @property
-    def masked(self) -> str:
+    def masked_url(self) -> str:
         """Where they are, without passwords."""
-        beside = [f"{name}: {each.masked}" for name, each in self._each.items() if name != DEFAULT]
-        return ", ".join([self._each[DEFAULT].masked, *beside])
+        beside = [f"{name}: {each.masked_url}" for name, each in self._each.items() if name != DEFAULT_BROKER]
+        return ", ".join([self._each[DEFAULT_BROKER].masked_url, *beside])
 
-    def blocking(self, *, instead: str) -> PlainRedis:
+    def get_blocking_driver(self, *, async_name: str) -> PlainRedis:
         """As Connections.blocking; each call goes to the broker of its queue."""
-        drivers = {name: each.blocking(instead=instead) for name, each in self._each.items()}
-        return Junction(self._map, drivers.__getitem__)
+        drivers = {name: each.get_blocking_driver(async_name=async_name) for name, each in self._each.items()}
+        return BrokerRouter(self._map, drivers.__getitem__)
 
-    def results(self, *, instead: str) -> BlockingResults:
+    def get_result_waiter(self, *, async_name: str) -> ResultWaiter:
         """As Connections.results."""
-        from celery5.broker.junction_results import JunctionResults
+        from celery5.broker.junction_results import RoutedResultWaiter
 
-        return JunctionResults(self._map, lambda name: self._each[name].results(instead=instead))
+        return RoutedResultWaiter(
+            self._map, lambda name: self._each[name].get_result_waiter(async_name=async_name)
+        )
 
-    async def awaiting(self) -> AwaitingRedis:
+    async def get_async_driver(self) -> AwaitingRedis:
         """As Connections.awaiting."""
-        return AwaitedJunction(self._map, lambda name: self._each[name].awaiting())
+        return AsyncBrokerRouter(self._map, lambda name: self._each[name].get_async_driver())
 
-    async def awaiting_results(self) -> AwaitingResults:
+    async def get_async_result_waiter(self) -> AsyncResultWaiter:
         """As Connections.awaiting_results."""
-        from celery5.broker.junction_results import AwaitedJunctionResults
+        from celery5.broker.junction_results import AsyncRoutedResultWaiter
 
-        return AwaitedJunctionResults(self._map, lambda name: self._each[name].awaiting_results())
+        return AsyncRoutedResultWaiter(self._map, lambda name: self._each[name].get_async_result_waiter())
 
     def close(self) -> None:
         """Close what plain Python opened."""

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from celery5.broker import calls
 from celery5.errors import BrokerError, Misconfigured
-from celery5.health import Ground, HealthCheck, Look
+from celery5.health import CheckContext, CheckFunction, HealthCheck
 from celery5.machine import MEMINFO, available_memory, used_memory
-from celery5.protocol.health import HTTP_STATES, HttpAnswer, graded, http_states, room, worst
+from celery5.protocol.health import (
+    HTTP_STATES,
+    EndpointResponse,
+    get_endpoint_states,
+    get_worst_state,
+    grade_free_space,
+    grade_usage,
+)
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.loop import Block
+    from celery5.loop import LoopBlock
 
 MiB = 2**20
 SLEEP = 0.1
@@ -36,7 +43,7 @@ class BrokerPing(HealthCheck):
         super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """One ping."""
         import trio
 
@@ -49,7 +56,7 @@ class BrokerPing(HealthCheck):
                 return "unhealthy"
         took = trio.current_time() - began
         self.why = f"an answer of Redis took {took:.3g} s or longer; the limit is {self._most:g} s"
-        return graded(took, self._most)
+        return grade_usage(took, self._most)
 
 
 class EventLoopLag(HealthCheck):
@@ -63,21 +70,21 @@ class EventLoopLag(HealthCheck):
         super().__init__(name, period=period, **more)
         self._most = _above_zero(limit, name)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """How much later than asked for some short sleeps end, at worst."""
-        from celery5.loop import lateness
+        from celery5.loop import measure_lateness
 
         lag = 0.0
         for _ in range(SLEEPS):
-            lag = max(lag, await lateness(SLEEP))
+            lag = max(lag, await measure_lateness(SLEEP))
             if lag >= self._most:
                 break
         self.why = f"the event loop was {lag:.3g} s late; the limit is {self._most:g} s"
-        return graded(lag, self._most)
+        return grade_usage(lag, self._most)
 
-    def state_after(self, block: "Block") -> str:
+    def get_state_after(self, block: "LoopBlock") -> str:
         """Return the state that follows from a block of the loop."""
-        return graded(block.seconds, self._most)
+        return grade_usage(block.seconds, self._most)
 
 
 class Memory(HealthCheck):
@@ -97,15 +104,15 @@ class Memory(HealthCheck):
         self._needed = needed
         self._most = None if limit is None else _above_zero(limit, name)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """Some small files that the kernel writes."""
         available, used = available_memory(), used_memory()
         self.why = f"{_mib(available)} of memory are available, {_mib(self._needed)} are needed"
-        seen = [room(available, self._needed)]
+        seen = [grade_free_space(available, self._needed)]
         if self._most is None:
             return seen
         self.why += f"; this process has {_mib(used)}, its limit is {_mib(self._most)}"
-        return [*seen, graded(used, self._most)]
+        return [*seen, grade_usage(used, self._most)]
 
 
 class Disk(HealthCheck):
@@ -123,7 +130,7 @@ class Disk(HealthCheck):
         def look() -> str:
             free = shutil.disk_usage(path).free
             self.why = f"{_mib(free)} are free on the disk of {os.fspath(path)}, {_mib(needed)} are needed"
-            return room(free, needed)
+            return grade_free_space(free, needed)
 
         super().__init__(name, look, period=period, **more)
 
@@ -136,12 +143,12 @@ class QueueLength(HealthCheck):
         self._queue = queue
         self._most = _above_zero(limit, self.name)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """One short question."""
-        size = await ground.perform(calls.measure(ground.queue(self._queue)))
+        size = await ground.perform(calls.measure_queue(ground.get_queue_keys(self._queue)))
         waiting = max(size.stream - size.held, 0)
         self.why = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
-        return graded(waiting, self._most)
+        return grade_usage(waiting, self._most)
 
 
 class BacklogSize(Protocol):
@@ -167,11 +174,11 @@ class UnpublishedMessages(HealthCheck):
         self._backlog = backlog
         self._most = _above_zero(limit, name)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """Compare one number of this process' memory."""
         size = self._backlog.size
         self.why = f"{size} messages wait that Redis has not got; the limit is {self._most}"
-        return graded(size, self._most)
+        return grade_usage(size, self._most)
 
 
 class HttpEndpoint(HealthCheck):
@@ -213,11 +220,11 @@ class HttpEndpoint(HealthCheck):
         self._cafile = None if cafile is None else str(cafile)
         self._is_compromised = False
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """One OPTIONS request, in a thread."""
         import trio
 
-        answer = HttpAnswer(seconds=self.limit, why="no answer in time")
+        answer = EndpointResponse(seconds=self.limit, why="no answer in time")
         with trio.move_on_after(self.limit):
             answer = await trio.to_thread.run_sync(
                 self._asked, abandon_on_cancel=True, limiter=self._limiter()
@@ -227,36 +234,36 @@ class HttpEndpoint(HealthCheck):
         self.why = "the network is not secure" if self._is_compromised else answer.why or said
         return states
 
-    def _asked(self) -> HttpAnswer:
+    def _asked(self) -> EndpointResponse:
         """The request, and what the intrusion detection says, in a thread: both may take a while."""
-        from celery5.http_check import ask  # http and ssl are loaded when first used
+        from celery5.http_check import request_options  # http and ssl are loaded when first used
 
         self._is_compromised = self._is_secure is not None and not self._is_secure()
-        return ask(self.url, self.limit, self._cafile)
+        return request_options(self.url, self.limit, self._cafile)
 
     def saw(self, *, status: int = 0, seconds: float = 0.0, is_insecure: bool = False, why: str = "") -> str:
         """Feed it with a call that a task has made itself (C36): the status of the answer (0: none came), the seconds
         that it took, and whether TLS failed. The call must stand in the same conditions; gives the state, which is
         reported."""
-        answer = HttpAnswer(status=status, seconds=seconds, is_insecure=is_insecure, why=why)
-        state = worst(self._states_of(answer, is_call=True), self.states) or self.good
+        answer = EndpointResponse(status=status, seconds=seconds, is_insecure=is_insecure, why=why)
+        state = get_worst_state(self._states_of(answer, is_call=True), self.states) or self.good_state
         self.report(state, why or (f"answered {status}" if status else "no answer"))
         return state
 
-    def _states_of(self, answer: HttpAnswer, *, is_call: bool) -> list[str]:
-        found = http_states(
+    def _states_of(self, answer: EndpointResponse, *, is_call: bool) -> list[str]:
+        found = get_endpoint_states(
             answer, method=self.method, content_type=self.content_type, limit=self.limit, is_call=is_call
         )
         return ["insecure", *found] if self._is_compromised else found
 
 
-def own_checks() -> list[HealthCheck]:
+def make_own_checks() -> list[HealthCheck]:
     """What a worker looks at of itself, unless the setting `own_checks` says no."""
     memory = [Memory()] if os.path.exists(MEMINFO) else []
     return [BrokerPing(), EventLoopLag(), *memory, Disk()]
 
 
-def all_checks(app: "App") -> dict[str, HealthCheck]:
+def get_all_checks(app: "App") -> dict[str, HealthCheck]:
     """The checks of an application, of its tasks and services, and the worker's own, unless one of theirs has the name.
     Raises Misconfigured when two of theirs have one name."""
     found = dict(app.health_check.known)
@@ -266,7 +273,7 @@ def all_checks(app: "App") -> dict[str, HealthCheck]:
         for check in checks:
             if found.setdefault(check.name, check) is not check:
                 raise Misconfigured(f"two health checks are named {check.name!r}: one of them is {owner}'s")
-    own = own_checks() if app.settings.own_checks else []
+    own = make_own_checks() if app.settings.own_checks else []
     return {check.name: check for check in own} | found
 
 

@@ -19,7 +19,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Plain:
+class BlockingDriverAdapter:
     """The blocking driver, dressed as one that is awaited."""
 
     def __init__(self, redis: "PlainRedis") -> None:
@@ -34,7 +34,7 @@ class Plain:
         return self._redis.perform_all(calls)
 
 
-def finished(coroutine: Coroutine[Any, Any, R]) -> R:
+def run_blocking(coroutine: Coroutine[Any, Any, R]) -> R:
     """What the coroutine returns, in plain Python."""
     try:
         coroutine.send(None)
@@ -44,7 +44,7 @@ def finished(coroutine: Coroutine[Any, Any, R]) -> R:
     raise AssertionError("plain Python waited for an event loop")
 
 
-async def rest(seconds: float) -> None:
+async def sleep(seconds: float) -> None:
     """Sleep, in whatever colour the caller stands in."""
     colour = current_colour()
     if colour == "trio":

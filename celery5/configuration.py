@@ -20,13 +20,13 @@ from celery5.broker import calls
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, BrokerError, Misconfigured
-from celery5.keyring import folder_of
-from celery5.settings import Settings, fault_in_hash
-from celery5.strategies import autoscale_of, prioritise_of
+from celery5.keyring import get_key_folder
+from celery5.settings import Settings, find_hash_fault
+from celery5.strategies import get_autoscale, get_prioritisation
 
-EVERY = 1.0
+FILE_POLL_INTERVAL = 1.0
 """Seconds between two looks at a file."""
-EVERY_OF_REDIS = 10.0
+REDIS_POLL_INTERVAL = 10.0
 """Seconds between two looks at a hash in Redis: an idle worker sends one command a second at most, in all."""
 
 
@@ -72,7 +72,7 @@ class ModuleConfiguration:
 
     async def watch(self) -> None:
         """Wait until the file is another one."""
-        await _until_other(lambda: _state(self._path()), lambda: self._seen, EVERY)
+        await _until_other(lambda: _state(self._path()), lambda: self._seen, FILE_POLL_INTERVAL)
 
     def _path(self) -> Path:
         here = os.getcwd()
@@ -114,7 +114,7 @@ class TomlConfiguration:
 
     async def watch(self) -> None:
         """Wait until the file is another one."""
-        await _until_other(lambda: _state(self._path), lambda: self._seen, EVERY)
+        await _until_other(lambda: _state(self._path), lambda: self._seen, FILE_POLL_INTERVAL)
 
 
 class RedisConfiguration:
@@ -132,13 +132,13 @@ class RedisConfiguration:
         """The fields of the hash, as text."""
         self._seen = found = self._read()
         for name, raw in found.items():
-            if fault := fault_in_hash(name, raw):
+            if fault := find_hash_fault(name, raw):
                 raise Misconfigured(f"{self.where}: {fault}: HDEL {self._key} {name}")
         return found
 
     async def watch(self) -> None:
         """Wait until the hash says something else. A broker that is away has not changed it."""
-        await _until_other(self._look, lambda: self._seen, EVERY_OF_REDIS)
+        await _until_other(self._look, lambda: self._seen, REDIS_POLL_INTERVAL)
 
     def _look(self) -> object:
         try:
@@ -147,45 +147,47 @@ class RedisConfiguration:
             return self._seen
 
     def _read(self) -> dict[str, str]:
-        redis = BlockingRedis(self._endpoint, connections=1)
+        redis = BlockingRedis(self._endpoint, max_connections=1)
         try:
-            return redis.perform(calls.fields(self._key))
+            return redis.perform(calls.read_hash(self._key))
         finally:
             redis.close()
 
 
-def configuration_of(said: "str | Configuration", *, broker: Callable[[], str], key: str) -> Configuration:
+def make_configuration(
+    source: "str | Configuration", *, broker: Callable[[], str], key: str
+) -> Configuration:
     """The backend that is meant: `redis`, the path of a `.toml` file, the name of a module, or a backend of the user's
     own. Raises Misconfigured."""
-    if not isinstance(said, str):
-        if not isinstance(cast("object", said), Configuration):
+    if not isinstance(source, str):
+        if not isinstance(cast("object", source), Configuration):
             raise Misconfigured(
-                f"config is {said!r}: give a module's name, the path of a .toml file, 'redis', or an object with "
+                f"config is {source!r}: give a module's name, the path of a .toml file, 'redis', or an object with "
                 "where, load() and watch()"
             )
-        return said
-    if said == "redis":
+        return source
+    if source == "redis":
         return RedisConfiguration(Endpoint.from_url(broker()), key)
-    if said.endswith(".toml"):
-        return TomlConfiguration(said)
-    if said.endswith(".py") or not all(part.isidentifier() for part in said.split(".")):
+    if source.endswith(".toml"):
+        return TomlConfiguration(source)
+    if source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
         raise Misconfigured(
-            f"config is {said!r}: give a module's name (shop.settings), a .toml file, or 'redis'"
+            f"config is {source!r}: give a module's name (shop.settings), a .toml file, or 'redis'"
         )
-    return ModuleConfiguration(said)
+    return ModuleConfiguration(source)
 
 
-def usable(settings: Settings, app: str, broker: str) -> Settings:
+def check_usable(settings: Settings, app: str, broker: str) -> Settings:
     """The same settings. Raises Misconfigured for what otherwise only whoever uses it finds wrong: by then the old ones
     would be gone. They were to be used with `broker` so far: another one must let us in. May block."""
-    folder_of(app, settings.keys, os.environ)
-    autoscale_of(settings)
-    prioritise_of(settings)
+    get_key_folder(app, settings.keys, os.environ)
+    get_autoscale(settings)
+    get_prioritisation(settings)
     try:
         endpoint = Endpoint.from_url(settings.broker)
         endpoint.ssl_context()
         if settings.broker != broker:
-            redis = BlockingRedis(endpoint, connections=1)
+            redis = BlockingRedis(endpoint, max_connections=1)
             try:
                 redis.perform(calls.PING)
             finally:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop
-from celery5.protocol.masking import masked
+from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
     from celery5.broker.blocking import BlockingRedis
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class BlockingResults(Protocol):
+class ResultWaiter(Protocol):
     """Waits for results in plain Python."""
 
     def wait(
@@ -65,7 +65,7 @@ class AwaitingRedis(Protocol):
         ...
 
 
-class AwaitingResults(Protocol):
+class AsyncResultWaiter(Protocol):
     """Waits for results in an event loop."""
 
     async def wait(
@@ -87,12 +87,12 @@ class Connections:
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._blocking: BlockingRedis | None = None
-        self._results: BlockingResults | None = None
+        self._results: ResultWaiter | None = None
 
     @property
-    def masked(self) -> str:
+    def masked_url(self) -> str:
         """The URL without its password."""
-        return str(masked(self._url))
+        return str(mask_passwords(self._url))
 
     @property
     def endpoint(self) -> "Endpoint":
@@ -103,9 +103,9 @@ class Connections:
             self._endpoint = Endpoint.from_url(self._url)
         return self._endpoint
 
-    def blocking(self, *, instead: str) -> PlainRedis:
+    def get_blocking_driver(self, *, async_name: str) -> PlainRedis:
         """The driver of plain Python. Raises BlockingInEventLoop inside a loop, naming what to await `instead`."""
-        return self._driver(instead)
+        return self._driver(async_name)
 
     def _driver(self, instead: str) -> "BlockingRedis":
         colour = current_colour()
@@ -121,35 +121,35 @@ class Connections:
                 self._blocking = cast("BlockingRedis | None", self._blocking) or BlockingRedis(self.endpoint)
         return self._blocking
 
-    def results(self, *, instead: str) -> BlockingResults:
+    def get_result_waiter(self, *, async_name: str) -> ResultWaiter:
         """What waits for results in plain Python."""
-        redis = self._driver(instead)
+        redis = self._driver(async_name)
         if self._results is None:
-            from celery5.broker.waiting_blocking import BlockingResults as Waiter
+            from celery5.broker.waiting_blocking import BlockingResultWaiter as Waiter
 
             with self._lock:
-                self._results = cast("BlockingResults | None", self._results) or Waiter(redis, self.endpoint)
+                self._results = cast("ResultWaiter | None", self._results) or Waiter(redis, self.endpoint)
         return self._results
 
-    async def awaiting(self) -> AwaitingRedis:
+    async def get_async_driver(self) -> AwaitingRedis:
         """The driver of this event loop."""
         from celery5.broker import ambient
 
-        return await ambient.redis(self.endpoint)
+        return await ambient.get_driver(self.endpoint)
 
-    async def awaiting_results(self) -> AwaitingResults:
+    async def get_async_result_waiter(self) -> AsyncResultWaiter:
         """What waits for results in this event loop."""
         from celery5.broker import ambient
 
-        return await ambient.results(self.endpoint)
+        return await ambient.get_result_waiter(self.endpoint)
 
     @contextmanager
-    def lent(self, redis: "TrioRedis", endpoint: "Endpoint") -> Generator[None, None, None]:
+    def lend_driver(self, redis: "TrioRedis", endpoint: "Endpoint") -> Generator[None, None, None]:
         """Within this block, `awaiting` in this Trio run gives `redis` for the broker at `endpoint`: a worker lends
         its jobs its own connection."""
         from celery5.broker import ambient
 
-        with ambient.lent(endpoint, redis):
+        with ambient.lend_driver(endpoint, redis):
             yield
 
     def close(self) -> None:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from celery5.broker import inbox as trips
-from celery5.broker.in_thread import in_thread
-from celery5.colourless import Plain, finished
+from celery5.broker.in_thread import run_in_thread
+from celery5.colourless import BlockingDriverAdapter, run_blocking
 from celery5.connections import AwaitingRedis
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused, Misconfigured
-from celery5.keyring import Keyring, folder_of
-from celery5.overview import state_of_app
+from celery5.keyring import Keyring, get_key_folder
+from celery5.overview import read_app_state
 from celery5.protocol.job import new_id
-from celery5.protocol.orders import Answer, inbox_meant, inbox_of, who_else
-from celery5.protocol.signing import LONGEST_LIFE, Order, audience_of, seal
-from celery5.spellings import not_there
+from celery5.protocol.orders import CommandReply, find_inbox, format_living_workers, get_inbox_name
+from celery5.protocol.signing import MAX_COMMAND_LIFETIME, ControlCommand, format_audience, sign_command
+from celery5.spellings import make_attribute_error
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -83,7 +83,7 @@ class Control:
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise not_there("control", self, name)
+            raise make_attribute_error("control", self, name)
 
     @property
     def keyring(self) -> Keyring:
@@ -91,17 +91,17 @@ class Control:
         settings = self._app.settings
         said = settings.keys, settings.keys_usage
         if said not in self._keyrings:
-            folder = folder_of(self._app.name, settings.keys, os.environ)
+            folder = get_key_folder(self._app.name, settings.keys, os.environ)
             self._keyrings[said] = Keyring(folder, owner=self._app.name, usage=settings.keys_usage)
         return self._keyrings[said]
 
     def workers(self) -> tuple[str, ...]:
         """The processes that live, by the names of their inboxes. For plain Python."""
-        return finished(_living(self._app, self._plain("aworkers")))
+        return run_blocking(_living(self._app, self._plain("aworkers")))
 
     async def aworkers(self) -> tuple[str, ...]:
         """`workers`, from Trio or asyncio."""
-        return await _living(self._app, await self._app.connections.awaiting())
+        return await _living(self._app, await self._app.connections.get_async_driver())
 
     def send(
         self,
@@ -115,10 +115,10 @@ class Control:
         """Have workers do something; gives what each of them says, by name. For plain Python."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
         redis = self._plain("asend")
-        inboxes = finished(_inboxes(self._app, redis, told.to))
+        inboxes = run_blocking(_inboxes(self._app, redis, told.to))
         sealed = self._sealed(told, inboxes)
-        waits = _PlainWaits(self._app.connections.results(instead="app.control.asend"))
-        return finished(_sent(self._app, redis, waits, told, sealed))
+        waits = _PlainWaits(self._app.connections.get_result_waiter(async_name="app.control.asend"))
+        return run_blocking(_sent(self._app, redis, waits, told, sealed))
 
     async def asend(
         self,
@@ -131,19 +131,19 @@ class Control:
     ) -> list[Reply]:
         """`send`, from Trio or asyncio."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
-        redis = await self._app.connections.awaiting()
+        redis = await self._app.connections.get_async_driver()
         inboxes = await _inboxes(self._app, redis, told.to)
-        sealed = await in_thread(lambda: self._sealed(told, inboxes))
-        waits = await self._app.connections.awaiting_results()
+        sealed = await run_in_thread(lambda: self._sealed(told, inboxes))
+        waits = await self._app.connections.get_async_result_waiter()
         return await _sent(self._app, redis, waits, told, sealed)
 
     def ping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """Whether workers answer. For plain Python."""
-        return self.send("ping", to=to, timeout=timeout, expires=min(timeout, LONGEST_LIFE))
+        return self.send("ping", to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     async def aping(self, *, to: To = None, timeout: float = TIMEOUT) -> list[Reply]:
         """`ping`, from Trio or asyncio."""
-        return await self.asend("ping", to=to, timeout=timeout, expires=min(timeout, LONGEST_LIFE))
+        return await self.asend("ping", to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
     def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> "AsyncResult[Any]":
         """Have one worker run a job, like an actor (C7): `app.control.run(resize.s(path), to="web1")`. Its result is
@@ -175,19 +175,19 @@ class Control:
 
     def _sealed(self, told: "_Told", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """For each inbox the command's id and its bytes. Files are read, and keys made the first time."""
-        signer = self.keyring.signer() if self._app.settings.inbox_signatures else None
+        signer = self.keyring.get_signer() if self._app.settings.inbox_signatures else None
         now, sealed = time.time(), dict[str, tuple[str, bytes]]()
         for inbox in inboxes:
-            order = Order(
+            order = ControlCommand(
                 id=new_id() + self._end_of(inbox),
-                audience=audience_of(self._app.name, inbox),
+                audience=format_audience(self._app.name, inbox),
                 issued=now,
                 expires=now + told.expires,
                 command=told.command,
                 parameters=told.parameters,
                 sender=_sender(),
             )
-            sealed[inbox] = (order.id, seal(order, signer))
+            sealed[inbox] = (order.id, sign_command(order, signer))
         return sealed
 
     def _end_of(self, inbox: str) -> str:
@@ -197,7 +197,9 @@ class Control:
         return f"@{broker}" if at and broker in self._app.brokers.names else ""
 
     def _plain(self, instead: str) -> AwaitingRedis:
-        return Plain(self._app.connections.blocking(instead=f"app.control.{instead}"))
+        return BlockingDriverAdapter(
+            self._app.connections.get_blocking_driver(async_name=f"app.control.{instead}")
+        )
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -211,8 +213,8 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 async def _living(app: "App", redis: AwaitingRedis) -> tuple[str, ...]:
-    state = await state_of_app(app, redis, None)
-    return tuple(sorted({inbox_of(each) for each in state.workers}))
+    state = await read_app_state(app, redis, None)
+    return tuple(sorted({get_inbox_name(each) for each in state.workers}))
 
 
 async def _inboxes(app: "App", redis: AwaitingRedis, to: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,19 +223,19 @@ async def _inboxes(app: "App", redis: AwaitingRedis, to: tuple[str, ...]) -> tup
     if not any(":" in each for each in to):
         return to  # no incarnation is among them, so nothing need be asked
     try:
-        state = await state_of_app(app, redis, None)
+        state = await read_app_state(app, redis, None)
     except BrokerUnavailable:  # one of several: whoever is named as its inbox is found without it
         return to
     living = (*state.workers, *state.routers, *state.schedulers)
-    return tuple(dict.fromkeys(inbox_meant(each, living) for each in to))
+    return tuple(dict.fromkeys(find_inbox(each, living) for each in to))
 
 
 async def _sent(
     app: "App", redis: AwaitingRedis, waits: _Waits, told: _Told, sealed: Mapping[str, tuple[str, bytes]]
 ) -> list[Reply]:
-    posted = [trips.post(app.keys, inbox, *each) for inbox, each in sealed.items()]
+    posted = [trips.send_command(app.keys, inbox, *each) for inbox, each in sealed.items()]
     taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
-    keys = {inbox: app.keys.answer(sealed[inbox][0]) for inbox, there in taken.items() if there}
+    keys = {inbox: app.keys.reply(sealed[inbox][0]) for inbox, there in taken.items() if there}
     try:
         answers = await waits.wait(list(keys.values()), timeout=told.timeout) if keys else {}
     except BrokerError as error:
@@ -258,7 +260,7 @@ async def _sent(
 async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) -> list[Reply]:
     """Who was named and has not answered, with whom may have been meant instead."""
     try:
-        state = await state_of_app(app, redis, None)
+        state = await read_app_state(app, redis, None)
     except BrokerError:
         return silent  # what the others have answered is worth more than this
     beside = {
@@ -267,7 +269,7 @@ async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) ->
         "Controllers": state.controllers,
         "Publishers": state.publishers,
     }
-    others = [who_else(each.worker, state.workers, beside) for each in silent]
+    others = [format_living_workers(each.worker, state.workers, beside) for each in silent]
     return [
         msgspec.structs.replace(each, why=f"{other} ({each.why})" if other else each.why)
         for each, other in zip(silent, others, strict=True)
@@ -276,7 +278,7 @@ async def _with_others(app: "App", redis: AwaitingRedis, silent: list[Reply]) ->
 
 def _read(inbox: str, raw: bytes) -> Reply:
     try:
-        told = msgspec.json.decode(raw, type=Answer)
+        told = msgspec.json.decode(raw, type=CommandReply)
         answer = msgspec.json.decode(told.answer)
     except (ValueError, RecursionError) as error:
         return Reply(worker=inbox, ok=False, reason="unreadable", why=f"its answer is none of ours: {error}")
@@ -294,9 +296,13 @@ def _names(to: object) -> tuple[str, ...]:
 
 def _checked(command: str, timeout: object, expires: object) -> tuple[float, float]:
     if expires is None:
-        _checked(command, timeout, LONGEST_LIFE)
-        expires = min(cast("float", timeout), LONGEST_LIFE) if command in NOT_LATER else LONGEST_LIFE
-    for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, LONGEST_LIFE)):
+        _checked(command, timeout, MAX_COMMAND_LIFETIME)
+        expires = (
+            min(cast("float", timeout), MAX_COMMAND_LIFETIME)
+            if command in NOT_LATER
+            else MAX_COMMAND_LIFETIME
+        )
+    for name, value, most in (("timeout", timeout, 3600.0), ("expires", expires, MAX_COMMAND_LIFETIME)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < cast("float", value) <= most:
             raise Misconfigured(f"{name} is {value!r}: give seconds, more than 0 and at most {most:g}")

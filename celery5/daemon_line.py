@@ -8,22 +8,30 @@ import socket
 from pathlib import Path
 
 from celery5.errors import Misconfigured
-from celery5.protocol.daemon_address import DaemonAddress, fitting
-from celery5.protocol.parcels import ROOM, Frames, FromClient, FromDaemon, Refused, daemon_word, frame
+from celery5.protocol.daemon_address import DaemonAddress, check_socket_path
+from celery5.protocol.parcels import (
+    FRAME_OVERHEAD_BYTES,
+    ClientMessage,
+    ConnectionRefusal,
+    DaemonMessage,
+    FrameReader,
+    decode_daemon_message,
+    encode_frame,
+)
 
-FOLDERS = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
+SOCKET_FOLDER_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
 """What names the folder of the usual socket, the first that does."""
 CONNECT_LIMIT = 2.0
 """Seconds that one attempt to reach the daemon may take."""
 
 
-def connected(address: DaemonAddress, app: str) -> socket.socket:
+def connect_to_daemon(address: DaemonAddress, app: str) -> socket.socket:
     """A connection to a daemon, before the first word. Raises OSError."""
     if not address.host:
         line = socket.socket(socket.AF_UNIX)
         try:
             line.settimeout(CONNECT_LIMIT)
-            line.connect(address.path or str(usual_socket(app)))
+            line.connect(address.path or str(get_default_socket(app)))
         except BaseException:
             line.close()
             raise
@@ -44,28 +52,30 @@ def connected(address: DaemonAddress, app: str) -> socket.socket:
         raise
 
 
-def usual_socket(app: str) -> Path:
+def get_default_socket(app: str) -> Path:
     """Where the daemon of an application listens unless told otherwise: in the user's folder for such things, which
     nobody else may enter. Raises Misconfigured."""
-    said = next((each for name in FOLDERS if os.path.isabs(each := os.environ.get(name, ""))), "")
+    said = next(
+        (each for name in SOCKET_FOLDER_VARIABLES if os.path.isabs(each := os.environ.get(name, ""))), ""
+    )
     try:
         root = Path(said) if said else Path.home() / ".local" / "state"
     except RuntimeError:
         raise Misconfigured("this user has no folder for a socket: say --socket PATH") from None
-    return Path(fitting(str(root / "celery5" / f"{app.replace('/', '_')}.publisher.sock")))
+    return Path(check_socket_path(str(root / "celery5" / f"{app.replace('/', '_')}.publisher.sock")))
 
 
-def exchange(line: socket.socket, word: FromClient) -> FromDaemon:
+def send_request(connection: socket.socket, message: ClientMessage) -> DaemonMessage:
     """Say one word, and read the one that answers it. Raises OSError, also when the daemon has no time now, and
     Corrupt."""
-    line.sendall(frame(word))
-    frames = Frames(ROOM)
-    while (body := frames.next()) is None:
-        received = line.recv(65536)
+    connection.sendall(encode_frame(message))
+    frames = FrameReader(FRAME_OVERHEAD_BYTES)
+    while (body := frames.next_frame()) is None:
+        received = connection.recv(65536)
         if not received:
             raise ConnectionResetError("it has closed the connection")
         frames.feed(received)
-    answer = daemon_word(body)
-    if isinstance(answer, Refused) and answer.code == "unavailable":
+    answer = decode_daemon_message(body)
+    if isinstance(answer, ConnectionRefusal) and answer.code == "unavailable":
         raise ConnectionRefusedError(answer.why)
     return answer

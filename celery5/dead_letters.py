@@ -16,16 +16,25 @@ import msgspec
 
 from celery5.broker import dead_letters as graveyard
 from celery5.broker.dead_letters import ALIVE, DONE, GONE, KEY_TAKEN
-from celery5.broker.documents import redeliver
+from celery5.broker.documents import redeliver_documents
 from celery5.broker.keys import QueueKeys
-from celery5.colourless import Plain, finished, rest
+from celery5.colourless import BlockingDriverAdapter, run_blocking, sleep
 from celery5.connections import AwaitingRedis
 from celery5.errors import Corrupt, Misconfigured
-from celery5.graves import BATCH, Reading
-from celery5.protocol.dead_letters import By, Choice, DeadJob, Wanted, checked_by, count, most_first, wanted
-from celery5.protocol.envelope import read_envelope, replayed
-from celery5.protocol.lanes import lane_of
-from celery5.publisher import portions
+from celery5.graves import BATCH_SIZE, DeadJobReader
+from celery5.protocol.dead_letters import (
+    DeadJob,
+    DeadJobFilter,
+    DeadJobQuery,
+    GroupBy,
+    add_counts,
+    check_group_by,
+    parse_filter,
+    sort_counts,
+)
+from celery5.protocol.envelope import make_replay, read_envelope
+from celery5.protocol.lanes import get_lane
+from celery5.publisher import split_into_trips
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
 _LEFT = {GONE: "gone", KEY_TAKEN: "key-taken", ALIVE: "alive"}
 
 
-class Tally(msgspec.Struct):
+class DeadLetterTally(msgspec.Struct):
     """What a replay or a purge came to, or has come to so far.
 
     `matched` is how many jobs were meant, `done` how many of them were replayed or purged, in `causes` by task, reason
@@ -47,7 +56,7 @@ class Tally(msgspec.Struct):
     left: dict[str, int] = msgspec.field(default_factory=dict[str, int])
 
 
-Progress = Callable[[Tally], object]
+Progress = Callable[[DeadLetterTally], object]
 
 
 class DeadLetters:
@@ -60,23 +69,25 @@ class DeadLetters:
     def __init__(self, app: "App") -> None:
         self._app = app
 
-    def read(self, **choice: Unpack[Choice]) -> Iterator[DeadJob]:
+    def read(self, **choice: Unpack[DeadJobFilter]) -> Iterator[DeadJob]:
         """The dead jobs that are meant, as of now, queue by queue and the oldest first. For plain Python."""
-        reading = Reading(self._app, self._plain("aread"), wanted(choice))
+        reading = DeadJobReader(self._app, self._plain("aread"), parse_filter(choice))
         return _each(reading)
 
-    def aread(self, **choice: Unpack[Choice]) -> AsyncIterator[DeadJob]:
+    def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
         """`read`, from Trio or asyncio: `async for job in app.dlq.aread(...)`."""
-        return _EachAwaited(self._app, wanted(choice))
+        return _EachAwaited(self._app, parse_filter(choice))
 
-    def count(self, by: By = "reason", **choice: Unpack[Choice]) -> dict[str, int]:
+    def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """How many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, most first."""
-        return finished(_counted(self._app, self._plain("acount"), wanted(choice), checked_by(by)))
+        return run_blocking(
+            _counted(self._app, self._plain("acount"), parse_filter(choice), check_group_by(by))
+        )
 
-    async def acount(self, by: By = "reason", **choice: Unpack[Choice]) -> dict[str, int]:
+    async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
-        meant, by = wanted(choice), checked_by(by)
-        return await _counted(self._app, await self._app.connections.awaiting(), meant, by)
+        meant, by = parse_filter(choice), check_group_by(by)
+        return await _counted(self._app, await self._app.connections.get_async_driver(), meant, by)
 
     def replay(
         self,
@@ -84,8 +95,8 @@ class DeadLetters:
         rate: float | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-        **choice: Unpack[Choice],
-    ) -> Tally:
+        **choice: Unpack[DeadJobFilter],
+    ) -> DeadLetterTally:
         """Put dead jobs back on their queues, with a fresh retry budget and without their old failure; give documents
         to their sinks again.
 
@@ -93,8 +104,8 @@ class DeadLetters:
         counted. `progress` is called with the tally so far after each batch. A job that dies again meanwhile is not
         replayed again. For plain Python.
         """
-        redis, meant = self._plain("areplay"), wanted(choice)
-        return finished(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
+        redis, meant = self._plain("areplay"), parse_filter(choice)
+        return run_blocking(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
 
     async def areplay(
         self,
@@ -102,42 +113,48 @@ class DeadLetters:
         rate: float | str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
-        **choice: Unpack[Choice],
-    ) -> Tally:
+        **choice: Unpack[DeadJobFilter],
+    ) -> DeadLetterTally:
         """`replay`, from Trio or asyncio."""
-        meant, most = wanted(choice), _checked_rate(rate)
-        redis = await self._app.connections.awaiting()
+        meant, most = parse_filter(choice), _checked_rate(rate)
+        redis = await self._app.connections.get_async_driver()
         return await _replayed(self._app, redis, meant, most, dry_run, progress)
 
     def purge(
-        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[Choice]
-    ) -> Tally:
+        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
+    ) -> DeadLetterTally:
         """Remove dead jobs for good. `dry_run` and `progress` as for `replay`. For plain Python."""
-        return finished(_purged(self._app, self._plain("apurge"), wanted(choice), dry_run, progress))
+        return run_blocking(
+            _purged(self._app, self._plain("apurge"), parse_filter(choice), dry_run, progress)
+        )
 
     async def apurge(
-        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[Choice]
-    ) -> Tally:
+        self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
+    ) -> DeadLetterTally:
         """`purge`, from Trio or asyncio."""
-        meant = wanted(choice)
-        return await _purged(self._app, await self._app.connections.awaiting(), meant, dry_run, progress)
+        meant = parse_filter(choice)
+        return await _purged(
+            self._app, await self._app.connections.get_async_driver(), meant, dry_run, progress
+        )
 
     def _plain(self, instead: str) -> AwaitingRedis:
-        return Plain(self._app.connections.blocking(instead=f"app.dlq.{instead}"))
+        return BlockingDriverAdapter(
+            self._app.connections.get_blocking_driver(async_name=f"app.dlq.{instead}")
+        )
 
 
-def _each(reading: "Reading") -> Iterator[DeadJob]:
-    while jobs := finished(reading.batch()):
+def _each(reading: "DeadJobReader") -> Iterator[DeadJob]:
+    while jobs := run_blocking(reading.read_batch()):
         yield from jobs
 
 
 class _EachAwaited:
     """The jobs of a reading, one by one. No generator: those must be closed, and nobody would."""
 
-    def __init__(self, app: "App", meant: Wanted) -> None:
+    def __init__(self, app: "App", meant: DeadJobQuery) -> None:
         self._app = app
         self._meant = meant
-        self._reading: Reading | None = None
+        self._reading: DeadJobReader | None = None
         self._jobs: Iterator[DeadJob] = iter(())
 
     def __aiter__(self) -> "_EachAwaited":
@@ -145,36 +162,38 @@ class _EachAwaited:
 
     async def __anext__(self) -> DeadJob:
         if self._reading is None:
-            self._reading = Reading(self._app, await self._app.connections.awaiting(), self._meant)
+            self._reading = DeadJobReader(
+                self._app, await self._app.connections.get_async_driver(), self._meant
+            )
         for job in self._jobs:
             return job
-        jobs = await self._reading.batch()
+        jobs = await self._reading.read_batch()
         if not jobs:
             raise StopAsyncIteration
         self._jobs = iter(jobs)
         return next(self._jobs)
 
 
-async def _counted(app: "App", redis: AwaitingRedis, meant: Wanted, by: By) -> dict[str, int]:
+async def _counted(app: "App", redis: AwaitingRedis, meant: DeadJobQuery, by: GroupBy) -> dict[str, int]:
     counts: dict[str, int] = {}
-    reading = Reading(app, redis, meant)
-    while jobs := await reading.batch():
-        count(counts, jobs, by)
-    return most_first(counts)
+    reading = DeadJobReader(app, redis, meant)
+    while jobs := await reading.read_batch():
+        add_counts(counts, jobs, by)
+    return sort_counts(counts)
 
 
 async def _replayed(
     app: "App",
     redis: AwaitingRedis,
-    meant: Wanted,
+    meant: DeadJobQuery,
     rate: float | None,
     dry_run: bool,
     progress: Progress | None,
-) -> Tally:
-    tally, reading, pace = Tally(), Reading(app, redis, meant), _Pace(rate)
+) -> DeadLetterTally:
+    tally, reading, pace = DeadLetterTally(), DeadJobReader(app, redis, meant), _Pace(rate)
     limit = app.settings.message_limit
-    while jobs := await reading.batch():
-        for part in portions(jobs, _size, pace.portion):
+    while jobs := await reading.read_batch():
+        for part in split_into_trips(jobs, _size, pace.portion):
             fresh = [
                 (job, message)
                 for job in part
@@ -195,26 +214,26 @@ async def _put_back(
     keys: QueueKeys,
     fresh: Sequence[tuple[DeadJob, bytes]],
     documents: Sequence[DeadJob],
-    tally: Tally,
+    tally: DeadLetterTally,
 ) -> None:
     """Jobs go back to their queue, each on its lane, and documents to their sinks."""
     for lane, group in _by_lane(fresh).items():
         words = [(job.entry, job.id, message, job.lock) for job, message in group]
-        told = await redis.perform(graveyard.replay(keys.on(lane), words))
+        told = await redis.perform(graveyard.replay_jobs(keys.on_lane(lane), words))
         _note(tally, [job for job, _ in group], told)
     if documents:
-        told = await redis.perform(redeliver(keys, [job.entry for job in documents]))
+        told = await redis.perform(redeliver_documents(keys, [job.entry for job in documents]))
         _note(tally, documents, told)
 
 
 async def _purged(
-    app: "App", redis: AwaitingRedis, meant: Wanted, dry_run: bool, progress: Progress | None
-) -> Tally:
-    tally, reading = Tally(), Reading(app, redis, meant)
-    while jobs := await reading.batch():
+    app: "App", redis: AwaitingRedis, meant: DeadJobQuery, dry_run: bool, progress: Progress | None
+) -> DeadLetterTally:
+    tally, reading = DeadLetterTally(), DeadJobReader(app, redis, meant)
+    while jobs := await reading.read_batch():
         if not dry_run:
             words = [(job.entry, job.id) for job in jobs]
-            _note(tally, jobs, await redis.perform(graveyard.purge(app.queue(jobs[0].queue), words)))
+            _note(tally, jobs, await redis.perform(graveyard.purge_jobs(app.queue(jobs[0].queue), words)))
         tally.matched += len(jobs)
         if progress is not None:
             progress(tally)
@@ -225,22 +244,22 @@ def _by_lane(fresh: Sequence[tuple[DeadJob, bytes]]) -> dict[str, list[tuple[Dea
     """Jobs with their messages, by the lane of their priority."""
     found: dict[str, list[tuple[DeadJob, bytes]]] = {}
     for job, message in fresh:
-        found.setdefault(lane_of(read_envelope(message).priority), []).append((job, message))
+        found.setdefault(get_lane(read_envelope(message).priority), []).append((job, message))
     return found
 
 
-def _fresh(job: DeadJob, limit: int, tally: Tally) -> bytes | None:
+def _fresh(job: DeadJob, limit: int, tally: DeadLetterTally) -> bytes | None:
     try:
-        return replayed(job.raw, limit)
+        return make_replay(job.raw, limit)
     except Corrupt:
         tally.left["corrupt"] = tally.left.get("corrupt", 0) + 1
         return None
 
 
-def _note(tally: Tally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
+def _note(tally: DeadLetterTally, jobs: Sequence[DeadJob], told: Sequence[int]) -> None:
     done = [job for job, said in zip(jobs, told, strict=True) if said == DONE]
     tally.done += len(done)
-    count(tally.causes, done, "cause")
+    add_counts(tally.causes, done, "cause")
     for said in told:
         if said != DONE:
             tally.left[_LEFT[said]] = tally.left.get(_LEFT[said], 0) + 1
@@ -256,7 +275,7 @@ class _Pace:
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
         self._due = time.monotonic()
-        self.portion = BATCH if rate is None else max(1, min(BATCH, int(rate / 10)))
+        self.portion = BATCH_SIZE if rate is None else max(1, min(BATCH_SIZE, int(rate / 10)))
 
     async def wait(self, jobs: int) -> None:
         """Wait until so many more jobs may go."""
@@ -264,13 +283,13 @@ class _Pace:
             return
         now = time.monotonic()
         if self._due > now:
-            await rest(self._due - now)
+            await sleep(self._due - now)
         self._due = max(self._due, now) + jobs / self._rate
 
 
 def _checked_rate(rate: float | str | None) -> float | None:
     if isinstance(rate, str):
-        return rate_of(rate)
+        return parse_rate(rate)
     number = isinstance(cast("object", rate), int | float) and not isinstance(rate, bool)
     if rate is not None and (not number or not 0 < rate < math.inf):
         raise Misconfigured(
@@ -279,7 +298,7 @@ def _checked_rate(rate: float | str | None) -> float | None:
     return rate
 
 
-def rate_of(text: str) -> float:
+def parse_rate(text: str) -> float:
     """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second. Raises Misconfigured."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smhd]))?", text.strip().lower())
     if not found or not float(found[1]):

@@ -21,20 +21,20 @@ from typing import (
     overload,
 )
 
-from celery5.deduplicate import Policy
+from celery5.deduplicate import DeduplicationPolicy
 from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
-from celery5.gate import Key
+from celery5.gate import LimitKey
 from celery5.health import HealthCheck
 from celery5.protocol.box import Box
 from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.job import OF_ONE_CALL, Options
+from celery5.protocol.job import CALL_ONLY_OPTIONS, Options
 from celery5.protocol.lanes import Priority
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.protocol.retry import RetryPolicy
 from celery5.runners.context import CurrentJob
 from celery5.sinks import RedisResults, Sink
 from celery5.sources import Source
-from celery5.task import OF_THE_TASK, CoroutineTask, FunctionTask, Task, not_known
+from celery5.task import DECLARATION_OPTIONS, CoroutineTask, FunctionTask, Task, describe_unknown_option
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -45,7 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Registry(dict[str, Task[Any, Any]]):
+class TaskRegistry(dict[str, Task[Any, Any]]):
     """The tasks of an application by name. A name that is not there raises UnknownTask, with the nearest one.
 
     A dict, since each job asks four times: a mapping of our own takes three times as long.
@@ -84,7 +84,7 @@ class TaskOptions(TypedDict, total=False):
     soft_time_limit: float | timedelta | None
     unique_for: float | timedelta | None
     priority: Priority | None
-    deduplicate: Policy | None
+    deduplicate: DeduplicationPolicy | None
     abandon_on_cancel: bool
     continue_without_lease: bool
     boxed: bool | Box
@@ -95,11 +95,11 @@ class TaskOptions(TypedDict, total=False):
     schedule: "When | Periodic | Sequence[Periodic] | None"
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
-    concurrency_key: Key | None
-    fair_key: Key | None
+    concurrency_key: LimitKey | None
+    fair_key: LimitKey | None
 
 
-class Decorator(Protocol):
+class ConfiguredTaskDecorator(Protocol):
     """The type of `@app.task(...)` with options."""
 
     @overload
@@ -110,7 +110,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
-class BoundDecorator(Protocol):
+class BoundTaskDecorator(Protocol):
     """The type of `@app.task(bind=True)`: the function's first parameter is the job, which is not sent."""
 
     @overload
@@ -121,11 +121,11 @@ class BoundDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[CurrentJob, P], R], /) -> FunctionTask[P, R]: ...
 
 
-class Declare:
+class TaskDecorator:
     """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
 
-    def __init__(self, keep: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
-        self._keep = keep
+    def __init__(self, register: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
+        self._keep = register
         self._app = app
 
     @overload
@@ -135,12 +135,14 @@ class Declare:
     @overload
     def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
     @overload
-    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundDecorator: ...
+    def __call__(self, *, bind: Literal[True], **said: Unpack[TaskOptions]) -> BoundTaskDecorator: ...
     @overload
-    def __call__(self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]) -> Decorator: ...
+    def __call__(
+        self, *, bind: Literal[False] = False, **said: Unpack[TaskOptions]
+    ) -> ConfiguredTaskDecorator: ...
     def __call__(self, function: Callable[..., Any] | None = None, /, **said: Any) -> Any:  # type: ignore[misc]
         """Declare a task. Raises Misconfigured and DuplicateTask at once, not when a job runs."""
-        own = {name: said.pop(name) for name in OF_THE_TASK if name in said}
+        own = {name: said.pop(name) for name in DECLARATION_OPTIONS if name in said}
         connected = {name: own.pop(name) for name in ("sinks", "source") if name in own}
         options = _options(said)
 
@@ -150,7 +152,7 @@ class Declare:
             )
             task = kind(function, app=self._app, options=options, **own)
             if connected:
-                task.connect(**connected)
+                task.connect_data(**connected)
             self._keep(task)
             return task
 
@@ -160,16 +162,19 @@ class Declare:
 def _options(said: dict[str, Any]) -> Options:
     """The options of a declaration."""
     for name in sorted(set(said) - set(_DECLARED)):
-        if name in OF_ONE_CALL:
+        if name in CALL_ONLY_OPTIONS:
             raise Misconfigured(f"{name} is for one call: task.options({name}=...)")
-        raise Misconfigured(not_known(name, _DECLARED))
-    return Options().replaced(said)
+        raise Misconfigured(describe_unknown_option(name, _DECLARED))
+    return Options().merge(said)
 
 
-_DECLARED = (*OF_THE_TASK, *(name for name in Options.__struct_fields__ if name not in OF_ONE_CALL))
+_DECLARED = (
+    *DECLARATION_OPTIONS,
+    *(name for name in Options.__struct_fields__ if name not in CALL_ONLY_OPTIONS),
+)
 
 
-def checked_name(name: str) -> str:
+def check_app_name(name: str) -> str:
     """The name of an application. Raises Misconfigured for one that would not do in keys."""
     if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
         raise Misconfigured(

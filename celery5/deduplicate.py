@@ -10,17 +10,19 @@ from typing import Any
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.verdict import Declined, Outcome, Returned
+from celery5.protocol.verdict import JobRejected, Outcome, Returned
 
-Policy = Callable[..., Any]
+DeduplicationPolicy = Callable[..., Any]
 """A function with the task's own parameters: true, or a text that says why, ends the job as REJECTED."""
 
-WHY = "its deduplicate policy says that it is not wanted"
+DEFAULT_REASON = "its deduplicate policy says that it is not wanted"
 """The reason of a policy that gave none."""
 _WANTED = b'""'
 
 
-def policy_of(policy: Policy, function: Callable[..., Any], task: str) -> Policy:
+def prepare_policy(
+    policy: DeduplicationPolicy, function: Callable[..., Any], task: str
+) -> DeduplicationPolicy:
     """The policy as it is run: it gives a text, empty for a job that is wanted.
 
     Raises Misconfigured, at declaration, for a policy of another colour than the task or with other parameters.
@@ -39,21 +41,21 @@ def policy_of(policy: Policy, function: Callable[..., Any], task: str) -> Policy
     return _awaiting(policy) if colour else _calling(policy)
 
 
-def declined(answer: Outcome) -> Outcome | None:
+def get_rejection(answer: Outcome) -> Outcome | None:
     """What the policy's `answer` means for the job: None when it is wanted. One that failed is a failed attempt."""
     if type(answer) is not Returned:
         return answer
-    return None if answer.value == _WANTED else Declined(msgspec.json.decode(answer.value, type=str))
+    return None if answer.value == _WANTED else JobRejected(msgspec.json.decode(answer.value, type=str))
 
 
-def _awaiting(policy: Policy) -> Policy:
+def _awaiting(policy: DeduplicationPolicy) -> DeduplicationPolicy:
     async def deduplicate(*args: Any, **kwargs: Any) -> str:
         return _why(await policy(*args, **kwargs))
 
     return deduplicate
 
 
-def _calling(policy: Policy) -> Policy:
+def _calling(policy: DeduplicationPolicy) -> DeduplicationPolicy:
     def deduplicate(*args: Any, **kwargs: Any) -> str:
         return _why(policy(*args, **kwargs))
 
@@ -63,10 +65,10 @@ def _calling(policy: Policy) -> Policy:
 def _why(answer: object) -> str:
     if isinstance(answer, str):
         return answer
-    return WHY if answer else ""
+    return DEFAULT_REASON if answer else ""
 
 
-def _takes_the_same(policy: Policy, function: Callable[..., Any]) -> bool:
+def _takes_the_same(policy: DeduplicationPolicy, function: Callable[..., Any]) -> bool:
     shape = _shape(policy)
     anything = [kind for _, kind, _ in shape] == [
         inspect.Parameter.VAR_POSITIONAL,

@@ -26,56 +26,63 @@ LIMIT = 15.0
 """Seconds that one check may take."""
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """One check: its name, what looks, and what is to be done when all checks have looked."""
 
     name: str
-    look: Callable[[], Finding]
-    at_last: Callable[[], None] | None = None
+    run: Callable[[], Finding]
+    cleanup: Callable[[], None] | None = None
 
 
-def checks_of(app: "App", *, root: Path = Path("/")) -> list[Check]:
+def get_checks(app: "App", *, root: Path = Path("/")) -> list[DoctorCheck]:
     """The checks of an application: of its broker, its keys, its workers. `root` is where systemd's folders begin."""
     host = HostChecks(os.environ, root=root)
     first, *others = app.brokers.names
     broker = _broker(app, first)
     return [
-        Check("application", lambda: diagnosis_host.application(app.name, len(app.tasks))),
-        Check("settings", partial(host.settings, app)),
+        DoctorCheck("application", lambda: diagnosis_host.diagnose_application(app.name, len(app.tasks))),
+        DoctorCheck("settings", partial(host.check_settings, app)),
         *_checks_of_broker(broker),
         *(each for name in others for each in _checks_of_broker(_broker(app, name), f" {name}")),
-        *([Check("publisher", partial(host.publisher, app))] if app.settings.publisher else []),
-        Check("keys folder", partial(host.folder, app)),
-        Check("certificates", partial(host.certificates, app)),
-        Check("workers", partial(_unless_away, broker, partial(host.workers, app))),
-        *checks_of_host(root=root),
+        *([DoctorCheck("publisher", partial(host.check_publisher, app))] if app.settings.publisher else []),
+        DoctorCheck("keys folder", partial(host.check_key_folder, app)),
+        DoctorCheck("certificates", partial(host.check_certificates, app)),
+        DoctorCheck("workers", partial(_unless_away, broker, partial(host.check_workers, app))),
+        *get_host_checks(root=root),
     ]
 
 
 def _broker(app: "App", name: str) -> BrokerChecks:
-    return BrokerChecks(app.brokers.of(name).endpoint, Keys(app.name), app.settings.default_queue)
+    return BrokerChecks(app.brokers.get(name).endpoint, Keys(app.name), app.settings.default_queue)
 
 
-def _checks_of_broker(broker: BrokerChecks, which: str = "") -> list[Check]:
+def _checks_of_broker(broker: BrokerChecks, which: str = "") -> list[DoctorCheck]:
     """The checks of one broker; `which` follows their names, where there are several."""
-    there = (broker.persistence, broker.memory, broker.clock, broker.latency, broker.permissions, broker.keys)
+    there = (
+        broker.check_persistence,
+        broker.check_memory,
+        broker.check_clock,
+        broker.check_latency,
+        broker.check_permissions,
+        broker.check_keys,
+    )
     return [
-        Check(f"server{which}", broker.server, broker.close),
-        *(Check(f"{each.__name__}{which}", partial(_unless_away, broker, each)) for each in there),
+        DoctorCheck(f"server{which}", broker.check_server, broker.close),
+        *(DoctorCheck(f"{each.__name__}{which}", partial(_unless_away, broker, each)) for each in there),
     ]
 
 
-def checks_of_host(*, root: Path = Path("/")) -> list[Check]:
+def get_host_checks(*, root: Path = Path("/")) -> list[DoctorCheck]:
     """The checks that need no application."""
     host = HostChecks(os.environ, root=root)
     return [
-        Check("units", host.units),
-        Check("python", host.python),
-        Check("libraries", host.libraries),
+        DoctorCheck("units", host.check_units),
+        DoctorCheck("python", host.check_python),
+        DoctorCheck("libraries", host.check_libraries),
     ]
 
 
-def examined(checks: Sequence[Check], *, limit: float = LIMIT) -> Iterator[Finding]:
+def run_checks(checks: Sequence[DoctorCheck], *, limit: float = LIMIT) -> Iterator[Finding]:
     """What each check finds, one after the other. One that fails, or takes longer than `limit` seconds, says that, and
     the others go on. What they have opened is closed afterwards. For plain Python."""
     try:
@@ -83,8 +90,8 @@ def examined(checks: Sequence[Check], *, limit: float = LIMIT) -> Iterator[Findi
             yield _within(each, limit)
     finally:
         for each in checks:
-            if each.at_last is not None:
-                each.at_last()
+            if each.cleanup is not None:
+                each.cleanup()
 
 
 class _Away(CeleryError):
@@ -97,7 +104,7 @@ def _unless_away(broker: BrokerChecks, look: Callable[[], Finding]) -> Finding:
     return look()
 
 
-def _within(check: Check, limit: float) -> Finding:
+def _within(check: DoctorCheck, limit: float) -> Finding:
     """A daemon: one that hangs is left behind, and holds up neither the others nor the end."""
     found: list[Finding] = []
     thread = threading.Thread(
@@ -110,9 +117,9 @@ def _within(check: Check, limit: float) -> Finding:
     return Finding(check.name, "fail", f"no answer within {limit:g} s", "see why it hangs")
 
 
-def _looked(check: Check) -> Finding:
+def _looked(check: DoctorCheck) -> Finding:
     try:
-        return check.look()
+        return check.run()
     except _Away as error:
         return Finding(check.name, "warn", str(error), "see above")
     except CeleryError as error:

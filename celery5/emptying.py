@@ -18,28 +18,28 @@ from celery5.protocol.states import JobState
 if TYPE_CHECKING:
     from celery5.app import App
 
-WAITING = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
+WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
 """The states of jobs that are revoked: those that no worker has."""
 
 
-async def emptied(app: "App", redis: AwaitingRedis, queue: str) -> int:
+async def empty_queue(app: "App", redis: AwaitingRedis, queue: str) -> int:
     """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue."""
-    known = await redis.perform(calls.queues(app.keys))
+    known = await redis.perform(calls.list_queues(app.keys))
     if queue not in known:
         raise UnknownQueue(queue, known)
     keys, cursor, many = app.queue(queue), "0", 0
     while True:
-        cursor, ids = await redis.perform(revocation.some_jobs(keys, cursor))
-        for at in range(0, len(ids), revocation.PORTION):
-            many += await _revoked(app, redis, keys, ids[at : at + revocation.PORTION])
+        cursor, ids = await redis.perform(revocation.scan_jobs(keys, cursor))
+        for at in range(0, len(ids), revocation.BATCH_SIZE):
+            many += await _revoked(app, redis, keys, ids[at : at + revocation.BATCH_SIZE])
         if cursor == "0":
             return many
 
 
 async def _revoked(app: "App", redis: AwaitingRedis, keys: QueueKeys, ids: list[str]) -> int:
-    asked: list[Call[Any]] = [calls.locate(keys, each) for each in ids]
+    asked: list[Call[Any]] = [calls.locate_job(keys, each) for each in ids]
     places = await redis.perform_all(asked)
-    waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING]
+    waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
     if not waiting:
         return 0
     states = await redis.perform(revocation.revoke(keys, waiting, ttl=app.settings.results_ttl))

@@ -21,11 +21,11 @@ class Misconfigured(CeleryError):
     """A setting, an option or a declaration makes no sense. The message names it and its origin."""
 
 
-OCCUPIED = 73
+EXIT_ALREADY_IN_USE = 73
 """The exit code of a process whose place another one still has: it is tried again, and is no death."""
 
 
-class Occupied(Misconfigured):
+class AlreadyInUse(Misconfigured):
     """Another process has what is for one only: a socket, a backlog. It may be about to end."""
 
 

@@ -27,12 +27,18 @@ import msgspec
 
 from celery5.broker.keys import EVENTS
 from celery5.errors import BadArguments, Misconfigured
-from celery5.event_fields import check_names, defaults_of, of_a_field, parameters_of, taken_by
-from celery5.protocol.events import VERSION, EventMessage, Subscription, encode, pattern
+from celery5.event_fields import (
+    as_field_error,
+    check_field_names,
+    get_field_defaults,
+    get_field_parameters,
+    get_taken_fields,
+)
+from celery5.protocol.events import VERSION, EventMessage, Subscription, encode, make_job_template
 from celery5.protocol.job import Job, new_id
-from celery5.protocol.names import module_of
+from celery5.protocol.names import get_module_name
 from celery5.task import Task
-from celery5.trace import current_trace
+from celery5.trace import get_current_trace
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -72,7 +78,7 @@ class Event(_Fields):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        declared_of(type(self)).encoded(self)
+        get_event_declaration(type(self)).encode_fields(self)
 
     @overload
     @classmethod
@@ -89,7 +95,7 @@ class Event(_Fields):
         options: `queue`, `countdown`, `expires`, `max_retries` and so on. Its jobs have retries and dead letters of
         their own. Who subscribes twice changes the subscription. Raises Misconfigured.
         """
-        declared = declared_of(cls)
+        declared = get_event_declaration(cls)
 
         def subscribed(task: TaskT) -> TaskT:
             declared.subscribe(task, options)
@@ -101,7 +107,7 @@ class Event(_Fields):
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
         """Take a task's subscription back, at once and for good, whatever workers still declare: see
         `app.events.unsubscribe`. For plain Python."""
-        declared = declared_of(cls)
+        declared = get_event_declaration(cls)
         return task.app.events.unsubscribe(declared.name, task.name)
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
@@ -110,7 +116,7 @@ class Event(_Fields):
         """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
         Raises BadArguments, which is a TypeError, and MessageTooLarge."""
         declared, made = _made(cls, args, fields)
-        return declared.job(made)
+        return declared.make_job(made)
 
     @classmethod
     def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
@@ -155,7 +161,7 @@ class EventClass(Generic[T]):
             ...
 
 
-class Declared:
+class EventDeclaration:
     """How an event was declared: its `name` and `version`, the class, the application that it is `of`, and who here is
     subscribed."""
 
@@ -164,11 +170,11 @@ class Declared:
         self.name = name
         self.version = version
         self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
-        self.was_free: bool = app is None
+        self.had_no_app: bool = app is None
         self.everywhere = False  # whether it is an event of every application
         self._of = of
         self._app = app
-        self._parameters = parameters_of(kind, name)
+        self._parameters = get_field_parameters(kind, name)
         self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
 
     @property
@@ -177,9 +183,9 @@ class Declared:
         if self.everywhere:
             raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
         if self._app is None:
-            from celery5.app import owner_of
+            from celery5.app import find_owner
 
-            self.adopt(owner_of(self.kind.__module__, self.kind))
+            self.adopt(find_owner(self.kind.__module__, self.kind))
         return cast("App", self._app)
 
     @property
@@ -194,41 +200,41 @@ class Declared:
             app.events.add(self)
 
     @property
-    def is_free(self) -> bool:
+    def has_no_app(self) -> bool:
         """Whether it was declared with no application and has not been adopted by one."""
         return self._app is None
 
-    def made(self, fields: dict[str, Any]) -> Event:
+    def make_event(self, fields: dict[str, Any]) -> Event:
         """An event with these fields. Raises BadArguments."""
         try:
             return self.kind(**fields)
         except BadArguments:
             raise
         except TypeError as error:
-            check_names(self.name, self.fields, fields)  # msgspec would name a missing field first
+            check_field_names(self.name, self.fields, fields)  # msgspec would name a missing field first
             known = ", ".join(self.fields) or "none"
             raise BadArguments(
                 f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"
             ) from None
 
-    def read(self, said: Mapping[str, object]) -> Event:
+    def parse_event(self, said: Mapping[str, object]) -> Event:
         """An event whose fields are said as in JSON. Raises BadArguments."""
-        check_names(self.name, self.fields, said)
+        check_field_names(self.name, self.fields, said)
         try:
             _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
         except BadArguments as error:
-            raise of_a_field(error) from None
-        return self.made(dict(named))
+            raise as_field_error(error) from None
+        return self.make_event(dict(named))
 
-    def encoded(self, event: Event) -> dict[str, msgspec.Raw]:
+    def encode_fields(self, event: Event) -> dict[str, msgspec.Raw]:
         """Its fields as JSON. Raises BadArguments."""
         try:
             _, raw = self._parameters.encode((), {name: getattr(event, name) for name in self.fields})
         except BadArguments as error:
-            raise of_a_field(error) from None
+            raise as_field_error(error) from None
         return _FIELDS.decode(raw)
 
-    def job(self, event: Event, app: "App | None" = None) -> Job:
+    def make_job(self, event: Event, app: "App | None" = None) -> Job:
         """The message of an event, on its way to the Routers of the application."""
         app = app if self.everywhere and app is not None else self.app
         if self._of and self._of != app.name:
@@ -238,11 +244,13 @@ class Declared:
             id=new_id(),
             event=self.name,
             version=self.version,
-            fields=self.encoded(event),
+            fields=self.encode_fields(event),
             sent=time.time(),
-            trace=current_trace(),
+            trace=get_current_trace(),
         )
-        return Job(message.id, self.name, EVENTS, app.fitting(encode(message), self.name), app=app.name)
+        return Job(
+            message.id, self.name, EVENTS, app.check_message_size(encode(message), self.name), app=app.name
+        )
 
     def subscribe(self, task: Any, said: dict[str, Any]) -> None:
         """Remember a subscription. Raises Misconfigured."""
@@ -256,17 +264,17 @@ class Declared:
             raise Misconfigured(
                 f"{wrong[0]} is not for a subscription: each event's job has an id of its own"
             )
-        takes = taken_by(task, self.name, self.fields)
+        takes = get_taken_fields(task, self.name, self.fields)
         self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
 
-    def subscriptions(self, app: "App") -> list[Subscription]:
+    def list_subscriptions(self, app: "App") -> list[Subscription]:
         """Those of an application's tasks, as the registry is told of them."""
         found: list[Subscription] = []
         for task, versions, takes in self._subscribed.values():
             if task.app is app:
-                job, expires_in = pattern(task.pattern())
+                job, expires_in = make_job_template(task.make_template())
                 # What the fields of another version are, when they are missing, this class does not know.
-                defaults = defaults_of(self.kind, takes) if versions == (self.version,) else {}
+                defaults = get_field_defaults(self.kind, takes) if versions == (self.version,) else {}
                 found.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
         return found
 
@@ -304,11 +312,11 @@ class DeclareEvent:
         def declared(kind: type[Any]) -> Any:
             if not isinstance(cast("object", kind), type):
                 raise Misconfigured(f"@event takes a class, got {kind!r}")
-            called = name or f"{module_of(kind)}.{kind.__qualname__}"
+            called = name or f"{get_module_name(kind)}.{kind.__qualname__}"
             if not _is_whole(version):
                 raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
             made = _struct_of(kind, called)
-            one = Declared(made, name=called, version=version, app=self._app, of=of or "")
+            one = EventDeclaration(made, name=called, version=version, app=self._app, of=of or "")
             one.everywhere = self._everywhere
             _DECLARED[made] = one
             if self._app is not None:
@@ -322,15 +330,15 @@ event: DeclareEvent = DeclareEvent(None)
 """Declare an event without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
 
 
-def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["Declared", Event]:
+def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["EventDeclaration", Event]:
     """Return the event's declaration, and an event with these fields. Raises BadArguments."""
-    declared = declared_of(kind)
+    declared = get_event_declaration(kind)
     if args:
         raise BadArguments(f"{declared.name}: pass fields by name, not {args[0]!r}")
-    return declared, declared.made(fields)
+    return declared, declared.make_event(fields)
 
 
-def declared_of(kind: type[Any]) -> Declared:
+def get_event_declaration(kind: type[Any]) -> EventDeclaration:
     """How the event was declared. Raises Misconfigured for a class that was not."""
     found = _DECLARED.get(kind)
     if found is None:
@@ -338,7 +346,7 @@ def declared_of(kind: type[Any]) -> Declared:
     return found
 
 
-def all_declared() -> list[Declared]:
+def list_event_declarations() -> list[EventDeclaration]:
     """Every event that was declared in this process, whoever owns it."""
     return list(_DECLARED.values())
 
@@ -401,7 +409,7 @@ def _is_whole(version: object) -> bool:
     return isinstance(version, int) and not isinstance(version, bool) and version >= 1
 
 
-_DECLARED: WeakKeyDictionary[type[Any], Declared] = WeakKeyDictionary()
+_DECLARED: WeakKeyDictionary[type[Any], EventDeclaration] = WeakKeyDictionary()
 _RESERVED = ("subscribe", "unsubscribe", "delay", "adelay", "job")
 _MADE = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -16,7 +16,7 @@ from celery5.protocol.arguments import Parameters, encode_value
 from celery5.task import Task
 
 
-def parameters_of(kind: Any, name: str) -> Parameters:
+def get_field_parameters(kind: Any, name: str) -> Parameters:
     """Its fields, checked and encoded as a task's arguments are."""
     hints = get_type_hints(kind, include_extras=True)
 
@@ -43,7 +43,7 @@ def parameters_of(kind: Any, name: str) -> Parameters:
         raise Misconfigured(text) from None
 
 
-def defaults_of(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw]:
+def get_field_defaults(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw]:
     """The defaults of those fields that a task takes, as JSON: those that are the same each time."""
     found: dict[str, msgspec.Raw] = {}
     for each in msgspec.structs.fields(kind):
@@ -54,7 +54,7 @@ def defaults_of(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw
     return found
 
 
-def check_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
+def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
     """Raises BadArguments for a field that the event does not have."""
     wrong = next((each for each in said if each not in fields), None)
     if wrong is not None:
@@ -72,13 +72,13 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return cast("Any", field.default_factory)() if field.default_factory in _EMPTY else None
 
 
-def of_a_field(error: BadArguments) -> BadArguments:
+def as_field_error(error: BadArguments) -> BadArguments:
     """The same, in the words of events."""
     text = str(error).replace(": parameter ", ": field ", 1).replace(": an argument ", ": a field ", 1)
     return BadArguments(text.replace("keyword argument", "field"))
 
 
-def taken_by(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
+def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
     """The fields that a task takes; None for all that there are. Raises Misconfigured if it needs others."""
     parameters = inspect.signature(task.function).parameters.values()
     kinds = {each.kind for each in parameters}

@@ -11,12 +11,18 @@ import msgspec
 from celery5.broker import events as trips
 from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS, Keys
-from celery5.broker.looking import QueueState, overview
-from celery5.colourless import Plain, finished
+from celery5.broker.looking import QueueState, get_queue_state
+from celery5.colourless import BlockingDriverAdapter, run_blocking
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
-from celery5.event import Declared, Event, SentEvent, all_declared, declared_of
-from celery5.protocol.events import Subscription, by_subject, read_subscription, subject_of, subscription_name
+from celery5.event import Event, EventDeclaration, SentEvent, get_event_declaration, list_event_declarations
+from celery5.protocol.events import (
+    Subscription,
+    format_subject,
+    group_by_subject,
+    parse_subscription,
+    subscription_name,
+)
 from celery5.protocol.job import Job
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ class Subscriber(msgspec.Struct, frozen=True):
     takes: tuple[str, ...] | None
 
 
-class TakenBack(msgspec.Struct, frozen=True):
+class WithdrawnSubscription(msgspec.Struct, frozen=True):
     """A subscription that was taken back, and is not in force though workers may declare it."""
 
     app: str
@@ -52,7 +58,7 @@ class EventState(msgspec.Struct, frozen=True):
     unclaimed: int
     fields: tuple[str, ...] | None
     of: str
-    taken_back: tuple[TakenBack, ...] = ()
+    taken_back: tuple[WithdrawnSubscription, ...] = ()
 
 
 class Events(Mapping[str, type[Event]]):
@@ -60,7 +66,7 @@ class Events(Mapping[str, type[Event]]):
 
     def __init__(self, app: "App") -> None:
         self._app = app
-        self._all: dict[tuple[str, int], Declared] = {}
+        self._all: dict[tuple[str, int], EventDeclaration] = {}
 
     def __getitem__(self, name: str) -> type[Event]:
         versions = self.versions(name)
@@ -80,16 +86,16 @@ class Events(Mapping[str, type[Event]]):
             version: self._all[name, version].kind for known, version in sorted(self._all) if known == name
         }
 
-    def made(self, kind: type[Event], said: Mapping[str, object]) -> Event:
+    def make_event(self, kind: type[Event], said: Mapping[str, object]) -> Event:
         """An event whose fields are said as in JSON: a UUID as text, for instance. Raises BadArguments."""
-        return declared_of(kind).read(said)
+        return get_event_declaration(kind).parse_event(said)
 
     @property
-    def own(self) -> bool:
+    def has_own_events(self) -> bool:
         """Whether one of them is the application's own, so that it needs a Router."""
         return any(each.of == self._app.name for each in self._all.values())
 
-    def add(self, declared: Declared) -> None:
+    def add(self, declared: EventDeclaration) -> None:
         """Remember an event. Raises Misconfigured when another class has its name and version."""
         known = self._all.setdefault((declared.name, declared.version), declared)
         if known.kind is not declared.kind:
@@ -98,19 +104,19 @@ class Events(Mapping[str, type[Event]]):
                 "@event(name=...) or another version"
             )
 
-    def subscriptions(self) -> dict[str, list[Subscription]]:
+    def group_subscriptions(self) -> dict[str, list[Subscription]]:
         """What the application's tasks are subscribed to, by the application whose events those are."""
         found: dict[str, list[Subscription]] = {}
-        for each in all_declared():
-            subscribed = each.subscriptions(self._app)
+        for each in list_event_declarations():
+            subscribed = each.list_subscriptions(self._app)
             if subscribed:
                 of = self._app.name if each.everywhere else each.of
                 found.setdefault(of, []).extend(subscribed)
         return found
 
-    def queues(self) -> set[str]:
+    def list_queues(self) -> set[str]:
         """The queues that those subscriptions name."""
-        return {each.job.queue for subscribed in self.subscriptions().values() for each in subscribed}
+        return {each.job.queue for subscribed in self.group_subscriptions().values() for each in subscribed}
 
     def send(self, events: Sequence[Event], *, instead: str = "asend") -> list[SentEvent]:
         """Send many events in few round trips; gives their handles in order. For plain Python.
@@ -130,19 +136,21 @@ class Events(Mapping[str, type[Event]]):
 
     def waiting(self) -> QueueState:
         """How many events wait for a Router, and which Routers live: its `workers`. For plain Python."""
-        return self._app.perform(overview(self._app.queue(EVENTS)), instead="app.events.awaiting")
+        return self._app.perform(get_queue_state(self._app.queue(EVENTS)), instead="app.events.awaiting")
 
     async def awaiting(self) -> QueueState:
         """`waiting`, from Trio or asyncio."""
-        return await self._app.aperform(overview(self._app.queue(EVENTS)))
+        return await self._app.aperform(get_queue_state(self._app.queue(EVENTS)))
 
     def state(self) -> list[EventState]:
         """How the application's events do, in Redis and here. For plain Python."""
-        return finished(self._state(Plain(self._app.connections.blocking(instead="astate"))))
+        return run_blocking(
+            self._state(BlockingDriverAdapter(self._app.connections.get_blocking_driver(async_name="astate")))
+        )
 
     async def astate(self) -> list[EventState]:
         """`state`, from Trio or asyncio."""
-        return await self._state(await self._app.connections.awaiting())
+        return await self._state(await self._app.connections.get_async_driver())
 
     def unsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """Take the subscription of a task back, at once and for good: whoever still declares it gets nothing. `app` is
@@ -167,7 +175,9 @@ class Events(Mapping[str, type[Event]]):
     def _taking_back(self, event: str, task: str, app: str, *, back: bool) -> Call[bool]:
         of = next((each.of for (name, _), each in self._all.items() if name == event), self._app.name)
         name = subscription_name(event, app or self._app.name, task)
-        return trips.unsubscribe(Keys(of), name, lasts=self._app.settings.subscription_ttl, back=back)
+        return trips.set_unsubscribed(
+            Keys(of), name, ttl=self._app.settings.subscription_ttl, unsubscribed=back
+        )
 
     def _jobs(self, events: Sequence[Event]) -> list[Job]:
         if isinstance(events, Event) or not isinstance(cast("object", events), Iterable):
@@ -176,12 +186,12 @@ class Events(Mapping[str, type[Event]]):
         for each in events:
             if not isinstance(cast("object", each), Event):
                 raise TypeError(f"events.send takes events, got {each!r}: make one with its class")
-            declared = declared_of(type(each))
+            declared = get_event_declaration(type(each))
             if not declared.everywhere and declared.app is not self._app:
                 raise Misconfigured(
                     f"event {declared.name} is of application {declared.app.name!r}: send it there"
                 )
-            jobs.append(declared.job(each, self._app))
+            jobs.append(declared.make_job(each, self._app))
         return jobs
 
     async def _state(self, redis: AwaitingRedis) -> list[EventState]:
@@ -191,18 +201,22 @@ class Events(Mapping[str, type[Event]]):
     async def _state_of(self, redis: AwaitingRedis, of: str) -> list[EventState]:
         """Of one application: of this one all that Redis knows; of another what is declared here."""
         keys = Keys(of)
-        registry = await redis.perform(trips.subscribers(keys, b""))
-        counts = await redis.perform(trips.unclaimed(keys))
-        back = [each.split("\n") for each in registry.back]
+        registry = await redis.perform(trips.get_subscribers(keys, b""))
+        counts = await redis.perform(trips.count_unclaimed(keys))
+        back = [each.split("\n") for each in registry.unsubscribed]
         read = [
-            read_subscription(value, self._app.settings.message_limit)
+            parse_subscription(value, self._app.settings.message_limit)
             for value in (registry.entries or {}).values()
         ]
-        subscribed = by_subject(each for each in read if each is not None)
+        subscribed = group_by_subject(each for each in read if each is not None)
         own = {key: each for key, each in self._all.items() if each.of == of}
-        declared = {subject_of(*key) for key in own}
+        declared = {format_subject(*key) for key in own}
         subjects = sorted(declared if of != self._app.name else {*subscribed, *counts, *declared})
-        kept = await redis.perform_all([trips.kept(keys, each) for each in subjects]) if subjects else []
+        kept = (
+            await redis.perform_all([trips.count_kept_events(keys, each) for each in subjects])
+            if subjects
+            else []
+        )
         states = [
             _state_of(subject, subscribed.get(subject, ()), many, counts.get(subject, 0), own, of)
             for subject, many in zip(subjects, kept, strict=True)
@@ -215,7 +229,7 @@ def _state_of(
     subscribed: Sequence[Subscription],
     kept: int,
     unclaimed: int,
-    own: Mapping[tuple[str, int], Declared],
+    own: Mapping[tuple[str, int], EventDeclaration],
     of: str,
 ) -> EventState:
     name, _, number = subject.rpartition(" ")
@@ -227,13 +241,15 @@ def _state_of(
     return EventState(name, version, tuple(ordered), kept, unclaimed, fields, of)
 
 
-def _taken_back(event: str, names: Iterable[list[str]]) -> tuple[TakenBack, ...]:
+def _taken_back(event: str, names: Iterable[list[str]]) -> tuple[WithdrawnSubscription, ...]:
     """Those to one event, of all names in the registry whose subscription was taken back."""
-    return tuple(TakenBack(*each[1:]) for each in sorted(names) if len(each) == 3 and each[0] == event)
+    return tuple(
+        WithdrawnSubscription(*each[1:]) for each in sorted(names) if len(each) == 3 and each[0] == event
+    )
 
 
 def _sent(events: Sequence[Event], jobs: Sequence[Job]) -> list[SentEvent]:
     return [
-        SentEvent(job.id, job.task, declared_of(type(each)).version)
+        SentEvent(job.id, job.task, get_event_declaration(type(each)).version)
         for job, each in zip(jobs, events, strict=True)
     ]

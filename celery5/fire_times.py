@@ -16,20 +16,20 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from celery5.errors import Misconfigured
-from celery5.protocol.triggers import AllOf, AnyOf, AnyTrigger, Calendar, Cron, Interval, Moment
+from celery5.protocol.triggers import AllOf, AnyOf, AnyTrigger, Calendar, Cron, Interval, OnceTrigger
 
 DAY = timedelta(days=1)
-TRIES = 10_000
+MAX_AGREEMENT_STEPS = 10_000
 """Steps in which triggers that must agree do so, or never."""
 _LAST = datetime(9000, 1, 1)
 _YEARS = "1970-2199"
 """Where a cron trigger that names no years is looked for: one that never fits is so known in no time."""
 
-Wall = Callable[[datetime], datetime | None]
+NextWallTime = Callable[[datetime], datetime | None]
 """Gives the first time of day after another, neither of them in any zone."""
 
 
-def following(trigger: AnyTrigger, after: int) -> int | None:
+def get_next_fire_time(trigger: AnyTrigger, after: int) -> int | None:
     """The first moment after another at which `trigger` fires, in ms since 1970; None when there is none. Raises
     Misconfigured for a trigger that makes no sense, or whose time zone this machine does not know.
 
@@ -58,7 +58,7 @@ def _following(trigger: AnyTrigger, after: int) -> int | None:
     match trigger:
         case Interval():
             return _interval(trigger, after)
-        case Moment():
+        case OnceTrigger():
             return trigger.at if trigger.at > after else None
         case AnyOf():
             return min((each for each in _all(trigger.of, after) if each is not None), default=None)
@@ -68,9 +68,9 @@ def _following(trigger: AnyTrigger, after: int) -> int | None:
             return _by_clock(trigger, after)
 
 
-def checked(trigger: AnyTrigger) -> AnyTrigger:
+def validate_trigger(trigger: AnyTrigger) -> AnyTrigger:
     """Itself. Raises Misconfigured for one that makes no sense."""
-    following(trigger, 0)
+    get_next_fire_time(trigger, 0)
     return trigger
 
 
@@ -83,11 +83,11 @@ def _interval(trigger: Interval, after: int) -> int | None:
 
 
 def _all(triggers: tuple[AnyTrigger, ...], after: int) -> list[int | None]:
-    return [following(each, after) for each in triggers]
+    return [get_next_fire_time(each, after) for each in triggers]
 
 
 def _agreed(trigger: AllOf, after: int) -> int | None:
-    for _ in range(TRIES):
+    for _ in range(MAX_AGREEMENT_STEPS):
         times = [each for each in _all(trigger.of, after) if each is not None]
         if len(times) < len(trigger.of):
             return None
@@ -111,10 +111,10 @@ def _by_clock(trigger: Cron | Calendar, after: int) -> int | None:
 
 
 def _twice(trigger: Cron | Calendar) -> bool:
-    return isinstance(trigger, Cron) and trigger.every_hour
+    return isinstance(trigger, Cron) and trigger.fires_every_hour
 
 
-def _moment(step: Wall, zone: tzinfo, after: datetime, *, every_hour: bool) -> datetime | None:
+def _moment(step: NextWallTime, zone: tzinfo, after: datetime, *, every_hour: bool) -> datetime | None:
     """The first moment after another, both in UTC, at which it is one of the times of day that `step` gives."""
     while True:
         before, now, later = (_offset(zone, after + span) for span in (-DAY, timedelta(), DAY))
@@ -136,7 +136,7 @@ def _moment(step: Wall, zone: tzinfo, after: datetime, *, every_hour: bool) -> d
 
 
 def _around(
-    step: Wall, zone: tzinfo, turn: datetime, after: datetime, *, every_hour: bool
+    step: NextWallTime, zone: tzinfo, turn: datetime, after: datetime, *, every_hour: bool
 ) -> datetime | None:
     """The same, near a `turn` of the clock: by the old time as long as that counts, and by the new one."""
     old, new = _offset(zone, turn - timedelta(seconds=1)), _offset(zone, turn)
@@ -196,7 +196,7 @@ def _zone(name: str) -> tzinfo:
 
 
 @lru_cache(maxsize=1024)
-def _steps(trigger: Cron | Calendar) -> Wall:
+def _steps(trigger: Cron | Calendar) -> NextWallTime:
     """The times of day of a trigger, by APScheduler."""
     ours: Any = _cron(trigger) if isinstance(trigger, Cron) else _calendar(trigger)
     calendar = isinstance(trigger, Calendar)

@@ -11,27 +11,36 @@ from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 from celery5.errors import BadArguments, Misconfigured
-from celery5.protocol.job import digest
-from celery5.protocol.limits import Gate, Limit, Range, Rate, Rule, gate_of, line_of, rule_for
+from celery5.protocol.job import hash_call
+from celery5.protocol.limits import (
+    AdmissionRule,
+    DeclaredLimits,
+    Limit,
+    Range,
+    Rate,
+    get_waiting_list,
+    make_admission_rule,
+    parse_declared_limits,
+)
 
-Key = str | Callable[..., object]
+LimitKey = str | Callable[..., object]
 """What a job is counted by, or stands in line for: a parameter's name, or a function of the arguments."""
-LONGEST = 200
+MAX_KEY_LENGTH = 200
 """Characters of a key; of a longer one its digest is taken."""
 
 
-class Gated:
+class LimitDeclaration:
     """The gate of one task, and how its jobs' keys are made. Raises Misconfigured."""
 
     def __init__(
         self,
         task: str,
         function: Callable[..., Any],
-        gate: Gate,
-        keys: tuple[Key | None, Key | None],
+        gate: DeclaredLimits,
+        keys: tuple[LimitKey | None, LimitKey | None],
         queue: str | None,
     ) -> None:
-        self.gate = gate
+        self.declared = gate
         self._task = task
         self._signature = inspect.signature(function)
         self._keys = keys
@@ -44,14 +53,14 @@ class Gated:
                     f"task {task}: {name} is {key!r}, which is no parameter of it; it has: {known}"
                 )
 
-    def stay(self, queue: str | None) -> None:
+    def check_queue(self, queue: str | None) -> None:
         """Raises Misconfigured when its jobs are to be sent to a queue on which they are not counted."""
         if queue != self._queue:
             raise Misconfigured(
                 f"task {self._task} has a limit, which is counted on its own queue: send it nowhere else"
             )
 
-    def keys_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+    def make_keys(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
         """The concurrency key and the fair key of a job with these arguments; '' where it has none. Raises what a
         function that was given for a key raises, and BadArguments where there is no such argument."""
         given: dict[str, Any] | None = None
@@ -67,11 +76,13 @@ class Gated:
             found[n] = _text(value)
         return found[0], found[1]
 
-    def line(self, slot: str, turn: str) -> str:
+    def get_waiting_list(self, slot: str, turn: str) -> str:
         """The line in which a job with these keys waits; '' where jobs do not take turns."""
-        return line_of(self._turns, slot, turn) if self._turns else ""
+        return get_waiting_list(self._turns, slot, turn) if self._turns else ""
 
-    def completed(self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]) -> tuple[str, str]:
+    def complete_keys(
+        self, slot: str, turn: str, arguments: Callable[[], tuple[Any, Any]]
+    ) -> tuple[str, str]:
         """The keys that a message says, and where it lacks one, as from an event or a producer that knows none, what
         the `arguments` say, which are decoded for that. What cannot be worked out is ''."""
         lacks = [key is not None and not said for key, said in zip(self._keys, (slot, turn), strict=True)]
@@ -79,7 +90,7 @@ class Gated:
             return slot, turn
         try:
             args, kwargs = arguments()
-            found = self.keys_of(tuple(args), dict(kwargs))
+            found = self.make_keys(tuple(args), dict(kwargs))
         except Exception:
             # Arguments that do not fit are told of when the job is to run; the function is the user's.
             return slot, turn
@@ -94,18 +105,18 @@ class Gated:
         return bound.arguments
 
 
-class GateOptions(TypedDict, total=False):
+class LimitOptions(TypedDict, total=False):
     """What `@task(...)` takes of it."""
 
     limit: int | Limit | Range | None
     rate_limit: str | Rate | None
-    concurrency_key: Key | None
-    fair_key: Key | None
+    concurrency_key: LimitKey | None
+    fair_key: LimitKey | None
 
 
-def gated(
-    task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[GateOptions]
-) -> Gated | None:
+def declare_limits(
+    task: str, function: Callable[..., Any], queue: str | None, **said: Unpack[LimitOptions]
+) -> LimitDeclaration | None:
     """The gate of a task that was declared so, for that queue; None when it was declared without any. Raises
     Misconfigured."""
     concurrency_key, fair_key = said.get("concurrency_key"), said.get("fair_key")
@@ -115,16 +126,20 @@ def gated(
         if given is not None and not callable(given) and not is_text:
             raise Misconfigured(f"task {task}: {name} is {key!r}: give a parameter's name, or a function")
     limit, rate = said.get("limit"), said.get("rate_limit")
-    gate = gate_of(task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None)
-    return None if gate is None else Gated(task, function, gate, (concurrency_key, fair_key), queue)
+    gate = parse_declared_limits(
+        task, limit, rate, keyed=concurrency_key is not None, fair=fair_key is not None
+    )
+    return (
+        None if gate is None else LimitDeclaration(task, function, gate, (concurrency_key, fair_key), queue)
+    )
 
 
-def _turns_of(task: str, gate: Gate) -> Rule | None:
+def _turns_of(task: str, gate: DeclaredLimits) -> AdmissionRule | None:
     """By what the lines of a task are made whose jobs take turns. What is imposed on it makes no others."""
-    rule = rule_for(task, gate, computed=None, imposed=None, suspended=False)
+    rule = make_admission_rule(task, gate, computed=None, override=None, suspended=False)
     return rule if gate.fair else None
 
 
 def _text(value: object) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= LONGEST else digest(text.encode(errors="replace"))
+    return text if len(text) <= MAX_KEY_LENGTH else hash_call(text.encode(errors="replace"))

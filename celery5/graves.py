@@ -11,34 +11,40 @@ from typing import TYPE_CHECKING
 
 from celery5.broker import calls
 from celery5.broker import dead_letters as graveyard
-from celery5.broker.absent import leaving_out
-from celery5.broker.dead_letters import Grave
+from celery5.broker.absent import skip_unreachable
+from celery5.broker.dead_letters import DeadLetterEntry
 from celery5.broker.keys import QueueKeys
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured, UnknownQueue
-from celery5.protocol.dead_letters import DeadJob, Wanted, exhumed, is_entry, undelivered
-from celery5.publisher import PORTION_BYTES
+from celery5.protocol.dead_letters import (
+    DeadJob,
+    DeadJobQuery,
+    is_entry_id,
+    make_dead_document,
+    make_dead_job,
+)
+from celery5.publisher import BYTES_PER_TRIP
 
 if TYPE_CHECKING:
     from celery5.app import App
 
-BATCH = 100
+BATCH_SIZE = 100
 """Jobs in one trip: longer scripts would hold the server up."""
-FIRST_BATCH = 10
+FIRST_BATCH_SIZE = 10
 """Jobs in the first trip, when nobody knows how large they are."""
 
 
-class Reading:
+class DeadJobReader:
     """The dead jobs that are meant, batch by batch. What dies after a queue's turn has begun is not among them."""
 
-    def __init__(self, app: "App", redis: AwaitingRedis, meant: Wanted) -> None:
+    def __init__(self, app: "App", redis: AwaitingRedis, meant: DeadJobQuery) -> None:
         self._app = app
         self._redis = redis
         self._meant = meant
         self._left = math.inf if meant.limit is None else meant.limit
         self._sources: list[_Span | _Picked | _NewestFirst] | None = None
 
-    async def batch(self) -> list[DeadJob]:
+    async def read_batch(self) -> list[DeadJob]:
         """The next jobs, all of one queue; none when there are no more."""
         if self._sources is None:
             self._sources = await self._opened()
@@ -87,11 +93,13 @@ class Reading:
 
     async def _names(self) -> Sequence[str]:
         if not self._meant.queues:
-            return await self._redis.perform(calls.queues(self._app.keys))
-        with leaving_out():  # but for those that are meant
-            known = await self._redis.perform(calls.queues(self._app.keys))
+            return await self._redis.perform(calls.list_queues(self._app.keys))
+        with skip_unreachable():  # but for those that are meant
+            known = await self._redis.perform(calls.list_queues(self._app.keys))
         for name in self._meant.queues:
-            if name not in known and not await self._redis.perform(graveyard.exists(self._app.queue(name))):
+            if name not in known and not await self._redis.perform(
+                graveyard.queue_exists(self._app.queue(name))
+            ):
                 raise UnknownQueue(name, known)
         return self._meant.queues
 
@@ -100,7 +108,7 @@ class Reading:
         older, newer = self._meant.older_than, self._meant.newer_than
         if older is None and newer is None:
             return 0, math.inf
-        now = await self._redis.perform(graveyard.clock())
+        now = await self._redis.perform(graveyard.get_server_time())
         first = 0 if newer is None else max(0, now - int(newer * 1000))
         return first, math.inf if older is None else max(0, now - int(older * 1000))
 
@@ -113,16 +121,16 @@ class _Span:
         self._first = f"({after}" if after and _ms_of(after) >= first else str(first)
         self._last_ms = last
         self._last = ""
-        self._count = FIRST_BATCH
+        self._count = FIRST_BATCH_SIZE
 
-    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+    async def page(self, redis: AwaitingRedis) -> list[DeadLetterEntry]:
         if not self._last:
-            newest = await redis.perform(graveyard.newest(self.keys))
+            newest = await redis.perform(graveyard.get_newest_entry(self.keys))
             if not newest:
                 return []
             self._last = newest if _ms_of(newest) <= self._last_ms else str(int(self._last_ms))
         found = await redis.perform(
-            graveyard.graves(self.keys, first=self._first, last=self._last, count=self._count)
+            graveyard.list_entries(self.keys, first=self._first, last=self._last, count=self._count)
         )
         if found:
             self._first = f"({found[-1].entry}"
@@ -137,14 +145,16 @@ class _SpanBack:
         self.keys = keys
         self._first = str(first)
         self._last = end if end and (last == math.inf or _ms_of(end.lstrip("(")) <= last) else _text_of(last)
-        self._count = FIRST_BATCH
-        self.waiting: list[Grave] = []
+        self._count = FIRST_BATCH_SIZE
+        self.waiting: list[DeadLetterEntry] = []
 
     async def fill(self, redis: AwaitingRedis) -> bool:
         """Read the next graves into `waiting`; return whether there are any."""
         if not self.waiting:
             self.waiting = await redis.perform(
-                graveyard.graves_back(self.keys, first=self._first, last=self._last, count=self._count)
+                graveyard.list_entries_backwards(
+                    self.keys, first=self._first, last=self._last, count=self._count
+                )
             )
             if self.waiting:
                 self._last = f"({self.waiting[-1].entry}"
@@ -164,7 +174,7 @@ class _NewestFirst:
         self._spans = list(spans)
         self.keys = spans[0].keys if spans else None
 
-    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+    async def page(self, redis: AwaitingRedis) -> list[DeadLetterEntry]:
         self._spans = [span for span in self._spans if await span.fill(redis)]
         if not self._spans:
             return []
@@ -188,15 +198,15 @@ class _Picked:
         self._first, self._last = first, last
         self._at = 0
 
-    async def page(self, redis: AwaitingRedis) -> list[Grave]:
+    async def page(self, redis: AwaitingRedis) -> list[DeadLetterEntry]:
         while self._at < len(self._ids):
-            ids = self._ids[self._at : self._at + FIRST_BATCH]
+            ids = self._ids[self._at : self._at + FIRST_BATCH_SIZE]
             self._at += len(ids)
-            places = await redis.perform(graveyard.entries_of(self.keys, ids))
-            named = filter(is_entry, ids) if self._entries else ()
+            places = await redis.perform(graveyard.find_entries(self.keys, ids))
+            named = filter(is_entry_id, ids) if self._entries else ()
             entries = dict.fromkeys([*filter(None, places), *named])
             asked = [
-                graveyard.graves(self.keys, first=entry, last=entry, count=1)
+                graveyard.list_entries(self.keys, first=entry, last=entry, count=1)
                 for entry in entries
                 if self._first <= _ms_of(entry) <= self._last
             ]
@@ -206,19 +216,19 @@ class _Picked:
         return []
 
 
-async def documents_in_graves(app: "App", redis: AwaitingRedis, results: Sequence[str]) -> dict[str, bytes]:
+async def find_dead_documents(app: "App", redis: AwaitingRedis, results: Sequence[str]) -> dict[str, bytes]:
     """The documents of those jobs that are dead, by their result keys, whether they have expired or not."""
     found: dict[str, bytes] = {}
     queues: dict[str, list[str]] = {}
-    for queue, job_id in map(app.keys.told_by, results):
+    for queue, job_id in map(app.keys.parse_result_key, results):
         queues.setdefault(queue, []).append(job_id)
     for queue, ids in queues.items():
         keys = app.queue(queue)
-        for at in range(0, len(ids), BATCH):
-            part = ids[at : at + BATCH]
-            places = zip(part, await redis.perform(graveyard.entries_of(keys, part)), strict=True)
+        for at in range(0, len(ids), BATCH_SIZE):
+            part = ids[at : at + BATCH_SIZE]
+            places = zip(part, await redis.perform(graveyard.find_entries(keys, part)), strict=True)
             dead = [(job_id, entry) for job_id, entry in places if entry]
-            asked = [graveyard.graves(keys, first=entry, last=entry, count=1) for _, entry in dead]
+            asked = [graveyard.list_entries(keys, first=entry, last=entry, count=1) for _, entry in dead]
             told = await redis.perform_all(asked) if asked else []
             for (job_id, _), graves in zip(dead, told, strict=True):
                 if graves and graves[0].document:
@@ -226,16 +236,16 @@ async def documents_in_graves(app: "App", redis: AwaitingRedis, results: Sequenc
     return found
 
 
-def _exhumed(queue: str, grave: Grave, limit: int) -> DeadJob:
+def _exhumed(queue: str, grave: DeadLetterEntry, limit: int) -> DeadJob:
     if grave.sink:
-        return undelivered(queue, grave.entry, grave.sink, grave.document, grave.failure, limit)
-    return exhumed(queue, grave.entry, grave.message, grave.document, limit)
+        return make_dead_document(queue, grave.entry, grave.sink, grave.document, grave.failure, limit)
+    return make_dead_job(queue, grave.entry, grave.message, grave.document, limit)
 
 
-def _fitting(found: Sequence[Grave]) -> int:
+def _fitting(found: Sequence[DeadLetterEntry]) -> int:
     """Return how many graves to read next, by the size of the last ones."""
     size = sum(len(each.message) + len(each.document) for each in found) / len(found)
-    return max(1, min(BATCH, int(PORTION_BYTES / max(size, 1))))
+    return max(1, min(BATCH_SIZE, int(BYTES_PER_TRIP / max(size, 1))))
 
 
 def _end_of(keys: QueueKeys, queue: str, entry: str) -> str:
@@ -243,7 +253,7 @@ def _end_of(keys: QueueKeys, queue: str, entry: str) -> str:
     return entry if not entry or keys.queue > queue else f"({entry}"
 
 
-def _order_of(grave: Grave, keys: QueueKeys) -> tuple[int, int, str]:
+def _order_of(grave: DeadLetterEntry, keys: QueueKeys) -> tuple[int, int, str]:
     ms, _, number = grave.entry.partition("-")
     return -int(ms), -int(number), keys.queue
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from celery5.publisher_client import PublisherClient
 
 
-class Daemon:
+class DaemonSender:
     """What of an application's jobs goes to the daemon that its setting `publisher` names."""
 
     def __init__(self, app: "App") -> None:
@@ -21,18 +21,18 @@ class Daemon:
         self._client: PublisherClient | None = None
         self._said = ""
 
-    def hand(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def send(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Hand over what may go by the daemon; gives the rest, which goes to Redis directly. For plain Python."""
         mine, others = self._parted(jobs)
         if mine:
-            self._to().hand(mine)
+            self._to().publish(mine)
         return others
 
-    async def ahand(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    async def asend(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """`hand`, from Trio or asyncio."""
         mine, others = self._parted(jobs)
         if mine:
-            await self._to().ahand(mine)
+            await self._to().apublish(mine)
         return others
 
     def _parted(self, jobs: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
@@ -47,10 +47,10 @@ class Daemon:
     def _to(self) -> "PublisherClient":
         said = self._app.settings.publisher
         if self._client is None or said != self._said:
-            from celery5.protocol.daemon_address import daemon_address
+            from celery5.protocol.daemon_address import parse_daemon_address
             from celery5.publisher_client import PublisherClient  # most applications have no daemon
 
-            self._client = PublisherClient(address=daemon_address(said), app=self._app.name)
+            self._client = PublisherClient(address=parse_daemon_address(said), app=self._app.name)
             self._said = said
         return self._client
 

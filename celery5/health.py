@@ -12,10 +12,10 @@ from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.health import STATES, UNKNOWN, checked_states
+from celery5.protocol.health import CHECK_STATES, UNKNOWN_STATE, validate_states
 
 Scope = Literal["local", "global"]
-Look = Callable[[], Any]
+CheckFunction = Callable[[], Any]
 """Says the state: one of the check's, several of which the worst counts, True or None (good), or False (the worst)."""
 
 PERIOD = 30.0
@@ -24,15 +24,15 @@ TIMEOUT = 10.0
 """Seconds that a look may take, unless said otherwise."""
 
 
-class Ground(Protocol):
+class CheckContext(Protocol):
     """What a check may ask its worker for: a trip to Redis over the worker's own connection, the keys of a queue."""
 
     async def perform(self, call: Call[Any], /) -> Any: ...
 
-    def queue(self, name: str, /) -> QueueKeys: ...
+    def get_queue_keys(self, name: str, /) -> QueueKeys: ...
 
 
-class Hears(Protocol):
+class ReportListener(Protocol):
     """Who is told of each report."""
 
     def __call__(self, check: "HealthCheck", state: str, why: str, /) -> None: ...
@@ -55,9 +55,9 @@ class HealthCheck:
     def __init__(
         self,
         name: str,
-        look: Look | None = None,
+        look: CheckFunction | None = None,
         *,
-        states: Sequence[str] = STATES,
+        states: Sequence[str] = CHECK_STATES,
         period: float | None = None,
         timeout: float | None = None,
         allowed: Mapping[str, int] | None = None,
@@ -70,42 +70,42 @@ class HealthCheck:
         ):
             raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
         self.name: str = name
-        self.states: tuple[str, ...] = checked_states(states, name)
-        self.functions: list[Look] = [] if look is None else [_fit(look, name)]
+        self.states: tuple[str, ...] = validate_states(states, name)
+        self.functions: list[CheckFunction] = [] if look is None else [_fit(look, name)]
         self.period: float = PERIOD if period is None else period
         self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
         self.window: float = 12 * self.period if window is None else window
         self.allowed: Mapping[str, int] = dict(self._usual() if allowed is None else allowed)
         self.scope: Scope = scope
         self.stale_after: int = stale_after
-        self.state: str = UNKNOWN
+        self.state: str = UNKNOWN_STATE
         """The state that was seen last in this process."""
         self.why: str = ""
         """A word on the last look, from a class of its own."""
         self._is_periodic = period is not None
-        self._hearers: list[Hears] = []
+        self._hearers: list[ReportListener] = []
         self._check()
 
     def __repr__(self) -> str:
         return f"<HealthCheck {self.name}: {self.state}>"
 
     @property
-    def good(self) -> str:
+    def good_state(self) -> str:
         """The good state."""
         return self.states[-1]
 
     @property
-    def believed_for(self) -> float:
+    def stale_after_seconds(self) -> float:
         """Seconds after which its state is stale."""
-        has_rhythm = self.functions or self._is_periodic or type(self).look is not HealthCheck.look
+        has_rhythm = self.functions or self._is_periodic or type(self).run_check is not HealthCheck.run_check
         return self.stale_after * self.period if has_rhythm else math.inf
 
     @property
-    def is_looked_at(self) -> bool:
+    def is_polled(self) -> bool:
         """Whether there is something to run when its period lapses."""
-        return bool(self.functions) or type(self).look is not HealthCheck.look
+        return bool(self.functions) or type(self).run_check is not HealthCheck.run_check
 
-    def subscribe(self, function: Look) -> Look:
+    def subscribe(self, function: CheckFunction) -> CheckFunction:
         """Have `function` or a task run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread.
         The worst state that one of them says counts. Raises Misconfigured for what cannot run here, with nothing
         given."""
@@ -124,16 +124,16 @@ class HealthCheck:
         for hear in list(self._hearers):
             hear(self, state, why)
 
-    def attach(self, hear: Hears) -> None:
+    def attach(self, hear: ReportListener) -> None:
         """Tell `hear` of each report from now on."""
         self._hearers.append(hear)
 
-    def detach(self, hear: Hears) -> None:
+    def detach(self, hear: ReportListener) -> None:
         """Tell it no more."""
         if hear in self._hearers:
             self._hearers.remove(hear)
 
-    async def look(self, function: Look | None, ground: Ground) -> object:
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """Have one look, by a function of its own, or as a class of its own likes to."""
         import trio  # an application is declared without an event loop
 
@@ -162,9 +162,9 @@ class HealthCheck:
             raise Misconfigured(
                 f"health check {self.name}: allowed names {strange[0]!r}; its states are: {', '.join(self.states)}"
             )
-        if self.good in self.allowed:
+        if self.good_state in self.allowed:
             raise Misconfigured(
-                f"health check {self.name}: {self.good!r} is its good state and trips nothing"
+                f"health check {self.name}: {self.good_state!r} is its good state and trips nothing"
             )
         if (
             not all(0 < each < math.inf for each in (self.period, self.timeout, self.window))
@@ -179,7 +179,7 @@ class HealthCheck:
             raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
 
 
-def _fit(look: Any, check: str) -> Look:
+def _fit(look: Any, check: str) -> CheckFunction:
     """The function that looks: of a task its own. Raises Misconfigured."""
     kind = getattr(look, "kind", "")
     function: Any = look.function if kind in ("trio", "thread") else look
@@ -195,10 +195,10 @@ def _fit(look: Any, check: str) -> Look:
         ) from None
     except ValueError:  # written in C: it says nothing about itself
         pass
-    return cast("Look", function)
+    return cast("CheckFunction", function)
 
 
-def checked(
+def validate_checks(
     checks: Sequence[HealthCheck], breaker: BreakerPolicy | None, what: str
 ) -> tuple[HealthCheck, ...]:
     """The health checks of `what`, and whether its breaker fits them. Raises Misconfigured."""
@@ -229,24 +229,24 @@ class DeclareCheck:
             self.add(each)
 
     @overload
-    def __call__(self, function: Look, /) -> HealthCheck: ...
+    def __call__(self, function: CheckFunction, /) -> HealthCheck: ...
     @overload
     def __call__(
         self,
         *,
         name: str | None = None,
-        states: Sequence[str] = STATES,
+        states: Sequence[str] = CHECK_STATES,
         period: float | None = None,
         timeout: float | None = None,
         allowed: Mapping[str, int] | None = None,
         window: float | None = None,
         scope: Scope = "local",
         stale_after: int = 3,
-    ) -> Callable[[Look], HealthCheck]: ...
-    def __call__(self, function: Look | None = None, *, name: str | None = None, **said: Any) -> Any:
+    ) -> Callable[[CheckFunction], HealthCheck]: ...
+    def __call__(self, function: CheckFunction | None = None, *, name: str | None = None, **said: Any) -> Any:
         """Declare a check. Raises Misconfigured."""
 
-        def declared(function: Look) -> HealthCheck:
+        def declared(function: CheckFunction) -> HealthCheck:
             if not callable(function):
                 raise Misconfigured(f"@health_check takes a function, got {function!r}")
             return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **said))

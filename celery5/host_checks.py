@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import celery5
-from celery5.daemon_line import connected, exchange
+from celery5.daemon_line import connect_to_daemon, send_request
 from celery5.errors import Corrupt
-from celery5.origins import oddities, origins
+from celery5.origins import find_warnings, get_origins
 from celery5.protocol import diagnosis_host as diagnosis
-from celery5.protocol.daemon_address import daemon_address
+from celery5.protocol.daemon_address import parse_daemon_address
 from celery5.protocol.diagnosis import Finding
-from celery5.protocol.diagnosis_host import Answered, Credential, Unit
-from celery5.protocol.parcels import Hello, Refused, Welcome
+from celery5.protocol.diagnosis_host import Credential, SystemdUnit, WorkerVersion
+from celery5.protocol.parcels import ClientHello, ConnectionRefusal, Welcome
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -55,88 +55,92 @@ class HostChecks:
         self._environ = environ
         self._root = root
 
-    def python(self) -> Finding:
+    def check_python(self) -> Finding:
         """The interpreter."""
-        return diagnosis.python(sys.version_info[:3], celery5.__version__)
+        return diagnosis.diagnose_python(sys.version_info[:3], celery5.__version__)
 
-    def libraries(self) -> Finding:
+    def check_libraries(self) -> Finding:
         """The libraries, by what the package that is installed requires."""
         try:
             required = metadata.requires("celery5") or []
         except metadata.PackageNotFoundError:
             required = []
-        names = {diagnosis.named(each) for each in required if ";" not in each}
-        return diagnosis.libraries(required, {name: _version_of(name) for name in sorted(names)})
+        names = {diagnosis.parse_requirement_name(each) for each in required if ";" not in each}
+        return diagnosis.diagnose_libraries(required, {name: _version_of(name) for name in sorted(names)})
 
-    def units(self) -> Finding:
+    def check_units(self) -> Finding:
         """The units of systemd that are installed for this user or for all."""
         found = list(self._units())
         user = _user()
         lingers = (self._root / "var/lib/systemd/linger" / user).exists()
         version = _systemd() if found else ""
-        return diagnosis.units(found, version=version, lingers=lingers, user=user)
+        return diagnosis.diagnose_units(found, version=version, is_lingering=lingers, user=user)
 
-    def settings(self, app: "App") -> Finding:
+    def check_settings(self, app: "App") -> Finding:
         """The application's settings."""
-        said = sum(each.origin != "default" for each in origins(app))
-        return diagnosis.settings(said, oddities(app.settings, self._environ))
+        said = sum(each.origin != "default" for each in get_origins(app))
+        return diagnosis.diagnose_settings(said, find_warnings(app.settings, self._environ))
 
-    def folder(self, app: "App") -> Finding:
+    def check_key_folder(self, app: "App") -> Finding:
         """The folder of its keys."""
         keyring = app.control.keyring
         place = keyring.folder
         if not place.exists():
             keyring.check()
-            return diagnosis.folder(str(place), None)
+            return diagnosis.diagnose_key_folder(str(place), None)
         modes = {".": place.stat().st_mode}
         for each in (place / "mine.pem", place / "ca.pem"):
             if each.exists():
                 modes[each.name] = each.stat().st_mode
-        return diagnosis.folder(str(place), modes)
+        return diagnosis.diagnose_key_folder(str(place), modes)
 
-    def certificates(self, app: "App") -> Finding:
+    def check_certificates(self, app: "App") -> Finding:
         """The certificates in it."""
         keyring = app.control.keyring
         found = [
             Credential(each.role, each.fingerprint, each.until, each.revoked)
-            for each in keyring.certificates()
+            for each in keyring.list_certificates()
         ]
-        refusal = keyring.refusal()
+        refusal = keyring.find_refusal()
         today = datetime.now(UTC).date()
-        return diagnosis.certificates(found, "" if refusal is None else refusal.value, today)
+        return diagnosis.diagnose_certificates(found, "" if refusal is None else refusal.value, today)
 
-    def publisher(self, app: "App") -> Finding:
+    def check_publisher(self, app: "App") -> Finding:
         """The Publisher daemon that takes this application's jobs here, asked as a producer asks it."""
-        address = daemon_address(app.settings.publisher)
+        address = parse_daemon_address(app.settings.publisher)
         try:
-            with connected(address, app.name) as line:
+            with connect_to_daemon(address, app.name) as line:
                 line.settimeout(ANSWERS)
-                answer = exchange(line, Hello(app.name))
+                answer = send_request(line, ClientHello(app.name))
         except (OSError, Corrupt) as error:
             why = f"no answer within {ANSWERS:g} s" if isinstance(error, TimeoutError) else str(error)
-            return diagnosis.publisher_away(str(address), why)
+            return diagnosis.diagnose_unreachable_publisher(str(address), why)
         if isinstance(answer, Welcome):
-            return diagnosis.publisher(str(address), answer.waiting, answer.trouble)
-        why = answer.why if isinstance(answer, Refused) else "it answers with something else"
-        return diagnosis.publisher_refuses(str(address), why)
+            return diagnosis.diagnose_publisher(str(address), answer.waiting, answer.trouble)
+        why = answer.why if isinstance(answer, ConnectionRefusal) else "it answers with something else"
+        return diagnosis.diagnose_refusing_publisher(str(address), why)
 
-    def workers(self, app: "App") -> Finding:
+    def check_workers(self, app: "App") -> Finding:
         """The workers that live. They are asked for their version, if there is a key to ask with: none is made."""
         state = app.info()
         asked = not app.settings.inbox_signatures or (app.control.keyring.folder / "mine.pem").exists()
-        found = [Answered(each, "") for each in state.workers]
+        found = [WorkerVersion(each, "") for each in state.workers]
         if found and asked:
             replies = app.control.send("stats", timeout=ANSWERS)
-            found = [Answered(each.worker, _told_version(each.answer), _refusal(each)) for each in replies]
-        unrouted = app.events.own and not state.routers
+            found = [
+                WorkerVersion(each.worker, _told_version(each.answer), _refusal(each)) for each in replies
+            ]
+        unrouted = app.events.has_own_events and not state.routers
         unread = [
             name
             for name, each in state.queues.items()
             if each.waiting and not any(one.alive for one in each.workers)
         ]
-        return diagnosis.workers(found, celery5.__version__, asked=asked, unrouted=unrouted, unread=unread)
+        return diagnosis.diagnose_workers(
+            found, celery5.__version__, asked=asked, unrouted=unrouted, unread=unread
+        )
 
-    def _units(self) -> Iterator[Unit]:
+    def _units(self) -> Iterator[SystemdUnit]:
         home = self._environ.get("XDG_CONFIG_HOME") or os.path.join(
             self._environ.get("HOME", "/root"), ".config"
         )
@@ -152,7 +156,7 @@ class HostChecks:
                     stem, at, _ = file.name.partition("@.")
                     instances = [each for each in wanted if at and each.startswith(f"{stem}@")]
                     enabled = bool(instances) or file.name in wanted
-                    yield Unit(file.name, is_users, enabled, _missing(file))
+                    yield SystemdUnit(file.name, is_users, enabled, _missing(file))
 
 
 def _version_of(name: str) -> str:

@@ -8,10 +8,10 @@ import ssl
 import time
 from urllib.parse import urlsplit
 
-from celery5.protocol.health import HttpAnswer
+from celery5.protocol.health import EndpointResponse
 
 
-def ask(url: str, limit: float, cafile: str | None) -> HttpAnswer:
+def request_options(url: str, limit: float, cafile: str | None) -> EndpointResponse:
     """One request, in a thread; each step of it has what is left of `limit` seconds."""
     began = time.monotonic()
     parts = urlsplit(url)
@@ -23,7 +23,7 @@ def ask(url: str, limit: float, cafile: str | None) -> HttpAnswer:
         if connection.sock is not None:
             connection.sock.settimeout(max(limit - (time.monotonic() - began), 0.001))
         response = connection.getresponse()
-        return HttpAnswer(
+        return EndpointResponse(
             status=response.status,
             seconds=time.monotonic() - began,
             allow=response.getheader("Allow"),
@@ -31,10 +31,10 @@ def ask(url: str, limit: float, cafile: str | None) -> HttpAnswer:
         )
     except (ssl.SSLError, ssl.CertificateError) as error:
         if isinstance(error, TimeoutError):
-            return HttpAnswer(seconds=time.monotonic() - began, why="no answer in time")
-        return HttpAnswer(seconds=time.monotonic() - began, is_insecure=True, why=f"TLS: {error}")
+            return EndpointResponse(seconds=time.monotonic() - began, why="no answer in time")
+        return EndpointResponse(seconds=time.monotonic() - began, is_insecure=True, why=f"TLS: {error}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return HttpAnswer(seconds=time.monotonic() - began, why=f"{type(error).__name__}: {error}")
+        return EndpointResponse(seconds=time.monotonic() - began, why=f"{type(error).__name__}: {error}")
     finally:
         if connection is not None:
             connection.close()

@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 from celery5.errors import Misconfigured
 
 
-def checked(include: str | Sequence[str]) -> tuple[str, ...]:
+def check_includes(include: str | Sequence[str]) -> tuple[str, ...]:
     """What an application is told to include, one name or several. Raises Misconfigured for what is no name."""
     includes = (include,) if isinstance(include, str) else tuple(include)
     for each in includes:
@@ -33,7 +33,7 @@ def checked(include: str | Sequence[str]) -> tuple[str, ...]:
     return includes
 
 
-def modules_of(includes: Sequence[str]) -> list[str]:
+def find_modules(includes: Sequence[str]) -> list[str]:
     """The names of the modules that `includes` mean, each once, in order.
 
     `shop.mail` is that module. In a pattern `*` stands for one word, or a part of one, and `**` for any number of
@@ -46,7 +46,7 @@ def modules_of(includes: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def covers(includes: Iterable[str], module: str) -> bool:
+def is_included(includes: Iterable[str], module: str) -> bool:
     """Whether `module` is one of those that `includes` mean. Looks at nothing but names."""
     return any(_fits(each, module) for each in includes)
 
@@ -75,7 +75,7 @@ def _fitting(include: str) -> list[str]:
     words = include.split(".")
     root = ".".join(words[: next(n for n, word in enumerate(words) if "*" in word)])
     parent = root.rpartition(".")[0]
-    import_all([parent] if parent else [])  # finding a package does so anyway
+    import_modules([parent] if parent else [])  # finding a package does so anyway
     spec = find_spec(root)
     if spec is None or spec.submodule_search_locations is None:
         raise Misconfigured(f"include {include!r}: there is no package {root!r}")
@@ -109,7 +109,7 @@ def _below(package: str, folders: Sequence[str], seen: set[str]) -> Iterator[str
             yield from _below(name, new, seen)
 
 
-def import_all(names: Iterable[str]) -> None:
+def import_modules(names: Iterable[str]) -> None:
     """Import modules. Raises Misconfigured, with the module's own error as its cause, for one that cannot be."""
     for name in names:
         try:

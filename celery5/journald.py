@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from celery5.log_lines import Message, as_json, kind_of, unshowable
+from celery5.log_lines import Message, get_message_kind, make_unprintable_message, to_json
 
-SOCKET = "/run/systemd/journal/socket"
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
 """Where the journal listens."""
 IDENTIFIER = "celery5"
 """What the lines are listed under: `journalctl -t celery5`."""
-PATIENCE = 0.5
+SEND_TIMEOUT = 0.5
 """Seconds that one batch waits for room in the socket of a journal that is busy."""
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 """Characters that the journal allows in the name of a field."""
 
 _PRIORITY: Mapping[str, str] = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
@@ -43,20 +43,20 @@ _SEALED = (
 _ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 
 
-class Journald:
+class JournaldDestination:
     """An outlet: every message is an entry of the journal that listens at `path`. Raises OSError when none does."""
 
-    def __init__(self, path: str = SOCKET) -> None:
+    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
         self._path = path
         self._line = self._connected()
 
     def write(self, messages: Sequence[Message]) -> int:
         """Send them in order; gives how many the journal took before it was busy for longer than PATIENCE, or went
         away. Raises OSError when it took none because it is gone."""
-        limit = time.monotonic() + PATIENCE
+        limit = time.monotonic() + SEND_TIMEOUT
         for index, message in enumerate(messages):
             try:
-                sent = self._sent(entry(message), limit)
+                sent = self._sent(format_entry(message), limit)
             except OSError:
                 if not index:
                     raise
@@ -120,12 +120,12 @@ class Journald:
             waiting.poll(min(left, 0.05) * 1000)
 
 
-def entry(message: Message) -> bytes:
+def format_entry(message: Message) -> bytes:
     """A message as the journal wants it. One that cannot be shown is told of in its place."""
     try:
         return _entry(message)
     except Exception as error:  # values of user code, with methods of their own
-        return _entry(unshowable(message, error))
+        return _entry(make_unprintable_message(message, error))
 
 
 def _entry(message: Message) -> bytes:
@@ -150,7 +150,7 @@ def _entry(message: Message) -> bytes:
 
 def _name(name: str) -> str:
     """The journal takes upper-case letters, digits and underscores; the prefix keeps ours apart from its own."""
-    return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:LONGEST_NAME]
+    return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:MAX_NAME_LENGTH]
 
 
 def _is_plain(name: str) -> bool:
@@ -163,7 +163,7 @@ def _value(name: str, value: Any) -> str:
         return "".join(f"/{each}" for each in cast("list[object]", value))
     if isinstance(value, str):
         return value
-    return as_json(value)
+    return to_json(value)
 
 
 def _field(name: str, value: str) -> bytes:
@@ -175,7 +175,7 @@ def _field(name: str, value: str) -> bytes:
 
 def _sentence(message: Message) -> str:
     """What `journalctl` shows: a job's end in words, others' own words, else the event and its fields."""
-    kind = kind_of(message).removeprefix("celery5:")
+    kind = get_message_kind(message).removeprefix("celery5:")
     if kind == "log":
         return f"{message.get('logger')}: {message.get('message')}{_below(message)}"
     if kind == "job":

@@ -27,19 +27,19 @@ import msgspec
 from celery5.broker.kept_folder import make_private
 from celery5.errors import Misconfigured
 from celery5.protocol.signing import (
-    NotAccepted,
-    Order,
-    Refusal,
+    CommandNotAccepted,
+    ControlCommand,
+    RefusalReason,
     Signer,
-    Trust,
-    as_pem,
-    certificates_in,
-    described,
+    TrustStore,
+    describe_certificate,
     fingerprint,
+    format_pem,
+    get_fingerprints,
     key_fingerprint,
-    names_of,
-    seal,
-    unseal,
+    parse_certificates,
+    sign_command,
+    verify_command,
 )
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ class _Done(msgspec.Struct, frozen=True):
     done: dict[str, float] = {}
 
 
-def folder_of(app: str, said: str, environ: Mapping[str, str]) -> Path:
+def get_key_folder(app: str, setting: str, environ: Mapping[str, str]) -> Path:
     """Where the keys of an application are: what the setting `keys` says, else a folder of the user's state, which all
     of this user's processes on this host find. Raises Misconfigured for a user without a home, and for no folder's
     name."""
-    if said:
-        if Path(said).name in ("", ".."):
-            raise Misconfigured(f"keys is {said!r}: name a folder that has only keys")
+    if setting:
+        if Path(setting).name in ("", ".."):
+            raise Misconfigured(f"keys is {setting!r}: name a folder that has only keys")
         try:
-            return Path(said).expanduser()
+            return Path(setting).expanduser()
         except RuntimeError:
-            raise Misconfigured(f"keys is {said!r}: there is no such user, or no home folder") from None
+            raise Misconfigured(f"keys is {setting!r}: there is no such user, or no home folder") from None
     state = environ.get("XDG_STATE_HOME", "")
     try:
         root = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
@@ -103,9 +103,9 @@ class Keyring:
         self._usage = usage
         self._own_memory = _Done(time.time())
         self._seen: object = None
-        self._trust = Trust()
+        self._trust = TrustStore()
 
-    def signer(self) -> Signer:
+    def get_signer(self) -> Signer:
         """Who signs here. In a folder that is new a key and an authority for it are made. Raises Misconfigured."""
         file = self._entered() / "mine.pem"
         if not file.exists():
@@ -114,7 +114,7 @@ class Keyring:
                     self._make_first()
         return self._read(file)
 
-    def begin(self) -> bool:
+    def create_keys(self) -> bool:
         """Make the first key and its authority, unless somebody has put keys here; gives whether they are new. Raises
         Misconfigured."""
         self._entered()
@@ -124,18 +124,18 @@ class Keyring:
             self._make_first()
         return True
 
-    def trust(self) -> Trust:
+    def get_trust_store(self) -> TrustStore:
         """Who is trusted here, as of now. Raises Misconfigured when the folder can be entered by others."""
         if not self.folder.exists():
-            return Trust()
+            return TrustStore()
         self._entered()
         seen = [_version(each) for each in (*self._trusted_files(), self._denylist)]
         if seen != self._seen:
-            self._trust = Trust(self._anchors(), self._revoked(), self._usage)
+            self._trust = TrustStore(self._anchors(), self._revoked(), self._usage)
             self._seen = seen
         return self._trust
 
-    def remember(self, order: Order, now: float) -> Refusal | None:
+    def record_command(self, order: ControlCommand, now: float) -> RefusalReason | None:
         """Record that a command is about to be done on this host; return the reason if it must not be.
 
         Anyone who can write to Redis may delete a nonce there, and the memory of a process ends with it. So the nonce
@@ -148,7 +148,7 @@ class Keyring:
             with self._locked():
                 record = self._done()
                 known, refusal = _noted(record, order, now)
-                if refusal is not Refusal.REPLAYED:  # a record that could not be read begins here
+                if refusal is not RefusalReason.REPLAYED:  # a record that could not be read begins here
                     self._write("done", msgspec.json.encode(known), safely=True)
                 return refusal
         except OSError:
@@ -159,7 +159,7 @@ class Keyring:
         """Raise Misconfigured when these keys cannot be used: others may enter the folder, it cannot be read, or it is
         not there and this user cannot make it. Makes nothing."""
         try:
-            self.trust()
+            self.get_trust_store()
             missing = not self.folder.exists()
         except OSError as error:
             raise Misconfigured(f"keys cannot be kept in {self.folder}: {error}; set CELERY5_KEYS") from None
@@ -186,19 +186,19 @@ class Keyring:
     def trust_file(self, file: Path) -> dict[str, bool]:
         """Trust the certificates in a PEM file, also those that were revoked; gives their fingerprints, and whether
         each was on the denylist, which it now is not. Raises Misconfigured when there is none."""
-        found = certificates_in(_content(file))
+        found = parse_certificates(_content(file))
         if not found:
             raise Misconfigured(f"{file} has no certificate: give a PEM file")
         for each in found:
-            described(each)
+            describe_certificate(each)
         self._entered()
         with self._locked():
             revoked = self._revoked()
             for each in found:
-                self._write(f"trusted/{fingerprint(each)[:16]}.pem", as_pem(each))
-            lifted = {key_fingerprint(each): not revoked.isdisjoint(names_of(each)) for each in found}
+                self._write(f"trusted/{fingerprint(each)[:16]}.pem", format_pem(each))
+            lifted = {key_fingerprint(each): not revoked.isdisjoint(get_fingerprints(each)) for each in found}
             if any(lifted.values()):
-                names = frozenset[str]().union(*map(names_of, found))
+                names = frozenset[str]().union(*map(get_fingerprints, found))
                 self._write("revoked", _without(_content(self._denylist).decode(), names).encode())
         return lifted
 
@@ -207,7 +207,7 @@ class Keyring:
         fingerprint of a certificate: of one that is in this folder its key is denied."""
         wanted = what.strip().lower().replace(":", "")
         if not _FINGERPRINT.match(wanted):
-            found = certificates_in(_content(Path(what)))
+            found = parse_certificates(_content(Path(what)))
             if not found:
                 raise Misconfigured(f"{what!r} is no fingerprint (64 hex digits) and no file of certificates")
             prints = [key_fingerprint(each) for each in found[:1]]
@@ -223,31 +223,35 @@ class Keyring:
             self._write("revoked", (before + "".join(f"{each}\n" for each in new)).encode())
         return prints
 
-    def refusal(self) -> Refusal | None:
+    def find_refusal(self) -> RefusalReason | None:
         """Why a command that is signed here would not be accepted here; None when it would, or when nothing was signed
         yet. Raises Misconfigured for keys that cannot sign."""
         mine, now = self.folder / "mine.pem", time.time()
         if not mine.exists():
             return None
-        order = Order(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
+        order = ControlCommand(id="0" * 22, audience="", issued=now, expires=now + 1, command="ping")
         try:
-            unseal(seal(order, self._read(mine)), audience="", trust=self.trust(), now=now)
-        except NotAccepted as error:
+            verify_command(
+                sign_command(order, self._read(mine)), audience="", trust=self.get_trust_store(), now=now
+            )
+        except CommandNotAccepted as error:
             return error.reason
         return None
 
-    def remedy(self) -> str:
+    def get_remedy(self) -> str:
         """What makes a sender of this folder accepted again whose key, or its authority's, is on the denylist here; ''
         when neither is. Raises Misconfigured for keys that cannot sign."""
-        if self.refusal() is not Refusal.REVOKED:
+        if self.find_refusal() is not RefusalReason.REVOKED:
             return ""
         file, revoked = self.folder / "ca.pem", self._revoked()
         if not file.exists():
             return f"have your authority sign a new key, and put both into {self.folder / 'mine.pem'}"
-        denied = any(not revoked.isdisjoint(names_of(each)) for each in certificates_in(_content(file)))
+        denied = any(
+            not revoked.isdisjoint(get_fingerprints(each)) for each in parse_certificates(_content(file))
+        )
         return "celery5 keys new --authority" if denied else "celery5 keys new"
 
-    def certificates(self) -> list[Certificate]:
+    def list_certificates(self) -> list[Certificate]:
         """All certificates in the folder. Raises Misconfigured when others may enter it, which no worker allows."""
         if not self.folder.exists():
             return []
@@ -255,7 +259,10 @@ class Keyring:
         revoked = self._revoked()
         return [
             Certificate(
-                role, key_fingerprint(der), *described(der), revoked=not revoked.isdisjoint(names_of(der))
+                role,
+                key_fingerprint(der),
+                *describe_certificate(der),
+                revoked=not revoked.isdisjoint(get_fingerprints(der)),
             )
             for role, der in self._all()
         ]
@@ -265,7 +272,10 @@ class Keyring:
         places = [("mine", self.folder / "mine.pem"), ("authority", self.folder / "ca.pem")]
         places += [("trusted", file) for file in self._trusted_files()]
         return [
-            (role, der) for role, file in places if file.exists() for der in certificates_in(_content(file))
+            (role, der)
+            for role, file in places
+            if file.exists()
+            for der in parse_certificates(_content(file))
         ]
 
     @property
@@ -276,7 +286,7 @@ class Keyring:
         return sorted((self.folder / "trusted").glob("*.pem"))
 
     def _anchors(self) -> tuple[bytes, ...]:
-        return tuple(each for file in self._trusted_files() for each in certificates_in(_content(file)))
+        return tuple(each for file in self._trusted_files() for each in parse_certificates(_content(file)))
 
     def _revoked(self) -> frozenset[str]:
         if not self._denylist.exists():
@@ -341,7 +351,7 @@ class Keyring:
     def _read(self, file: Path) -> Signer:
         content = _content(file)
         key = _PRIVATE.search(content)
-        chain = certificates_in(content)
+        chain = parse_certificates(content)
         if key is None or not chain:
             raise Misconfigured(f"{file} must have a private key and the certificates for it, as PEM")
         return Signer(key[0], chain)
@@ -360,7 +370,7 @@ class Keyring:
         made = trustme.CA(organization_name="celery5", organization_unit_name=self._owner)
         certificate = made.cert_pem.bytes()
         self._write("ca.pem", made.private_key_pem.bytes() + certificate)
-        (der,) = certificates_in(certificate)
+        (der,) = parse_certificates(certificate)
         self._write(f"trusted/{fingerprint(der)[:16]}.pem", certificate)
 
     def _make_mine(self) -> None:
@@ -398,14 +408,14 @@ class Keyring:
             raise
 
 
-def _noted(record: _Done, order: Order, now: float) -> tuple[_Done, Refusal | None]:
+def _noted(record: _Done, order: ControlCommand, now: float) -> tuple[_Done, RefusalReason | None]:
     """Return the record with that command in it, and the reason if the command must not be done."""
     done = {each: until for each, until in record.done.items() if until > now}
     mark = f"{order.audience} {order.id}"
     if mark in done:
-        return record, Refusal.REPLAYED
+        return record, RefusalReason.REPLAYED
     if order.issued < record.since or len(done) >= MOST_DONE:
-        return record, Refusal.UNREMEMBERED
+        return record, RefusalReason.UNREMEMBERED
     return _Done(record.since, {**done, mark: order.expires + KEPT_DONE}), None
 
 

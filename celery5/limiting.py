@@ -17,9 +17,9 @@ import msgspec
 
 from celery5.broker import imposing
 from celery5.broker.call import Call
-from celery5.broker.imposing import Impositions
+from celery5.broker.imposing import StoredOverrides
 from celery5.errors import Misconfigured
-from celery5.protocol.limits import Imposed, Suspension
+from celery5.protocol.limits import LimitOverride, Suspension
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -48,12 +48,12 @@ class Limits:
     def __init__(self, app: "App") -> None:
         self._app = app
 
-    def impose(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+    def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit (a number; 0 rejects its jobs) or a rate (`200/m`) on a task, in place of what was imposed
         before. Gives whether that changes anything. Raises Misconfigured, UnknownTask and BrokerError."""
-        return self._app.perform(self._impose(task, limit, by), instead="limits.aimpose")
+        return self._app.perform(self._impose(task, limit, by), instead="limits.aset")
 
-    async def aimpose(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
+    async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """`impose`, from Trio or asyncio."""
         return await self._app.aperform(self._impose(task, limit, by))
 
@@ -83,33 +83,33 @@ class Limits:
         """`resume`, from Trio or asyncio."""
         return self._known(task, await self._app.aperform(self._resume(task)))
 
-    def told(self) -> dict[str, TaskLimits]:
+    def list(self) -> dict[str, TaskLimits]:
         """What is imposed on tasks now, by their names."""
-        return _told(self._app.perform(imposing.imposed(self._app.keys), instead="limits.atold"))
+        return _told(self._app.perform(imposing.list_overrides(self._app.keys), instead="limits.alist"))
 
-    async def atold(self) -> dict[str, TaskLimits]:
+    async def alist(self) -> dict[str, TaskLimits]:
         """`told`, from Trio or asyncio."""
-        return _told(await self._app.aperform(imposing.imposed(self._app.keys)))
+        return _told(await self._app.aperform(imposing.list_overrides(self._app.keys)))
 
     def _impose(self, task: "str | Task[..., Any]", limit: int | str, by: str) -> Call[bool]:
         name = self._name(task)
         if isinstance(limit, str):
-            what = Imposed(rate=limit, by=by or _me(), since=_now())
+            what = LimitOverride(rate=limit, by=by or _me(), since=_now())
         elif isinstance(limit, bool) or not isinstance(limit, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Misconfigured(f"task {name}: limit is {limit!r}: give a number, or a rate such as '200/m'")
         else:
-            what = Imposed(limit=limit, by=by or _me(), since=_now())
-        return imposing.impose(self._app.keys, name, what.checked(name))
+            what = LimitOverride(limit=limit, by=by or _me(), since=_now())
+        return imposing.set_override(self._app.keys, name, what.validate(name))
 
     def _lift(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return imposing.impose(self._app.keys, _said(task), None)
+        return imposing.set_override(self._app.keys, _said(task), None)
 
     def _suspend(self, task: "str | Task[..., Any]", why: str, by: str) -> Call[bool]:
         what = Suspension(why=why, by=by or _me(), since=_now())
-        return imposing.suspend(self._app.keys, self._name(task), what)
+        return imposing.suspend_task(self._app.keys, self._name(task), what)
 
     def _resume(self, task: "str | Task[..., Any]") -> Call[bool]:
-        return imposing.resume(self._app.keys, _said(task))
+        return imposing.resume_task(self._app.keys, _said(task))
 
     def _known(self, task: "str | Task[..., Any]", done: bool) -> bool:
         """Whether something was taken back. Where nothing was, an unknown name is one that was misspelt."""
@@ -129,10 +129,10 @@ def _said(task: "str | Task[..., Any]") -> str:
     return task if isinstance(task, str) else task.name
 
 
-def _told(found: Impositions) -> dict[str, TaskLimits]:
+def _told(found: StoredOverrides) -> dict[str, TaskLimits]:
     told: dict[str, TaskLimits] = {}
     for task in sorted(found.limits.keys() | found.suspended.keys()):
-        limit, suspended = found.limits.get(task) or Imposed(), found.suspended.get(task)
+        limit, suspended = found.limits.get(task) or LimitOverride(), found.suspended.get(task)
         so_far = TaskLimits(task, limit.limit, limit.rate, limit.by)
         if suspended is not None and not 0 < suspended.until <= time.time():
             so_far = msgspec.structs.replace(

@@ -18,17 +18,17 @@ from typing import Any, Literal, Protocol, Self, TextIO, cast
 import eliot
 import msgspec
 
-from celery5.log_lines import JobLine, Lines, Message, as_message, shed_told
-from celery5.protocol.masking import escaped
-from celery5.runners.context import CURRENT
+from celery5.log_lines import JobLine, LineWriter, Message, make_dropped_message, to_message
+from celery5.protocol.masking import escape_text
+from celery5.runners.context import CURRENT_JOB
 
 Format = Literal["auto", "json", "console", "journal"]
 """What `--log-format` takes."""
 Level = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("debug", "info", "warning", "error")
-AGAIN = 3
+MAX_RETRIES = 3
 """How often a message that could not be written is brought again, before it counts as lost (C16)."""
-LAST_WORDS = 1.5
+FINAL_FLUSH_LIMIT = 1.5
 """Seconds in which the thread writes what is left when the process ends."""
 
 _RANK: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -36,7 +36,7 @@ _OF_THE_WAY_BACK = "celery5:inbox"
 """What the inbox says is not brought again through the inbox: it would say so again, for ever."""
 
 
-class Outlet(Protocol):
+class LogDestination(Protocol):
     """Where messages are written to, in the log's own thread: it may block there, but not without a limit."""
 
     def write(self, messages: Sequence[Message], /) -> int:
@@ -56,7 +56,7 @@ class LogCounts(msgspec.Struct, frozen=True):
     again: int
 
 
-class Journal:
+class LogWriter:
     """An eliot destination: keeps messages in a bounded buffer, which a thread of its own writes out in batches.
 
     `to` is an outlet, or a stream, for lines in the form `form`; without it stdout.
@@ -64,17 +64,19 @@ class Journal:
 
     def __init__(
         self,
-        to: Outlet | TextIO | None = None,
+        destination: LogDestination | TextIO | None = None,
         *,
-        form: Literal["json", "console"] = "json",
+        format: Literal["json", "console"] = "json",
         level: Level = "info",
         capacity: int = 20_000,
     ) -> None:
-        outlet = sys.stdout if to is None else to
+        outlet = sys.stdout if destination is None else destination
         self._outlet = (
-            Lines(cast("TextIO", outlet), form=form) if hasattr(outlet, "isatty") else cast("Outlet", outlet)
+            LineWriter(cast("TextIO", outlet), form=format)
+            if hasattr(outlet, "isatty")
+            else cast("LogDestination", outlet)
         )
-        self._job_lines = isinstance(self._outlet, Lines) and self._outlet.takes_job_lines
+        self._job_lines = isinstance(self._outlet, LineWriter) and self._outlet.accepts_job_lines
         self._listeners: list[object] | None = None
         self._global_fields: Mapping[str, object] = {}
         self._least = _RANK[level]
@@ -87,7 +89,7 @@ class Journal:
         self._counting = threading.Lock()
         self._shed = self._lost = self._written = self._again = 0
         self._told = False
-        self.bring_again: Callable[[list[Message]], int] | None = None
+        self.retry_hook: Callable[[list[Message]], int] | None = None
 
     @property
     def shed(self) -> int:
@@ -110,7 +112,7 @@ class Journal:
         for each in self._followers:
             each(level)
 
-    def followed_by(self, follow: Callable[[Level], None]) -> None:
+    def on_level_change(self, follow: Callable[[Level], None]) -> None:
         """Have `follow` called with each level that is set from now on."""
         self._followers.append(follow)
 
@@ -121,38 +123,38 @@ class Journal:
         if "worker" not in message:
             message = _whose(message)
         if len(self._buffer) >= self._capacity:
-            self.lose(1)
+            self.count_lost(1)
         else:
             self._buffer.append(message)
 
     @property
-    def alone(self) -> bool:
+    def is_only_destination(self) -> bool:
         """Whether nobody else hears what eliot is told, and eliot has nothing to add: then it need not be told."""
         return self._listeners == [self] and not self._global_fields
 
-    def takes(self, level: Level) -> bool:
+    def accepts(self, level: Level) -> bool:
         """Whether messages of this level are taken."""
         return _RANK[level] >= self._least
 
-    def take(self, line: JobLine) -> None:
+    def add_job_line(self, line: JobLine) -> None:
         """Take what is said of a job, when nobody else listens."""
         if len(self._buffer) >= self._capacity:
-            self.lose(1)
+            self.count_lost(1)
         else:
             self._buffer.append(line)
 
-    def take_again(self, messages: Iterable[Message]) -> int:
+    def requeue(self, messages: Iterable[Message]) -> int:
         """Take messages that were given to `bring_again`; gives how many of them there was room for."""
         taken = 0
         for each in messages:
             if len(self._buffer) >= self._capacity:
-                self.lose(1)
+                self.count_lost(1)
             else:
                 self._buffer.append(each)
                 taken += 1
         return taken
 
-    def lose(self, count: int) -> None:
+    def count_lost(self, count: int) -> None:
         """So many messages are lost."""
         with self._counting:
             self._shed += count
@@ -177,11 +179,11 @@ class Journal:
     def _write_on(self) -> None:
         while not self._stop.wait(0.05):
             self._flush()
-        limit = time.monotonic() + LAST_WORDS
+        limit = time.monotonic() + FINAL_FLUSH_LIMIT
         while self._flush() and time.monotonic() < limit:
             time.sleep(0.01)
         if self._buffer:
-            self.give_up(len(self._buffer), "the log was not read")
+            self.report_lost(len(self._buffer), "the log was not read")
         close = getattr(self._outlet, "close", None)
         if callable(
             close
@@ -193,15 +195,15 @@ class Journal:
         gone costs messages, never the process."""
         while self._buffer or self._shed:
             batch = [self._buffer.popleft() for _ in range(min(256, len(self._buffer)))]
-            said = cast("list[Message]", batch) if self._job_lines else [as_message(each) for each in batch]
+            said = cast("list[Message]", batch) if self._job_lines else [to_message(each) for each in batch]
             with self._counting:
                 shed, self._shed = self._shed, 0
             try:
-                done = self._outlet.write([*said, shed_told(shed)] if shed else said)
+                done = self._outlet.write([*said, make_dropped_message(shed)] if shed else said)
             except Exception as error:  # the outlet may be the user's own
                 with self._counting:
                     self._shed += shed
-                self._could_not_write([as_message(each) for each in batch], error)
+                self._could_not_write([to_message(each) for each in batch], error)
                 return False
             self._written += min(done, len(batch))
             if done < len(batch) + bool(shed):
@@ -216,22 +218,24 @@ class Journal:
         again = [
             message
             for message in batch
-            if message.get("again", 0) < AGAIN
+            if message.get("again", 0) < MAX_RETRIES
             and not str(message.get("message_type")).startswith(_OF_THE_WAY_BACK)
         ]
-        bring = self.bring_again
+        bring = self.retry_hook
         taken = bring(again) if bring is not None and again else 0
         self._again += taken
         if taken < len(batch):
-            self.give_up(len(batch) - taken, f"{type(error).__name__}: {error}")
+            self.report_lost(len(batch) - taken, f"{type(error).__name__}: {error}")
 
-    def give_up(self, count: int, why: str) -> None:
+    def report_lost(self, count: int, why: str) -> None:
         """Count what is lost; the first time somebody is told, in the one place that is left."""
-        self.lose(count)
+        self.count_lost(count)
         if not self._told:
             self._told = True
             with suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"celery5: log messages are lost and counted from here on: {escaped(why)}\n")
+                sys.stderr.write(
+                    f"celery5: log messages are lost and counted from here on: {escape_text(why)}\n"
+                )
                 sys.stderr.flush()
 
 
@@ -243,9 +247,9 @@ class Log:
     """
 
     def __init__(
-        self, *, worker: str, app: str, journal: Journal | None = None, kind: str = "worker"
+        self, *, worker: str, app: str, writer: LogWriter | None = None, kind: str = "worker"
     ) -> None:
-        self.journal = journal
+        self.writer = writer
         self._worker = worker
         self._action = eliot.start_action(action_type=f"celery5:{kind}", worker=worker, app=app)
         self._write = self._action.log
@@ -256,7 +260,7 @@ class Log:
         self._jobs = 0
         self._tell_eliot = eliot.Logger().write
 
-    def named(self, worker: str) -> None:
+    def set_worker(self, worker: str) -> None:
         """From here on this is the worker's name: each of its incarnations has another."""
         self._worker = worker
 
@@ -265,7 +269,7 @@ class Log:
         fields.setdefault("worker", self._worker)
         self._write(message_type=f"celery5:{name}", level=level, **fields)
 
-    def ended(
+    def log_job_end(
         self,
         level: Level,
         *,
@@ -276,12 +280,12 @@ class Log:
         attempt: int,
         seconds: float,
         trace: str = "",
-        more: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """A job has ended here. The same as `job`; at a third of the cost where there is not `more` to say of it, and
         eliot has no other listeners than the journal."""
-        journal = self.journal
-        if more is not None or journal is None or not journal.alone:
+        journal = self.writer
+        if extra is not None or journal is None or not journal.is_only_destination:
             said = {
                 "job": job,
                 "task": task,
@@ -291,11 +295,11 @@ class Log:
                 "seconds": seconds,
             }
             said |= {"trace": trace} if trace else {}
-            self.job(level, **said, **(more or {}))
-        elif journal.takes(level):
+            self.log_job(level, **said, **(extra or {}))
+        elif journal.accepts(level):
             self._jobs += 1
             place = (*self._branch, self._jobs)
-            journal.take(
+            journal.add_job_line(
                 JobLine(
                     job,
                     task,
@@ -313,7 +317,7 @@ class Log:
                 )
             )
 
-    def job(self, level: Level, **fields: Any) -> None:
+    def log_job(self, level: Level, **fields: Any) -> None:
         """A job has ended here: the one message of its run."""
         self._jobs += 1
         fields["worker"] = self._worker
@@ -332,27 +336,27 @@ class Log:
         self._action.finish(first)
 
 
-class Silence(Log):
+class NullLog(Log):
     """A log in which nothing is written: for a process that is put together only to see whether it can be."""
 
     def __init__(self) -> None:
-        self.journal = None
+        self.writer = None
         self._worker = ""
 
     def event(self, name: str, level: Level = "info", /, **fields: Any) -> None:
         """Nothing."""
 
-    def job(self, level: Level, **fields: Any) -> None:
+    def log_job(self, level: Level, **fields: Any) -> None:
         """Nothing."""
 
-    def ended(self, level: Level, **fields: Any) -> None:
+    def log_job_end(self, level: Level, **fields: Any) -> None:
         """Nothing."""
 
     def finish(self, error: BaseException | None = None) -> None:
         """Nothing."""
 
 
-def eliot_context() -> str:
+def get_eliot_context() -> str:
     """Where in an eliot action of the caller's own this is, as eliot writes it to go on with elsewhere; '' outside of
     any (C17)."""
     action = eliot.current_action()
@@ -372,7 +376,7 @@ def _in_eliot() -> tuple[list[object] | None, Mapping[str, object]]:
 
 def _whose(message: Message) -> Message:
     """The message; what user code says through eliot while a job runs has the job, as all other lines do."""
-    job = CURRENT.get()
+    job = CURRENT_JOB.get()
     if job is None:
         return message
     said: Message = {"job": job.id, "task": job.task, "worker": job.worker}

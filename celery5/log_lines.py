@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
-from celery5.protocol.masking import escaped, escaped_json
+from celery5.protocol.masking import escape_json, escape_text
 
 Message = dict[str, Any]
 """One message, as eliot hands it on: `message_type`, `level`, `timestamp`, and fields of its own."""
@@ -62,7 +62,7 @@ _COLOURS: Mapping[str, str] = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error
 _PLAIN = "\x1b[0m"
 
 
-class Lines:
+class LineWriter:
     """An outlet: every message is a line on `stream`. Lines for people begin with who says them: the worker, or the
     `process` where a message names none."""
 
@@ -76,7 +76,7 @@ class Lines:
         self._coloured = stream.isatty() and not os.environ.get("NO_COLOR")
 
     @property
-    def takes_job_lines(self) -> bool:
+    def accepts_job_lines(self) -> bool:
         """Whether it makes lines of them as they are, as well as of dicts."""
         return self._form == "json"
 
@@ -95,11 +95,11 @@ class Lines:
                 raise ValueError("lines for people are made one by one")
             text = _ENCODER.encode_lines(batch).decode()
         except Exception:  # values of user code, with methods of their own
-            text = "".join([self._shown(as_message(message)) for message in batch])
+            text = "".join([self._shown(to_message(message)) for message in batch])
         if text.isascii():
             return text
         if self._form == "json":
-            text = escaped_json(text)
+            text = escape_json(text)
         return text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _shown(self, message: Message) -> str:
@@ -107,13 +107,13 @@ class Lines:
         try:
             return self._line(message)
         except Exception as error:  # values of user code, with methods of their own
-            return self._line(unshowable(message, error))
+            return self._line(make_unprintable_message(message, error))
 
     def _line(self, message: Message) -> str:
         return (
             _console(message, self._coloured, self._process)
             if self._form == "console"
-            else as_json(message) + "\n"
+            else to_json(message) + "\n"
         )
 
 
@@ -133,7 +133,7 @@ def _turn(stream: TextIO) -> Generator[None, None, None]:
             fcntl.lockf(mine, fcntl.LOCK_UN)
 
 
-def as_message(line: Message | JobLine) -> Message:
+def to_message(line: Message | JobLine) -> Message:
     """What was said, as a dict."""
     if not isinstance(line, JobLine):
         return line
@@ -144,7 +144,7 @@ def as_message(line: Message | JobLine) -> Message:
     return said
 
 
-def shed_told(count: int) -> Message:
+def make_dropped_message(count: int) -> Message:
     """The message that so many others were lost."""
     return {
         "message_type": "celery5:log:shed",
@@ -154,24 +154,24 @@ def shed_told(count: int) -> Message:
     }
 
 
-def unshowable(message: Message, error: Exception) -> Message:
+def make_unprintable_message(message: Message, error: Exception) -> Message:
     """What is left of a message with a value that has no text. The names are ours and can be shown."""
     kept = {name: message.get(name) for name in ("timestamp", "task_uuid", "task_level", "level")}
     return {
         **kept,
         "message_type": "celery5:log:unshowable",
-        "of": ascii(kind_of(message)),
+        "of": ascii(get_message_kind(message)),
         "fields": ascii(sorted(map(str, message))),
         "error": type(error).__name__,
     }
 
 
-def kind_of(message: Message) -> str:
+def get_message_kind(message: Message) -> str:
     """What a message is: its type, or the type and the state of its action."""
     return str(message.get("message_type") or f"{message.get('action_type')} {message.get('action_status')}")
 
 
-def as_json(value: object) -> str:
+def to_json(value: object) -> str:
     """A value as JSON on one line. Raises what the methods of the user's values raise."""
     try:
         return _ENCODER.encode(value).decode()
@@ -182,7 +182,9 @@ def as_json(value: object) -> str:
 def _fields(message: Message, hidden: set[str]) -> list[str]:
     """Return the fields as `name=value`, each on one line."""
     return [
-        f"{escaped(str(name))}={escaped(str(value))}" for name, value in message.items() if name not in hidden
+        f"{escape_text(str(name))}={escape_text(str(value))}"
+        for name, value in message.items()
+        if name not in hidden
     ]
 
 
@@ -191,16 +193,16 @@ def _console(message: Message, coloured: bool, process: str) -> str:
     who = str(message.get("worker") or process)
     at = datetime.fromtimestamp(message.get("timestamp", 0.0), UTC).astimezone()
     when = at.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    what, level = kind_of(message), str(message.get("level", "info"))
+    what, level = get_message_kind(message), str(message.get("level", "info"))
     if what == "celery5:log":  # said by others: their words first
-        text = escaped(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")
-        what, shown = escaped(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID)])
+        text = escape_text(str(message.get("message")), keep="\n\t").replace("\n", "\n    ")
+        what, shown = escape_text(str(message.get("logger"))), "  ".join([text, *_fields(message, _SAID)])
     else:
         shown = "  ".join(_fields(message, _HIDDEN))
-    what, level, who = escaped(what), escaped(level), escaped(who)
+    what, level, who = escape_text(what), escape_text(level), escape_text(who)
     colour = _COLOURS.get(level, "") if coloured else ""
     head = f"{when} {colour}{level:7}{colour and _PLAIN}{who and f' {who}'}"
-    below = [escaped(str(message[name]).rstrip(), keep="\n\t") for name in _BELOW if message.get(name)]
+    below = [escape_text(str(message[name]).rstrip(), keep="\n\t") for name in _BELOW if message.get(name)]
     return "\n".join(
         [f"{head} {what.removeprefix('celery5:'):16} {shown}", *[indent(text, "    ") for text in below], ""]
     )

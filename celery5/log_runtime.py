@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Literal, TextIO, cast
 
 from celery5.errors import Misconfigured
-from celery5.journald import SOCKET, Journald
-from celery5.log import Format, Outlet
-from celery5.log_lines import Lines
+from celery5.journald import JOURNAL_SOCKET, JournaldDestination
+from celery5.log import Format, LogDestination
+from celery5.log_lines import LineWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RuntimeEnvironment:
     """What a detector may look at: the environment, the standard streams, and what the `process` is called."""
 
     environ: Mapping[str, str]
@@ -28,35 +28,35 @@ class Surroundings:
     stderr: TextIO
     process: str = ""
 
-    def lines(self, form: Literal["json", "console"] = "json") -> Lines:
+    def make_line_writer(self, form: Literal["json", "console"] = "json") -> LineWriter:
         """Lines on stdout."""
-        return Lines(self.stdout, form=form, process=self.process)
+        return LineWriter(self.stdout, form=form, process=self.process)
 
     @property
     def journal_socket(self) -> str:
         """Where the journal listens."""
-        return self.environ.get("CELERY5_JOURNAL_SOCKET") or SOCKET
+        return self.environ.get("CELERY5_JOURNAL_SOCKET") or JOURNAL_SOCKET
 
 
-Detector = Callable[[Surroundings], Outlet | None]
+Detector = Callable[[RuntimeEnvironment], LogDestination | None]
 """Gives the outlet of a runtime that it finds, else None."""
 
 
-def journal(around: Surroundings) -> Outlet | None:
+def detect_journal(around: RuntimeEnvironment) -> LogDestination | None:
     """The systemd journal, if stderr really is it.
 
     JOURNAL_STREAM is the device and the inode of the stream that systemd made. Children inherit the variable, and
     their stderr may lead elsewhere: so it is compared with stderr itself.
     """
-    if not is_journal(around.environ.get("JOURNAL_STREAM", ""), around.stderr):
+    if not is_journal_stream(around.environ.get("JOURNAL_STREAM", ""), around.stderr):
         return None
     try:
-        return Journald(around.journal_socket)
+        return JournaldDestination(around.journal_socket)
     except OSError:  # the journal's stream without its socket: a container with half of it, say
         return None
 
 
-def is_journal(named: str, stream: TextIO) -> bool:
+def is_journal_stream(named: str, stream: TextIO) -> bool:
     """Whether `stream` is the one that JOURNAL_STREAM has `named`."""
     if not named:
         return False
@@ -67,25 +67,27 @@ def is_journal(named: str, stream: TextIO) -> bool:
     return named == f"{found.st_dev}:{found.st_ino}"
 
 
-BUILT_IN: tuple[Detector, ...] = (journal,)
+BUILT_IN_DETECTORS: tuple[Detector, ...] = (detect_journal,)
 
 
-def outlet(form: Format, around: Surroundings, own: Sequence[Detector] = ()) -> Outlet:
+def make_destination(
+    form: Format, around: RuntimeEnvironment, own: Sequence[Detector] = ()
+) -> LogDestination:
     """Where the log goes: as `form` says, or, with `auto`, as the first detector that finds something.
 
     Raises Misconfigured when the journal was asked for by name and does not answer.
     """
     if form == "journal":
         try:
-            return Journald(around.journal_socket)
+            return JournaldDestination(around.journal_socket)
         except OSError as error:
             raise Misconfigured(
                 f"--log-format journal: no journal listens at {around.journal_socket} ({error.strerror or error}); "
                 "use --log-format json, or auto"
             ) from None
     if form != "auto":
-        return around.lines(form)
-    for detect in (*own, *BUILT_IN):
+        return around.make_line_writer(form)
+    for detect in (*own, *BUILT_IN_DETECTORS):
         try:
             found = detect(around)
         except Exception as error:  # the user's code: the log must not keep the worker from working
@@ -95,7 +97,7 @@ def outlet(form: Format, around: Surroundings, own: Sequence[Detector] = ()) -> 
             continue
         if found is not None:
             return found
-    return around.lines("console" if _is_terminal(around.stdout) else "json")
+    return around.make_line_writer("console" if _is_terminal(around.stdout) else "json")
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -105,7 +107,7 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def checked(detectors: object) -> tuple[Detector, ...]:
+def check_detectors(detectors: object) -> tuple[Detector, ...]:
     """An application's detectors. Raises Misconfigured for what cannot be called."""
     if not isinstance(detectors, Sequence) or not all(map(callable, cast("Sequence[object]", detectors))):
         raise Misconfigured(f"log_detectors is {detectors!r}: give a list of functions")

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 
-class Block(msgspec.Struct, frozen=True):
+class LoopBlock(msgspec.Struct, frozen=True):
     """A block of the event loop, now or in the past: some code on it neither returned nor awaited."""
 
     # For how long, so far.
@@ -32,20 +32,20 @@ class LoopBlocks:
     """What has blocked the event loop of this process. A thread writes during a block; the loop writes its end."""
 
     def __init__(self) -> None:
-        self.now: Block | None = None
-        self.last: Block | None = None
+        self.current: LoopBlock | None = None
+        self.last: LoopBlock | None = None
         self._totals: dict[str, tuple[int, float]] = {}
-        self._followers: list[Callable[[Block], None]] = []
+        self._followers: list[Callable[[LoopBlock], None]] = []
 
-    def goes_on(self, block: Block) -> None:
+    def update_block(self, block: LoopBlock) -> None:
         """Note that the loop is blocked."""
-        self.now = block
+        self.current = block
 
-    def ended(self, block: Block) -> None:
+    def end_block(self, block: LoopBlock) -> None:
         """Record that the loop runs again, and call the followers. Called on the loop."""
         count, seconds = self._totals.get(block.task, (0, 0.0))
         self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
-        self.now, self.last = None, block
+        self.current, self.last = None, block
         for tell in list(self._followers):
             tell(block)
 
@@ -54,16 +54,16 @@ class LoopBlocks:
         """Return how often each task has blocked the loop, and for how many seconds in all."""
         return self._totals
 
-    def follow(self, tell: Callable[[Block], None]) -> None:
+    def add_listener(self, tell: Callable[[LoopBlock], None]) -> None:
         """Call `tell`, on the loop, after each block."""
         self._followers.append(tell)
 
-    def unfollow(self, tell: Callable[[Block], None]) -> None:
+    def remove_listener(self, tell: Callable[[LoopBlock], None]) -> None:
         """Stop calling `tell`."""
         self._followers.remove(tell)
 
 
-async def lateness(seconds: float) -> float:
+async def measure_lateness(seconds: float) -> float:
     """How much later than asked for a sleep of so many `seconds` ends, in seconds: what blocks the loop shows here."""
     due = trio.current_time() + seconds
     await trio.sleep_until(due)

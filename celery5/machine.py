@@ -15,7 +15,7 @@ _NO_LIMIT = 2**62
 _PROC_CGROUP = "/proc/self/cgroup"
 
 
-class Groups(NamedTuple):
+class ControlGroups(NamedTuple):
     """A tree of control groups: its `root`, what `/proc/self/cgroup` calls it, each group's files for its limit and
     what is taken of it, and the line of `memory.stat` for what of that the kernel may drop."""
 
@@ -26,9 +26,9 @@ class Groups(NamedTuple):
     droppable: bytes
 
 
-TREES = (
-    Groups("/sys/fs/cgroup", "", "memory.max", "memory.current", b"inactive_file"),
-    Groups(
+CONTROL_GROUP_TREES = (
+    ControlGroups("/sys/fs/cgroup", "", "memory.max", "memory.current", b"inactive_file"),
+    ControlGroups(
         "/sys/fs/cgroup/memory",
         "memory",
         "memory.limit_in_bytes",
@@ -39,7 +39,7 @@ TREES = (
 """Of Linux' second version, and of its first."""
 
 
-class Machine(NamedTuple):
+class MachineReading(NamedTuple):
     """`cores` that this process may use, the `load` average of the last minute, bytes of `memory` that are left."""
 
     cores: int
@@ -47,18 +47,18 @@ class Machine(NamedTuple):
     memory: int
 
 
-def look_at_machine() -> Machine:
+def read_machine() -> MachineReading:
     """How things are now. It takes some 0.2 ms. What a system does not tell is 0."""
     memory = 0
     with suppress(OSError):
         memory = available_memory()
-    return Machine(_cores(), _load(), memory)
+    return MachineReading(_cores(), _load(), memory)
 
 
 def available_memory() -> int:
     """Bytes that this process could get without swapping: what the system has left, or what the limit of a container
     or a unit leaves, whichever is least. Raises OSError where nobody says."""
-    limits = [left for tree in TREES for left in left_in(tree, _own_group(tree))]
+    limits = [left for tree in CONTROL_GROUP_TREES for left in iter_free_memory(tree, _own_group(tree))]
     return max(min([_left_in_system(), *limits]), 0)
 
 
@@ -71,7 +71,7 @@ def used_memory() -> int:
         return 0
 
 
-def left_in(tree: Groups, group: str) -> Iterator[int]:
+def iter_free_memory(tree: ControlGroups, group: str) -> Iterator[int]:
     """Bytes that a control group, and each above it that has a limit, leaves to its processes.
 
     Files that were read and that nobody uses do not count as taken: the kernel drops them when memory is short.
@@ -86,7 +86,7 @@ def left_in(tree: Groups, group: str) -> Iterator[int]:
                 yield limit - taken
 
 
-def _own_group(tree: Groups) -> str:
+def _own_group(tree: ControlGroups) -> str:
     """The control group of this process in such a tree; '' where there is none."""
     with suppress(OSError), open(_PROC_CGROUP) as lines:
         for line in lines:

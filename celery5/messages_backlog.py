@@ -17,20 +17,20 @@ import msgspec
 import trio
 
 from celery5.errors import BacklogFull, Misconfigured
-from celery5.protocol.parcels import Parcel
+from celery5.protocol.parcels import JobMessage
 
-MOST = 200
+MAX_READ_MESSAGES = 200
 """Messages that are taken at a time."""
-MOST_BYTES = 4 * 1024 * 1024
+MAX_READ_BYTES = 4 * 1024 * 1024
 """Bytes of the messages that are taken at a time, unless one alone has more."""
 
 
-class Kept(msgspec.Struct, frozen=True, gc=False):
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     """A message that waits. `number` grows in the order in which messages were put, and is never used again. `due` is
     when it falls due, in ms since 1970, if it was sent with a countdown: that runs on while it waits."""
 
     number: int
-    parcel: Parcel
+    job: JobMessage
     due: int | None = None
 
 
@@ -54,13 +54,13 @@ class MessagesBacklog(Protocol):
         """The queues of which messages wait: asked once, after it was opened."""
         ...
 
-    async def put(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         """Return when all of these (each with its `due`) are as safe as they will be; one whose id waits on the same
         queue already is left alone. All or none. Raises BacklogFull when there is no room, and anything else when it
         cannot write."""
         ...
 
-    async def first(self, queue: str, after: int) -> Sequence[Kept]:
+    async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
         """The first messages of a queue whose numbers are above `after`, in order: at most MOST of them and MOST_BYTES,
         but one at least if there is any."""
         ...
@@ -70,43 +70,43 @@ class MessagesBacklog(Protocol):
         ...
 
 
-class Room(msgspec.Struct):
+class BacklogCapacity(msgspec.Struct):
     """How much a backlog takes: `messages`, and `bytes` of them; and what is in it."""
 
-    messages: int
-    bytes: int
-    count: int = 0
-    held: int = 0
+    max_messages: int
+    max_bytes: int
+    used_messages: int = 0
+    used_bytes: int = 0
 
-    def check(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    def check(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         """Raises BacklogFull when there is no room for so many more."""
         more = sum(len(parcel.message) for parcel, _ in kept)
-        if self.count + len(kept) > self.messages or self.held + more > self.bytes:
+        if self.used_messages + len(kept) > self.max_messages or self.used_bytes + more > self.max_bytes:
             raise BacklogFull(
-                f"no room for {len(kept)} more: the backlog has {self.count} of at most {self.messages} messages, and "
-                f"{self.held} of at most {self.bytes} bytes; none of these was kept, send them later"
+                f"no room for {len(kept)} more: the backlog has {self.used_messages} of at most {self.max_messages} messages, and "
+                f"{self.used_bytes} of at most {self.max_bytes} bytes; none of these was kept, send them later"
             )
 
-    def came(self, count: int, size: int) -> None:
+    def adjust_usage(self, count: int, size: int) -> None:
         """So much more is in it, or less."""
-        self.count += count
-        self.held += size
+        self.used_messages += count
+        self.used_bytes += size
 
 
 class MemoryBacklog:
     """A backlog in memory. What is in it when its process dies is lost."""
 
-    def __init__(self, *, room: Room) -> None:
-        self._room = room
+    def __init__(self, *, capacity: BacklogCapacity) -> None:
+        self._room = capacity
         self._number = 0
-        self._queues: dict[str, dict[int, Kept]] = {}
+        self._queues: dict[str, dict[int, StoredMessage]] = {}
         self._where: dict[int, str] = {}
         self._ids: set[tuple[str, str]] = set()
 
     @property
     def size(self) -> int:
         """How many messages wait."""
-        return self._room.count
+        return self._room.used_messages
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Nothing is to be opened."""
@@ -117,7 +117,7 @@ class MemoryBacklog:
         """Those of an incarnation before this one, in the same process."""
         return list(self._queues)
 
-    async def put(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         """Keep them, if there is room."""
         self._room.check(kept)
         for parcel, due in kept:
@@ -126,13 +126,15 @@ class MemoryBacklog:
             self._number += 1
             self._ids.add((parcel.queue, parcel.id))
             self._where[self._number] = parcel.queue
-            self._queues.setdefault(parcel.queue, {})[self._number] = Kept(self._number, parcel, due)
-            self._room.came(1, len(parcel.message))
+            self._queues.setdefault(parcel.queue, {})[self._number] = StoredMessage(self._number, parcel, due)
+            self._room.adjust_usage(1, len(parcel.message))
 
-    async def first(self, queue: str, after: int) -> Sequence[Kept]:
+    async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
         """The first ones."""
         waiting = self._queues.get(queue, {})
-        return portion(list(islice((each for number, each in waiting.items() if number > after), MOST)))
+        return limit_read(
+            list(islice((each for number, each in waiting.items() if number > after), MAX_READ_MESSAGES))
+        )
 
     async def gone(self, numbers: Sequence[int]) -> None:
         """Forget them."""
@@ -141,24 +143,24 @@ class MemoryBacklog:
             if queue is None:
                 continue
             each = self._queues[queue].pop(number)
-            self._ids.discard((queue, each.parcel.id))
-            self._room.came(-1, -len(each.parcel.message))
+            self._ids.discard((queue, each.job.id))
+            self._room.adjust_usage(-1, -len(each.job.message))
             if not self._queues[queue]:
                 del self._queues[queue]
 
 
-def portion(found: Sequence[Kept]) -> list[Kept]:
+def limit_read(found: Sequence[StoredMessage]) -> list[StoredMessage]:
     """As many of the first as go in one trip."""
-    size, taken = 0, list[Kept]()
-    for each in found[:MOST]:
-        size += len(each.parcel.message)
-        if taken and size > MOST_BYTES:
+    size, taken = 0, list[StoredMessage]()
+    for each in found[:MAX_READ_MESSAGES]:
+        size += len(each.job.message)
+        if taken and size > MAX_READ_BYTES:
             break
         taken.append(each)
     return taken
 
 
-def state_folder(app: str, environ: Mapping[str, str]) -> Path:
+def get_state_folder(app: str, environ: Mapping[str, str]) -> Path:
     """Where the backlogs of an application are unless said otherwise. Raises Misconfigured for a user without a
     home."""
     state = environ.get("XDG_STATE_HOME", "")
@@ -171,27 +173,27 @@ def state_folder(app: str, environ: Mapping[str, str]) -> Path:
     return root / "celery5" / "publisher" / app.replace("/", "_")
 
 
-def backlog_for(said: str, *, app: str, broker: str, room: Room) -> MessagesBacklog:
+def make_backlog(setting: str, *, app: str, broker: str, capacity: BacklogCapacity) -> MessagesBacklog:
     """The backlog that the setting `publisher_backlog` means, for the broker of that name: `sqlite`, `memory`, a folder
     for SQLite's files, or `module:name` of what makes one, called with `app`, `broker` and `room`. Raises
     Misconfigured."""
-    if said == "memory":
-        return MemoryBacklog(room=room)
-    if said == "sqlite" or "/" in said:
+    if setting == "memory":
+        return MemoryBacklog(capacity=capacity)
+    if setting == "sqlite" or "/" in setting:
         from celery5.sqlite_backlog import SQLiteBacklog
 
-        folder = state_folder(app, os.environ) if said == "sqlite" else Path(said).expanduser()
-        return SQLiteBacklog(path=folder / f"{broker.replace('/', '_')}.sqlite3", room=room)
-    module, colon, name = said.partition(":")
+        folder = get_state_folder(app, os.environ) if setting == "sqlite" else Path(setting).expanduser()
+        return SQLiteBacklog(path=folder / f"{broker.replace('/', '_')}.sqlite3", capacity=capacity)
+    module, colon, name = setting.partition(":")
     if not colon:
         raise Misconfigured(
-            f"publisher_backlog is {said!r}: give sqlite, memory, a folder (with a / in it), or module:name"
+            f"publisher_backlog is {setting!r}: give sqlite, memory, a folder (with a / in it), or module:name"
         )
     try:
-        made: Any = getattr(import_module(module), name)(app=app, broker=broker, room=room)
+        made: Any = getattr(import_module(module), name)(app=app, broker=broker, capacity=capacity)
     except Exception as error:  # the user's code
-        raise Misconfigured(f"publisher_backlog {said!r}: {type(error).__name__}: {error}") from error
+        raise Misconfigured(f"publisher_backlog {setting!r}: {type(error).__name__}: {error}") from error
     missing = [each for each in ("size", "run", "queues", "put", "first", "gone") if not hasattr(made, each)]
     if missing:
-        raise Misconfigured(f"publisher_backlog {said!r}: {made!r} has no {missing[0]}")
+        raise Misconfigured(f"publisher_backlog {setting!r}: {made!r} has no {missing[0]}")
     return cast("MessagesBacklog", made)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from celery5.protocol.masking import masked
-from celery5.settings import PREFIX, Settings, source_of
+from celery5.protocol.masking import mask_passwords
+from celery5.settings import PREFIX, Settings, find_source
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.settings import Found
+    from celery5.settings import LoadedConfiguration
 
 _OTHERS = ("APP", "CLUSTER", "CONFIG", "CONTROLLER", "JOB", "JOURNAL", "TEST")
 """What variables of ours that are no settings begin with."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class SettingOrigin(msgspec.Struct, frozen=True):
     """One setting: its value, passwords masked, and its `origin`: `flag --concurrency`, `code`, `CELERY5_CONCURRENCY`,
     `file celery5.toml`, or `default`."""
 
@@ -31,16 +31,16 @@ class Origin(msgspec.Struct, frozen=True):
     origin: str
 
 
-def origins(app: "App") -> list[Origin]:
+def get_origins(app: "App") -> list[SettingOrigin]:
     """All settings of an application, in the order of the guide. Reads its configuration. Raises Misconfigured."""
-    found, settings = app.found(), app.settings
+    found, settings = app.read_configuration(), app.settings
     return [
-        Origin(name, masked(getattr(settings, name)), _origin(name, app, found))
+        SettingOrigin(name, mask_passwords(getattr(settings, name)), _origin(name, app, found))
         for name in Settings.__struct_fields__
     ]
 
 
-def oddities(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+def find_warnings(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """What is allowed and hardly meant, a line each."""
     found: list[str] = []
     hard, soft = settings.time_limit, settings.soft_time_limit
@@ -50,10 +50,12 @@ def oddities(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         found.append("inbox_signatures=False: whoever can write to Redis commands the workers")
     if settings.status_port and settings.status_host not in ("127.0.0.1", "::1", "localhost"):
         found.append(f"status_host={settings.status_host}: the status port asks nobody who they are")
-    return found + [f"{each} is in the environment, and is no setting" for each in strange_variables(environ)]
+    return found + [
+        f"{each} is in the environment, and is no setting" for each in find_unknown_variables(environ)
+    ]
 
 
-def strange_variables(environ: Mapping[str, str]) -> list[str]:
+def find_unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """The names of variables that look like ours, and mean nothing."""
     known = {PREFIX + each.upper() for each in Settings.__struct_fields__}
     others = tuple(PREFIX + each for each in _OTHERS)
@@ -61,10 +63,10 @@ def strange_variables(environ: Mapping[str, str]) -> list[str]:
     return [each for each in ours if each not in known]
 
 
-def _origin(name: str, app: "App", found: "Found | None") -> str:
-    source = source_of(name, app.said, os.environ, found)
+def _origin(name: str, app: "App", found: "LoadedConfiguration | None") -> str:
+    source = find_source(name, app.explicit_settings, os.environ, found)
     if source is None:
         return "default"
     if source.kind == "said":
-        return f"flag --{name.replace('_', '-')}" if name in app.said.flags else "code"
+        return f"flag --{name.replace('_', '-')}" if name in app.explicit_settings.flags else "code"
     return found.where if found is not None and source.kind == "configuration" else source.where

@@ -13,24 +13,30 @@ from msgspec.structs import replace
 
 from celery5.broker import calls, documents, leading, looking, pausing, presence, scaling
 from celery5.broker import dead_letters as graveyard
-from celery5.broker.absent import AWAY, absent, leaving_out, may_be_there, without_those_away
+from celery5.broker.absent import (
+    UNREACHABLE,
+    get_unreachable,
+    not_found_error,
+    retry_without_unreachable,
+    skip_unreachable,
+)
 from celery5.broker.call import Call
 from celery5.broker.keys import EVENTS
-from celery5.broker.looking import QueueState, Sighting
+from celery5.broker.looking import JobInspection, QueueState
 from celery5.broker.scaling import Scaling
 from celery5.connections import AwaitingRedis
 from celery5.errors import UnknownQueue
-from celery5.protocol.leadership import Record
+from celery5.protocol.leadership import LeaderRecord
 from celery5.protocol.states import JobState
-from celery5.protocol.story import JobStory, told
-from celery5.sinks import sinks_of
+from celery5.protocol.story import JobDetails, make_job_details
+from celery5.sinks import get_sink_names
 from celery5.strategies import is_scaled
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 
-BESIDE = ("scheduler", "controller", "publisher")
+LEASED_PROCESS_KINDS = ("scheduler", "controller", "publisher")
 """The kinds of processes that run no jobs, and tell that they live by a lease of their own."""
 
 
@@ -70,19 +76,19 @@ class AppState(msgspec.Struct, frozen=True):
         return tuple(sorted(one.name for one in self.events.workers if one.alive))
 
 
-async def state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
+async def read_app_state(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
     """What is in the application's queues, or in one of them. Raises UnknownQueue."""
-    return await without_those_away(lambda: _state_of_app(app, redis, queue))
+    return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue))
 
 
 async def _state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> AppState:
-    used = await redis.perform(calls.queues(app.keys))
-    paused = await redis.perform(pausing.paused(app.keys))
+    used = await redis.perform(calls.list_queues(app.keys))
+    paused = await redis.perform(pausing.list_paused_queues(app.keys))
     known = sorted({*used, *paused})  # one may be paused before anything was sent to it
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
-    asked: list[Call[Any]] = [looking.overview(app.queue(name)) for name in names]
+    asked: list[Call[Any]] = [looking.get_queue_state(app.queue(name)) for name in names]
     states: list[QueueState] = await redis.perform_all(asked) if asked else []
     events, schedulers, controllers, publishers, record, scaled = await _beside(app, redis)
     leader = record.leader if record.leader in controllers else ""  # it is remembered for long who led
@@ -97,16 +103,20 @@ async def _state_of_app(app: "App", redis: AwaitingRedis, queue: str | None) -> 
 async def _beside(app: "App", redis: AwaitingRedis) -> Sequence[Any]:
     """What is on the default broker: the events, who lives besides workers, who leads, how it is scaled. As good as
     nothing of it, when that is left out."""
-    living: list[Call[Any]] = [presence.living(app.keys, kind) for kind in BESIDE]
-    asked: list[Call[Any]] = [looking.overview(app.queue(EVENTS)), *living, leading.leader(app.keys)]
+    living: list[Call[Any]] = [presence.list_live_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS]
+    asked: list[Call[Any]] = [
+        looking.get_queue_state(app.queue(EVENTS)),
+        *living,
+        leading.get_leader(app.keys),
+    ]
     if is_scaled(app.settings):
-        asked.append(scaling.scaling(app.keys))
+        asked.append(scaling.get_scaling(app.keys))
     try:
         found: list[Any] = await redis.perform_all(asked)
-    except AWAY:
-        if not absent():
+    except UNREACHABLE:
+        if not get_unreachable():
             raise
-        return (_no_events(), (), (), (), Record(), None)
+        return (_no_events(), (), (), (), LeaderRecord(), None)
     return found if is_scaled(app.settings) else [*found, None]
 
 
@@ -116,49 +126,51 @@ def _no_events() -> QueueState:
 
 async def _documents(app: "App", redis: AwaitingRedis, queues: list[str]) -> dict[str, dict[str, int]]:
     """How many documents wait for each sink that a task has, by queue. Asks nothing when there is none."""
-    asked = [(queue, sink) for queue in queues for sink in sinks_of(app.tasks.values())]
-    counts = [documents.count(app.queue(queue), sink) for queue, sink in asked]
+    asked = [(queue, sink) for queue in queues for sink in get_sink_names(app.tasks.values())]
+    counts = [documents.count_documents(app.queue(queue), sink) for queue, sink in asked]
     found: dict[str, dict[str, int]] = {}
     for (queue, sink), number in zip(asked, await redis.perform_all(counts) if counts else [], strict=True):
         found.setdefault(queue, {})[sink] = number
     return found
 
 
-async def story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:
+async def find_job(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobDetails | None:
     """What is known of a job, on one queue or wherever it is; None when nothing is. Raises UnknownQueue, and the error
     of a broker that is away when the job is on none of the others: it may be there."""
-    with leaving_out() as away:
-        found = await without_those_away(lambda: _story_of(app, redis, job_id, queue))
-    if found is None and away and (queue is None or app.brokers.home(queue) in away):
-        raise may_be_there(f"job {job_id!r}", away)
+    with skip_unreachable() as away:
+        found = await retry_without_unreachable(lambda: _story_of(app, redis, job_id, queue))
+    if found is None and away and (queue is None or app.brokers.broker_of_queue(queue) in away):
+        raise not_found_error(f"job {job_id!r}", away)
     return found
 
 
-async def _story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobStory | None:
-    known = await redis.perform(calls.queues(app.keys))
+async def _story_of(app: "App", redis: AwaitingRedis, job_id: str, queue: str | None) -> JobDetails | None:
+    known = await redis.perform(calls.list_queues(app.keys))
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
     names = known if queue is None else [queue]
     seen = (
-        await redis.perform_all([looking.inspect(app.queue(name), job_id) for name in names]) if names else []
+        await redis.perform_all([looking.inspect_job(app.queue(name), job_id) for name in names])
+        if names
+        else []
     )
     stories = [_story(app, job_id, name, each) for name, each in zip(names, seen, strict=True)]
     found = [each for each in stories if each.state is not JobState.UNKNOWN]
-    return min(found, key=lambda each: each.ended, default=None)  # of several, one that has not ended
+    return min(found, key=lambda each: each.has_ended, default=None)  # of several, one that has not ended
 
 
-def _story(app: "App", job_id: str, queue: str, seen: Sighting) -> JobStory:
-    story = told(
+def _story(app: "App", job_id: str, queue: str, seen: JobInspection) -> JobDetails:
+    story = make_job_details(
         job_id,
         queue,
         place=seen.place,
         message=seen.message,
         document=seen.document,
         worker=seen.worker,
-        taken=0.0 if seen.held is None else seen.now - seen.held,
+        taken=0.0 if seen.held_for is None else seen.now - seen.held_for,
         due=seen.due or 0.0,
         deliveries=seen.deliveries,
-        before=seen.before,
+        before=seen.jobs_ahead,
         limit=app.settings.message_limit,
     )
     if story.max_retries is None and seen.message and story.task in app.tasks:
@@ -169,5 +181,5 @@ def _story(app: "App", job_id: str, queue: str, seen: Sighting) -> JobStory:
 
 async def _refuse_unknown(app: "App", redis: AwaitingRedis, queue: str, known: list[str]) -> None:
     """A raw producer may have sent to a queue that is in no list."""
-    if not await redis.perform(graveyard.exists(app.queue(queue))):
+    if not await redis.perform(graveyard.queue_exists(app.queue(queue))):
         raise UnknownQueue(queue, known)

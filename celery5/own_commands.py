@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast, overload
 from celery5.errors import CommandRefused, Misconfigured
 
 F = TypeVar("F", bound=Callable[..., Any])
-Handler = Callable[[Mapping[str, Any]], Awaitable[object]]
+OwnCommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 
-RESERVED = frozenset(
+RESERVED_COMMANDS = frozenset(
     {
         *(
             "ping",
@@ -73,18 +73,18 @@ class DeclareCommand:
     def _add(self, name: str, function: Callable[..., Any]) -> None:
         if not _NAME.match(name):
             raise Misconfigured(f"command {name!r}: a name has small letters, digits and -")
-        if name in RESERVED:
+        if name in RESERVED_COMMANDS:
             raise Misconfigured(f"command {name!r}: all workers have one of that name; take another")
         if self.known.setdefault(name, function) is not function:
             raise Misconfigured(f"two commands are named {name!r}")
 
 
-def handlers_of(known: Mapping[str, Callable[..., Any]]) -> dict[str, Handler]:
+def make_own_handlers(known: Mapping[str, Callable[..., Any]]) -> dict[str, OwnCommandHandler]:
     """What performs them, by name."""
     return {name: _handler(name, function) for name, function in known.items()}
 
 
-def _handler(name: str, function: Callable[..., Any]) -> Handler:
+def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
     async def handle(parameters: Mapping[str, Any]) -> object:
         try:
             inspect.signature(function).bind(**parameters)

@@ -8,25 +8,25 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from celery5.event import adopt_events
-from celery5.include import modules_of
+from celery5.include import find_modules
 from celery5.task import Task
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 
-def adopt_all(app: "App") -> None:
+def adopt_declarations(app: "App") -> None:
     """Have `app` own what is free in its included modules and in its own."""
-    for each in tasks_of(app):
-        if each.is_free:
+    for each in find_tasks(app):
+        if each.has_no_app:
             each.adopt(app)
             app.tasks.add(each)
-    adopt_events(app, (*modules_of(app.include), app.module))
+    adopt_events(app, (*find_modules(app.include), app.module))
 
 
-def tasks_of(app: "App") -> Iterator[Task[Any, Any]]:
+def find_tasks(app: "App") -> Iterator[Task[Any, Any]]:
     """All tasks in the included modules and in the application's own, whoever owns them."""
-    for module in (*modules_of(app.include), app.module):
+    for module in (*find_modules(app.include), app.module):
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
             if isinstance(value, Task):
                 yield cast("Task[Any, Any]", value)

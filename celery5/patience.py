@@ -12,29 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery5.colourless import Plain, finished
-from celery5.connections import AwaitingRedis, AwaitingResults, BlockingResults
+from celery5.colourless import BlockingDriverAdapter, run_blocking
+from celery5.connections import AsyncResultWaiter, AwaitingRedis, ResultWaiter
 from celery5.errors import BrokerUnavailable
-from celery5.graves import documents_in_graves
+from celery5.graves import find_dead_documents
 
 if TYPE_CHECKING:
     from celery5.app import App
 
-LOOK_AFTER = 1.0
+DEAD_LETTER_CHECK_DELAY = 1.0
 """Seconds that one waits before somebody looks into the graves. Most results have come by then."""
 
-Enough = Callable[[Mapping[str, bytes]], bool]
+StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 
-class Patient:
+class CheckingResultWaiter:
     """Waits for results in plain Python."""
 
-    def __init__(self, app: "App", results: BlockingResults) -> None:
+    def __init__(self, app: "App", results: ResultWaiter) -> None:
         self._app = app
         self._results = results
 
     def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
         wait, reached = _Wait(keys, timeout, enough), False
@@ -46,22 +46,22 @@ class Patient:
                 raise
         if reached and not wait.over():
             with suppress(BrokerUnavailable):
-                redis = Plain(self._app.connections.blocking(instead="aget"))
-                wait.add(finished(documents_in_graves(self._app, redis, wait.missing)))
+                redis = BlockingDriverAdapter(self._app.connections.get_blocking_driver(async_name="aget"))
+                wait.add(run_blocking(find_dead_documents(self._app, redis, wait.missing)))
         if not wait.over() and wait.rest != 0:
             wait.add(self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
         return wait.found
 
 
-class AwaitingPatient:
+class AsyncCheckingResultWaiter:
     """Waits for results in an event loop."""
 
-    def __init__(self, app: "App", results: AwaitingResults) -> None:
+    def __init__(self, app: "App", results: AsyncResultWaiter) -> None:
         self._app = app
         self._results = results
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """As Patient.wait."""
         wait, reached = _Wait(keys, timeout, enough), False
@@ -73,8 +73,8 @@ class AwaitingPatient:
                 raise
         if reached and not wait.over():
             with suppress(BrokerUnavailable):
-                redis: AwaitingRedis = await self._app.connections.awaiting()
-                wait.add(await documents_in_graves(self._app, redis, wait.missing))
+                redis: AwaitingRedis = await self._app.connections.get_async_driver()
+                wait.add(await find_dead_documents(self._app, redis, wait.missing))
         if not wait.over() and wait.rest != 0:
             wait.add(await self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))
         return wait.found
@@ -83,12 +83,12 @@ class AwaitingPatient:
 class _Wait:
     """How far one wait has come."""
 
-    def __init__(self, keys: Sequence[str], timeout: float | None, enough: Enough | None) -> None:
+    def __init__(self, keys: Sequence[str], timeout: float | None, enough: StopCondition | None) -> None:
         self.found: dict[str, bytes] = {}
         self._keys = keys
         self._enough = enough
         self._ends = math.inf if timeout is None else time.monotonic() + timeout
-        self.first = LOOK_AFTER if timeout is None else min(timeout, LOOK_AFTER)
+        self.first = DEAD_LETTER_CHECK_DELAY if timeout is None else min(timeout, DEAD_LETTER_CHECK_DELAY)
 
     def add(self, found: Mapping[str, bytes]) -> None:
         """More documents."""
@@ -109,7 +109,7 @@ class _Wait:
         return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
 
     @property
-    def enough(self) -> Enough | None:
+    def enough(self) -> StopCondition | None:
         """Whether what comes now is enough, with what has come before."""
         asked, before = self._enough, dict(self.found)
         return None if asked is None else lambda found: asked({**before, **found})

@@ -14,16 +14,22 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.job import seconds
-from celery5.protocol.schedules import Definition, Misfire, Origin, Overlap, Policy
-from celery5.protocol.triggers import AnyTrigger, placed, refuse_bad_fields
-from celery5.triggers import trigger_of
+from celery5.protocol.job import to_seconds
+from celery5.protocol.schedules import (
+    Misfire,
+    MisfirePolicy,
+    OverlapPolicy,
+    ScheduleDefinition,
+    ScheduleOrigin,
+)
+from celery5.protocol.triggers import AnyTrigger, validate_cron_fields, with_zone
+from celery5.triggers import parse_trigger
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.task import Signature, Task
 
-LONGEST_JITTER = 86_400.0
+MAX_JITTER = 86_400.0
 
 
 class Periodic(msgspec.Struct, frozen=True):
@@ -39,21 +45,21 @@ class Periodic(msgspec.Struct, frozen=True):
     name: str = ""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
-    misfire: Misfire | Policy = "once"
-    overlap: Overlap = "allow"
+    misfire: Misfire | MisfirePolicy = "once"
+    overlap: OverlapPolicy = "allow"
     jitter: float | timedelta = 0.0
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredSchedule(msgspec.Struct, frozen=True):
     """A schedule as somebody declared it: the call, and how it is repeated."""
 
     name: str
     call: Any
-    how: Periodic
-    origin: Origin = "code"
+    periodic: Periodic
+    origin: ScheduleOrigin = "code"
 
 
-def periodic_of(said: object, what: str) -> tuple[Periodic, ...]:
+def parse_periodic(said: object, what: str) -> tuple[Periodic, ...]:
     """What `schedule=` says: one schedule, or a list of them. Raises Misconfigured."""
     if said is None:
         return ()
@@ -64,42 +70,44 @@ def periodic_of(said: object, what: str) -> tuple[Periodic, ...]:
         raise Misconfigured(f"{what} has several schedules: give each a name, Periodic(..., name=...)")
     for each in made:
         try:
-            _ = parts_of(each)
+            _ = resolve_parts(each)
         except Misconfigured as error:
             raise Misconfigured(f"{what}: schedule: {error}") from None
     return made
 
 
-def parts_of(how: Periodic) -> tuple[AnyTrigger, Misfire, float]:
+def resolve_parts(how: Periodic) -> tuple[AnyTrigger, Misfire, float]:
     """The trigger, the misfire policy and the jitter of a declaration. Raises Misconfigured."""
     misfire = how.misfire if isinstance(how.misfire, Misfire) else Misfire(how.misfire)
-    jitter = seconds(how.jitter)
+    jitter = to_seconds(how.jitter)
     if how.overlap not in ("allow", "skip", "queue"):
         raise Misconfigured(f"overlap {how.overlap!r} is not known: allow, skip or queue")
-    if jitter is None or not 0 <= jitter <= LONGEST_JITTER:
+    if jitter is None or not 0 <= jitter <= MAX_JITTER:
         raise Misconfigured(f"jitter is {how.jitter!r}: give 0 seconds to a day")
     if how.name and (len(how.name) > 200 or any(each < " " for each in how.name)):
         raise Misconfigured(f"a schedule's name has at most 200 characters, and {how.name!r} is none")
-    trigger = trigger_of(how.when)
-    refuse_bad_fields(trigger)
-    return trigger, misfire.checked(), jitter
+    trigger = parse_trigger(how.when)
+    validate_cron_fields(trigger)
+    return trigger, misfire.validate(), jitter
 
 
-def definition(app: "App", call: "Signature[Any]", how: Periodic) -> Definition:
+def make_definition(app: "App", call: "Signature[Any]", how: Periodic) -> ScheduleDefinition:
     """What a Scheduler needs to know, so that it can publish the jobs without the code of their task. Raises
     Misconfigured, BadArguments, MessageTooLarge."""
-    trigger, misfire, jitter = parts_of(how)
+    trigger, misfire, jitter = resolve_parts(how)
     job = call.job()
     if job.at:
         raise Misconfigured(f"schedule of {job.task}: a countdown or an eta has no place beside a schedule")
     envelope = read_envelope(job.message)
     template = msgspec.structs.replace(envelope, id="-", sent=0.0, expires=None, trace="")
-    expires = call.task.options_.expires
-    lasts = seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
-    return Definition(
+    expires = call.task.send_options.expires
+    lasts = (
+        to_seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
+    )
+    return ScheduleDefinition(
         task=job.task,
         queue=job.queue,
-        trigger=placed(trigger, app.settings.timezone),
+        trigger=with_zone(trigger, app.settings.timezone),
         message=msgspec.json.encode(template).decode(),
         expires=lasts,
         lane=job.lane,
@@ -111,25 +119,25 @@ def definition(app: "App", call: "Signature[Any]", how: Periodic) -> Definition:
     )
 
 
-def declared_by(app: "App", by_call: Sequence[Declared]) -> Iterator[Declared]:
+def iterate_declared(app: "App", by_call: Sequence[DeclaredSchedule]) -> Iterator[DeclaredSchedule]:
     """All schedules that the application's code and its configuration declare. Raises Misconfigured."""
     yield from by_call
     for task in list(app.tasks.values()):
-        yield from of_task(task)
+        yield from iterate_task_schedules(task)
     for name, said in app.settings.schedules.items():
         yield _configured(app, name, said)
 
 
-def of_task(task: "Task[Any, Any]") -> Iterator[Declared]:
+def iterate_task_schedules(task: "Task[Any, Any]") -> Iterator[DeclaredSchedule]:
     """The schedules that a task was declared with."""
     from celery5.task import Signature
 
     for how in task.schedule:
         call = Signature(task, tuple(how.args), dict(how.kwargs))
-        yield Declared(how.name or task.name, call, how)
+        yield DeclaredSchedule(how.name or task.name, call, how)
 
 
-def _configured(app: "App", name: str, said: Mapping[str, Any]) -> Declared:
+def _configured(app: "App", name: str, said: Mapping[str, Any]) -> DeclaredSchedule:
     words = dict(said)
     task = words.pop("task", None)
     if not isinstance(task, str) or task not in app.tasks:
@@ -146,9 +154,9 @@ def _configured(app: "App", name: str, said: Mapping[str, Any]) -> Declared:
         if isinstance(misfire, Mapping):
             misfire = msgspec.convert(misfire, Misfire)
         how = Periodic(words.pop("when", None) or words, name, misfire=misfire, **own)
-        _ = parts_of(how)
+        _ = resolve_parts(how)
     except (TypeError, msgspec.ValidationError, Misconfigured) as error:
         raise Misconfigured(f"schedule {name!r} in the settings: {error}") from None
     from celery5.task import Signature
 
-    return Declared(name, Signature(call, tuple(how.args), dict(how.kwargs)), how, "configuration")
+    return DeclaredSchedule(name, Signature(call, tuple(how.args), dict(how.kwargs)), how, "configuration")

@@ -27,7 +27,7 @@ import trio
 
 from celery5.errors import PlatformError
 from celery5.protocol.cluster import Cluster, Group, Host
-from celery5.protocol.members import Beat, Ended, Kind, Member, Ready, State, Stopping, Unknown, Word
+from celery5.protocol.members import Beat, Ended, Kind, Member, MemberEvent, Ready, State, Stopping, Unknown
 
 __all__ = [
     "Beat",
@@ -43,7 +43,7 @@ __all__ = [
     "State",
     "Stopping",
     "Unknown",
-    "Word",
+    "MemberEvent",
 ]
 
 
@@ -52,7 +52,10 @@ class Platform(Protocol):
     """Starts and ends members. None of its methods may take long, but for `live`."""
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Live until cancelled, and tell what happens through `heard`, in order: a member is `Ready`, it lives (`Beat`,
         several times in `hung_after` seconds), it is `Stopping`, it has `Ended`, or how it is is `Unknown`. `started()`

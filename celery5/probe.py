@@ -15,7 +15,7 @@ LARGEST = 1024 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
 
 
-class Answer(NamedTuple):
+class ProbeResponse(NamedTuple):
     """What was answered: the `status` of HTTP and the `body`. Without an answer the status is 0; `why` says more."""
 
     status: int
@@ -28,19 +28,19 @@ class Answer(NamedTuple):
         return self.status == 200
 
 
-def ask(host: str, port: int, path: str, *, within: float = 5.0) -> Answer:
+def send_probe(host: str, port: int, path: str, *, timeout: float = 5.0) -> ProbeResponse:
     """Ask the process that listens there, for at most `within` seconds. Never raises for what is wrong there."""
-    end = time.monotonic() + within
+    end = time.monotonic() + timeout
     try:
-        with socket.create_connection((host, port), timeout=within) as line:
+        with socket.create_connection((host, port), timeout=timeout) as line:
             name = f"[{host}]" if ":" in host else host
             asked = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
             line.sendall(asked.encode("ascii"))
             return _read(_received(line, end))
     except TimeoutError:
-        return Answer(0, why=f"{host}:{port} did not answer within {within:g} s")
+        return ProbeResponse(0, why=f"{host}:{port} did not answer within {timeout:g} s")
     except (OSError, ValueError) as error:
-        return Answer(0, why=f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
+        return ProbeResponse(0, why=f"{host}:{port}: {getattr(error, 'strerror', None) or error}")
 
 
 def _received(line: socket.socket, end: float) -> bytes:
@@ -58,9 +58,9 @@ def _received(line: socket.socket, end: float) -> bytes:
     raise ValueError(f"the answer is larger than {LARGEST} bytes")
 
 
-def _read(data: bytes) -> Answer:
+def _read(data: bytes) -> ProbeResponse:
     head, _, body = data.partition(b"\r\n\r\n")
     found = _STATUS.fullmatch(head.split(b"\r\n")[0])
     if found is None:
-        return Answer(0, why="what answers there does not speak HTTP")
-    return Answer(int(found[1]), body)
+        return ProbeResponse(0, why="what answers there does not speak HTTP")
+    return ProbeResponse(int(found[1]), body)

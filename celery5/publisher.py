@@ -13,15 +13,15 @@ from celery5.protocol.job import Job
 
 T = TypeVar("T")
 
-PORTION = 200
+JOBS_PER_TRIP = 200
 """Jobs in one trip: long scripts would hold the server up."""
-LINED_UP = 100
+LIMITED_JOBS_PER_TRIP = 100
 """The most jobs that one trip puts straight into waiting lists: each costs four commands or more."""
-PORTION_BYTES = 4 * 1024 * 1024
+BYTES_PER_TRIP = 4 * 1024 * 1024
 """Bytes of messages in one trip, unless one message alone has more."""
 
 
-class Publisher:
+class PublishPlanner:
     """Where jobs go, as calls. One for an application."""
 
     def __init__(self, *, keys: Keys) -> None:
@@ -33,29 +33,29 @@ class Publisher:
         """The keys of a queue, made once."""
         found = self._known.get(name)
         if found is None:
-            found = self._known[name] = self._keys.of(name)
+            found = self._known[name] = self._keys.for_queue(name)
         return found
 
-    def publish(self, jobs: Sequence[Job]) -> list[Call[Any]]:
+    def plan_calls(self, jobs: Sequence[Job]) -> list[Call[Any]]:
         """The calls that publish `jobs`, in their order for each queue. What they give is for `published`.
 
         Where one job has a key, all jobs of its queue go the same way, so that they keep their order. Those of another
         priority than normal go that way, too, to their own lane. Those that take turns go straight to their lines.
         """
         if len(jobs) == 1 and jobs[0].queue in self._announced:
-            return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on(jobs[0].lane), jobs)]
+            return [_WAYS[_way(jobs[0])](self.queue(jobs[0].queue).on_lane(jobs[0].lane), jobs)]
         groups = _grouped(jobs)
         queues = dict.fromkeys(name for name, _, _ in groups)
         made: list[Call[Any]] = [
-            calls.announce(self._keys, name) for name in queues if name not in self._announced
+            calls.register_queue(self._keys, name) for name in queues if name not in self._announced
         ]
         for (name, way, lane), group in groups.items():
-            keys = self.queue(name).on(lane)
-            most = LINED_UP if way == "line_up" else PORTION
-            made += [_WAYS[way](keys, part) for part in portions(group, _size, most)]
+            keys = self.queue(name).on_lane(lane)
+            most = LIMITED_JOBS_PER_TRIP if way == "line_up" else JOBS_PER_TRIP
+            made += [_WAYS[way](keys, part) for part in split_into_trips(group, _size, most)]
         return made
 
-    def published(self, jobs: Sequence[Job], answers: Sequence[Any] = ()) -> Mapping[str, str]:
+    def record_published(self, jobs: Sequence[Job], replies: Sequence[Any] = ()) -> Mapping[str, str]:
         """The calls for `jobs` went through and gave `answers`: their queues are announced and need not be again.
 
         Gives, by the id of each job that was not sent because another one has its key, the id of that other one.
@@ -64,7 +64,7 @@ class Publisher:
             self._announced.add(jobs[0].queue)
         else:
             self._announced.update({job.queue for job in jobs})
-        found = [cast("dict[str, str]", each) for each in answers if isinstance(each, dict)]
+        found = [cast("dict[str, str]", each) for each in replies if isinstance(each, dict)]
         return {job_id: holder for each in found for job_id, holder in each.items()}
 
 
@@ -105,22 +105,24 @@ def _claim(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
 
 
 def _line_up(keys: QueueKeys, jobs: Sequence[Job]) -> Call[Any]:
-    return gating.line_up(keys, [(job.id, job.message, job.line, job.expires) for job in jobs])
+    return gating.add_to_waiting_list(keys, [(job.id, job.message, job.line, job.expires) for job in jobs])
 
 
 _WAYS = {"publish": _publish, "schedule": _schedule, "claim": _claim, "line_up": _line_up}
 
 
-def portions(jobs: Iterable[T], size_of: Callable[[T], int], most: int = PORTION) -> Iterator[list[T]]:
+def split_into_trips(
+    jobs: Iterable[T], size_of: Callable[[T], int], most: int = JOBS_PER_TRIP
+) -> Iterator[list[T]]:
     """The jobs in their order, as many at a time as go in one trip: `most`, or fewer where they are large.
 
-    `size_of` tells the bytes of one. A portion has at most PORTION_BYTES of them, unless one job alone has more.
+    `size_of` tells the bytes of one. A portion has at most BYTES_PER_TRIP of them, unless one job alone has more.
     """
     part: list[T] = []
     size = 0
     for job in jobs:
         more = size_of(job)
-        if part and (len(part) == most or size + more > PORTION_BYTES):
+        if part and (len(part) == most or size + more > BYTES_PER_TRIP):
             yield part
             part, size = [], 0
         part.append(job)

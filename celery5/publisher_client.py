@@ -21,7 +21,7 @@ from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
 
 from celery5.broker.colour import current_colour
-from celery5.daemon_line import connected, exchange
+from celery5.daemon_line import connect_to_daemon, send_request
 from celery5.errors import (
     BacklogFull,
     BrokerError,
@@ -34,30 +34,30 @@ from celery5.errors import (
 from celery5.protocol.daemon_address import DaemonAddress
 from celery5.protocol.job import Job
 from celery5.protocol.parcels import (
-    MOST_PARCELS,
-    Answer,
-    Hand,
-    Hello,
-    Parcel,
-    Refused,
-    Told,
+    MAX_MESSAGES,
+    ClientHello,
+    ConnectionRefusal,
+    GroupReply,
+    JobMessage,
+    PublishReply,
+    PublishRequest,
     Welcome,
-    parcel,
-    portions,
+    make_job_message,
+    split_into_frames,
 )
 
-AWAY = 1.0
+CONNECT_PERIOD = 1.0
 """Seconds for which the daemon is looked for when it is away: it may be starting anew."""
-REST = 0.5
+RECONNECT_PAUSE = 0.5
 """Seconds for which callers are told at once that it is away, before it is looked for again."""
 ANSWER_LIMIT = 10.0
 """Seconds that the daemon has for an answer."""
-LIMIT = 20.0
+CALL_LIMIT = 20.0
 """Seconds that a caller waits in all."""
-IDLE = 5.0
+IDLE_LIMIT = 5.0
 """Seconds without work after which the thread ends. The connection stays."""
 
-Group = tuple[Parcel, ...]
+Group = tuple[JobMessage, ...]
 
 
 class _Delivery:
@@ -67,7 +67,7 @@ class _Delivery:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.answer: Future[Answer] = Future()
+        self.answer: Future[GroupReply] = Future()
         self.sent = False
         # An attempt was sent and lost; the daemon may have stored its jobs, so the answer to the next one is not all.
         self.lost = False
@@ -79,13 +79,13 @@ class PublisherClient:
     def __init__(self, *, address: DaemonAddress, app: str) -> None:
         self._address = address
         self._app = app
-        self.start_over()
+        self.reset()
         _ALL.add(self)
 
     def __repr__(self) -> str:
         return f"<PublisherClient {self._address}>"
 
-    def hand(self, jobs: Sequence[Job]) -> None:
+    def publish(self, jobs: Sequence[Job]) -> None:
         """Return when the daemon has stored all `jobs`. For plain Python.
 
         Raises PublisherUnavailable when it cannot be reached, has not answered in time, or cannot store anything;
@@ -93,10 +93,10 @@ class PublisherClient:
         """
         delivery = self._begun(jobs)
         with suppress(TooLate):
-            delivery.answer.result(LIMIT)
+            delivery.answer.result(CALL_LIMIT)
         self._judged(delivery)
 
-    async def ahand(self, jobs: Sequence[Job]) -> None:
+    async def apublish(self, jobs: Sequence[Job]) -> None:
         """`hand`, from Trio or asyncio. Cancelled, it takes back what was not sent yet."""
         delivery = self._begun(jobs)
         try:
@@ -111,7 +111,7 @@ class PublisherClient:
         with self._talking:
             self._hang_up()
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Begin without a connection, as a forked child must: that one is its parent's."""
         self._changed = threading.Condition(threading.Lock())
         self._talking = threading.Lock()
@@ -124,11 +124,11 @@ class PublisherClient:
     # ---- callers
 
     def _begun(self, jobs: Sequence[Job]) -> _Delivery:
-        if len(jobs) > MOST_PARCELS:
+        if len(jobs) > MAX_MESSAGES:
             raise MessageTooLarge(
-                f"{len(jobs)} jobs in one call: the Publisher takes {MOST_PARCELS} at once; send them in several calls"
+                f"{len(jobs)} jobs in one call: the Publisher takes {MAX_MESSAGES} at once; send them in several calls"
             )
-        delivery = _Delivery(tuple(parcel(job) for job in jobs))
+        delivery = _Delivery(tuple(make_job_message(job) for job in jobs))
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="celery5-publisher-client", daemon=True)
@@ -142,7 +142,7 @@ class PublisherClient:
         """Raises what the answer means, if it is no good one."""
         if delivery.answer.cancel() or not delivery.answer.done():
             raise PublisherUnavailable(
-                f"the Publisher at {self._address} has not answered within {LIMIT:g} s",
+                f"the Publisher at {self._address} has not answered within {CALL_LIMIT:g} s",
                 maybe_done=delivery.sent,
             )
         answer = delivery.answer.result()
@@ -163,12 +163,12 @@ class PublisherClient:
     def _work(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting and not self._changed.wait_for(lambda: bool(self._waiting), IDLE):
+                if not self._waiting and not self._changed.wait_for(lambda: bool(self._waiting), IDLE_LIMIT):
                     self._thread = None
                     return
                 found = list(self._waiting)
                 self._waiting.clear()
-            for part in portions([each.group for each in found]):
+            for part in split_into_frames([each.group for each in found]):
                 # What a caller has taken back meanwhile is not sent.
                 taken = [found[n] for n in part if found[n].answer.set_running_or_notify_cancel()]
                 if taken:
@@ -183,9 +183,9 @@ class PublisherClient:
         for each, answer in zip(taken, answers, strict=True):
             each.answer.set_result(answer)
 
-    def _told(self, taken: list[_Delivery]) -> Sequence[Answer]:
+    def _told(self, taken: list[_Delivery]) -> Sequence[GroupReply]:
         """The daemon's answers, over the connection that there is, or else over a new one."""
-        word = Hand(tuple(each.group for each in taken))
+        word = PublishRequest(tuple(each.group for each in taken))
         kept = self._line is not None
         try:
             return self._asked(word, taken)
@@ -201,15 +201,15 @@ class PublisherClient:
             self._hang_up()
             raise PublisherUnavailable(self._said(error)) from error
 
-    def _asked(self, word: Hand, taken: list[_Delivery]) -> Sequence[Answer]:
+    def _asked(self, word: PublishRequest, taken: list[_Delivery]) -> Sequence[GroupReply]:
         line = self._line = self._line or self._found()
         line.settimeout(ANSWER_LIMIT)
         for each in taken:
             each.sent = True
-        answer = exchange(line, word)
-        if isinstance(answer, Refused):
-            raise _error(Answer(answer.code, answer.why), "")
-        if not isinstance(answer, Told) or len(answer.answers) != len(taken):
+        answer = send_request(line, word)
+        if isinstance(answer, ConnectionRefusal):
+            raise _error(GroupReply(answer.code, answer.why), "")
+        if not isinstance(answer, PublishReply) or len(answer.answers) != len(taken):
             raise Corrupt(f"an answer to something else: {type(answer).__name__}")
         return answer.answers
 
@@ -229,17 +229,17 @@ class PublisherClient:
                 return self._opened()
             except (OSError, Corrupt) as error:
                 self._why = str(error)
-                if time.monotonic() - now >= AWAY:
-                    self._away_until = time.monotonic() + REST
+                if time.monotonic() - now >= CONNECT_PERIOD:
+                    self._away_until = time.monotonic() + RECONNECT_PAUSE
                     raise
                 time.sleep(0.05)
 
     def _opened(self) -> socket.socket:
-        line = connected(self._address, self._app)
+        line = connect_to_daemon(self._address, self._app)
         try:
-            answer = exchange(line, Hello(self._app))
-            if isinstance(answer, Refused):
-                raise _error(Answer(answer.code, answer.why), "")
+            answer = send_request(line, ClientHello(self._app))
+            if isinstance(answer, ConnectionRefusal):
+                raise _error(GroupReply(answer.code, answer.why), "")
             if not isinstance(answer, Welcome):
                 raise Corrupt("no welcome")
         except BaseException:
@@ -253,16 +253,16 @@ class PublisherClient:
             line.close()
 
 
-def _failed(error: BaseException, sent: bool) -> Answer:
+def _failed(error: BaseException, sent: bool) -> GroupReply:
     """What those hear who waited when something else than an answer came."""
     if isinstance(error, MessageTooLarge):
-        return Answer("too-large", str(error))
+        return GroupReply("too-large", str(error))
     if isinstance(error, Misconfigured):
-        return Answer("unfit", str(error))
-    return Answer("unavailable", str(error) or type(error).__name__, maybe=sent)
+        return GroupReply("unfit", str(error))
+    return GroupReply("unavailable", str(error) or type(error).__name__, maybe=sent)
 
 
-def _error(answer: Answer, where: str) -> CeleryError:
+def _error(answer: GroupReply, where: str) -> CeleryError:
     at = f"the Publisher at {where}: " if where and where not in answer.why else ""
     if answer.code == "too-large":
         return MessageTooLarge(f"{at}{answer.why}")
@@ -272,7 +272,7 @@ def _error(answer: Answer, where: str) -> CeleryError:
     return kind(f"{at}{answer.why}", maybe_done=answer.maybe)
 
 
-async def _on_trio(answer: "Future[Answer]") -> None:
+async def _on_trio(answer: "Future[GroupReply]") -> None:
     import trio
 
     came, token = trio.Event(), trio.lowlevel.current_trio_token()
@@ -282,14 +282,14 @@ async def _on_trio(answer: "Future[Answer]") -> None:
             token.run_sync_soon(came.set)
 
     answer.add_done_callback(tell)
-    with trio.move_on_after(LIMIT):
+    with trio.move_on_after(CALL_LIMIT):
         await came.wait()
 
 
-async def _on_asyncio(answer: "Future[Answer]") -> None:
+async def _on_asyncio(answer: "Future[GroupReply]") -> None:
     import asyncio
 
-    await asyncio.wait([asyncio.wrap_future(answer)], timeout=LIMIT)
+    await asyncio.wait([asyncio.wrap_future(answer)], timeout=CALL_LIMIT)
 
 
 _ALL: "weakref.WeakSet[PublisherClient]" = weakref.WeakSet()
@@ -298,7 +298,7 @@ _ALL: "weakref.WeakSet[PublisherClient]" = weakref.WeakSet()
 def _after_fork() -> None:
     for client in list(_ALL):
         line = client._line  # pyright: ignore[reportPrivateUsage]
-        client.start_over()
+        client.reset()
         if line is not None:
             os.close(line.detach())  # without a farewell: the connection is the parent's
 

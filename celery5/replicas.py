@@ -13,11 +13,11 @@ from celery5.connections import PlainRedis
 from celery5.errors import BrokerError, NotReplicated
 from celery5.protocol.job import Job
 
-WITHIN = 1.0
+REPLICATION_TIMEOUT = 1.0
 """Seconds that replicas get."""
 
 
-def assure(redis: PlainRedis, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
+def wait_for_replicas(redis: PlainRedis, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
     """Return once `wanted` replicas have `jobs`, which are published. Raises NotReplicated when they have not in time,
     or when Redis cannot be asked any more.
 
@@ -26,12 +26,14 @@ def assure(redis: PlainRedis, keys: QueueKeys, jobs: Sequence[Job], *, wanted: i
     """
     have, more = 0, ""
     try:
-        have = redis.perform_all(calls.replicated(keys, replicas=wanted, within=WITHIN))[-1]
+        have = redis.perform_all(calls.wait_for_replicas(keys, replicas=wanted, within=REPLICATION_TIMEOUT))[
+            -1
+        ]
     except BrokerError as error:
         more = f" ({error})"
     if have < wanted:
         raise NotReplicated(
-            f"{_count(jobs)} published, but after {WITHIN:g} s {have} of {wanted} replicas have all of that{more}; "
+            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {have} of {wanted} replicas have all of that{more}; "
             "what was published will run: do not send it again, look at the replicas",
             ids=tuple(job.id for job in jobs),
             replicas=have,

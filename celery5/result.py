@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from celery5.broker import calls, imposing, looking, pausing, revocation
 from celery5.broker.call import Call
-from celery5.broker.calls import Place
-from celery5.colourless import Plain, finished
+from celery5.broker.calls import LocatedJob
+from celery5.colourless import BlockingDriverAdapter, run_blocking
 from celery5.connections import AwaitingRedis
 from celery5.errors import (
     BadResult,
@@ -26,10 +26,16 @@ from celery5.errors import (
     TaskRevoked,
 )
 from celery5.protocol.arguments import ResultType
-from celery5.protocol.envelope import IGNORED, Document, Failure, read_document
+from celery5.protocol.envelope import RESULT_IGNORED, Document, Failure, read_document
 from celery5.protocol.states import JobState
-from celery5.spellings import not_there
-from celery5.whereabouts import adocuments, afind, documents, find, places
+from celery5.spellings import make_attribute_error
+from celery5.whereabouts import (
+    alocate_unknown,
+    await_documents,
+    locate_jobs,
+    locate_unknown,
+    wait_for_documents,
+)
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -39,7 +45,7 @@ R = TypeVar("R")
 
 ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 
-ANYTHING = ResultType(Any)
+ANY_RESULT = ResultType(Any)
 """The type of a result that nobody has declared."""
 _MISSING: Any = object()
 
@@ -51,7 +57,7 @@ class AsyncResult(Generic[R_co]):
     `placed` says that `queue` is the job's; if it is not, `queue` is a guess, until the job is found somewhere.
     """
 
-    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "placed", "queue", "task")
+    __slots__ = ("_ignored", "_type", "_value", "app", "duplicate", "id", "is_located", "queue", "task")
 
     def __init__(
         self,
@@ -60,10 +66,10 @@ class AsyncResult(Generic[R_co]):
         *,
         queue: str,
         task: str = "",
-        type: ResultType = ANYTHING,  # noqa: A002
-        ignored: bool = False,
+        type: ResultType = ANY_RESULT,  # noqa: A002
+        ignore_result: bool = False,
         duplicate: bool = False,
-        placed: bool = True,
+        is_located: bool = True,
     ) -> None:
         self.app: App = app
         self.id: str = id
@@ -71,8 +77,8 @@ class AsyncResult(Generic[R_co]):
         self.task: str = task
         self._type = type
         self.duplicate: bool = duplicate
-        self.placed: bool = placed
-        self._ignored = ignored
+        self.is_located: bool = is_located
+        self._ignored = ignore_result
         self._value: Any = _MISSING
 
     def __repr__(self) -> str:
@@ -81,7 +87,7 @@ class AsyncResult(Generic[R_co]):
     if not TYPE_CHECKING:  # a checker knows what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise not_there("result", self, name)
+            raise make_attribute_error("result", self, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AsyncResult) and other.id == self.id
@@ -96,13 +102,13 @@ class AsyncResult(Generic[R_co]):
 
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
-        redis = Plain(self.app.connections.blocking(instead="astatus"))
-        return state_of(finished(places(redis, [self]))[0], self.app.settings.message_limit)
+        redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver(async_name="astatus"))
+        return get_job_state(run_blocking(locate_jobs(redis, [self]))[0], self.app.settings.message_limit)
 
     async def astatus(self) -> JobState:
         """`status`, from Trio or asyncio."""
-        place = (await places(await self.app.connections.awaiting(), [self]))[0]
-        return state_of(place, self.app.settings.message_limit)
+        place = (await locate_jobs(await self.app.connections.get_async_driver(), [self]))[0]
+        return get_job_state(place, self.app.settings.message_limit)
 
     def get(self, timeout: float | None = 10.0) -> R_co:
         """Wait for the job to end and give its result.
@@ -113,10 +119,10 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = documents(self.app, [self], timeout=_limit(timeout), instead="aget")
+            found = wait_for_documents(self.app, [self], timeout=_limit(timeout), instead="aget")
             if self.key not in found:
-                redis = Plain(self.app.connections.blocking(instead="aget"))
-                raise finished(self._too_late(redis, timeout))
+                redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver(async_name="aget"))
+                raise run_blocking(self._too_late(redis, timeout))
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
@@ -124,21 +130,21 @@ class AsyncResult(Generic[R_co]):
         """`get`, from Trio or asyncio."""
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = await adocuments(self.app, [self], timeout=_limit(timeout))
+            found = await await_documents(self.app, [self], timeout=_limit(timeout))
             if self.key not in found:
-                raise await self._too_late(await self.app.connections.awaiting(), timeout)
+                raise await self._too_late(await self.app.connections.get_async_driver(), timeout)
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
 
     def forget(self) -> None:
         """Delete the stored result. `get` will not find it any more."""
-        find([self], instead="aforget")
-        self.app.perform(calls.forget(self.app.queue(self.queue), [self.id]), instead="aforget")
+        locate_unknown([self], instead="aforget")
+        self.app.perform(calls.delete_results(self.app.queue(self.queue), [self.id]), instead="aforget")
 
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
-        await afind([self])
-        await self.app.aperform(calls.forget(self.app.queue(self.queue), [self.id]))
+        await alocate_unknown([self])
+        await self.app.aperform(calls.delete_results(self.app.queue(self.queue), [self.id]))
 
     def revoke(self) -> bool:
         """Have the job not run, or stop if it runs (C107). It holds, whatever workers there are now or later.
@@ -162,11 +168,11 @@ class AsyncResult(Generic[R_co]):
     def _unpack(self, raw: bytes) -> Any:
         document = read_document(raw, self.app.settings.message_limit)
         if document.state == JobState.SUCCESS:
-            if document.reason == IGNORED:
+            if document.reason == RESULT_IGNORED:
                 self._ignored = True
                 self._refuse_ignored()
             return self._decoded(document)
-        raise failure_of(document)
+        raise make_task_error(document)
 
     def _decoded(self, document: Document) -> Any:
         try:
@@ -184,9 +190,9 @@ class AsyncResult(Generic[R_co]):
             )
 
     async def _too_late(self, redis: AwaitingRedis, timeout: float | None) -> ResultTimeout:
-        state = state_of((await places(redis, [self]))[0])
-        where = f"on queue {self.queue!r}" if self.placed else "on any queue"
-        why = await self._why_it_waits(redis) if self.placed and state in _WAITING else ""
+        state = get_job_state((await locate_jobs(redis, [self]))[0])
+        where = f"on queue {self.queue!r}" if self.is_located else "on any queue"
+        why = await self._why_it_waits(redis) if self.is_located and state in _WAITING else ""
         return ResultTimeout(
             f"{self.task}[{self.id}]: no result after {timeout} s; the job is {state.value} {where}{why}"
         )
@@ -194,7 +200,11 @@ class AsyncResult(Generic[R_co]):
     async def _why_it_waits(self, redis: AwaitingRedis) -> str:
         """Return why a job has not begun, as far as one trip to the broker shows; '' when no reason is known."""
         keys, asked = self.app.keys, list[Call[Any]]()
-        asked += [looking.overview(self.app.queue(self.queue)), pausing.paused(keys), imposing.imposed(keys)]
+        asked += [
+            looking.get_queue_state(self.app.queue(self.queue)),
+            pausing.list_paused_queues(keys),
+            imposing.list_overrides(keys),
+        ]
         try:
             overview, paused, imposed = await redis.perform_all(asked)
         except BrokerError:
@@ -212,14 +222,14 @@ class AsyncResult(Generic[R_co]):
 _WAITING = frozenset({JobState.SENT, JobState.HELD, JobState.SCHEDULED, JobState.RETRY})
 
 
-def state_of(place: Place, limit: int | None = None) -> JobState:
+def get_job_state(place: LocatedJob, limit: int | None = None) -> JobState:
     """The state that a place means. `limit` is the setting `message_limit`."""
     if place.state == "ENDED":
         return JobState(read_document(place.document, limit).state)
     return JobState(place.state)
 
 
-def failure_of(document: Document) -> TaskFailed:
+def make_task_error(document: Document) -> TaskFailed:
     """The error that tells of a job that did not succeed."""
     kind, type_ = _ENDS.get(document.state, (TaskFailed, document.state.title()))
     failure = document.failure or Failure(type=type_, message=document.reason or document.state.lower())
@@ -254,7 +264,7 @@ def gather(
     listed = _handles(results, "gather")
     if not listed:
         return []
-    found = documents(_app_of(listed), listed, timeout=_limit(timeout), instead="agather")
+    found = wait_for_documents(_app_of(listed), listed, timeout=_limit(timeout), instead="agather")
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -268,7 +278,7 @@ async def agather(
     listed = _handles(results, "agather")
     if not listed:
         return []
-    found = await adocuments(_app_of(listed), listed, timeout=_limit(timeout))
+    found = await await_documents(_app_of(listed), listed, timeout=_limit(timeout))
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -284,7 +294,7 @@ def wait(
         return set(), set()
     app = _app_of(listed)
     enough = _enough(return_when, app.settings.message_limit)
-    found = documents(app, listed, timeout=_limit(timeout), instead="await_", enough=enough)
+    found = wait_for_documents(app, listed, timeout=_limit(timeout), instead="await_", enough=enough)
     return _parted(listed, found)
 
 
@@ -300,7 +310,7 @@ async def await_(
         return set(), set()
     app = _app_of(listed)
     enough = _enough(return_when, app.settings.message_limit)
-    found = await adocuments(app, listed, timeout=_limit(timeout), enough=enough)
+    found = await await_documents(app, listed, timeout=_limit(timeout), enough=enough)
     return _parted(listed, found)
 
 
@@ -309,8 +319,8 @@ def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "revoke")
     if not listed:
         return []
-    redis = _app_of(listed).connections.blocking(instead="arevoke")
-    find(listed, instead="arevoke")
+    redis = _app_of(listed).connections.get_blocking_driver(async_name="arevoke")
+    locate_unknown(listed, instead="arevoke")
     trips = _revocations(listed)
     return _revoked(listed, redis.perform_all([call for call, _ in trips]), trips)
 
@@ -320,8 +330,8 @@ async def arevoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "arevoke")
     if not listed:
         return []
-    redis = await _app_of(listed).connections.awaiting()
-    await afind(listed)
+    redis = await _app_of(listed).connections.get_async_driver()
+    await alocate_unknown(listed)
     trips = _revocations(listed)
     return _revoked(listed, await redis.perform_all([call for call, _ in trips]), trips)
 
@@ -352,8 +362,8 @@ def _revocations(results: Sequence[AsyncResult[Any]]) -> list[tuple[Call[list[st
     app, trips = _app_of(results), list[tuple[Call[list[str]], Sequence[str]]]()
     for queue, keys in by_queue.items():
         ids = list(keys)
-        for at in range(0, len(ids), revocation.PORTION):
-            some = ids[at : at + revocation.PORTION]
+        for at in range(0, len(ids), revocation.BATCH_SIZE):
+            some = ids[at : at + revocation.BATCH_SIZE]
             call = revocation.revoke(app.queue(queue), some, ttl=app.settings.results_ttl)
             trips.append((call, [keys[each] for each in some]))
     return trips

@@ -10,14 +10,14 @@ import builtins
 from typing import TYPE_CHECKING, Any
 
 from celery5.broker import presence
-from celery5.colourless import Plain, finished
+from celery5.colourless import BlockingDriverAdapter, run_blocking
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.periodic import Declared, Periodic
-    from celery5.protocol.schedules import Misfire, Overlap, Policy
+    from celery5.periodic import DeclaredSchedule, Periodic
+    from celery5.protocol.schedules import Misfire, MisfirePolicy, OverlapPolicy
     from celery5.result import AsyncResult
     from celery5.scheduled import ScheduleState
     from celery5.task import Signature
@@ -31,7 +31,7 @@ class Schedules:
 
     def __init__(self, app: "App") -> None:
         self._app = app
-        self._declared: dict[str, Declared] = {}
+        self._declared: dict[str, DeclaredSchedule] = {}
 
     def __call__(
         self,
@@ -39,24 +39,24 @@ class Schedules:
         when: "When",
         *,
         name: str = "",
-        misfire: "Misfire | Policy" = "once",
-        overlap: "Overlap" = "allow",
+        misfire: "Misfire | MisfirePolicy" = "once",
+        overlap: "OverlapPolicy" = "allow",
         jitter: float = 0.0,
     ) -> None:
         """Declare that `call` is sent whenever `when` says. See `Periodic`."""
         from celery5.periodic import Periodic
-        from celery5.scheduled import declaration
+        from celery5.scheduled import make_declaration
 
-        one = declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
+        one = make_declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
         if one.name in self._declared:
             raise Misconfigured(f"two schedules are named {one.name!r}: give one of them another name=...")
         self._declared[one.name] = one
 
-    def declared(self) -> dict[str, "Declared"]:
+    def list_declared(self) -> dict[str, "DeclaredSchedule"]:
         """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
-        from celery5.scheduled import declarations
+        from celery5.scheduled import collect_declarations
 
-        return declarations(self._app, [*self._declared.values()])
+        return collect_declarations(self._app, [*self._declared.values()])
 
     @property
     def is_used(self) -> bool:
@@ -68,32 +68,36 @@ class Schedules:
         """All schedules, by name. For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.listed(self._app, self._plain("alist")))
+        return run_blocking(scheduled.list_states(self._app, self._plain("alist")))
 
     async def alist(self) -> "builtins.list[ScheduleState]":
         """`list`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.listed(self._app, await self._app.connections.awaiting())
+        return await scheduled.list_states(self._app, await self._app.connections.get_async_driver())
 
     def show(self, name: str) -> "ScheduleState":
         """One schedule. For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.shown_one(self._app, self._plain("ashow"), name))
+        return run_blocking(scheduled.get_schedule_state(self._app, self._plain("ashow"), name))
 
     async def ashow(self, name: str) -> "ScheduleState":
         """`show`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.shown_one(self._app, await self._app.connections.awaiting(), name)
+        return await scheduled.get_schedule_state(
+            self._app, await self._app.connections.get_async_driver(), name
+        )
 
     def add(self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any) -> "ScheduleState":
         """Add a schedule to those in Redis, from now on. The words are those of a declaration. For plain Python."""
         from celery5 import scheduled
 
-        of = scheduled.checked_definition(self._app, call, when, name, how)
-        return finished(scheduled.added(self._app, self._plain("aadd"), name or call.task.name, of))
+        of = scheduled.make_checked_definition(self._app, call, when, name, how)
+        return run_blocking(
+            scheduled.add_schedule(self._app, self._plain("aadd"), name or call.task.name, of)
+        )
 
     async def aadd(
         self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any
@@ -101,51 +105,57 @@ class Schedules:
         """`add`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        of = scheduled.checked_definition(self._app, call, when, name, how)
-        return await scheduled.added(
-            self._app, await self._app.connections.awaiting(), name or call.task.name, of
+        of = scheduled.make_checked_definition(self._app, call, when, name, how)
+        return await scheduled.add_schedule(
+            self._app, await self._app.connections.get_async_driver(), name or call.task.name, of
         )
 
     def pause(self, name: str) -> "ScheduleState":
         """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.changed(self._app, self._plain("apause"), name, scheduled.pause))
+        return run_blocking(
+            scheduled.change_schedule(self._app, self._plain("apause"), name, scheduled.paused_schedule)
+        )
 
     async def apause(self, name: str) -> "ScheduleState":
         """`pause`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.changed(
-            self._app, await self._app.connections.awaiting(), name, scheduled.pause
+        return await scheduled.change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, scheduled.paused_schedule
         )
 
     def resume(self, name: str) -> "ScheduleState":
         """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.changed(self._app, self._plain("aresume"), name, scheduled.resume))
+        return run_blocking(
+            scheduled.change_schedule(self._app, self._plain("aresume"), name, scheduled.resumed_schedule)
+        )
 
     async def aresume(self, name: str) -> "ScheduleState":
         """`resume`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.changed(
-            self._app, await self._app.connections.awaiting(), name, scheduled.resume
+        return await scheduled.change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, scheduled.resumed_schedule
         )
 
     def remove(self, name: str) -> "ScheduleState":
         """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.changed(self._app, self._plain("aremove"), name, scheduled.remove))
+        return run_blocking(
+            scheduled.change_schedule(self._app, self._plain("aremove"), name, scheduled.removed_schedule)
+        )
 
     async def aremove(self, name: str) -> "ScheduleState":
         """`remove`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.changed(
-            self._app, await self._app.connections.awaiting(), name, scheduled.remove
+        return await scheduled.change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, scheduled.removed_schedule
         )
 
     def trigger(self, name: str) -> "AsyncResult[Any]":
@@ -153,31 +163,35 @@ class Schedules:
         For plain Python."""
         from celery5 import scheduled
 
-        return finished(scheduled.triggered(self._app, self._plain("atrigger"), name))
+        return run_blocking(scheduled.trigger_schedule(self._app, self._plain("atrigger"), name))
 
     async def atrigger(self, name: str) -> "AsyncResult[Any]":
         """`trigger`, from Trio or asyncio."""
         from celery5 import scheduled
 
-        return await scheduled.triggered(self._app, await self._app.connections.awaiting(), name)
+        return await scheduled.trigger_schedule(
+            self._app, await self._app.connections.get_async_driver(), name
+        )
 
     def schedulers(self) -> tuple[str, ...]:
         """The Schedulers that live, by name. For plain Python."""
-        asked = presence.living(self._app.keys, "scheduler")
+        asked = presence.list_live_processes(self._app.keys, "scheduler")
         return self._app.perform(asked, instead="app.schedule.aschedulers")
 
     async def aschedulers(self) -> tuple[str, ...]:
         """`schedulers`, from Trio or asyncio."""
-        return await self._app.aperform(presence.living(self._app.keys, "scheduler"))
+        return await self._app.aperform(presence.list_live_processes(self._app.keys, "scheduler"))
 
     def _plain(self, instead: str) -> AwaitingRedis:
-        return Plain(self._app.connections.blocking(instead=f"app.schedule.{instead}"))
+        return BlockingDriverAdapter(
+            self._app.connections.get_blocking_driver(async_name=f"app.schedule.{instead}")
+        )
 
 
-def when_said(schedule: object, task: str) -> "tuple[Periodic, ...]":
+def parse_schedule(schedule: object, task: str) -> "tuple[Periodic, ...]":
     """What a task's declaration says of when it runs by itself. Raises Misconfigured."""
     if schedule is None:
         return ()
-    from celery5.periodic import periodic_of
+    from celery5.periodic import parse_periodic
 
-    return periodic_of(schedule, f"task {task}")
+    return parse_periodic(schedule, f"task {task}")

@@ -20,22 +20,22 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from celery5.broker.colour import current_colour
 from celery5.errors import BlockingInEventLoop, Misconfigured, TimeLimitExceeded
-from celery5.protocol.names import module_of
+from celery5.protocol.names import get_module_name
 from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.rulings import Leaf, leaves, mark
-from celery5.protocol.verdict import Reason, Ruling, rule
-from celery5.runners.context import CURRENT, TELL
-from celery5.runners.ending import failure_of
+from celery5.protocol.rulings import ErrorLeaf, get_leaf_errors, set_ruling
+from celery5.protocol.verdict import Reason, Ruling, make_ruling
+from celery5.runners.context import CURRENT_JOB, LOG_EVENT
+from celery5.runners.ending import make_failure
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Errors = type[Exception] | tuple[type[Exception], ...]
 
-LOOK = 0.05
+CANCEL_CHECK_INTERVAL = 0.05
 """Seconds: how often a thread that waits looks whether its job was cancelled."""
 
 
-class Place:
+class CodePosition:
     """Where in the code a section was made: what it is called when it has no name. The same in each run of a job."""
 
     __slots__ = ("_at", "_code", "_module")
@@ -45,7 +45,7 @@ class Place:
         self._at = frame.f_lasti
         self._module: str = frame.f_globals.get("__name__", "")
 
-    def seen_from(self, frame: FrameType) -> str:
+    def get_name_in(self, frame: FrameType) -> str:
         """Its name where the `with` is in `frame`. One that was made elsewhere, by a function of the user's or once for
         a module, is called after the line of the `with`; an ExitStack's `with` says nothing."""
         if self._code is frame.f_code or frame.f_globals.get("__name__") == "contextlib":
@@ -67,7 +67,9 @@ class Place:
 class RetrySection:
     """What `retry(...)` gives: a section for `with`, or a decorator."""
 
-    def __init__(self, policy: RetryPolicy, on: tuple[type[Exception], ...], name: str | Place) -> None:
+    def __init__(
+        self, policy: RetryPolicy, on: tuple[type[Exception], ...], name: str | CodePosition
+    ) -> None:
         self._policy = policy
         self._on = on
         self._name = name
@@ -75,15 +77,15 @@ class RetrySection:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
-        job = CURRENT.get()
+        job = CURRENT_JOB.get()
         if error is None or job is None:
             return
-        name = self._name if isinstance(self._name, str) else self._name.seen_from(_caller())[-200:]
-        for leaf in leaves(error, job):
-            if not leaf.is_settled and (
+        name = self._name if isinstance(self._name, str) else self._name.get_name_in(_caller())[-200:]
+        for leaf in get_leaf_errors(error, job):
+            if not leaf.is_final and (
                 _is_of((error, leaf.error), self._on) or _may_be_a_limit(leaf.error, self._on)
             ):
-                mark(leaf.error, job, rule(name, self._policy, job.sections))
+                set_ruling(leaf.error, job, make_ruling(name, self._policy, job.sections))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, which is called again in place when it fails, with waits of its caller's colour in between."""
@@ -136,8 +138,8 @@ class RetrySection:
 
     def _may_follow(self, attempt: int, error: Exception) -> bool:
         """Whether the function is called again after that error."""
-        found = leaves(error, CURRENT.get())
-        if any(leaf.is_settled for leaf in found) or _is_a_limit(found, self._on):
+        found = get_leaf_errors(error, CURRENT_JOB.get())
+        if any(leaf.is_final for leaf in found) or _is_a_limit(found, self._on):
             return False
         wanted = all(_is_of((error, leaf.error), self._on) for leaf in found)
         return wanted and self._policy.allows(attempt)
@@ -145,14 +147,14 @@ class RetrySection:
     def _told(self, function: Callable[..., Any], attempt: int, error: Exception) -> float:
         """How many seconds to wait, when the log has been told so."""
         wait = self._policy.delay(attempt, random.random)
-        _tell("section:again", "info", _called(function), error, failed=attempt, delay=round(wait, 3))
+        _tell("section:retried", "info", _called(function), error, failed=attempt, delay=round(wait, 3))
         return wait
 
 
 class OptionalSection:
     """What `optional(...)` gives: a section for `with`."""
 
-    def __init__(self, errors: tuple[type[Exception], ...], place: Place) -> None:
+    def __init__(self, errors: tuple[type[Exception], ...], place: CodePosition) -> None:
         self._errors = errors
         self._place = place
 
@@ -161,12 +163,12 @@ class OptionalSection:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> bool:
         if not isinstance(error, Exception):
             return False  # nothing, a cancellation, an interruption
-        found = leaves(error, CURRENT.get())
-        if any(leaf.is_settled for leaf in found) or _is_a_limit(found, self._errors):
+        found = get_leaf_errors(error, CURRENT_JOB.get())
+        if any(leaf.is_final for leaf in found) or _is_a_limit(found, self._errors):
             return False
         if not all(_is_of((error, leaf.error), self._errors) for leaf in found):
             return False
-        _tell("section:ignored", "warning", self._place.seen_from(_caller()), error)
+        _tell("section:ignored", "warning", self._place.get_name_in(_caller()), error)
         return True
 
 
@@ -178,10 +180,10 @@ class PoisonousSection:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: TracebackType | None) -> None:
         if error is None:
             return
-        job = CURRENT.get()
-        for leaf in leaves(error, job):
-            if not leaf.is_settled:
-                mark(leaf.error, job, _POISONOUS)
+        job = CURRENT_JOB.get()
+        for leaf in get_leaf_errors(error, job):
+            if not leaf.is_final:
+                set_ruling(leaf.error, job, _POISONOUS)
 
 
 def retry(
@@ -218,7 +220,7 @@ def retry(
         policy = _policy(*said)
     except TypeError:  # it cannot even be hashed
         policy = _policy.__wrapped__(*said)
-    return RetrySection(policy, _classes("retry(on=...)", on), name or Place(_caller()))
+    return RetrySection(policy, _classes("retry(on=...)", on), name or CodePosition(_caller()))
 
 
 def optional(*errors: type[Exception]) -> OptionalSection:
@@ -228,7 +230,7 @@ def optional(*errors: type[Exception]) -> OptionalSection:
     `Retry`, `Reject`, what an inner `poisonous` section said no to, what an inner `retry` section will try again,
     and, unless it is named, the time limit. Of a group of errors all must be among them. Raises Misconfigured.
     """
-    return OptionalSection(_classes("optional(...)", errors or Exception), Place(_caller()))
+    return OptionalSection(_classes("optional(...)", errors or Exception), CodePosition(_caller()))
 
 
 def poisonous() -> PoisonousSection:
@@ -245,7 +247,7 @@ def _caller() -> FrameType:
 @functools.lru_cache(256, typed=True)
 def _policy(max_retries: int, *said: Any) -> RetryPolicy:
     given = {name: value for name, value in zip(_SAID, said, strict=True) if value is not None}
-    return RetryPolicy.of({"max_retries": max_retries, **given})
+    return RetryPolicy.parse({"max_retries": max_retries, **given})
 
 
 def _classes(what: str, errors: object) -> tuple[type[Exception], ...]:
@@ -261,7 +263,7 @@ def _is_of(either: tuple[BaseException, ...], classes: tuple[type[Exception], ..
     return any(isinstance(each, classes) for each in either)
 
 
-def _is_a_limit(found: list[Leaf], classes: tuple[type[Exception], ...]) -> bool:
+def _is_a_limit(found: list[ErrorLeaf], classes: tuple[type[Exception], ...]) -> bool:
     """Whether the job's time is up. That is meant for the task, not for a section that takes any error."""
     if any(issubclass(each, TimeLimitExceeded) for each in classes):
         return False
@@ -276,15 +278,15 @@ def _may_be_a_limit(error: BaseException, classes: tuple[type[Exception], ...]) 
 
 
 def _called(function: Callable[..., Any]) -> str:
-    return f"{module_of(function)}.{getattr(function, '__qualname__', repr(function))}"
+    return f"{get_module_name(function)}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def _tell(what: str, level: str, section: str, error: Exception, **fields: Any) -> None:
-    job, failure = CURRENT.get(), failure_of(error)
+    job, failure = CURRENT_JOB.get(), make_failure(error)
     about: dict[str, Any] = {"job": job.id, "task": job.task, "attempt": job.attempt} if job else {}
     about |= {"trace": job.trace} if job and job.trace else {}
     text = f"{failure.type}: {failure.message}"
-    TELL.get()(what, level, **about, section=section, error=text, **fields)
+    LOG_EVENT.get()(what, level, **about, section=section, error=text, **fields)
 
 
 async def _sleep(seconds: float) -> None:
@@ -305,7 +307,7 @@ def _sleep_in_thread(seconds: float) -> None:
         if trio is not None:
             with suppress(RuntimeError):  # this is no thread of Trio's
                 trio.from_thread.check_cancelled()
-        time.sleep(min(left, LOOK))
+        time.sleep(min(left, CANCEL_CHECK_INTERVAL))
 
 
 _SAID = ("backoff", "cap", "jitter", "step", "interval_start", "interval_step", "interval_max")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery5.errors import Misconfigured
-from celery5.owning import tasks_of
+from celery5.owning import find_tasks
 from celery5.protocol.job import Job
 from celery5.result import AsyncResult
 from celery5.task import Signature, Task
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-def signatures_in(given: Iterable[Signature[R]]) -> list[Signature[R]]:
+def check_signatures(given: Iterable[Signature[R]]) -> list[Signature[R]]:
     """The signatures that `send_many` is given. Raises TypeError for anything else."""
     listed = _listed(given, "send_many", "task.s(...)")
     for each in listed:
@@ -29,7 +29,7 @@ def signatures_in(given: Iterable[Signature[R]]) -> list[Signature[R]]:
     return listed
 
 
-def jobs_in(given: Iterable[Job]) -> list[Job]:
+def check_jobs(given: Iterable[Job]) -> list[Job]:
     """The jobs that `send_jobs` is given. Raises TypeError for anything else."""
     listed = _listed(given, "send_jobs", "task.job(...)")
     for each in listed:
@@ -38,14 +38,14 @@ def jobs_in(given: Iterable[Job]) -> list[Job]:
     return listed
 
 
-def id_in(given: str) -> str:
+def check_job_id(given: str) -> str:
     """The id that `result` and `find` are given. Raises TypeError for anything else."""
     if not isinstance(cast("object", given), str):
         raise TypeError(f"a job's id is a text, got {_shown(given)}")
     return given
 
 
-def may_send(app: "App", jobs: list[Job]) -> list[Job]:
+def check_tasks_declared(app: "App", jobs: list[Job]) -> list[Job]:
     """The jobs, all of which are of tasks that `app` has. Raises Misconfigured for another application's: it would go
     to a queue whose workers do not know its task."""
     for job in jobs:
@@ -60,7 +60,7 @@ def may_send(app: "App", jobs: list[Job]) -> list[Job]:
 def _has(app: "App", name: str) -> bool:
     """Whether a task is declared in `app`, or is a free one that it includes and another application found first."""
     app.load()
-    return name in app.tasks or any(task.was_free and task.name == name for task in tasks_of(app))
+    return name in app.tasks or any(task.had_no_app and task.name == name for task in find_tasks(app))
 
 
 def _listed(given: Any, what: str, wanted: str) -> list[Any]:

@@ -9,20 +9,20 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from celery5.broker.in_thread import in_thread
+from celery5.broker.in_thread import run_in_thread
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable
-from celery5.handing import Daemon
+from celery5.handing import DaemonSender
 from celery5.protocol.job import Job
-from celery5.publisher import Publisher
+from celery5.publisher import PublishPlanner
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 Jobs = Sequence[Job]
-Holders = Mapping[str, str]
+KeyHolders = Mapping[str, str]
 """Whose place each job has that was not sent, by their ids."""
-Taker = Callable[[Jobs], None]
+JobReceiver = Callable[[Jobs], None]
 """Accept jobs in place of a broker."""
 
 
@@ -31,18 +31,18 @@ class Sender:
 
     def __init__(self, app: "App") -> None:
         self._app = app
-        self._daemon = Daemon(app)
-        self._publisher: Publisher
-        self._taker: Taker | None = None
-        self.begin()
+        self._daemon = DaemonSender(app)
+        self._publisher: PublishPlanner
+        self._taker: JobReceiver | None = None
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Begin anew, with other brokers: they have not heard of any queue."""
-        self._publisher = Publisher(keys=self._app.keys)
+        self._publisher = PublishPlanner(keys=self._app.keys)
 
-    def divert(self, taker: Taker | None) -> Taker | None:
+    def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
         """Give jobs to `taker` from now on, or with None to brokers again. Return the taker before."""
-        before, self._taker = self._taker, taker
+        before, self._taker = self._taker, receiver
         return before
 
     def close(self) -> None:
@@ -53,14 +53,14 @@ class Sender:
         """The keys of a queue, made once."""
         return self._publisher.queue(name)
 
-    def dispatch(self, jobs: Jobs, instead: str) -> Holders:
+    def dispatch(self, jobs: Jobs, instead: str) -> KeyHolders:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
         app = self._app
-        app.connections.blocking(instead=instead)  # or raise before anything is kept
+        app.connections.get_blocking_driver(async_name=instead)  # or raise before anything is kept
         if self._taker is not None:
             self._taker(jobs)
             return {}
-        if len(jobs) > 1 and len(parts := app.brokers.parts(jobs)) > 1:
+        if len(jobs) > 1 and len(parts := app.brokers.split_by_broker(jobs)) > 1:
             return _each_of(parts, lambda part: self.dispatch(part, instead))
         if self._held_up(jobs):
             return {}
@@ -72,12 +72,12 @@ class Sender:
         self._assure(jobs)
         return holders
 
-    async def adispatch(self, jobs: Jobs) -> Holders:
+    async def adispatch(self, jobs: Jobs) -> KeyHolders:
         """`dispatch`, from Trio or asyncio."""
         if self._taker is not None:
             self._taker(jobs)
             return {}
-        if len(jobs) > 1 and len(parts := self._app.brokers.parts(jobs)) > 1:
+        if len(jobs) > 1 and len(parts := self._app.brokers.split_by_broker(jobs)) > 1:
             return await _aeach_of(parts, self.adispatch)
         if self._held_up(jobs):
             return {}
@@ -89,48 +89,50 @@ class Sender:
         await self._aassure(jobs)
         return holders
 
-    def send(self, jobs: Jobs, instead: str) -> Holders:
+    def send(self, jobs: Jobs, instead: str) -> KeyHolders:
         """Send jobs now or not at all."""
         if self._taker is not None:
             return self.dispatch(jobs, instead)
 
-        def send(part: Jobs) -> Holders:
+        def send(part: Jobs) -> KeyHolders:
             holders = self.publish(part, instead, direct=True)
             self._assure(part)
             return holders
 
-        return _each_of(self._app.brokers.parts(jobs), send)
+        return _each_of(self._app.brokers.split_by_broker(jobs), send)
 
-    async def asend(self, jobs: Jobs) -> Holders:
+    async def asend(self, jobs: Jobs) -> KeyHolders:
         """`send`, from Trio or asyncio."""
         if self._taker is not None:
             return await self.adispatch(jobs)
 
-        async def send(part: Jobs) -> Holders:
+        async def send(part: Jobs) -> KeyHolders:
             holders = await self.apublish(part, direct=True)
             await self._aassure(part)
             return holders
 
-        return await _aeach_of(self._app.brokers.parts(jobs), send)
+        return await _aeach_of(self._app.brokers.split_by_broker(jobs), send)
 
-    def publish(self, jobs: Jobs, instead: str = "asend_many", *, direct: bool = False) -> Holders:
+    def publish(self, jobs: Jobs, instead: str = "asend_many", *, direct: bool = False) -> KeyHolders:
         """One attempt, in plain Python: by the Publisher daemon, if there is one, unless it must be `direct`."""
         if self._app.settings.publisher and not direct:
-            jobs = self._daemon.hand(jobs)
-        redis = self._app.connections.blocking(instead=instead)
-        return self._publisher.published(jobs, redis.perform_all(self._publisher.publish(jobs)))
+            jobs = self._daemon.send(jobs)
+        redis = self._app.connections.get_blocking_driver(async_name=instead)
+        return self._publisher.record_published(jobs, redis.perform_all(self._publisher.plan_calls(jobs)))
 
-    async def apublish(self, jobs: Jobs, *, direct: bool = False) -> Holders:
+    async def apublish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
         """`publish`, from Trio or asyncio."""
         if self._app.settings.publisher and not direct:
-            jobs = await self._daemon.ahand(jobs)
-        redis = await self._app.connections.awaiting()
-        return self._publisher.published(jobs, await redis.perform_all(self._publisher.publish(jobs)))
+            jobs = await self._daemon.asend(jobs)
+        redis = await self._app.connections.get_async_driver()
+        return self._publisher.record_published(
+            jobs, await redis.perform_all(self._publisher.plan_calls(jobs))
+        )
 
     def _held_up(self, jobs: Jobs) -> bool:
         """Whether earlier jobs of the same queues wait in the backlog, where these do, too, from now on."""
         backlog = self._app.backlog
-        if not backlog.holds_up(jobs):
+        if not backlog.has_earlier_jobs(jobs):
             return False
         backlog.keep(jobs, None, limit=self._app.settings.backlog)
         return True
@@ -146,17 +148,19 @@ class Sender:
         """Return when as many replicas as the setting asks for have the jobs, which are on one broker."""
         app = self._app
         if app.settings.replicas and jobs:
-            from celery5.replicas import assure
+            from celery5.replicas import wait_for_replicas
 
-            redis = app.brokers.of(app.brokers.home(jobs[0].queue)).blocking(instead="asend_many")
-            assure(redis, self.queue(jobs[0].queue), jobs, wanted=app.settings.replicas)
+            redis = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue)).get_blocking_driver(
+                async_name="asend_many"
+            )
+            wait_for_replicas(redis, self.queue(jobs[0].queue), jobs, wanted=app.settings.replicas)
 
     async def _aassure(self, jobs: Jobs) -> None:
         if self._app.settings.replicas and jobs:
-            await in_thread(lambda: self._assure(jobs))
+            await run_in_thread(lambda: self._assure(jobs))
 
 
-def in_short(error: BrokerUnavailable) -> BrokerUnavailable:
+def without_traceback(error: BrokerUnavailable) -> BrokerUnavailable:
     """Return the same error without its traceback. Its message has the reason, and twenty frames of
     connecting do not help the caller of `delay`."""
     if "pytest" in sys.modules and _IN_A_TEST not in getattr(error, "__notes__", ()):
@@ -167,7 +171,7 @@ def in_short(error: BrokerUnavailable) -> BrokerUnavailable:
 _IN_A_TEST = "A test needs no broker: celery5.testing.recorded(app) keeps what is sent."
 
 
-def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], Holders]) -> Holders:
+def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], KeyHolders]) -> KeyHolders:
     """Send all parts, and raise the first error when all have been tried."""
     holders: dict[str, str] = {}
     failed: Exception | None = None
@@ -184,7 +188,7 @@ def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], Holders]) -> Holders:
     return holders
 
 
-async def _aeach_of(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[Holders]]) -> Holders:
+async def _aeach_of(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[KeyHolders]]) -> KeyHolders:
     holders: dict[str, str] = {}
     failed: Exception | None = None
     maybe_done = False

@@ -15,16 +15,16 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Misconfigured
-from celery5.protocol.autoscale_words import autoscale_in
-from celery5.protocol.budget_words import budgets_in
-from celery5.protocol.daemon_address import address_in, connections_in, door_in
-from celery5.protocol.masking import masked
-from celery5.protocol.prioritisation import strategy_in
-from celery5.protocol.recycling import bytes_in
+from celery5.protocol.autoscale_words import parse_autoscale
+from celery5.protocol.budget_words import parse_budgets
+from celery5.protocol.daemon_address import parse_connections, parse_optional_address, parse_optional_tcp
+from celery5.protocol.masking import mask_passwords
+from celery5.protocol.prioritisation import parse_strategy
+from celery5.protocol.recycling import parse_bytes
 from celery5.protocol.retry import LONGEST
-from celery5.protocol.routes import queue_routes_in, wrong_in
-from celery5.protocol.sharing import levels_in, order_in
-from celery5.spellings import hint
+from celery5.protocol.routes import check_queue_routes, find_route_errors
+from celery5.protocol.sharing import parse_priorities, parse_queue_order
+from celery5.spellings import find_hint
 
 PREFIX = "CELERY5_"
 
@@ -338,7 +338,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "127.0.0.1"
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={masked(getattr(self, name))!r}" for name in self.__struct_fields__)
+        fields = ", ".join(
+            f"{name}={mask_passwords(getattr(self, name))!r}" for name in self.__struct_fields__
+        )
         return f"Settings({fields})"
 
 
@@ -409,20 +411,20 @@ _TYPES = get_type_hints(Settings, include_extras=True)
 _NO_SETTING = "is no setting: did you mean {}?"
 _TABLES = ("schedules", "brokers", "routes", "queue_routes")
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
-    "budgets": budgets_in,
-    "autoscale": autoscale_in,
-    "max_memory": bytes_in,
-    "prioritise": strategy_in,
-    "priorities": levels_in,
-    "queue_order": order_in,
-    "queue_routes": queue_routes_in,
-    "publisher": address_in,
-    "publisher_tcp": door_in,
-    "publisher_connections": connections_in,
+    "budgets": parse_budgets,
+    "autoscale": parse_autoscale,
+    "max_memory": parse_bytes,
+    "prioritise": parse_strategy,
+    "priorities": parse_priorities,
+    "queue_order": parse_queue_order,
+    "queue_routes": check_queue_routes,
+    "publisher": parse_optional_address,
+    "publisher_tcp": parse_optional_tcp,
+    "publisher_connections": parse_connections,
 }
 
 
-class WrongSettings(Misconfigured):
+class InvalidSettings(Misconfigured):
     """Settings that cannot be used, each with where it was said; `in_code` when that of one is a program."""
 
     def __init__(self, errors: Sequence[str], *, in_code: bool) -> None:
@@ -430,32 +432,32 @@ class WrongSettings(Misconfigured):
         super().__init__("; ".join(errors))
 
 
-class Found(msgspec.Struct, frozen=True):
+class LoadedConfiguration(msgspec.Struct, frozen=True):
     """What a configuration says, and where it is."""
 
     where: str
     values: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        return f"Found({self.where!r}, {masked(self.values)!r})"
+        return f"Found({self.where!r}, {mask_passwords(self.values)!r})"
 
 
-class Said(dict[str, Any]):
+class ExplicitSettings(dict[str, Any]):
     """What is said of settings in code; `flags` are the names of those that a command's flags have said since."""
 
     flags: frozenset[str] = frozenset()
 
-    def say(self, flags: Mapping[str, Any]) -> None:
+    def add_flags(self, flags: Mapping[str, Any]) -> None:
         """Take what flags say, over what was said before. None says nothing."""
         new = {name: value for name, value in flags.items() if value is not None}
         self.update(new)
         self.flags = self.flags | new.keys()
 
     def __repr__(self) -> str:
-        return repr(masked(self))
+        return repr(mask_passwords(self))
 
 
-class Source(msgspec.Struct, frozen=True):
+class SettingSource(msgspec.Struct, frozen=True):
     """Where one setting is said: a `kind` (`said`, `environment` or `configuration`), what errors call the place, and
     what is said there."""
 
@@ -464,20 +466,20 @@ class Source(msgspec.Struct, frozen=True):
     raw: Any
 
     def __repr__(self) -> str:
-        return f"Source({self.kind!r}, {self.where!r}, {masked(self.raw)!r})"
+        return f"Source({self.kind!r}, {self.where!r}, {mask_passwords(self.raw)!r})"
 
 
-def source_of(
-    name: str, said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None
-) -> Source | None:
+def find_source(
+    name: str, explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None
+) -> SettingSource | None:
     """Where a setting is said, by the order of the house; None where only its default holds."""
     variable = PREFIX + name.upper()
-    if said.get(name) is not None:
-        return Source("said", f"setting {name}", said[name])
+    if explicit.get(name) is not None:
+        return SettingSource("said", f"setting {name}", explicit[name])
     if environ.get(variable):
-        return Source("environment", variable, environ[variable])
-    if found is not None and found.values.get(name) is not None:
-        return Source("configuration", f"{name} in {found.where}", found.values[name])
+        return SettingSource("environment", variable, environ[variable])
+    if loaded is not None and loaded.values.get(name) is not None:
+        return SettingSource("configuration", f"{name} in {loaded.where}", loaded.values[name])
     return None
 
 
@@ -488,38 +490,40 @@ def _meant(name: str) -> str:
 
 
 def read_settings(
-    said: Mapping[str, Any], environ: Mapping[str, str], found: Found | None = None
+    explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None = None
 ) -> Settings:
     """The settings, from what was said in code, the environment and what a configuration says.
 
     Raises WrongSettings with every error at once, each with its origin.
     """
     values: dict[str, Any] = {}
-    configured: Mapping[str, Any] = {} if found is None else found.values
+    configured: Mapping[str, Any] = {} if loaded is None else loaded.values
     errors = [
-        f"setting {name!r} {place}is not known{hint('setting', name) or _meant(name)}"
-        for each, place in ((said, ""), (configured, f"in {found.where} " if found else ""))
+        f"setting {name!r} {place}is not known{find_hint('setting', name) or _meant(name)}"
+        for each, place in ((explicit, ""), (configured, f"in {loaded.where} " if loaded else ""))
         for name in each
         if name not in _TYPES
     ]
-    in_code = any(name not in _TYPES for name in said)
-    errors += [f"{name} {_NO_SETTING.format(near)}" for name in sorted(environ) if (near := meant(name))]
+    in_code = any(name not in _TYPES for name in explicit)
+    errors += [
+        f"{name} {_NO_SETTING.format(near)}" for name in sorted(environ) if (near := suggest_variable(name))
+    ]
     for name in _TYPES:
-        source = source_of(name, said, environ, found)
+        source = find_source(name, explicit, environ, loaded)
         if source is None:
             continue
         try:
-            values[name] = value_of(name, source.raw)
+            values[name] = parse_value(name, source.raw)
         except Misconfigured as error:
-            errors.append(f"{source.where}={shown(source.raw)}: {error}")
+            errors.append(f"{source.where}={format_value(source.raw)}: {error}")
             in_code |= source.kind == "said"
-    errors += wrong_in(values.get("brokers", {}), values.get("routes", {}))
+    errors += find_route_errors(values.get("brokers", {}), values.get("routes", {}))
     if errors:
-        raise WrongSettings(errors, in_code=in_code)
+        raise InvalidSettings(errors, in_code=in_code)
     return Settings(**values)
 
 
-def value_of(name: str, raw: object) -> Any:
+def parse_value(name: str, raw: object) -> Any:
     """What `raw` means as the setting `name`. Raises Misconfigured."""
     try:
         value: Any = msgspec.convert(_table(raw) if name in _TABLES else raw, _TYPES[name], strict=False)
@@ -530,7 +534,7 @@ def value_of(name: str, raw: object) -> Any:
     return value
 
 
-def fault_in_hash(name: str, raw: object) -> str:
+def find_hash_fault(name: str, raw: object) -> str:
     """Return why the hash in Redis may not set a setting to `raw`; '' when it may, and for an unknown setting.
 
     Anyone who can write to Redis can write there, so only what is marked is allowed. The hash never names code: a
@@ -544,10 +548,10 @@ def fault_in_hash(name: str, raw: object) -> str:
     if name in ("prioritise", "autoscale") and ":" in str(raw):
         return f"{name} cannot name code in the broker"
     try:
-        beyond = _beyond(name, value_of(name, raw), marks)
+        beyond = _beyond(name, parse_value(name, raw), marks)
     except Misconfigured:
         return ""  # reported with all other errors
-    return f"{name} is {shown(raw)}: in the broker {beyond} at most" if beyond else ""
+    return f"{name} is {format_value(raw)}: in the broker {beyond} at most" if beyond else ""
 
 
 _SLOTS_IN_HASH = {"trio": 10_000, "asyncio": 10_000, "thread": 512, "boxed": 256}
@@ -559,12 +563,12 @@ _WORKERS_IN_HASH = 1000
 def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
     """Return the bound that a value of the hash breaks; '' when it breaks none."""
     if name == "budgets":
-        for kind, budget in budgets_in(value).items():
+        for kind, budget in parse_budgets(value).items():
             largest = max(each for each in (budget.minimum, budget.maximum) if isinstance(each, int))
             if largest > (most := _SLOTS_IN_HASH.get(kind, 0)):
                 return f"{kind} has {most} slots"
     if name == "autoscale":
-        scaled = autoscale_in(value)
+        scaled = parse_autoscale(value)
         return f"maximum is {_WORKERS_IN_HASH}" if scaled and scaled.maximum > _WORKERS_IN_HASH else ""
     if "most" in marks and isinstance(value, int | float) and not value <= marks["most"]:
         return f"it is {marks['most']:.0f}"
@@ -575,7 +579,7 @@ def _marks(name: str) -> Mapping[str, Any]:
     return next(each.extra or {} for each in _TYPES[name].__metadata__ if isinstance(each, Meta))
 
 
-def hash_limits() -> dict[str, str]:
+def get_hash_limits() -> dict[str, str]:
     """Return for each setting whether the hash in Redis may set it, for the documentation."""
     found = {name: _marks(name) for name in _TYPES}
     return {
@@ -584,22 +588,22 @@ def hash_limits() -> dict[str, str]:
     }
 
 
-def shown(raw: object) -> str:
+def format_value(raw: object) -> str:
     """What was said, without passwords."""
-    return str(masked(repr(raw), doubtful=True))
+    return str(mask_passwords(repr(raw), maybe_url=True))
 
 
-def fault_of_variable(name: str, value: str) -> str:
+def find_variable_fault(name: str, value: str) -> str:
     """What is wrong with a variable of the environment; '' when nothing is, or when it is none of ours."""
     setting = name.removeprefix(PREFIX).lower()
     if not name.startswith(PREFIX) or setting not in _TYPES or name != PREFIX + setting.upper():
-        near = meant(name)
+        near = suggest_variable(name)
         return _NO_SETTING.format(near) if near else ""
     try:
         if value:
-            value_of(setting, value)
+            parse_value(setting, value)
     except Misconfigured as error:
-        return f"is {shown(value)}: {error}"
+        return f"is {format_value(value)}: {error}"
     return ""
 
 
@@ -613,12 +617,12 @@ def _table(raw: object) -> object:
         raise msgspec.ValidationError(f"not JSON: {error}") from None
 
 
-def differing(one: Settings, other: Settings) -> tuple[str, ...]:
+def find_changed_settings(one: Settings, other: Settings) -> tuple[str, ...]:
     """The names of the settings in which the two differ."""
     return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
 
 
-def meant(name: str) -> str:
+def suggest_variable(name: str) -> str:
     """What was probably meant by a variable that looks like ours and is not; '' when it is, or nobody knows."""
     known = [PREFIX + each.upper() for each in (*_TYPES, "app", "app_name", "config")]
     if not name.startswith(PREFIX) or name in known:
@@ -626,7 +630,7 @@ def meant(name: str) -> str:
     return next(iter(get_close_matches(name, known, n=1, cutoff=0.9)), "")
 
 
-def descriptions() -> dict[str, str]:
+def get_descriptions() -> dict[str, str]:
     """Each setting's one-line explanation, for the documentation and `--help`."""
     found: dict[str, str] = {}
     for name, kind in _TYPES.items():

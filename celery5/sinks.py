@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from celery5.errors import Misconfigured
-from celery5.protocol.documents import End, ResultDocument, ends_in
+from celery5.protocol.documents import ResultDocument, ResultState, parse_result_states
 from celery5.protocol.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -58,19 +58,19 @@ class RedisResults:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outlet:
+class SinkOptions:
     """A sink, and what is said of it."""
 
     sink: Sink
     name: str
-    on: tuple[End, ...]
+    states: tuple[ResultState, ...]
     batch: int
     timeout: float
     retry: RetryPolicy
-    awaited: bool
+    is_async: bool
 
 
-def outlet_of(sink: Any) -> Outlet:
+def get_sink_options(sink: Any) -> SinkOptions:
     """What is said of a sink. Raises Misconfigured for what is none, or says what makes no sense."""
     name, write = getattr(sink, "name", None), getattr(sink, "write", None)
     if not callable(write) or isinstance(sink, type):
@@ -94,11 +94,11 @@ def outlet_of(sink: Any) -> Outlet:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise Misconfigured(f"{what}: timeout is {timeout!r}; give seconds, more than 0")
     try:
-        retry = RetryPolicy.of(getattr(sink, "retry", None) or RETRY)
+        retry = RetryPolicy.parse(getattr(sink, "retry", None) or RETRY)
     except Misconfigured as error:
         raise Misconfigured(f"{what}: {error}") from None
-    on = ends_in(getattr(sink, "on", ("SUCCESS",)), what)
-    return Outlet(sink, name, on, batch, timeout, retry, inspect.iscoroutinefunction(write))
+    on = parse_result_states(getattr(sink, "on", ("SUCCESS",)), what)
+    return SinkOptions(sink, name, on, batch, timeout, retry, inspect.iscoroutinefunction(write))
 
 
 def _takes_one(write: Callable[..., Any]) -> bool:
@@ -112,7 +112,7 @@ def _takes_one(write: Callable[..., Any]) -> bool:
     return True
 
 
-def check_sinks(outlets: Collection[Outlet]) -> None:
+def check_sinks(outlets: Collection[SinkOptions]) -> None:
     """Ask each sink whether it could work here. Raises Misconfigured when one says that it never could."""
     for each in outlets:
         check = getattr(each.sink, "check", None)
@@ -120,12 +120,12 @@ def check_sinks(outlets: Collection[Outlet]) -> None:
             check()
 
 
-def outlets_of(sinks: Any, task: str) -> tuple[tuple[Outlet, ...], RedisResults | None]:
+def parse_sinks(sinks: Any, task: str) -> tuple[tuple[SinkOptions, ...], RedisResults | None]:
     """The sinks of a task, and what is said of its results in Redis. Raises Misconfigured."""
     if isinstance(sinks, str) or not isinstance(sinks, Sequence):
         raise Misconfigured(f"task {task}: sinks is {sinks!r}; give a list of sinks")
     said = cast("Sequence[Any]", sinks)
-    outlets = tuple(outlet_of(each) for each in said if not isinstance(each, RedisResults))
+    outlets = tuple(get_sink_options(each) for each in said if not isinstance(each, RedisResults))
     names = [each.name for each in outlets]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -133,9 +133,9 @@ def outlets_of(sinks: Any, task: str) -> tuple[tuple[Outlet, ...], RedisResults 
     return outlets, next((each for each in said if isinstance(each, RedisResults)), None)
 
 
-def all_outlets(tasks: Collection["Task[..., Any]"]) -> tuple[Outlet, ...]:
+def get_all_sink_options(tasks: Collection["Task[..., Any]"]) -> tuple[SinkOptions, ...]:
     """All sinks of an application. Raises Misconfigured when two different ones have one name."""
-    found: dict[str, Outlet] = {}
+    found: dict[str, SinkOptions] = {}
     for task in tasks:
         for each in task.sinks:
             known = found.setdefault(each.name, each)
@@ -146,14 +146,14 @@ def all_outlets(tasks: Collection["Task[..., Any]"]) -> tuple[Outlet, ...]:
     return tuple(found.values())
 
 
-def sinks_of(tasks: Iterable["Task[..., Any]"]) -> list[str]:
+def get_sink_names(tasks: Iterable["Task[..., Any]"]) -> list[str]:
     """The names of all their sinks, in order."""
     return sorted({each.name for task in tasks for each in task.sinks})
 
 
-def all_takers(tasks: Collection["Task[..., Any]"]) -> Mapping[str, str]:
-    """Which sinks take which documents, by end and task, as `takers.lua` is told. Nothing when no task has a sink."""
-    if not any(task.takers for task in tasks):
+def get_all_recipients(tasks: Collection["Task[..., Any]"]) -> Mapping[str, str]:
+    """Which sinks take which documents, by end and task, as `declare_recipients.lua` is told. Nothing when no task has a sink."""
+    if not any(task.recipients for task in tasks):
         return {}
-    ends: tuple[End, ...] = ("DEAD", "REVOKED")  # of the others a worker knows that has the task
-    return {f"{end} {task.name}": (task.takers or {}).get(end, "") for task in tasks for end in ends}
+    ends: tuple[ResultState, ...] = ("DEAD", "REVOKED")  # of the others a worker knows that has the task
+    return {f"{end} {task.name}": (task.recipients or {}).get(end, "") for task in tasks for end in ends}

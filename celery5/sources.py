@@ -85,7 +85,7 @@ class Source:
     def subscribe(self, task: T) -> T:
         """Have `task` given each document from now on: what `@app.task(source=...)` says. Raises Misconfigured."""
         if self not in task.sources:
-            task.sources = (*task.sources, *sources_of(self, task.parameters, task.name))
+            task.sources = (*task.sources, *parse_sources(self, task.parameters, task.name))
         return task
 
 
@@ -125,7 +125,7 @@ source: DeclareSource = DeclareSource()
 """Declare a Data Source: `@source(every=5.0)`, or `inbox = source(Watcher("inbox"), name="inbox")`."""
 
 
-def sources_of(said: Any, parameters: Parameters, task: str) -> tuple[Source, ...]:
+def parse_sources(said: Any, parameters: Parameters, task: str) -> tuple[Source, ...]:
     """The sources that a task subscribes to. Raises Misconfigured."""
     several = cast("Sequence[Any]", said) if isinstance(said, list | tuple) else (said,)
     for each in several:
@@ -141,7 +141,7 @@ def sources_of(said: Any, parameters: Parameters, task: str) -> tuple[Source, ..
     return tuple(dict.fromkeys(several))
 
 
-def subscriptions(tasks: Iterable["Task[..., Any]"]) -> dict[Source, list["Task[..., Any]"]]:
+def group_by_source(tasks: Iterable["Task[..., Any]"]) -> dict[Source, list["Task[..., Any]"]]:
     """Which tasks have subscribed to which sources. Raises Misconfigured when two sources have one name."""
     found: dict[Source, list[Task[..., Any]]] = {}
     names: dict[str, Source] = {}

@@ -12,9 +12,9 @@ have the whole of it; a test sees that what is said here is there, too.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-Thing = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
+NameKind = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
 
-CELERY: Mapping[Thing, Mapping[str, str]] = {
+CELERY: Mapping[NameKind, Mapping[str, str]] = {
     "module": {
         "Celery": "App",
         "shared_task": "task",
@@ -80,7 +80,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "terminate": "app.result(id).revoke(), which stops what runs",
         "shutdown": 'app.control.send("shutdown")',
         "purge": 'app.empty("mail") for a queue, app.dlq.purge() for dead jobs',
-        "rate_limit": 'app.limits.impose("shop.add", "10/s")',
+        "rate_limit": 'app.limits.set("shop.add", "10/s")',
         "time_limit": "time_limit of the task, or of the configuration",
         "cancel_consumer": 'app.control.send("pause-queue", {"queue": "mail"})',
         "add_consumer": 'app.control.send("resume-queue", {"queue": "mail"})',
@@ -171,7 +171,7 @@ CELERY: Mapping[Thing, Mapping[str, str]] = {
         "upgrade": "nothing: an old name of a setting is refused with the new one",
     },
 }
-FENNEL: Mapping[Thing, Mapping[str, str]] = {
+FENNEL: Mapping[NameKind, Mapping[str, str]] = {
     "result": {"uuid": "result.id"},
     "option": {"retries": "max_retries"},
     "setting": {
@@ -193,7 +193,7 @@ FENNEL: Mapping[Thing, Mapping[str, str]] = {
 }
 
 
-def hint(thing: Thing, name: str) -> str:
+def find_hint(thing: NameKind, name: str) -> str:
     """What to write instead of `name`, as the end of a message; '' when it is nobody's name."""
     for whose, names in (("Celery", CELERY), ("Fennel", FENNEL)):
         ours = names.get(thing, {}).get(name)
@@ -202,33 +202,35 @@ def hint(thing: Thing, name: str) -> str:
     return ""
 
 
-def hint_of_command(words: Sequence[str]) -> str:
+def find_command_hint(words: Sequence[str]) -> str:
     """Return what to write instead of the command that these words begin, as the end of a message: `inspect active` is
     known better than `inspect`. '' for a command that Celery does not have."""
-    return hint("command", " ".join(words[:2])) or hint("command", "".join(words[:1]))
+    return find_hint("command", " ".join(words[:2])) or find_hint("command", "".join(words[:1]))
 
 
-def not_there(thing: Thing, of: Any, name: str) -> AttributeError:
+def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
     """The error of an attribute that is not there."""
     kind = type(of).__name__
-    return AttributeError(f"{kind!r} object has no attribute {name!r}{hint(thing, name)}", name=name, obj=of)
+    return AttributeError(
+        f"{kind!r} object has no attribute {name!r}{find_hint(thing, name)}", name=name, obj=of
+    )
 
 
-def not_in_celery5(name: str) -> Exception:
+def make_import_error(name: str) -> Exception:
     """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
-    said = f"module 'celery5' has no attribute {name!r}{hint('module', name)}"
-    return ImportError(said, name="celery5") if hint("module", name) else AttributeError(said, name=name)
+    said = f"module 'celery5' has no attribute {name!r}{find_hint('module', name)}"
+    return ImportError(said, name="celery5") if find_hint("module", name) else AttributeError(said, name=name)
 
 
 def refuse_old_module(name: str) -> None:
     """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Do nothing
     for other modules."""
     package, _, module = name.partition(".")
-    if package == "celery5" and (instead := hint("module", module.partition(".")[0])):
+    if package == "celery5" and (instead := find_hint("module", module.partition(".")[0])):
         raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
 
 
-class NoCanvas:
+class CanvasHints:
     """What a signature is of Celery's canvas: nothing yet, and whoever tries is told what there is instead."""
 
     __slots__ = ()
@@ -236,10 +238,10 @@ class NoCanvas:
     if not TYPE_CHECKING:  # a checker knows what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise not_there("signature", self, name)
+            raise make_attribute_error("signature", self, name)
 
         def __or__(self, _other: object) -> Any:
-            raise TypeError(f"signatures make no chains{hint('module', 'chain')}")
+            raise TypeError(f"signatures make no chains{find_hint('module', 'chain')}")
 
         def __call__(self, *_args: object, **_kwargs: object) -> Any:
             raise TypeError("a signature is sent, not called: write .delay(), or app.send_many([...])")

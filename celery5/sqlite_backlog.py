@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from celery5.broker.kept_folder import make_private
-from celery5.errors import Misconfigured, Occupied
-from celery5.messages_backlog import MOST, Kept, Room, portion
-from celery5.protocol.parcels import Parcel, from_bytes, to_bytes
+from celery5.errors import AlreadyInUse, Misconfigured
+from celery5.messages_backlog import MAX_READ_MESSAGES, BacklogCapacity, StoredMessage, limit_read
+from celery5.protocol.parcels import JobMessage, decode_job_message, encode_job_message
 
 if TYPE_CHECKING:
     import sqlite3
 
 T = TypeVar("T")
 
-BUSY = 5.0
+LOCK_TIMEOUT = 5.0
 """Seconds that somebody else may hold the file, as a backup does."""
-TOGETHER = 5000
+MESSAGES_PER_TRANSACTION = 5000
 """Messages in one transaction."""
 _OPENING = (
     "PRAGMA auto_vacuum=INCREMENTAL",
@@ -46,7 +46,7 @@ class _Put:
 
     __slots__ = ("done", "error", "kept")
 
-    def __init__(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    def __init__(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         self.kept = kept
         self.done = trio.Event()
         self.error: Exception | None = None
@@ -55,9 +55,9 @@ class _Put:
 class SQLiteBacklog:
     """A backlog in the SQLite file `path`, which takes as much as there is `room` for."""
 
-    def __init__(self, *, path: Path, room: Room) -> None:
+    def __init__(self, *, path: Path, capacity: BacklogCapacity) -> None:
         self._path = path
-        self._room = room
+        self._room = capacity
         self._file: sqlite3.Connection | None = None
         self._puts: list[_Put] = []
         self._came = trio.Event()
@@ -69,7 +69,7 @@ class SQLiteBacklog:
     @property
     def size(self) -> int:
         """How many messages wait."""
-        return self._room.count
+        return self._room.used_messages
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Open the file, write what is put, until cancelled; what was put by then is written first."""
@@ -89,7 +89,7 @@ class SQLiteBacklog:
         """The queues that messages wait for."""
         return await self._in_thread(self._queues)
 
-    async def put(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    async def put(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         """Return when these are on the disk."""
         self._open_file  # noqa: B018  raises, rather than wait for nobody
         put = _Put(kept)
@@ -104,7 +104,7 @@ class SQLiteBacklog:
         if put.error is not None:
             raise put.error
 
-    async def first(self, queue: str, after: int) -> Sequence[Kept]:
+    async def first(self, queue: str, after: int) -> Sequence[StoredMessage]:
         """The first ones."""
         return await self._in_thread(lambda: self._first(queue, after))
 
@@ -144,7 +144,7 @@ class SQLiteBacklog:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise Occupied(
+            raise AlreadyInUse(
                 f"another Publisher has the backlog {self._path}: one for an application is enough for a host; "
                 "else give each its own, --backlog FOLDER"
             ) from None
@@ -159,7 +159,7 @@ class SQLiteBacklog:
         try:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._file = file = sqlite3.connect(
-                self._path, timeout=BUSY, isolation_level=None, check_same_thread=False
+                self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
             )
             for statement in _OPENING:
                 file.execute(statement)
@@ -170,7 +170,7 @@ class SQLiteBacklog:
                 f"the backlog {self._path} cannot be opened: {error}; if it is broken, move it away: this "
                 "Publisher will then go without what it has"
             ) from error
-        self._room.count, self._room.held = int(count), int(held)
+        self._room.used_messages, self._room.used_bytes = int(count), int(held)
 
     def _close(self) -> None:
         file, self._file = self._file, None
@@ -180,12 +180,12 @@ class SQLiteBacklog:
     def _queues(self) -> list[str]:
         return [each for (each,) in self._open_file.execute("SELECT DISTINCT queue FROM messages")]
 
-    def _first(self, queue: str, after: int) -> list[Kept]:
+    def _first(self, queue: str, after: int) -> list[StoredMessage]:
         rows = self._open_file.execute(
             "SELECT number, parcel, due FROM messages WHERE queue = ? AND number > ? ORDER BY number LIMIT ?",
-            (queue, after, MOST),
+            (queue, after, MAX_READ_MESSAGES),
         )
-        return portion([Kept(number, from_bytes(raw), due) for number, raw, due in rows])
+        return limit_read([StoredMessage(number, decode_job_message(raw), due) for number, raw, due in rows])
 
     def _gone(self, numbers: Sequence[int]) -> None:
         count = size = 0
@@ -195,15 +195,15 @@ class SQLiteBacklog:
                 if row is not None:
                     file.execute("DELETE FROM messages WHERE number = ?", (number,))
                     count, size = count + 1, size + int(row[0])
-        self._room.came(-count, -size)
-        if count and not self._room.count:
+        self._room.adjust_usage(-count, -size)
+        if count and not self._room.used_messages:
             self._open_file.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _write(self, puts: Sequence[_Put]) -> None:
         """All of them in as few transactions as may be. Where one fails, each caller's own is tried alone."""
         part, count = list[_Put](), 0
         for each in puts:
-            if part and count + len(each.kept) > TOGETHER:
+            if part and count + len(each.kept) > MESSAGES_PER_TRANSACTION:
                 self._write_together(part)
                 part, count = [], 0
             part.append(each)
@@ -220,7 +220,7 @@ class SQLiteBacklog:
             for put in puts:
                 self._write_together([put])
 
-    def _insert(self, kept: Sequence[tuple[Parcel, int | None]]) -> None:
+    def _insert(self, kept: Sequence[tuple[JobMessage, int | None]]) -> None:
         self._room.check(kept)
         count = held = 0
         with self._transaction() as file:
@@ -228,11 +228,11 @@ class SQLiteBacklog:
                 size = len(parcel.message)
                 done = file.execute(
                     "INSERT OR IGNORE INTO messages (queue, id, due, size, parcel) VALUES (?, ?, ?, ?, ?)",
-                    (parcel.queue, parcel.id, due, size, to_bytes(parcel)),
+                    (parcel.queue, parcel.id, due, size, encode_job_message(parcel)),
                 )
                 if done.rowcount > 0:
                     count, held = count + 1, held + size
-        self._room.came(count, held)
+        self._room.adjust_usage(count, held)
 
     @contextmanager
     def _transaction(self) -> Generator["sqlite3.Connection", None, None]:

@@ -28,7 +28,7 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 
 @contextmanager
-def routed(
+def captured_logging(
     take: Callable[[dict[str, Any]], None], level: Level
 ) -> Generator[Callable[[Level], None], None, None]:
     """Have the standard library's logging, from `level` on, come to `take` for as long as the block lasts. Gives what

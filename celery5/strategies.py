@@ -9,8 +9,8 @@ from typing import Any
 
 from celery5.errors import Misconfigured
 from celery5.protocol.autoscale import Autoscale
-from celery5.protocol.autoscale_words import autoscale_in
-from celery5.protocol.prioritisation import Strategy, strategy_in
+from celery5.protocol.autoscale_words import parse_autoscale
+from celery5.protocol.prioritisation import PrioritisationStrategy, parse_strategy
 from celery5.settings import Settings
 
 
@@ -19,17 +19,17 @@ def is_scaled(settings: Settings) -> bool:
     return bool(settings.autoscale or settings.prioritise)
 
 
-def autoscale_of(settings: Settings) -> Autoscale | None:
+def get_autoscale(settings: Settings) -> Autoscale | None:
     """How the application is scaled; None when it is not. Raises Misconfigured."""
-    return autoscale_in(settings.autoscale, named)
+    return parse_autoscale(settings.autoscale, load_function)
 
 
-def prioritise_of(settings: Settings) -> Strategy | None:
+def get_prioritisation(settings: Settings) -> PrioritisationStrategy | None:
     """Which tasks are preferred, as a strategy; None when none is. Raises Misconfigured."""
-    return strategy_in(settings.prioritise, named)
+    return parse_strategy(settings.prioritise, load_function)
 
 
-def named(said: str) -> Callable[..., Any]:
+def load_function(said: str) -> Callable[..., Any]:
     """The function that `module:function` names. Raises Misconfigured."""
     module, _, name = said.partition(":")
     try:

@@ -21,27 +21,27 @@ from typing import (
 
 from msgspec import Raw
 
-from celery5.binding import bound
-from celery5.deduplicate import Policy, policy_of
+from celery5.binding import bind_running_job
+from celery5.deduplicate import DeduplicationPolicy, prepare_policy
 from celery5.errors import Misconfigured
-from celery5.gate import Gated, GateOptions, gated
-from celery5.health import HealthCheck, checked
+from celery5.gate import LimitDeclaration, LimitOptions, declare_limits
+from celery5.health import HealthCheck, validate_checks
 from celery5.protocol.arguments import Parameters, ResultType
-from celery5.protocol.backoff import OwnBackoff
-from celery5.protocol.box import Box, box_of
+from celery5.protocol.backoff import CustomBackoff
+from celery5.protocol.box import Box, parse_box
 from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.documents import takers
+from celery5.protocol.documents import group_recipients
 from celery5.protocol.envelope import VERSION, Envelope, encode
-from celery5.protocol.job import Job, Options, SendOptions, Terms, digest, new_id
-from celery5.protocol.limits import leaves_at
-from celery5.protocol.names import module_of
+from celery5.protocol.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
+from celery5.protocol.limits import format_expiry
+from celery5.protocol.names import get_module_name
 from celery5.protocol.retry import RetryPolicy
-from celery5.schedule import when_said
+from celery5.schedule import parse_schedule
 from celery5.settings import Settings
-from celery5.sinks import Outlet, RedisResults, Sink, outlets_of
-from celery5.sources import Source, sources_of
-from celery5.spellings import NoCanvas, hint, not_there
-from celery5.trace import current_trace
+from celery5.sinks import RedisResults, Sink, SinkOptions, parse_sinks
+from celery5.sources import Source, parse_sources
+from celery5.spellings import CanvasHints, find_hint, make_attribute_error
+from celery5.trace import get_current_trace
 
 if TYPE_CHECKING:
     from celery5.app import App
@@ -52,7 +52,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-Kind = Literal["trio", "asyncio", "thread", "boxed"]
+TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
 """Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own
 (CEP rows C60 to C62)."""
 
@@ -66,9 +66,9 @@ class Task(Generic[P, R_co]):
     is the running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
     """
 
-    sinks: tuple[Outlet, ...] = ()
+    sinks: tuple[SinkOptions, ...] = ()
     """The Data Sinks that are given the documents of its results (C86)."""
-    takers: Mapping[str, str] | None = None
+    recipients: Mapping[str, str] | None = None
     """Their names, by the ends that they want to hear of."""
     sources: tuple[Source, ...] = ()
     """The Data Sources whose documents it is given (C85)."""
@@ -81,7 +81,7 @@ class Task(Generic[P, R_co]):
         name: str | None = None,
         loop: Literal["trio", "asyncio"] = "trio",
         options: Options | None = None,
-        deduplicate: Policy | None = None,
+        deduplicate: DeduplicationPolicy | None = None,
         bind: bool = False,
         retry_backoff: Callable[[int], float] | None = None,
         abandon_on_cancel: bool = False,
@@ -90,26 +90,28 @@ class Task(Generic[P, R_co]):
         breaker: BreakerPolicy | None = None,
         checks: Sequence[HealthCheck] = (),
         schedule: object = None,
-        **gate: Unpack[GateOptions],
+        **gate: Unpack[LimitOptions],
     ) -> None:
         if not _is_function(function):
             raise Misconfigured(f"@task takes a function, got {function!r}")
         self.name: str = name or _name_of(function)
-        self.loop: Kind = _kind(function, loop, self.name)
-        self.box: Box | None = box_of(boxed, self.name)
-        self.kind: Kind = self.loop if self.box is None else "boxed"
-        self.function: Callable[..., Any] = bound(function, self.name) if bind else function
-        self.options_: Options = (options or Options()).checked()
+        self.loop: TaskKind = _kind(function, loop, self.name)
+        self.box: Box | None = parse_box(boxed, self.name)
+        self.kind: TaskKind = self.loop if self.box is None else "boxed"
+        self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
+        self.send_options: Options = (options or Options()).checked()
         self._app = app
-        self.was_free: bool = app is None
+        self.had_no_app: bool = app is None
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
-        self._terms: Terms | None = None
-        self._backoff: OwnBackoff | None = None if retry_backoff is None else OwnBackoff(retry_backoff)
+        self._terms: SharedFields | None = None
+        self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
         self.parameters: Parameters = Parameters(self.name, self.function)
-        self.gated: Gated | None = gated(self.name, self.function, self.options_.queue, **gate)
-        self.deduplicate: Policy | None = (
-            None if deduplicate is None else policy_of(deduplicate, self.function, self.name)
+        self.limits: LimitDeclaration | None = declare_limits(
+            self.name, self.function, self.send_options.queue, **gate
+        )
+        self.deduplicate: DeduplicationPolicy | None = (
+            None if deduplicate is None else prepare_policy(deduplicate, self.function, self.name)
         )
         self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
         self.continue_without_lease: bool = _may_continue(continue_without_lease, self.kind, self.name)
@@ -117,23 +119,23 @@ class Task(Generic[P, R_co]):
             _check_command(self.name, self.box, bind or deduplicate is not None)
             self.function = _elsewhere(self.name, self.box)
         self._breaker: BreakerPolicy | None = breaker
-        self.checks: tuple[HealthCheck, ...] = checked(checks, breaker, f"task {self.name}")
-        self.schedule: tuple[Periodic, ...] = when_said(schedule, self.name)
+        self.checks: tuple[HealthCheck, ...] = validate_checks(checks, breaker, f"task {self.name}")
+        self.schedule: tuple[Periodic, ...] = parse_schedule(schedule, self.name)
         self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
         self.__name__: str = getattr(function, "__name__", self.name)
         self.__wrapped__ = function
 
-    def connect(
+    def connect_data(
         self,
         sinks: Sequence[Sink | RedisResults] = (),
         source: Source | type[Any] | Sequence[Source | type[Any]] = (),
     ) -> None:
         """Have sinks take what it returns, and sources give it what they bring. Raises Misconfigured."""
-        self.sinks, kept = outlets_of(sinks, self.name)
+        self.sinks, kept = parse_sinks(sinks, self.name)
         if kept is not None and kept.ttl is not None:
-            self.options_ = self.options_.replaced({"results_ttl": kept.ttl})
-        self.takers = takers([(each.name, each.on) for each in self.sinks])
-        self.sources = sources_of(source, self.parameters, self.name)
+            self.send_options = self.send_options.merge({"results_ttl": kept.ttl})
+        self.recipients = group_recipients([(each.name, each.states) for each in self.sinks])
+        self.sources = parse_sources(source, self.parameters, self.name)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -141,15 +143,15 @@ class Task(Generic[P, R_co]):
     if not TYPE_CHECKING:  # a checker knows what is there
 
         def __getattr__(self, name: str) -> Any:
-            raise not_there("task", self, name)
+            raise make_attribute_error("task", self, name)
 
     @property
     def app(self) -> "App":
         """The application this task belongs to."""
         if self._app is None:
-            from celery5.app import owner_of
+            from celery5.app import find_owner
 
-            self._app = owner_of(self.__module__, self)
+            self._app = find_owner(self.__module__, self)
             self._app.tasks.add(self)
         return self._app
 
@@ -159,14 +161,14 @@ class Task(Generic[P, R_co]):
             self._app = app
 
     @property
-    def is_free(self) -> bool:
+    def has_no_app(self) -> bool:
         """Whether the task was declared with no application and has not been adopted by one."""
         return self._app is None
 
     @property
     def queue(self) -> str:
         """The queue that its jobs go to. Raises Misconfigured when that is on another broker than its `broker`."""
-        return self.app.brokers.queue(self.name, self.options_)
+        return self.app.brokers.queue_of_task(self.name, self.send_options)
 
     @property
     def result_type(self) -> ResultType:
@@ -177,11 +179,11 @@ class Task(Generic[P, R_co]):
     def policy(self) -> RetryPolicy:
         """How a failed job of this task is tried again."""
         if self._policy is None:
-            self._policy = self.options_.policy(self.app.retry_policy)
+            self._policy = self.send_options.get_retry_policy(self.app.retry_policy)
         return self._policy
 
     @property
-    def backoff(self) -> OwnBackoff | None:
+    def backoff(self) -> CustomBackoff | None:
         """The function that says how long to wait before another attempt, instead of the policy's numbers (F45)."""
         return self._backoff or self.app.retry_backoff
 
@@ -189,7 +191,7 @@ class Task(Generic[P, R_co]):
     def breaker(self) -> BreakerPolicy:
         """How its circuit breaker behaves (C37): as it was declared; with health checks alone, they hold its jobs and
         failures do not; else as the application says."""
-        return self._breaker or (BY_CHECKS if self.checks else self.app.breaker)
+        return self._breaker or (CHECKS_ONLY_BREAKER if self.checks else self.app.breaker)
 
     def options(self, **options: Unpack[SendOptions]) -> Self:
         """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `priority`,
@@ -197,36 +199,36 @@ class Task(Generic[P, R_co]):
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._app, twin._policy, twin._settings = self.app, None, None
-        twin.options_ = _options(dict(options), self.options_)
-        if twin.gated is not None:
-            twin.gated.stay(twin.options_.queue)
+        twin.send_options = _options(dict(options), self.send_options)
+        if twin.limits is not None:
+            twin.limits.check_queue(twin.send_options.queue)
         return twin
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
-        if self.gated is None:
+        if self.limits is None:
             return self._job_of(*self.parameters.encode(args, kwargs))
-        return self._job_of(*self.parameters.encode(args, kwargs), *self.gated.keys_of(args, kwargs))
+        return self._job_of(*self.parameters.encode(args, kwargs), *self.limits.make_keys(args, kwargs))
 
-    def pattern(self) -> Job:
+    def make_template(self) -> Job:
         """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
-        return self._job_of(Raw(b"[]"), NOTHING)
+        return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
 
     def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
-        options, app, now = self.options_, self._app or self.app, time.time()
+        options, app, now = self.send_options, self._app or self.app, time.time()
         terms = self._terms
         if terms is None or self._settings is not app.settings:
             terms = self._worked_out(app.settings)
-        said = terms.said.copy()
-        if terms.unique_for is not None and "key" not in said and raw_kwargs is not NOTHING:
-            said["key"] = digest(self.parameters.canonical(raw_args, raw_kwargs))
+        said = terms.fields.copy()
+        if terms.unique_for is not None and "key" not in said and raw_kwargs is not NO_ARGUMENTS:
+            said["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
         if options.expires is not None:
-            said["expires"] = options.expiry(now)
+            said["expires"] = options.get_expiry(now)
         line = ""
         if slot or turn:
             said["concurrency_key"], said["fair_key"] = slot, turn
-            line = self.gated.line(slot, turn) if self.gated else ""
-        if trace := current_trace():
+            line = self.limits.get_waiting_list(slot, turn) if self.limits else ""
+        if trace := get_current_trace():
             said["trace"] = trace
         job_id = options.id or new_id()
         envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **said)
@@ -234,22 +236,22 @@ class Task(Generic[P, R_co]):
             job_id,
             self.name,
             terms.queue,
-            app.fitting(encode(envelope), self.name),
-            options.at() if terms.dated else "",
+            app.check_message_size(encode(envelope), self.name),
+            options.format_start() if terms.is_delayed else "",
             envelope.ignore_result,
             envelope.lock,
             terms.unique_for,
             app.name,
             terms.lane,
             line,
-            leaves_at(envelope.expires) if line else "",
+            format_expiry(envelope.expires) if line else "",
         )
 
-    def _worked_out(self, settings: Settings) -> Terms:
+    def _worked_out(self, settings: Settings) -> SharedFields:
         self._settings = settings
-        if self.options_.queue is not None:
-            self.app.brokers.doubt(self.name, self.options_.queue)
-        self._terms = terms = self.options_.terms(
+        if self.send_options.queue is not None:
+            self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
+        self._terms = terms = self.send_options.shared_fields(
             self.policy,
             queue=self.queue,
             ignore_result=settings.ignore_result,
@@ -286,7 +288,7 @@ class FunctionTask(Task[P, R_co]):
         return cast("R_co", self.function(*args, **kwargs))
 
 
-class Signature(NoCanvas, Generic[R_co]):
+class Signature(CanvasHints, Generic[R_co]):
     """A task with its arguments, not sent yet: `charge.s(7, amount)`. For `send_many`; immutable."""
 
     __slots__ = ("_args", "_kwargs", "task")
@@ -322,7 +324,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     qualified = getattr(function, "__qualname__", None)
     if qualified is None:
         raise Misconfigured(f"{function!r} has no name of its own: give it one with @task(name=...)")
-    return f"{module_of(function)}.{qualified}"
+    return f"{get_module_name(function)}.{qualified}"
 
 
 def _check_command(task: str, box: Box, wants_a_function: bool) -> None:
@@ -346,20 +348,20 @@ def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
 def _options(said: dict[str, Any], over: Options) -> Options:
     """The options `said`, over others. Raises Misconfigured for one that is not known."""
     for name in sorted(set(said) - set(Options.__struct_fields__)):
-        if name in OF_THE_TASK:
+        if name in DECLARATION_OPTIONS:
             raise Misconfigured(f"{name} is for a declaration: @app.task({name}=...)")
-        raise Misconfigured(not_known(name, Options.__struct_fields__))
-    return over.replaced(said)
+        raise Misconfigured(describe_unknown_option(name, Options.__struct_fields__))
+    return over.merge(said)
 
 
-def not_known(name: str, known: Sequence[str]) -> str:
+def describe_unknown_option(name: str, known: Sequence[str]) -> str:
     """What is said of an option that there is not."""
     near = get_close_matches(name, known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ";"
-    return f"task option {name!r} is not known{hint('option', name)}{meant} known: {', '.join(known)}"
+    return f"task option {name!r} is not known{find_hint('option', name)}{meant} known: {', '.join(known)}"
 
 
-def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
+def _kind(function: Callable[..., Any], loop: str, name: str) -> TaskKind:
     if loop not in ("trio", "asyncio"):
         raise Misconfigured(f"task {name}: loop is {loop!r}; use 'trio' or 'asyncio'")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
@@ -371,7 +373,7 @@ def _kind(function: Callable[..., Any], loop: str, name: str) -> Kind:
     return "thread"
 
 
-def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
+def _may_abandon(abandon_on_cancel: bool, kind: TaskKind, task: str) -> bool:
     if abandon_on_cancel and kind != "thread":
         what = "boxed" if kind == "boxed" else "async"
         raise Misconfigured(
@@ -380,7 +382,7 @@ def _may_abandon(abandon_on_cancel: bool, kind: Kind, task: str) -> bool:
     return abandon_on_cancel
 
 
-def _may_continue(continue_without_lease: bool, kind: Kind, task: str) -> bool:
+def _may_continue(continue_without_lease: bool, kind: TaskKind, task: str) -> bool:
     """Return the option. Raises Misconfigured where it would change nothing."""
     if continue_without_lease and kind not in ("trio", "asyncio"):
         what = "boxed" if kind == "boxed" else "def"
@@ -390,11 +392,11 @@ def _may_continue(continue_without_lease: bool, kind: Kind, task: str) -> bool:
     return continue_without_lease
 
 
-NOTHING = Raw(b"{}")
+NO_ARGUMENTS = Raw(b"{}")
 """The arguments of a pattern, which has none."""
-BY_CHECKS = BreakerPolicy(threshold=None)
+CHECKS_ONLY_BREAKER = BreakerPolicy(threshold=None)
 """The breaker of a task that has health checks and says nothing else."""
-OF_THE_TASK = (
+DECLARATION_OPTIONS = (
     "name",
     "loop",
     "bind",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from celery5.errors import Misconfigured
-from celery5.runners.context import CURRENT
+from celery5.runners.context import CURRENT_JOB
 
 _SAID: ContextVar[str] = ContextVar("celery5_trace", default="")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -38,12 +38,12 @@ def tracing(traceparent: str) -> Generator[None, None, None]:
         _SAID.reset(token)
 
 
-def current_trace() -> str:
+def get_current_trace() -> str:
     """The context that a job sent now would carry; '' for none."""
     said = _SAID.get()
     if said:
         return said
-    job = CURRENT.get()
+    job = CURRENT_JOB.get()
     if job is not None and job.trace:
         return job.trace
     return _of_eliot() if "eliot" in sys.modules else ""
@@ -52,7 +52,7 @@ def current_trace() -> str:
 def _of_eliot() -> str:
     """Only who has imported eliot can be in an action of it: nobody else pays for it."""
     if not _ELIOT:
-        from celery5.log import eliot_context
+        from celery5.log import get_eliot_context
 
-        _ELIOT.append(eliot_context)
+        _ELIOT.append(get_eliot_context)
     return _ELIOT[0]()

@@ -13,19 +13,19 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.triggers import (
-    FIELDS,
+    CRON_FIELDS,
     AllOf,
     AnyOf,
     AnyTrigger,
     Calendar,
     Cron,
     Interval,
-    Moment,
+    OnceTrigger,
     Trigger,
-    crontab,
+    parse_crontab,
 )
 
-LONGEST = timedelta(days=36_525)
+MAX_INTERVAL = timedelta(days=36_525)
 """The longest interval: a hundred years. What is longer is a mistake, or will not be fired by this version."""
 
 When = str | float | timedelta | datetime | AnyTrigger | Mapping[str, Any]
@@ -51,13 +51,13 @@ def cron(
             raise Misconfigured("cron takes a line of a crontab or fields by name, not both")
         if not isinstance(cast("object", line), str):
             raise Misconfigured(f"cron: {line!r} is no line of a crontab: give a text, like '0 3 * * *'")
-        made = crontab(line, timezone)
+        made = parse_crontab(line, timezone)
         bound = {"start": _ms(start), "end": _ms(end)}
         return _bounded(made, bound) if start or end else made
-    strange = sorted(set(fields) - set(FIELDS))
+    strange = sorted(set(fields) - set(CRON_FIELDS))
     if strange or not fields:
         what = f"{strange[0]!r} is no field" if strange else "one field at least is needed"
-        raise Misconfigured(f"cron: {what}; fields: {', '.join(FIELDS)}")
+        raise Misconfigured(f"cron: {what}; fields: {', '.join(CRON_FIELDS)}")
     said: dict[str, Any] = {name: _field(name, value) for name, value in fields.items()}
     return Cron(**said, zone=timezone, start=_ms(start), end=_ms(end))
 
@@ -80,7 +80,7 @@ def every(
         )
     except (ValueError, OverflowError):  # not a number, or more than there are
         raise Misconfigured(_TOO_LONG) from None
-    if span > LONGEST:
+    if span > MAX_INTERVAL:
         raise Misconfigured(_TOO_LONG)
     ms = round(span / timedelta(milliseconds=1))
     if ms < 1:
@@ -126,10 +126,10 @@ def at(moment: datetime) -> AnyTrigger:
     ms = _ms(moment)
     if ms is None:
         raise Misconfigured("at takes an aware datetime")
-    return Moment(at=ms)
+    return OnceTrigger(at=ms)
 
 
-def trigger_of(when: object) -> AnyTrigger:
+def parse_trigger(when: object) -> AnyTrigger:
     """The trigger that somebody means by `when`. Raises Misconfigured."""
     if isinstance(when, Trigger):
         return cast("AnyTrigger", when)
@@ -159,7 +159,7 @@ def _from_table(said: Mapping[str, Any]) -> AnyTrigger:
     kind, value = kinds[0], words.pop(kinds[0])
     try:
         if kind in ("any", "all") and isinstance(value, list):
-            parts = tuple(trigger_of(each) for each in cast("list[object]", value))
+            parts = tuple(parse_trigger(each) for each in cast("list[object]", value))
             return AnyOf(of=parts) if kind == "any" else AllOf(of=parts)
         if kind == "at":
             return at(value if isinstance(value, datetime) else datetime.fromisoformat(str(value)))

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery5.broker import calls
-from celery5.broker.absent import leaving_out, without_those_away
-from celery5.broker.calls import Place
-from celery5.broker.outage import PATIENCE
-from celery5.colourless import Plain, finished, rest
+from celery5.broker.absent import retry_without_unreachable, skip_unreachable
+from celery5.broker.calls import LocatedJob
+from celery5.broker.outage import OUTAGE_LIMIT
+from celery5.colourless import BlockingDriverAdapter, run_blocking, sleep
 from celery5.connections import AwaitingRedis
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.states import JobState
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.result import AsyncResult
 
-PORTION = 500
+JOBS_PER_TRIP = 500
 """Jobs to look for in one trip."""
-PAUSE = 0.1
+RETRY_DELAY = 0.1
 """Seconds before a wait looks again for jobs after it could not."""
 
-_NOWHERE = Place(JobState.UNKNOWN, "", b"")
+_NOWHERE = LocatedJob(JobState.UNKNOWN, "", b"")
 
-Enough = Callable[[Mapping[str, bytes]], bool]
+StopCondition = Callable[[Mapping[str, bytes]], bool]
 Documents = dict[str, bytes]
 
 
-async def places(redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]") -> list[Place]:
+async def locate_jobs(redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]") -> list[LocatedJob]:
     """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on. Raises
     the error of a broker that is away when one may be there."""
-    with leaving_out() as away:
-        seen = await without_those_away(lambda: _seen(redis, handles, away))
+    with skip_unreachable() as away:
+        seen = await retry_without_unreachable(lambda: _seen(redis, handles, away))
     for each, place in zip(handles, seen, strict=True):
-        each.placed = each.placed or _is_known(place)
-    if away and not all(each.placed for each in handles):
+        each.is_located = each.is_located or _is_known(place)
+    if away and not all(each.is_located for each in handles):
         raise next(iter(away.values()))
     return seen
 
 
 async def _seen(
     redis: AwaitingRedis, handles: "Sequence[AsyncResult[Any]]", away: Container[str]
-) -> list[Place]:
+) -> list[LocatedJob]:
     seen = [_NOWHERE] * len(handles)
-    asked = [n for n, each in enumerate(handles) if each.placed or _home(each) not in away]
+    asked = [n for n, each in enumerate(handles) if each.is_located or _home(each) not in away]
     first = await _looked(redis, [(handles[n], handles[n].queue) for n in asked])
     for n, place in zip(asked, first, strict=True):
         seen[n] = place
-    lost = [n for n, each in enumerate(handles) if not each.placed and not _is_known(seen[n])]
+    lost = [n for n, each in enumerate(handles) if not each.is_located and not _is_known(seen[n])]
     if lost:
         app = handles[0].app
-        names = await redis.perform(calls.queues(app.keys))
+        names = await redis.perform(calls.list_queues(app.keys))
         pairs = [(n, name) for n in lost for name in names if name != handles[n].queue]
         found = await _looked(redis, [(handles[n], name) for n, name in pairs])
         for (n, name), place in zip(pairs, found, strict=True):
@@ -69,57 +69,61 @@ async def _seen(
 
 
 def _home(handle: "AsyncResult[Any]") -> str:
-    return handle.app.brokers.home(handle.queue)
+    return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-def find(handles: "Sequence[AsyncResult[Any]]", *, instead: str) -> None:
+def locate_unknown(handles: "Sequence[AsyncResult[Any]]", *, instead: str) -> None:
     """Look for the jobs of those handles that do not know their queue. For plain Python."""
-    lost = [each for each in handles if not each.placed]
+    lost = [each for each in handles if not each.is_located]
     if lost:
-        finished(places(Plain(lost[0].app.connections.blocking(instead=instead)), lost))
+        run_blocking(
+            locate_jobs(
+                BlockingDriverAdapter(lost[0].app.connections.get_blocking_driver(async_name=instead)), lost
+            )
+        )
 
 
-async def afind(handles: "Sequence[AsyncResult[Any]]") -> None:
+async def alocate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
     """`find`, from Trio or asyncio."""
-    lost = [each for each in handles if not each.placed]
+    lost = [each for each in handles if not each.is_located]
     if lost:
-        await places(await lost[0].app.connections.awaiting(), lost)
+        await locate_jobs(await lost[0].app.connections.get_async_driver(), lost)
 
 
-def documents(
+def wait_for_documents(
     app: "App",
     handles: "Sequence[AsyncResult[Any]]",
     *,
     timeout: float | None,
     instead: str,
-    enough: Enough | None = None,
+    enough: StopCondition | None = None,
 ) -> Documents:
     """What has arrived of the jobs' documents, by the handles' keys: all, enough, or what is there at the time-out, in
     seconds. For plain Python; `instead` names what to await inside an event loop."""
-    waiter = app.results(instead=instead)
-    if all(each.placed for each in handles):
+    waiter = app.result_waiter(instead=instead)
+    if all(each.is_located for each in handles):
         return waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
 
     async def reach() -> AwaitingRedis:
-        return Plain(app.connections.blocking(instead=instead))
+        return BlockingDriverAdapter(app.connections.get_blocking_driver(async_name=instead))
 
-    search = finished(_Search(app, handles, timeout).begun(reach))
+    search = run_blocking(_Search(app, handles, timeout).begun(reach))
     return search.ended(waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
 
 
-async def adocuments(
+async def await_documents(
     app: "App",
     handles: "Sequence[AsyncResult[Any]]",
     *,
     timeout: float | None,
-    enough: Enough | None = None,
+    enough: StopCondition | None = None,
 ) -> Documents:
     """`documents`, from Trio or asyncio."""
-    if all(each.placed for each in handles):
-        waiter = await app.aresults()
+    if all(each.is_located for each in handles):
+        waiter = await app.aresult_waiter()
         return await waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
-    search = await _Search(app, handles, timeout).begun(app.connections.awaiting)
-    waiter = await app.aresults()
+    search = await _Search(app, handles, timeout).begun(app.connections.get_async_driver)
+    waiter = await app.aresult_waiter()
     return search.ended(await waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
 
 
@@ -134,23 +138,23 @@ class _Search:
 
     async def begun(self, reach: Callable[[], Awaitable[AwaitingRedis]]) -> "_Search":
         """Itself, when all jobs have been looked for. An outage may pass, as in any wait. Raises BrokerUnavailable."""
-        patient_until = min(self._ends, time.monotonic() + PATIENCE)
+        patient_until = min(self._ends, time.monotonic() + OUTAGE_LIMIT)
         while True:
             try:
                 await self._look(await reach())
             except BrokerUnavailable:
                 if time.monotonic() >= patient_until:
                     raise
-                await rest(PAUSE)
+                await sleep(RETRY_DELAY)
             else:
                 return self
 
     async def _look(self, redis: AwaitingRedis) -> None:
-        await places(redis, [each for each in self._handles if not each.placed])
-        names = await redis.perform(calls.queues(self._app.keys))
+        await locate_jobs(redis, [each for each in self._handles if not each.is_located])
+        names = await redis.perform(calls.list_queues(self._app.keys))
         self._of_each = []
         for each in self._handles:
-            likely = [each.queue] if each.placed else dict.fromkeys([each.queue, *names])
+            likely = [each.queue] if each.is_located else dict.fromkeys([each.queue, *names])
             self._of_each.append([self._app.queue(name).result(each.id) for name in likely])
 
     @property
@@ -163,7 +167,7 @@ class _Search:
         """The seconds that are left; None for all there are."""
         return None if self._ends == math.inf else max(0.0, self._ends - time.monotonic())
 
-    def enough(self, asked: Enough | None) -> Enough:
+    def enough(self, asked: StopCondition | None) -> StopCondition:
         """Whether each job has told its end under one of its keys, or enough of them."""
         jobs = len({each.id for each in self._handles})
 
@@ -179,23 +183,23 @@ class _Search:
         for each, keys in zip(self._handles, self._of_each, strict=True):
             key = next((key for key in keys if key in found), None)
             if key is not None:
-                each.queue, each.placed = self._app.keys.told_by(key)[0], True
+                each.queue, each.is_located = self._app.keys.parse_result_key(key)[0], True
         return found
 
 
-async def _looked(redis: AwaitingRedis, asked: "Sequence[tuple[AsyncResult[Any], str]]") -> list[Place]:
+async def _looked(redis: AwaitingRedis, asked: "Sequence[tuple[AsyncResult[Any], str]]") -> list[LocatedJob]:
     """Where jobs are, each on the queue that is named with it."""
-    seen: list[Place] = []
-    for at in range(0, len(asked), PORTION):
-        some = asked[at : at + PORTION]
-        trips = [calls.locate(each.app.queue(name), each.id) for each, name in some]
+    seen: list[LocatedJob] = []
+    for at in range(0, len(asked), JOBS_PER_TRIP):
+        some = asked[at : at + JOBS_PER_TRIP]
+        trips = [calls.locate_job(each.app.queue(name), each.id) for each, name in some]
         seen += await redis.perform_all(trips)
     return seen
 
 
-def _is_known(place: Place) -> bool:
+def _is_known(place: LocatedJob) -> bool:
     return place.state != JobState.UNKNOWN
 
 
-def _has_ended(place: Place) -> bool:
+def _has_ended(place: LocatedJob) -> bool:
     return place.state in ("ENDED", JobState.DEAD)

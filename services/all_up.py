@@ -8,21 +8,21 @@ from typing import Protocol
 import trio
 
 
-class Whole(Protocol):
+class ReadinessSource(Protocol):
     """Knows when all members have been up."""
 
     @property
-    def whole(self) -> trio.Event: ...
+    def all_ready(self) -> trio.Event: ...
 
 
-class AllUp:
+class ClusterReady:
     """A gate: `started()` when all members of the cluster have been up once."""
 
-    def __init__(self, *, foreman: Whole) -> None:
+    def __init__(self, *, foreman: ReadinessSource) -> None:
         self._foreman = foreman
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait for them, then until cancelled."""
-        await self._foreman.whole.wait()
+        await self._foreman.all_ready.wait()
         task_status.started()
         await trio.sleep_forever()

@@ -17,16 +17,24 @@ import trio
 from celery5.broker import presence, scaling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
-from celery5.broker.scaling import Scaling, Turn
+from celery5.broker.scaling import Scaling, ScalingTurn
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.autoscale import Autoscale, Course, Load, advance, cool_until, resume, steps
-from celery5.protocol.metrics import Family, gauge
-from celery5.protocol.prioritisation import Preference, Strategy, prefer
-from celery5.protocol.situation import Situation
-from celery5.services.outlook import Outlook
-from celery5.services.passing import passes
-from celery5.services.telling import Telling
+from celery5.protocol.autoscale import (
+    Autoscale,
+    AutoscaleState,
+    Load,
+    get_changes,
+    get_cooldown_end,
+    get_next_state,
+    resume_state,
+)
+from celery5.protocol.metrics import MetricFamily, make_gauge
+from celery5.protocol.prioritisation import Preference, PrioritisationStrategy, compute_preference
+from celery5.protocol.situation import ClusterSnapshot
+from celery5.services.outlook import ClusterObserver
+from celery5.services.passing import is_recoverable
+from celery5.services.telling import ScalingCommands
 
 LOOK = 2.0
 """Seconds between looks."""
@@ -53,9 +61,9 @@ class Autoscaler:
         redis: Redis,
         keys: Keys,
         autoscale: Autoscale | None,
-        prioritise: Strategy | None,
-        outlook: Outlook,
-        telling: Telling,
+        prioritise: PrioritisationStrategy | None,
+        observer: ClusterObserver,
+        scaling_commands: ScalingCommands,
         worker: str,
         log: Log,
     ) -> None:
@@ -63,8 +71,8 @@ class Autoscaler:
         self._keys = keys
         self._policy = autoscale
         self._strategy = prioritise
-        self._outlook = outlook
-        self._telling = telling
+        self._outlook = observer
+        self._telling = scaling_commands
         self._name = worker
         self._log = log
         self._has_turn = False
@@ -90,53 +98,61 @@ class Autoscaler:
         """Whether it has the turn or not, the Scheduler is ready."""
         return {}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """What is wanted, as numbers, from the one that has the turn."""
         found = self._found
         if found is None:
             return
-        yield gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
-        yield gauge("celery5_scaling_workers", "Workers that live.", found.workers)
-        yield gauge("celery5_scaling_unseen", "Brokers that could not be looked at.", len(found.unseen))
+        yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
+        yield make_gauge("celery5_scaling_workers", "Workers that live.", found.workers)
+        yield make_gauge(
+            "celery5_scaling_brokers_unreachable", "Brokers that could not be looked at.", len(found.unseen)
+        )
         if found.course is not None:
-            yield gauge(
-                "celery5_scaling_needed", "Workers that would have a slot for each job.", found.needed
+            yield make_gauge(
+                "celery5_scaling_workers_needed", "Workers that would have a slot for each job.", found.needed
             )
-            yield gauge("celery5_scaling_wanted", "Workers that there should be.", found.course.workers)
-            yield gauge(
-                "celery5_scaling_prefetch", "Factor on how far workers read ahead.", found.course.prefetch
+            yield make_gauge(
+                "celery5_scaling_workers_desired", "Workers that there should be.", found.course.workers
+            )
+            yield make_gauge(
+                "celery5_scaling_prefetch_factor",
+                "Factor on how far workers read ahead.",
+                found.course.prefetch,
             )
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         """One look: see, decide, keep it, tell. Nobody is told anything that was not kept."""
         seconds = max(scaling.TURN, 3 * self._pause)
-        turn = await self._redis.perform(scaling.take_turn(self._keys, self._name, seconds=seconds))
+        turn = await self._redis.perform(scaling.claim_scaling_turn(self._keys, self._name, seconds=seconds))
         self._change_turn(turn.mine)
         if not turn.mine:
             return
-        situation = await self._outlook.look()
-        self._pause = max(LOOK, (self._outlook.breadth + 6) / A_SECOND)
+        situation = await self._outlook.take_snapshot()
+        self._pause = max(LOOK, (self._outlook.max_queues_observed + 6) / A_SECOND)
         found = self._decide(turn, situation)
         preference = self._prefer(situation)
         found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
-        if not await self._redis.perform(scaling.keep(self._keys, self._name, found)):
+        if not await self._redis.perform(scaling.save_scaling(self._keys, self._name, found)):
             return
         self._found = found
-        controllers = await self._redis.perform(presence.living(self._keys, "controller"))
-        await self._telling.tell(situation, found.course, preference, controllers)
+        controllers = await self._redis.perform(presence.list_live_processes(self._keys, "controller"))
+        await self._telling.send_changes(situation, found.course, preference, controllers)
 
     def _change_turn(self, mine: bool) -> None:
         if mine != self._has_turn:
             self._has_turn, self._found = mine, None
-            self._telling.forget()
-            self._outlook.forget()
-            self._log.event("autoscale:turn" if mine else "autoscale:turn-lost", "info" if mine else "debug")
+            self._telling.reset()
+            self._outlook.reset()
+            self._log.event(
+                "autoscale:lock-acquired" if mine else "autoscale:lock-lost", "info" if mine else "debug"
+            )
 
-    def _decide(self, turn: Turn, situation: Situation) -> Scaling:
+    def _decide(self, turn: ScalingTurn, situation: ClusterSnapshot) -> Scaling:
         found = Scaling(
-            workers=len(situation.members),
+            workers=len(situation.workers),
             jobs=sum(situation.demand().values()),
-            unseen=situation.unseen,
+            unseen=situation.unreachable,
             by=self._name,
             at=turn.now,
         )
@@ -144,32 +160,32 @@ class Autoscaler:
         if policy is None:
             return found
         known = None if turn.scaling is None else turn.scaling.course
-        before = resume(known, policy, situation)
+        before = resume_state(known, policy, situation)
         if before is None:
             return found
         try:
-            course = advance(before, policy, situation, turn.now)
+            course = get_next_state(before, policy, situation, turn.now)
         except (Exception, SystemExit) as error:  # the user's strategy
             self._told_once("autoscale", f"its strategy failed: {error!r}")
             course = before
         else:
             self._failed.pop("autoscale", None)
-        load = Load(situation=situation, now=course.scale, minimum=policy.minimum, maximum=policy.maximum)
+        load = Load(snapshot=situation, now=course.scale, minimum=policy.minimum, maximum=policy.maximum)
         found = msgspec.structs.replace(
             found,
             course=course,
             minimum=policy.minimum,
             maximum=policy.maximum,
             needed=load.needed(),
-            cool_until=max(0.0, cool_until(course, policy)),
+            cool_until=max(0.0, get_cooldown_end(course, policy)),
         )
         self._tell_step(before, course, found)
         return found
 
-    def _tell_step(self, before: Course, after: Course, found: Scaling) -> None:
-        for name, (was, now) in steps(before, after).items():
+    def _tell_step(self, before: AutoscaleState, after: AutoscaleState, found: Scaling) -> None:
+        for name, (was, now) in get_changes(before, after).items():
             self._log.event(
-                "autoscale:step",
+                "autoscale:decided",
                 "info",
                 of=name,
                 before=was,
@@ -180,11 +196,11 @@ class Autoscaler:
                 cools=round(max(0.0, found.cool_until - found.at), 3),
             )
 
-    def _prefer(self, situation: Situation) -> Preference:
+    def _prefer(self, situation: ClusterSnapshot) -> Preference:
         if self._strategy is None:
             return Preference()
         try:
-            preference = prefer(self._strategy, situation)
+            preference = compute_preference(self._strategy, situation)
         except (Exception, SystemExit) as error:  # the user's strategy
             self._told_once("prioritise", f"its strategy failed: {error!r}")
             return Preference()
@@ -193,9 +209,9 @@ class Autoscaler:
 
     async def _look_safely(self) -> None:
         try:
-            await self.look()
+            await self.run_once()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if not passes(error):
+            if not is_recoverable(error):
                 raise
             self._told_once("redis", str(error))
         else:
@@ -203,9 +219,9 @@ class Autoscaler:
 
     async def _give_up(self) -> None:
         try:
-            await self._redis.perform(scaling.give_up_turn(self._keys, self._name))
+            await self._redis.perform(scaling.release_scaling_turn(self._keys, self._name))
         except BrokerError as error:
-            self._log.event("autoscale:turn-kept", "debug", why=str(error))
+            self._log.event("autoscale:lock-release-failed", "debug", why=str(error))
 
     def _told_once(self, what: str, why: str) -> None:
         """Warn, once for each reason until it is over."""

@@ -22,7 +22,7 @@ _RECORD = struct.Struct("=H46s")
 """One slot: the number of the queue, counted from 1, and the stream entry, which has 41 digits at most."""
 
 
-class BlackBox:
+class SidecarMemory:
     """A page for so many executors and boxes. Make it before the process forks.
 
     A record is written when a job begins and stays until the executor's next one: what has ended and is not settled
@@ -48,25 +48,25 @@ class BlackBox:
         self._lease[0] = end
 
     @property
-    def understudy(self) -> int:
+    def sidecar_pid(self) -> int:
         """The process id of the understudy."""
         return int(self._understudy[0])
 
-    @understudy.setter
-    def understudy(self, pid: int) -> None:
+    @sidecar_pid.setter
+    def sidecar_pid(self, pid: int) -> None:
         self._understudy[0] = pid
 
     @property
-    def boxes(self) -> list[tuple[int, int]]:
+    def box_groups(self) -> list[tuple[int, int]]:
         """The process groups of the worker's boxes, each with when its first process was started."""
         pids, began = self._boxes[::2].tolist(), self._boxes[1::2].tolist()
         return [each for each in zip(pids, began, strict=True) if each[0]]
 
-    def has_box(self, pid: int, began: int) -> None:
+    def add_box(self, pid: int, began: int) -> None:
         """The worker has started a box. One too many is not remembered."""
         self._replace_box(0, pid, began)
 
-    def had_box(self, pid: int) -> None:
+    def remove_box(self, pid: int) -> None:
         """A box has ended, and nothing is left of its group."""
         self._replace_box(pid, 0, 0)
 
@@ -80,12 +80,12 @@ class BlackBox:
                 boxes[at] = other
                 return
 
-    def wipe(self) -> None:
+    def reset(self) -> None:
         """Begin anew, for a worker with a new name."""
         self.lease_until = 0.0
         self._page[self._head :] = bytes(self._slots * _RECORD.size)
 
-    def pen(self, slot: int, queues: Mapping[str, int]) -> Callable[[Delivery], None] | None:
+    def make_recorder(self, slot: int, queues: Mapping[str, int]) -> Callable[[Delivery], None] | None:
         """What an executor calls when a job begins; None for one too many. `queues` numbers the queues, from 1 on."""
         if slot >= self._slots:
             return None
@@ -96,7 +96,7 @@ class BlackBox:
 
         return begins
 
-    def begun(self, queues: Sequence[str]) -> dict[str, list[bytes]]:
+    def get_started_entries(self, queues: Sequence[str]) -> dict[str, list[bytes]]:
         """The last stream entry that each executor began, by queue; `queues` in the order of their numbers."""
         found: dict[str, list[bytes]] = {queue: [] for queue in queues}
         for slot in range(self._slots):
@@ -107,6 +107,6 @@ class BlackBox:
         return found
 
 
-def numbered(queues: Sequence[str]) -> dict[str, int]:
+def number_queues(queues: Sequence[str]) -> dict[str, int]:
     """The numbers of queues in a black box."""
     return {queue: number for number, queue in enumerate(queues, 1)}

@@ -16,12 +16,12 @@ import trio
 from celery5.errors import CommandRefused
 from celery5.protocol.supervision import StepState
 
-RETRY = "retry-boot-step"
+RETRY_COMMAND = "retry-boot-step"
 """The command that has a step tried again that failed. Its parameter: `step`, the step's name."""
 
 
 @dataclass(slots=True)
-class Standing:
+class StepRecord:
     """How one step stands: its `state`, why it failed last, how often in a row, and what wakes whoever looks after it,
     once it may be asked for again."""
 
@@ -29,22 +29,22 @@ class Standing:
     state: StepState = StepState.WAITING
     why: str = ""
     failures: int = 0
-    tries: int = 0
-    asked: trio.Event = field(default_factory=trio.Event)
+    max_tries: int = 0
+    retry_requested: trio.Event = field(default_factory=trio.Event)
 
 
-class Board:
+class StepStatus:
     """The steps of one process."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, Standing] = {}
+        self._steps: dict[str, StepRecord] = {}
 
-    def entered(self, step: str, *, optional: bool) -> Standing:
+    def add_step(self, step: str, *, optional: bool) -> StepRecord:
         """A new line for a step."""
-        self._steps[step] = Standing(optional)
+        self._steps[step] = StepRecord(optional)
         return self._steps[step]
 
-    def shown(self) -> dict[str, dict[str, Any]]:
+    def to_json(self) -> dict[str, dict[str, Any]]:
         """All steps as values with a JSON form: `state`, and for one that failed `failures` and `why`."""
         return {
             name: {"state": each.state.value}
@@ -52,7 +52,7 @@ class Board:
             for name, each in self._steps.items()
         }
 
-    async def retry(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
         """Perform `retry-boot-step`: try a failed optional step again, at once and then as its policy says.
 
         Answers at once; the log tells how it goes. No circuit breaker is asked (C71). Raises CommandRefused for a step
@@ -73,8 +73,8 @@ class Board:
             raise CommandRefused(
                 f"boot step {name!r} is {one.state.value}: only one that failed is tried again"
             )
-        one.asked.set()
-        return {"step": name, "tries": one.tries}
+        one.retry_requested.set()
+        return {"step": name, "tries": one.max_tries}
 
 
 _FAILED = (StepState.FAILED, StepState.GIVEN_UP)

@@ -15,12 +15,12 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.limits import unquoted
-from celery5.services.ledger import Ledger
+from celery5.protocol.limits import unescape_word
+from celery5.services.ledger import InFlightJobs
 
-PAUSE = 0.05
+POLL_INTERVAL = 0.05
 """Seconds between two looks."""
-SECOND = 1.0
+WARN_INTERVAL = 1.0
 """Seconds between two looks for tasks that keep it waiting."""
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class Burst:
         redis: Performs,
         keys: Keys,
         consumed: Sequence[QueueKeys],
-        ledger: Ledger,
-        done: trio.Event,
+        in_flight: InFlightJobs,
+        stop_requested: trio.Event,
         log: Log,
         burst: bool,
         awaited: Sequence[QueueKeys] = (),
@@ -55,8 +55,8 @@ class Burst:
         self._told: set[str] = set()
         self._next = 0.0
         self._queues = (*consumed, *awaited)
-        self._ledger = ledger
-        self._done = done
+        self._ledger = in_flight
+        self._done = stop_requested
         self._log = log
         self._enabled = burst
 
@@ -67,17 +67,17 @@ class Burst:
         empty = 0
         while self._enabled and empty < 2:
             empty = empty + 1 if len(self._ledger) == 0 and await self.is_done() else 0
-            await trio.sleep(PAUSE)
+            await trio.sleep(POLL_INTERVAL)
         if self._enabled:
-            self._log.event("burst:done")
+            self._log.event("burst:finished")
             self._done.set()
         await trio.sleep_forever()
 
     async def is_done(self) -> bool:
         """Whether nothing is left on any queue. False when Redis does not answer."""
         try:
-            sizes = await self._redis.perform_all([calls.measure(keys) for keys in self._queues])
-            if any(size.gated for size in sizes) and trio.current_time() >= self._next:
+            sizes = await self._redis.perform_all([calls.measure_queue(keys) for keys in self._queues])
+            if any(size.limited for size in sizes) and trio.current_time() >= self._next:
                 await self._warn()
         except BrokerUnavailable:
             return False
@@ -85,14 +85,16 @@ class Burst:
 
     async def _warn(self) -> None:
         """Say once of each suspended task that its jobs keep this burst from its end."""
-        self._next = trio.current_time() + SECOND
-        suspended = (await self._redis.perform(imposing.imposed(self._keys))).suspended
+        self._next = trio.current_time() + WARN_INTERVAL
+        suspended = (await self._redis.perform(imposing.list_overrides(self._keys))).suspended
         if not suspended:
             return
-        counts = await self._redis.perform_all([calls.fields(keys.held) for keys in self._queues])
-        held = {unquoted(task) for each in counts for task in each}
+        counts = await self._redis.perform_all(
+            [calls.read_hash(keys.limited_counts) for keys in self._queues]
+        )
+        held = {unescape_word(task) for each in counts for task in each}
         for task in sorted((held & suspended.keys()) - self._told):
-            self._log.event("burst:waits", "warning", task=task, suspended=suspended[task].why, why=_WAITS)
+            self._log.event("burst:blocked", "warning", task=task, suspended=suspended[task].why, why=_WAITS)
             self._told.add(task)
 
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from celery5.errors import CommandRefused
 
-Handler = Callable[[Mapping[str, Any]], Awaitable[object]]
+CommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
 """Takes a command's parameters, gives an answer that has a JSON form. Raises CommandRefused when it will not."""
 
 
-ROUTINE = frozenset(
+ROUTINE_COMMANDS = frozenset(
     (
         *("ping", "stats", "active", "health", "members"),  # they only look
         *("check-expired", "prefetch", "prefer"),  # a Scheduler sends them all the time
@@ -23,7 +23,7 @@ ROUTINE = frozenset(
 """Routine commands: when they are done, the log has them at level debug."""
 
 
-HARMLESS_TO_REPEAT = frozenset(("ping", "stats", "active", "health", "check-expired", "prefer"))
+IDEMPOTENT_COMMANDS = frozenset(("ping", "stats", "active", "health", "check-expired", "prefer"))
 """Routine commands that only read, or do no harm when they are done twice. They are not noted on the disk.
 
 `prefetch` is none of them: without `seconds` it holds for as long as the worker lives. Nor is `members`: that name
@@ -31,16 +31,16 @@ is not reserved, so an application's own command may have it.
 """
 
 
-class PostsToItself(Protocol):
+class SelfCommandSender(Protocol):
     """Posts a command to this very process: through its inbox, so that it outlives the process, else directly."""
 
-    async def post(self, command: str, parameters: Mapping[str, Any], /) -> None: ...
+    async def send(self, command: str, parameters: Mapping[str, Any], /) -> None: ...
 
 
-class Commands:
+class CommandRegistry:
     """The commands of one process, by name."""
 
-    def __init__(self, *, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, *, handlers: Mapping[str, CommandHandler]) -> None:
         self._handlers = handlers
 
     @property
@@ -58,12 +58,12 @@ class Commands:
         return await handler(parameters)
 
 
-class PostsDirectly:
+class ImmediateCommands:
     """Performs a command in this process at once: what there is instead of an inbox."""
 
-    def __init__(self, *, commands: Commands) -> None:
+    def __init__(self, *, commands: CommandRegistry) -> None:
         self._commands = commands
 
-    async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+    async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
         """Perform it; nobody waits for its answer. Raises CommandRefused."""
         await self._commands.perform(command, parameters)

@@ -14,33 +14,33 @@ from msgspec.structs import replace
 
 from celery5.errors import CommandRefused
 from celery5.log import Log
-from celery5.machine import Machine, look_at_machine
+from celery5.machine import MachineReading, read_machine
 from celery5.protocol.budget import (
     CPU_ADVICE,
     Budget,
+    BudgetState,
     ByLoad,
     ByMemory,
-    Course,
     Demand,
     Maximum,
-    advance,
-    ceiling,
-    error_in,
-    room,
+    find_budget_error,
+    get_max_slots,
+    get_prefetch_slots,
+    next_budget_state,
 )
 from celery5.services.internal_queues import TasksQueue
-from celery5.services.ledger import Ledger
+from celery5.services.ledger import InFlightJobs
 
-TICK = 0.1
+UPDATE_INTERVAL = 0.1
 """Seconds between looks at budgets that move."""
-ASK_EVERY = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between looks at the machine, and questions to functions that say a maximum."""
-ASK_LIMIT = 5.0
+MAXIMUM_TIMEOUT = 5.0
 """Seconds that such a function may take, if it is `async`; one in a thread is waited for, and not asked again."""
-SHY = 5.0
+RELEASE_COOLDOWN = 5.0
 """Seconds in which no more jobs are read than there are slots, after some were given back."""
 
-Follower = Callable[[str, int], None]
+SlotsListener = Callable[[str, int], None]
 """Is told of a kind and its new number of slots."""
 
 
@@ -52,8 +52,8 @@ class _Meter:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.course = Course(budget.minimum)
-        self.maximum = budget.minimum if callable(budget.maximum) else budget.most
+        self.course = BudgetState(budget.minimum)
+        self.maximum = budget.minimum if callable(budget.maximum) else budget.max_slots
         self.shy_until = 0.0
         self.failed = ""
 
@@ -61,32 +61,37 @@ class _Meter:
         """This is the budget from now on."""
         self.budget = budget
         if not callable(budget.maximum):
-            self.maximum = budget.most
+            self.maximum = budget.max_slots
 
 
 class ConcurrencyBudget:
     """The slots of each kind of task."""
 
     def __init__(
-        self, *, budgets: Mapping[str, Budget], queues: Mapping[str, TasksQueue], ledger: Ledger, log: Log
+        self,
+        *,
+        budgets: Mapping[str, Budget],
+        queues: Mapping[str, TasksQueue],
+        in_flight: InFlightJobs,
+        log: Log,
     ) -> None:
         self._meters = {kind: _Meter(budget) for kind, budget in budgets.items()}
-        self._ceilings = {kind: ceiling(budget) for kind, budget in budgets.items()}
+        self._ceilings = {kind: get_max_slots(budget) for kind, budget in budgets.items()}
         self._queues = queues
-        self._ledger = ledger
+        self._ledger = in_flight
         self._log = log
-        self._followers: list[Follower] = []
+        self._followers: list[SlotsListener] = []
         self._executing: Callable[[str], int] = lambda _kind: 0
-        self._machine = Machine(1, 0.0, 0)
+        self._machine = MachineReading(1, 0.0, 0)
         self._said = trio.Event()
         self._warned = 0
         self._moves = self._any_moves()
 
-    def slots(self, kind: str) -> int:
+    def get_slots(self, kind: str) -> int:
         """How many jobs of this kind may run at once."""
         return self._meters[kind].course.current
 
-    def room(self, kind: str) -> int:
+    def get_prefetch_slots(self, kind: str) -> int:
         """For how many slots jobs of this kind are to be read: for more than it has, when it may get more."""
         meter = self._meters[kind]
         if not self._moves:
@@ -94,33 +99,33 @@ class ConcurrencyBudget:
         now = trio.current_time()
         if now < meter.shy_until:
             return meter.course.current
-        return room(meter.course, meter.budget, meter.maximum, now)
+        return get_prefetch_slots(meter.course, meter.budget, meter.maximum, now)
 
-    def follow(self, follower: Follower) -> None:
+    def add_listener(self, follower: SlotsListener) -> None:
         """Have `follower` told of each change."""
         self._followers.append(follower)
 
-    def count(self, executing: Callable[[str], int]) -> None:
+    def set_running_counter(self, executing: Callable[[str], int]) -> None:
         """Ask `executing` how many jobs of a kind run now."""
         self._executing = executing
 
-    def gave_back(self, kind: str) -> None:
+    def record_release(self, kind: str) -> None:
         """Jobs of this kind waited for too long: read no more than there are slots, for a while. Unless they waited for
         a cool-down."""
         meter, now = self._meters[kind], trio.current_time()
-        if now - meter.course.grown > meter.budget.cooldown:
-            meter.shy_until = now + SHY
+        if now - meter.course.grown_at > meter.budget.cooldown:
+            meter.shy_until = now + RELEASE_COOLDOWN
 
-    def learnt(self) -> None:
+    def on_first_duration(self) -> None:
         """The pace of a kind is known for the first time: there is room for what may be read ahead."""
-        self._ledger.nudge()
+        self._ledger.notify()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Move what is to be moved."""
         if self._moves:
             now = trio.current_time()
             for kind, meter in self._meters.items():
-                if not meter.budget.fixed:
+                if not meter.budget.is_fixed:
                     self._step(kind, meter, now)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -131,25 +136,25 @@ class ConcurrencyBudget:
                 if callable(meter.budget.maximum):
                     nursery.start_soon(self._ask_on, kind, meter, meter.budget.maximum)
             task_status.started()
-            looked = -ASK_EVERY
+            looked = -POLL_INTERVAL
             while True:
                 if not self._moves:
                     await self._said.wait()
                     self._said = trio.Event()
                     continue
                 now = trio.current_time()
-                if now - looked >= ASK_EVERY:
-                    self._machine, looked = look_at_machine(), now
-                self.look()
+                if now - looked >= POLL_INTERVAL:
+                    self._machine, looked = read_machine(), now
+                self.update()
                 # Whoever waits for room may have some, now that a cool-down is over.
-                self._ledger.nudge()
-                await trio.sleep(TICK)
+                self._ledger.notify()
+                await trio.sleep(UPDATE_INTERVAL)
 
-    def told(self) -> dict[str, dict[str, int]]:
+    def get_counts(self) -> dict[str, dict[str, int]]:
         """For each kind: the slots it has, the jobs that run and that wait here, and between what its slots lie."""
         return {kind: self._told(kind) for kind in self._meters}
 
-    async def order(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
         """The command `budget`: set the `minimum` and `maximum` of a `kind` for as long as this worker lives; gives
         what it is now, of all kinds if none is named. Raises CommandRefused."""
         kind = parameters.get("kind")
@@ -158,7 +163,7 @@ class ConcurrencyBudget:
             raise CommandRefused(f"budget does not take {strange[0]!r}: it takes kind, minimum and maximum")
         said = {name: parameters[name] for name in ("minimum", "maximum") if parameters.get(name) is not None}
         if kind is None and not said:
-            return self.told()
+            return self.get_counts()
         if not isinstance(kind, str) or kind not in self._meters:
             raise CommandRefused(f"budget: kind is {kind!r}; there are {', '.join(self._meters)}")
         if said:
@@ -167,10 +172,10 @@ class ConcurrencyBudget:
 
     def _set(self, kind: str, meter: _Meter, said: Mapping[str, Any]) -> None:
         budget, most = replace(meter.budget, **said), self._ceilings[kind]
-        wrong = error_in(budget)
+        wrong = find_budget_error(budget)
         if wrong:
             raise CommandRefused(f"budget of {kind}: {wrong}")
-        if budget.most > most:
+        if budget.max_slots > most:
             raise CommandRefused(f"budget of {kind}: this worker can have {most} at most without a new start")
         meter.say(budget)
         self._moves = self._any_moves()
@@ -178,16 +183,16 @@ class ConcurrencyBudget:
         self._warn_of_threads()
         self._step(kind, meter, trio.current_time())
         self._said.set()
-        self._ledger.nudge()
+        self._ledger.notify()
 
     def _any_moves(self) -> bool:
-        return not all(meter.budget.fixed for meter in self._meters.values())
+        return not all(meter.budget.is_fixed for meter in self._meters.values())
 
     def _warn_of_threads(self) -> None:
         slots = self._meters["thread"].maximum
         if slots > max(CPU_ADVICE, self._warned):
             self._warned = slots
-            self._log.event("budget:many-cpu-slots", "warning", slots=slots, advised=CPU_ADVICE)
+            self._log.event("budget:oversized", "warning", slots=slots, advised=CPU_ADVICE)
 
     def _told(self, kind: str) -> dict[str, int]:
         meter = self._meters[kind]
@@ -207,7 +212,7 @@ class ConcurrencyBudget:
     def _step(self, kind: str, meter: _Meter, now: float) -> None:
         before, demand = meter.course.current, self._demand(kind, meter)
         try:
-            meter.course = advance(meter.course, meter.budget, demand, now)
+            meter.course = next_budget_state(meter.course, meter.budget, demand, now)
         except (Exception, SystemExit) as error:  # the user's strategy
             self._tell_failed(kind, meter, f"its strategy failed: {error!r}")
         slots = meter.course.current
@@ -229,7 +234,7 @@ class ConcurrencyBudget:
                     meter.maximum = min(max(slots, meter.budget.minimum), self._ceilings[kind])
                     meter.failed = ""
                     self._warn_of_threads()
-            await trio.sleep(ASK_EVERY)
+            await trio.sleep(POLL_INTERVAL)
 
     def _tell_failed(self, kind: str, meter: _Meter, why: str) -> None:
         """Once for each reason."""
@@ -246,6 +251,6 @@ async def _answer(maximum: Maximum, demand: Demand) -> int:
     else:
         answer = await trio.to_thread.run_sync(maximum, demand, abandon_on_cancel=True)
     if inspect.isawaitable(answer):
-        with trio.fail_after(ASK_LIMIT):
+        with trio.fail_after(MAXIMUM_TIMEOUT):
             answer = await answer
     return cast("int", answer)

@@ -18,37 +18,37 @@ from celery5.broker.keys import QueueKeys
 from celery5.broker.link_events import LinkStatistics
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Level, Log
-from celery5.protocol.delivery import Delivery, dropped, settlement
-from celery5.protocol.envelope import Envelope, Failure, id_of, read_envelope
-from celery5.protocol.lanes import HANDED
+from celery5.protocol.delivery import Delivery, make_drop, make_settlement
+from celery5.protocol.envelope import Envelope, Failure, read_envelope, read_job_id
+from celery5.protocol.lanes import ADMITTED
 from celery5.protocol.prefetch import HORIZON
 from celery5.protocol.verdict import Bury, Reason, Release
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
-from celery5.services.passing import passes
+from celery5.services.ledger import InFlightJobs
+from celery5.services.passing import is_recoverable
 from celery5.services.preferences import Preferences
-from celery5.services.reading import Reading, Room
-from celery5.services.recent import Recent
-from celery5.services.rooms import Rooms
-from celery5.services.suspects import Suspects
-from celery5.services.turnstile import GATE, Turnstile
-from celery5.services.waits import Waits
+from celery5.services.reading import PassCapacity, ReadOrder
+from celery5.services.recent import RecentJobs
+from celery5.services.rooms import QueueCapacity
+from celery5.services.suspects import IsolatedJobs
+from celery5.services.turnstile import AWAITING_ADMISSION, AdmissionState
+from celery5.services.waits import OutageLog
 from celery5.task import Task
 
-AGAIN = 0.1
+RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is away."""
-STALE = 5.0
+STALE_HORIZONS = 5.0
 """Horizons that a job may wait unstarted in this worker before it is given back for others to run."""
-LINGER = 1.0
+REREAD_GRACE = 1.0
 """Seconds beyond its time that a read may go on at a server that has not heard of the connection's end."""
-FEW = 16
+SMALL_BATCH = 16
 """Jobs that are so few that whoever waits for them comes before the next read: to make that ready takes longer than to
 run them, if they are short."""
-TURNS = 2
+SETTLE_TURNS = 2
 """Turns of the loop in which a job that never waits is run and settled: by its executor, and by the publisher."""
-PAGE = 100
+AUDIT_PAGE = 100
 """Jobs of its own that a worker looks through in one trip."""
 
 
@@ -58,7 +58,7 @@ class Performs(Protocol):
     async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
 
 
-class Reader(Protocol):
+class BlockingReader(Protocol):
     """A connection for blocking reads, which counts how often it was made."""
 
     async def perform(
@@ -79,20 +79,20 @@ class Consumer:
     def __init__(
         self,
         *,
-        reader: Reader,
+        reader: BlockingReader,
         redis: Performs,
         consumed: Sequence[QueueKeys],
-        reading: Reading,
+        read_order: ReadOrder,
         preferences: Preferences,
         tasks: Mapping[str, Task[..., Any]],
         queues: Mapping[str, TasksQueue],
-        rooms: Rooms,
+        queue_capacity: QueueCapacity,
         budget: ConcurrencyBudget,
         results: ResultsQueue,
-        ledger: Ledger,
-        recent: Recent,
-        suspects: Suspects,
-        turnstile: Turnstile,
+        in_flight: InFlightJobs,
+        recent: RecentJobs,
+        isolated_jobs: IsolatedJobs,
+        admission: AdmissionState,
         lease: Lease,
         log: Log,
         worker: str,
@@ -102,25 +102,25 @@ class Consumer:
     ) -> None:
         self._reader = reader
         self._redis = redis
-        self._order = reading
+        self._order = read_order
         self._preferences = preferences
-        reading.follow(lambda: self._reading.cancel())
+        read_order.add_listener(lambda: self._reading.cancel())
         self._tasks = tasks
         self._queues = queues
-        self._rooms = rooms
+        self._rooms = queue_capacity
         self._budget = budget
         self._results = results
-        self._ledger = ledger
+        self._ledger = in_flight
         self._recent = recent
-        self._suspects = suspects
-        self._turnstile = turnstile
-        turnstile.take = self.take_new
-        turnstile.settle = self._settle
-        turnstile.look_again = self._look_for_lost
-        turnstile.closed = lambda queue: self._stopping or queue in self._paused
+        self._suspects = isolated_jobs
+        self._turnstile = admission
+        admission.take_entries = self.accept_new
+        admission.release_job = self._settle
+        admission.recheck = self._look_for_lost
+        admission.is_queue_closed = lambda queue: self._stopping or queue in self._paused
         self._lease = lease
         self._log = log
-        self._waits = Waits(log, "consumer:waiting", "consumer:resumed")
+        self._waits = OutageLog(log, "consumer:interrupted", "consumer:resumed")
         self._worker = worker
         self._block = read_block
         self._ttl, self._message_limit = results_ttl, message_limit
@@ -138,7 +138,7 @@ class Consumer:
                     await self._fetch_or_wait()
             finally:
                 self._stopping = True
-                self.give_back()
+                self.release_unstarted()
 
     async def fetch(self) -> int:
         """One pass: wait for room, read, hand on. Gives how many jobs were read."""
@@ -148,17 +148,17 @@ class Consumer:
             # if the server has not heard yet that nobody listens to the old one: then its read ends with its time.
             await self._audit()
             self._connects = connects
-            self._audit_at = trio.current_time() + self._block + LINGER
+            self._audit_at = trio.current_time() + self._block + REREAD_GRACE
         elif trio.current_time() >= self._audit_at:
             await self._audit()
             self._audit_at = math.inf
         found = await self._read(await self._free())
-        if 0 < found <= FEW:
-            for _ in range(TURNS):
+        if 0 < found <= SMALL_BATCH:
+            for _ in range(SETTLE_TURNS):
                 await trio.lowlevel.checkpoint()
         return found
 
-    def give_back(self) -> None:
+    def release_unstarted(self) -> None:
         """Release what waits unstarted; its attempt is not counted (I9)."""
         for queue in self._queues.values():
             for delivery in queue.drain():
@@ -167,12 +167,12 @@ class Consumer:
             self._settle(delivery, Release())
 
     @property
-    def paused(self) -> frozenset[str]:
+    def paused_queues(self) -> frozenset[str]:
         """The queues that are not read now."""
         return frozenset(self._paused)
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether it reads no more."""
         return self._stopping
 
@@ -181,12 +181,12 @@ class Consumer:
         self._paused.add(queue)
         self._reading.cancel()
 
-    def rest(self) -> None:
+    def stop_reading(self) -> None:
         """Read no more at all, until the end: give back what has not started, and let what runs go on."""
         self._resting = True
         self._paused.update(keys.queue for keys in self._order.queues)
         self._reading.cancel()
-        self.give_back()
+        self.release_unstarted()
 
     def resume(self, queue: str) -> None:
         """Read this queue again."""
@@ -194,14 +194,14 @@ class Consumer:
             return
         self._paused.discard(queue)
         self._reading.cancel()
-        self._ledger.settled(())
+        self._ledger.remove(())
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Something may have been read whose answer was lost."""
         self._connects = -1
 
     def _look_for_lost(self) -> None:
-        self.look_again()
+        self.recheck()
         self._reading.cancel()
 
     async def _fetch_or_wait(self) -> None:
@@ -212,44 +212,44 @@ class Consumer:
             await self._wait(error)
         except BrokerReplied as error:
             if error.code == "NOGROUP":
-                raise self._lease.lose(f"the queue's consumer group is gone: {error}") from None
-            if not passes(error):
+                raise self._lease.mark_lost(f"the queue's consumer group is gone: {error}") from None
+            if not is_recoverable(error):
                 raise
             self._connects = -1  # entries of an unreadable reply are pending: read them again
             await self._wait(error)
         else:
-            self._waits.over()
+            self._waits.record_recovery()
 
     async def _wait(self, error: BrokerError) -> None:
-        self._waits.tell(error)
-        await trio.sleep(AGAIN)
+        self._waits.record_error(error)
+        await trio.sleep(RETRY_INTERVAL)
 
     async def _free(self) -> dict[str, int]:
         """How many jobs of each queue there is room for, once there is room for one."""
         while True:
             rooms = {keys.queue: self._room(keys.queue) for keys in self._order.queues}
-            self._turnstile.crowded = not all(rooms.values())
+            self._turnstile.has_unreadable_queue = not all(rooms.values())
             if any(rooms.values()):
                 return rooms
-            await self._ledger.changed()
+            await self._ledger.wait_changed()
 
     def _room(self, queue: str) -> int:
         """How many jobs of one queue there is room for."""
-        return 0 if queue in self._paused else self._rooms.of(queue)
+        return 0 if queue in self._paused else self._rooms.get_capacity(queue)
 
     async def _read(self, rooms: Mapping[str, int]) -> int:
         """Read from the queues that have room. COUNT holds for each stream of a read, so queues with different shares
         are read one after the other, without waiting; only when all are empty are all waited for."""
         open_ = [keys for keys in self._order.queues if rooms[keys.queue]]
         closed = [queue for queue, room in rooms.items() if not room]
-        room = Room(rooms, {keys.queue: self._rooms.kinds(keys.queue) for keys in open_})
-        shares = room.shares(open_)
-        found = await self._order.at_once(open_, room, self._receive)
+        room = PassCapacity(rooms, {keys.queue: self._rooms.get_kinds(keys.queue) for keys in open_})
+        shares = room.group_by_share(open_)
+        found = await self._order.read_nonblocking(open_, room, self._receive)
         if found or any(keys.queue in self._paused for keys in open_):  # paused since we asked who is open
             return found
-        lanes = self._order.lanes(open_)
+        lanes = self._order.get_lanes(open_)
         count = max(min(shares) * len(open_) // len(lanes), 1)
-        call = calls.read(lanes, self._worker, count=count, block=self._block)
+        call = calls.read_jobs(lanes, self._worker, count=count, block_seconds=self._block)
         found, failure = 0, None
         if not closed:
             with trio.CancelScope() as self._reading:
@@ -269,43 +269,50 @@ class Consumer:
 
     async def _receive(self, call: Call[list[Entry]]) -> Sequence[Entry]:
         # Nothing comes between the read and the ledger: what was read must be known to be ours.
-        entries = await self._reader.perform(call, self.take)
-        self._budget.look()
+        entries = await self._reader.perform(call, self.accept)
+        self._budget.update()
         return entries
 
     async def _until_room(self, closed: Sequence[str], reading: trio.CancelScope) -> None:
         """End a read that leaves queues out as soon as there is room for one of them, too."""
         while not any(map(self._room, closed)):
-            await self._ledger.changed()
+            await self._ledger.wait_changed()
         reading.cancel()
 
     async def _audit(self) -> None:
         lost = 0
-        for keys in self._order.held():
+        for keys in self._order.get_held_lanes():
             after = b"0"
             while True:
-                entries = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
+                entries = await self._redis.perform(
+                    calls.read_pending(keys, self._worker, after=after, count=AUDIT_PAGE)
+                )
                 missing = {each.id for each in entries if (each.queue, each.id) not in self._ledger}
                 if missing:
                     # Some may have been settled while the answer was on its way. Who is still there was lost.
-                    again = await self._redis.perform(calls.mine(keys, self._worker, after=after, count=PAGE))
-                    lost += self.take_new([each for each in again if each.id in missing])
-                if len(entries) < PAGE:
+                    again = await self._redis.perform(
+                        calls.read_pending(keys, self._worker, after=after, count=AUDIT_PAGE)
+                    )
+                    lost += self.accept_new([each for each in again if each.id in missing])
+                if len(entries) < AUDIT_PAGE:
                     break
                 after = entries[-1].id
         if lost:
             self._log.event(
-                "consumer:found", "warning", count=lost, why="their delivery was lost with a connection"
+                "consumer:jobs-recovered",
+                "warning",
+                count=lost,
+                why="their delivery was lost with a connection",
             )
 
-    def take_new(self, entries: Sequence[Entry]) -> int:
+    def accept_new(self, entries: Sequence[Entry]) -> int:
         """Take what this worker does not hold yet; gives how many that are. What is handed to a worker may be found
         as lost while the answer that carries it is on its way: whichever comes second is no copy of the job."""
         new = [each for each in entries if (each.queue, each.id) not in self._ledger]
-        self.take(new)
+        self.accept(new)
         return len(new)
 
-    def take(self, entries: Sequence[Entry]) -> None:
+    def accept(self, entries: Sequence[Entry]) -> None:
         """These were read for this worker, here or by somebody else."""
         now = time.time()
         met: dict[str, dict[str, int]] = {}
@@ -318,7 +325,7 @@ class Consumer:
             except Corrupt as error:
                 self._refuse(delivery, Reason.CORRUPT, "Corrupt", str(error))
                 continue
-            if self._recent.has(delivery, envelope):
+            if self._recent.check_and_add(delivery, envelope):
                 self._discard(delivery, envelope)
                 continue
             if envelope.task not in self._tasks:
@@ -326,51 +333,51 @@ class Consumer:
                 self._refuse(delivery, Reason.UNKNOWN_TASK, "UnknownTask", text)
                 continue
             task = self._tasks[envelope.task]
-            kind, delivery.takers = task.kind, task.takers
+            kind, delivery.recipients = task.kind, task.recipients
             delivery.kind = kind
             counts = met.setdefault(entry.queue, {})
-            if entry.lane == HANDED or envelope.task in self._turnstile.rules:
+            if entry.lane == ADMITTED or envelope.task in self._turnstile.rules:
                 self._to_its_gate(delivery, envelope.task, counts)
                 continue
             counts[kind] = counts.get(kind, 0) + 1
-            self._ledger.adopt(delivery)
-            if entry.deliveries < self._suspects.deaths:
+            self._ledger.add(delivery)
+            if entry.deliveries < self._suspects.min_deaths:
                 self._queues[kind].put(delivery)
             else:
-                self._suspects.admit(delivery)
-        self._rooms.met(met)
+                self._suspects.add(delivery)
+        self._rooms.record_read(met)
         if self._preferences.tasks:
             for queue_of_kind in self._queues.values():
-                self._preferences.arrange(queue_of_kind)
+                self._preferences.sort_queue(queue_of_kind)
 
     def _to_its_gate(self, delivery: Delivery, task: str, counts: dict[str, int]) -> None:
         """Whoever has to pass a gate goes there; who was handed over has passed it."""
-        if why := self._turnstile.came(delivery, task):
+        if why := self._turnstile.receive(delivery, task):
             self._refuse(delivery, Reason.REJECTED_BY_LIMIT, "RejectedByLimit", why)
-        elif delivery.lane != HANDED:
-            counts[GATE] = counts.get(GATE, 0) + 1
+        elif delivery.lane != ADMITTED:
+            counts[AWAITING_ADMISSION] = counts.get(AWAITING_ADMISSION, 0) + 1
 
     def _refuse(self, delivery: Delivery, reason: Reason, kind: str, text: str) -> None:
-        self._ledger.adopt(delivery)
+        self._ledger.add(delivery)
         delivery.finished = delivery.read
         self._settle(delivery, Bury(reason, Failure(type=kind, message=text)))
-        job = delivery.envelope.id if delivery.envelope else id_of(delivery.message)
+        job = delivery.envelope.id if delivery.envelope else read_job_id(delivery.message)
         entry = delivery.entry.decode()
-        self._log.job(
+        self._log.log_job(
             "error", job=job, queue=delivery.queue, entry=entry, state="DEAD", reason=reason.value, error=text
         )
 
     def _discard(self, delivery: Delivery, envelope: Envelope) -> None:
         """The very same message came before (C47): this one goes, and the job is as it was."""
-        self._ledger.adopt(delivery)
-        self._results.put((delivery, dropped(delivery)))
+        self._ledger.add(delivery)
+        self._results.put((delivery, make_drop(delivery)))
         self._log.event(
-            "consumer:duplicate", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
+            "consumer:duplicate-dropped", "warning", job=envelope.id, task=envelope.task, attempt=envelope.attempt,
             queue=delivery.queue, entry=delivery.entry.decode(),
         )  # fmt: skip
 
     def _settle(self, delivery: Delivery, verdict: Bury | Release) -> None:
-        words = settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
+        words = make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
         self._results.put((delivery, words))
 
     async def _give_back_on(self) -> None:
@@ -379,14 +386,14 @@ class Consumer:
             await trio.sleep(HORIZON)
             now = time.time()
             for kind, queue in self._queues.items():
-                if queue and queue.items[0].read < now - STALE * self._rooms.horizon(kind):
+                if queue and queue.items[0].read < now - STALE_HORIZONS * self._rooms.get_horizon(kind):
                     self._give_back_stale(kind, queue.drain())
-            for delivery in self._suspects.drain(read_before=now - STALE * HORIZON):
+            for delivery in self._suspects.drain(read_before=now - STALE_HORIZONS * HORIZON):
                 self._settle(delivery, Release())
-            self._rooms.look()
+            self._rooms.update_lookahead()
 
     def _give_back_stale(self, kind: str, waiting: Sequence[Delivery]) -> None:
-        level: Level = "debug" if self._rooms.gave_back(kind, len(waiting)) else "info"
-        self._log.event("consumer:gave-back", level, count=len(waiting), kind=kind)
+        level: Level = "debug" if self._rooms.record_release(kind, len(waiting)) else "info"
+        self._log.event("consumer:jobs-returned", level, count=len(waiting), kind=kind)
         for delivery in waiting:
             self._settle(delivery, Release())

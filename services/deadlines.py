@@ -14,8 +14,8 @@ import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.envelope import Envelope
-from celery5.protocol.job import seconds
-from celery5.runners.hand import Hand, Limits
+from celery5.protocol.job import to_seconds
+from celery5.runners.hand import RunningJob, TimeLimits
 from celery5.task import Task
 
 
@@ -30,13 +30,13 @@ class Deadlines:
         soft_time_limit: float | None,
     ) -> None:
         self._tasks = tasks
-        self._default = Limits(time_limit, soft_time_limit)
-        self._of: dict[str, Limits | None] = {}
-        self._due: dict[Hand, _Due] = {}
+        self._default = TimeLimits(time_limit, soft_time_limit)
+        self._of: dict[str, TimeLimits | None] = {}
+        self._due: dict[RunningJob, _Due] = {}
         self._next = math.inf
         self._news = trio.Event()
 
-    def limits(self, envelope: Envelope) -> Limits | None:
+    def get_limits(self, envelope: Envelope) -> TimeLimits | None:
         """How long an attempt of this job may run; None when it may run for ever."""
         name = envelope.task
         try:
@@ -46,26 +46,26 @@ class Deadlines:
         if envelope.time_limit is None and envelope.soft_time_limit is None:
             return usual
         hard, soft = (None, None) if usual is None else (usual.hard, usual.soft)
-        return Limits(envelope.time_limit or hard, envelope.soft_time_limit or soft)
+        return TimeLimits(envelope.time_limit or hard, envelope.soft_time_limit or soft)
 
-    def _usual(self, name: str) -> Limits | None:
-        options = self._tasks[name].options_
-        hard, soft = seconds(options.time_limit), seconds(options.soft_time_limit)
-        limits = Limits(hard or self._default.hard, soft or self._default.soft)
+    def _usual(self, name: str) -> TimeLimits | None:
+        options = self._tasks[name].send_options
+        hard, soft = to_seconds(options.time_limit), to_seconds(options.soft_time_limit)
+        limits = TimeLimits(hard or self._default.hard, soft or self._default.soft)
         return None if limits == _NONE else limits
 
-    def watch(self, hand: Hand, limits: Limits) -> None:
+    def start(self, running_job: RunningJob, limits: TimeLimits) -> None:
         """The job in `hand` begins now."""
-        hand.limits = limits
+        running_job.limits = limits
         began = trio.current_time()
-        self._expect(hand, _Due(began, limits.soft))
+        self._expect(running_job, _Due(began, limits.soft))
         if limits.soft is None or (limits.hard is not None and limits.hard <= limits.soft):
-            self._expect(hand, _Due(began, limits.hard, hard=True))
+            self._expect(running_job, _Due(began, limits.hard, hard=True))
 
-    def forget(self, hand: Hand) -> None:
+    def stop(self, running_job: RunningJob) -> None:
         """The job in `hand` has ended."""
-        self._due.pop(hand, None)
-        hand.limits = None
+        self._due.pop(running_job, None)
+        running_job.limits = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tell and end jobs when their time has come, until cancelled."""
@@ -79,17 +79,21 @@ class Deadlines:
                 self._fire(hand, due)
             self._next = min((each.when for each in self._due.values()), default=math.inf)
 
-    def _fire(self, hand: Hand, due: "_Due") -> None:
+    def _fire(self, hand: RunningJob, due: "_Due") -> None:
         del self._due[hand]
         if due.hard:
-            hand.cut_short(TimeLimitExceeded(f"ran for longer than its time_limit of {due.after:g} s"))
+            hand.end_by_time_limit(
+                TimeLimitExceeded(f"ran for longer than its time_limit of {due.after:g} s")
+            )
             return
         if hand.limits is not None:
             self._expect(hand, _Due(due.began, hand.limits.hard, hard=True))
-        if hand.soften is not None:
-            hand.soften(SoftTimeLimitExceeded(f"ran for longer than its soft_time_limit of {due.after:g} s"))
+        if hand.raise_soft_limit is not None:
+            hand.raise_soft_limit(
+                SoftTimeLimitExceeded(f"ran for longer than its soft_time_limit of {due.after:g} s")
+            )
 
-    def _expect(self, hand: Hand, due: "_Due") -> None:
+    def _expect(self, hand: RunningJob, due: "_Due") -> None:
         if due.after is None:
             return
         self._due[hand] = due
@@ -110,4 +114,4 @@ class _Due(msgspec.Struct, frozen=True):
         return math.inf if self.after is None else self.began + self.after
 
 
-_NONE = Limits()
+_NONE = TimeLimits()

@@ -19,20 +19,20 @@ from celery5.broker import scheduling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
-from celery5.fire_times import following
+from celery5.fire_times import get_next_fire_time
 from celery5.log import Log
-from celery5.periodic import Declared, definition
+from celery5.periodic import DeclaredSchedule, make_definition
 from celery5.protocol import schedules
 from celery5.protocol.recovery import Heartbeats
-from celery5.protocol.routes import DEFAULT
-from celery5.protocol.schedules import KEPT, Definition, Schedule
-from celery5.protocol.triggers import shown
-from celery5.scheduled import all_of, put, time_of
-from celery5.services.moving import Held, Moving, Theirs
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.protocol.schedules import RETIRED_TTL_MS, Schedule, ScheduleDefinition
+from celery5.protocol.triggers import describe_trigger
+from celery5.scheduled import get_broker_time, read_schedules, replace_schedule
+from celery5.services.moving import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 
-LEASES = 3
+DECLARATION_LEASES = 3
 """Leases for which it is kept what a Scheduler declares."""
-GRACE = 2.0
+RETIREMENT_GRACE_LEASES = 2.0
 """Leases for which nobody may have declared a schedule before it is retired: who declared it may be starting anew."""
 PAUSE = 30.0
 """Seconds between two looks at what nobody declares, while the same Schedulers live."""
@@ -48,7 +48,7 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
 
 
-class Declarations:
+class ScheduleDeclarations:
     """The schedules that the code of one Scheduler declares."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Declarations:
         worker: str,
         lease_seconds: float,
         log: Log,
-        others: Mapping[str, Redis],
-        broker: str = DEFAULT,
+        other_brokers: Mapping[str, Redis],
+        broker: str = DEFAULT_BROKER,
     ) -> None:
         self._redis = redis
         self._app = app
@@ -77,13 +77,13 @@ class Declarations:
         self._due = 0.0
         self._heartbeats = Heartbeats(lease=lease_seconds)
         self._orphans: dict[str, float] = {}
-        self._moving = Moving(redis=redis, others=others, app=app, keys=keys)
+        self._moving = ScheduleMover(redis=redis, other_brokers=other_brokers, app=app, keys=keys)
         self._held: dict[str, Schedule] = {}
 
-    def follow(self, living: tuple[str, ...]) -> None:
+    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
         """These Schedulers live."""
         now = trio.current_time()
-        self._heartbeats = self._heartbeats.answered(now, at=now)
+        self._heartbeats = self._heartbeats.with_answer(now, at=now)
         if living != self._living:
             self._living, self._due = living, 0.0
         self._beaten.set()
@@ -97,76 +97,91 @@ class Declarations:
                 await self._beaten.wait()
                 self._beaten = trio.Event()
                 try:
-                    await self.renew()
+                    await self.renew_declaration()
                     await self._settle_held()
                     if trio.current_time() >= self._due or self._orphans:
-                        await self.retire()
+                        await self.retire_undeclared()
                 except (BrokerUnavailable, BrokerReplied) as error:
-                    self._log.event("declarations:waiting", "debug", why=str(error))
+                    self._log.event("declarations:interrupted", "debug", why=str(error))
         finally:
             with trio.move_on_after(LEAVE_LIMIT, shield=True):
                 await self._leave()
 
     async def declare(self) -> None:
         """Put all that the code declares for queues on this broker into Redis."""
-        declared, home = dict[str, tuple[Declared, Definition]](), self._app.brokers.home
-        for name, each in self._app.schedule.declared().items():
-            of = definition(self._app, each.call, each.how)
+        declared, home = (
+            dict[str, tuple[DeclaredSchedule, ScheduleDefinition]](),
+            self._app.brokers.broker_of_queue,
+        )
+        for name, each in self._app.schedule.list_declared().items():
+            of = make_definition(self._app, each.call, each.periodic)
             if home(of.queue) == self._broker:
                 declared[name] = (each, of)
         self._names = tuple(sorted(declared))
-        await self.renew()
-        now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+        await self.renew_declaration()
+        now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
         self._stamp = (self._app.settings.schedules_version, now)
         for name, (each, of) in declared.items():
-            new = schedules.begun(name, of, now, following, origin=each.origin, stamp=self._stamp)
-            if new.next is None and following(of.trigger, 0) is None:
-                self._log.event("schedule:never", "error", schedule=name, when=shown(of.trigger), hint=_NEVER)
+            new = schedules.make_schedule(
+                name, of, now, get_next_fire_time, origin=each.origin, stamp=self._stamp
+            )
+            if new.next is None and get_next_fire_time(of.trigger, 0) is None:
+                self._log.event(
+                    "schedule:never-due",
+                    "error",
+                    schedule=name,
+                    when=describe_trigger(of.trigger),
+                    hint=_NEVER,
+                )
             await self._settle(new, now)
 
-    async def renew(self) -> None:
+    async def renew_declaration(self) -> None:
         """Say what the code declares, for some leases."""
         names = msgspec.json.encode(self._names)
         await self._redis.perform(
-            scheduling.declare(self._keys, self._name, names, lease=LEASES * self._lease)
+            scheduling.declare_schedules(
+                self._keys, self._name, names, lease=DECLARATION_LEASES * self._lease
+            )
         )
 
-    async def retire(self) -> None:
+    async def retire_undeclared(self) -> None:
         """Retire what nobody declares, and forget what was retired long ago."""
         looked = (
             trio.current_time()
         )  # the answers below may come after an outage, and tell of the time before it
         self._due = looked + PAUSE
         living = self._living or (self._name,)
-        said = await self._redis.perform(scheduling.declared(self._keys, living))
+        said = await self._redis.perform(scheduling.get_declarations(self._keys, living))
         if any(each is None for each in said):
             return  # one of them has not said yet
         known = {name for each in said for name in msgspec.json.decode(each, type=list[str])}
-        now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+        now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
         orphans: dict[str, float] = {}
-        for schedule, record in await all_of(self._app, self._redis):
-            if schedule.retired is not None and now - schedule.retired > KEPT:
+        for schedule, record in await read_schedules(self._app, self._redis):
+            if schedule.retired is not None and now - schedule.retired > RETIRED_TTL_MS:
                 await self._put(schedule, record, None, now)
-            gone = schedules.retired(schedule, now, stamp=self._stamp)
+            gone = schedules.retire_schedule(schedule, now, stamp=self._stamp)
             if schedule.name in known or gone is None:
                 continue
             # In an outage all leases lapse, so the time until then does not count as time without a declaration.
             since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
             orphans[schedule.name] = since
-            if looked - since >= GRACE * self._lease and await self._put(schedule, record, gone, now):
+            if looked - since >= RETIREMENT_GRACE_LEASES * self._lease and await self._put(
+                schedule, record, gone, now
+            ):
                 del orphans[schedule.name]
-                self._log.event("schedule:retired", "info", schedule=schedule.name, hint=_RETIRED)
+                self._log.event("schedule:removed", "info", schedule=schedule.name, hint=_RETIRED)
         self._orphans = orphans
 
     async def _settle(self, new: Schedule, now: int) -> None:
         """Make one schedule what the code says, whatever others do meanwhile."""
         try:
-            old = await self._moving.settle(new, now)
-        except Theirs as error:
+            old = await self._moving.apply(new, now)
+        except ScheduleNotOwned as error:
             self._tell_shadowed(error.schedule)
-        except Held as error:
+        except ScheduleMoveBlocked as error:
             if new.name not in self._held:
-                self._log.event("schedule:held", "warning", schedule=new.name, why=str(error), hint=_HELD)
+                self._log.event("schedule:delayed", "warning", schedule=new.name, why=str(error), hint=_HELD)
             self._held[new.name] = new
             return
         else:
@@ -176,7 +191,7 @@ class Declarations:
     async def _settle_held(self) -> None:
         """Those that could not be settled, since a broker was away."""
         if self._held:
-            now = await time_of(self._app, self._redis, self._app.settings.default_queue)
+            now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
             for new in list(self._held.values()):
                 await self._settle(new, now)
 
@@ -186,17 +201,17 @@ class Declarations:
 
     def _tell_shadowed(self, old: Schedule | None) -> None:
         if old is not None and old.origin == "runtime":
-            self._log.event("schedule:shadowed", "warning", schedule=old.name, hint=_SHADOWED)
+            self._log.event("schedule:overridden", "warning", schedule=old.name, hint=_SHADOWED)
 
     async def _put(self, schedule: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
-        done: bool = await self._redis.perform(put(self._app, schedule, record, after, now))
+        done: bool = await self._redis.perform(replace_schedule(self._app, schedule, record, after, now))
         return done
 
     async def _leave(self) -> None:
         try:
-            await self._redis.perform(scheduling.undeclare(self._keys, self._name))
+            await self._redis.perform(scheduling.withdraw_declaration(self._keys, self._name))
         except BrokerError as error:
-            self._log.event("declarations:not-left", "debug", why=str(error))
+            self._log.event("declarations:leave-failed", "debug", why=str(error))
 
 
 _HELD = "it fires when that is known, so that it does not on two brokers"

@@ -17,15 +17,15 @@ import msgspec
 import trio
 
 from celery5.broker.kept_folder import make_private
-from celery5.errors import Misconfigured, Occupied
+from celery5.errors import AlreadyInUse, Misconfigured
 from celery5.log import Log
 
-WAITING = 128
+ACCEPT_BACKLOG = 128
 """Clients that may wait to be accepted."""
-FIRST_INHERITED = 3
+FIRST_INHERITED_FD = 3
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SocketPlan(msgspec.Struct, frozen=True):
     """Where to listen. `path` is that of a unix socket, '' for none; `tcp` a host and a port. With a `certificate` (and
     its `key`, if that is not in the same file) TCP speaks TLS, and with `client_ca` only to clients whose certificate
     that authority has signed. `inherited` are the numbers of open sockets, which are used instead of a unix socket;
@@ -40,24 +40,24 @@ class Plan(msgspec.Struct, frozen=True):
     plain: bool = False
 
 
-def inherited(environ: Mapping[str, str], pid: int) -> tuple[int, ...]:
+def get_inherited_sockets(environ: Mapping[str, str], pid: int) -> tuple[int, ...]:
     """The numbers of the sockets that systemd has opened for the process `pid`, as sd_listen_fds(3) says."""
     count = environ.get("LISTEN_FDS", "")
     if environ.get("LISTEN_PID") != str(pid) or not (count.isascii() and count.isdigit()):
         return ()
-    return tuple(range(FIRST_INHERITED, FIRST_INHERITED + int(count)))
+    return tuple(range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(count)))
 
 
-class Doors:
+class PublisherSockets:
     """Opens what `plan` says, and closes it."""
 
-    def __init__(self, *, plan: Plan, log: Log) -> None:
+    def __init__(self, *, plan: SocketPlan, log: Log) -> None:
         self._plan = plan
         self._log = log
         self._lock: int | None = None
         self._bound: tuple[str, int] | None = None
 
-    async def listeners(self) -> Sequence[trio.SocketListener]:
+    async def open_listeners(self) -> Sequence[trio.SocketListener]:
         """The sockets, which listen. Raises Misconfigured when one cannot be opened."""
         found: list[trio.SocketListener] = []
         try:
@@ -70,10 +70,10 @@ class Doors:
                         "(--certificate, --key, --client-ca), or say --plain if the network is as safe as this host"
                     )
                 found.append(_listener(opened))
-                self._log.event("listener:listening", where=f"socket {number} of systemd")
+                self._log.event("listener:opened", where=f"socket {number} of systemd")
             if self._plan.path and not self._plan.inherited:
                 found.append(_listener(self._unix(Path(self._plan.path))))
-                self._log.event("listener:listening", where=f"unix://{self._plan.path}")
+                self._log.event("listener:opened", where=f"unix://{self._plan.path}")
             if self._plan.tcp is not None:
                 found += await self._tcp(*self._plan.tcp)
         except BaseException:
@@ -83,7 +83,7 @@ class Doors:
             raise
         return found
 
-    def context(self) -> ssl.SSLContext | None:
+    def make_tls_context(self) -> ssl.SSLContext | None:
         """What TCP clients are spoken to with; None for plain TCP. Raises Misconfigured."""
         plan = self._plan
         if not plan.certificate:
@@ -123,13 +123,15 @@ class Doors:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Occupied(f"another Publisher listens at {path}: give this one another --socket") from None
+            raise AlreadyInUse(
+                f"another Publisher listens at {path}: give this one another --socket"
+            ) from None
         opened = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
         try:
             _take_away(path)
             opened.bind(str(path))
-            opened.listen(WAITING)
+            opened.listen(ACCEPT_BACKLOG)
             self._bound = (str(path), os.stat(path).st_ino)
         except OSError as error:
             opened.close()
@@ -143,13 +145,13 @@ class Doors:
 
     async def _tcp(self, host: str, port: int) -> Sequence[trio.SocketListener]:
         try:
-            found = await trio.open_tcp_listeners(port, host=host, backlog=WAITING)
+            found = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_BACKLOG)
         except OSError as error:
             raise Misconfigured(f"no listening on {host}:{port}: {error.strerror or error}") from None
         for each in found:
             where = each.socket.getsockname()
             self._log.event(
-                "listener:listening", where=f"{where[0]}:{where[1]}", tls=bool(self._plan.certificate)
+                "listener:opened", where=f"{where[0]}:{where[1]}", tls=bool(self._plan.certificate)
             )
         return found
 

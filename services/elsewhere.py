@@ -17,7 +17,7 @@ AGAIN = 1.0
 """Seconds until another attempt, when the broker is away."""
 
 
-class Runs(Protocol):
+class SchedulingService(Protocol):
     """A service."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -25,27 +25,29 @@ class Runs(Protocol):
         ...
 
 
-class Follows(Runs, Protocol):
+class SchedulerListener(SchedulingService, Protocol):
     """A service that is told which Schedulers live."""
 
-    def follow(self, living: tuple[str, ...], /) -> None:
+    def set_live_schedulers(self, living: tuple[str, ...], /) -> None:
         """These do."""
         ...
 
 
-class Elsewhere:
+class RemoteBrokerSchedules:
     """The schedules of the `broker` of that name."""
 
-    def __init__(self, *, broker: str, declarations: Follows, timetable: Runs, log: Log) -> None:
+    def __init__(
+        self, *, broker: str, declarations: SchedulerListener, timetable: SchedulingService, log: Log
+    ) -> None:
         self._broker = broker
         self._declarations = declarations
         self._timetable = timetable
         self._log = log
         self._missed = False
 
-    def follow(self, living: tuple[str, ...]) -> None:
+    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
         """These Schedulers live."""
-        self._declarations.follow(living)
+        self._declarations.set_live_schedulers(living)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Declare and fire until cancelled."""
@@ -58,7 +60,7 @@ class Elsewhere:
                     self._missed = False
             except* (BrokerUnavailable, BrokerReplied) as away:
                 self._log.event(
-                    "schedules:waiting",
+                    "schedules:interrupted",
                     "debug" if self._missed else "warning",
                     broker=self._broker,
                     why=str(away.exceptions[0]),

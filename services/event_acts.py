@@ -15,10 +15,10 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import Corrupt
 from celery5.log import Log
-from celery5.protocol.events import EventMessage, subject_of
+from celery5.protocol.events import EventMessage, format_subject
 from celery5.protocol.limits import Suspension
 
-Act = Callable[[EventMessage], Awaitable[None]]
+EventAction = Callable[[EventMessage], Awaitable[None]]
 """Takes the event. Raises Corrupt for fields that make no sense, BrokerError when Redis does not serve."""
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class _Resumed(msgspec.Struct):
     task: str
 
 
-class EventActs:
+class EventActions:
     """The acts of one Router, by what they are done at."""
 
     def __init__(self, *, redis: Redis, keys: Keys, log: Log) -> None:
@@ -48,22 +48,22 @@ class EventActs:
         self._log = log
 
     @property
-    def acts(self) -> Mapping[str, Act]:
+    def actions(self) -> Mapping[str, EventAction]:
         """Each act by the event and its version."""
         return {
-            subject_of("celery5.TaskSuspended", 1): self._suspend,
-            subject_of("celery5.TaskResumed", 1): self._resume,
+            format_subject("celery5.TaskSuspended", 1): self._suspend,
+            format_subject("celery5.TaskResumed", 1): self._resume,
         }
 
     async def _suspend(self, event: EventMessage) -> None:
         said = _fields(event, _Suspended)
         what = Suspension(why=said.why, by=f"event {event.id}", since=event.sent)
-        await self._redis.perform(imposing.suspend(self._keys, said.task, what))
+        await self._redis.perform(imposing.suspend_task(self._keys, said.task, what))
         self._log.event("events:suspended", "warning", task=said.task, why=said.why)
 
     async def _resume(self, event: EventMessage) -> None:
         said = _fields(event, _Resumed)
-        await self._redis.perform(imposing.resume(self._keys, said.task))
+        await self._redis.perform(imposing.resume_task(self._keys, said.task))
         self._log.event("events:resumed", task=said.task)
 
 

@@ -1,7 +1,7 @@
 """Event Ingestion: makes of each event one job for each of its subscribers (C5, C109, I7).
 
 Floor: services. Reads: the events' queue, the registry of subscriptions. Writes: the subscribers' queues, and what
-`finish.lua` says.
+`finish_events.lua` says.
 
 First the jobs are published, then the event is ended. Should the Router die between the two, another one gets the event
 and publishes the same jobs, whose ids follow from the event's: they are known already (`claim.lua`), and stay known
@@ -18,28 +18,28 @@ from celery5.broker import calls
 from celery5.broker import events as trips
 from celery5.broker.call import Call
 from celery5.broker.calls import Entry
-from celery5.broker.events import Ending
+from celery5.broker.events import EventOutcome
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
 from celery5.log import Level, Log
-from celery5.protocol.derived import AFTERWARDS
-from celery5.protocol.envelope import id_of
+from celery5.protocol.derived import DEDUPLICATION_GRACE
+from celery5.protocol.envelope import read_job_id
 from celery5.protocol.events import (
     EventMessage,
     Subscription,
-    by_subject,
     encode,
-    job_of,
-    read_event,
-    read_subscription,
+    group_by_subject,
+    make_event_job,
+    parse_event,
+    parse_subscription,
 )
 from celery5.protocol.job import Job
-from celery5.protocol.routes import DEFAULT
-from celery5.publisher import Publisher
-from celery5.services.event_acts import EventActs
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.publisher import PublishPlanner
+from celery5.services.event_acts import EventActions
 from celery5.services.lease import Lease
-from celery5.services.passing import passes_for_all
-from celery5.services.waits import Waits
+from celery5.services.passing import is_outage
+from celery5.services.waits import OutageLog
 
 AT_ONCE = 200
 """Events read in one trip."""
@@ -57,7 +57,7 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
 
 
-class Reader(Protocol):
+class EventReader(Protocol):
     """Makes one blocking read."""
 
     async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
@@ -71,7 +71,7 @@ class EventIngestion:
         self,
         *,
         redis: Redis,
-        reader: Reader,
+        reader: EventReader,
         keys: Keys,
         consumed: Sequence[QueueKeys],
         lease: Lease,
@@ -81,13 +81,13 @@ class EventIngestion:
         event_retention: float,
         message_limit: int,
         clock: "Clock",
-        event_acts: EventActs,
-        routed: Redis,
-        home: "Home",
+        event_actions: EventActions,
+        broker_router: Redis,
+        find_broker: "BrokerLookup",
     ) -> None:
         self._redis = redis
-        self._routed = routed
-        self._home = home
+        self._routed = broker_router
+        self._home = find_broker
         self._away: set[str] = set()
         self._held_until = math.inf
         self._reader = reader
@@ -95,18 +95,18 @@ class EventIngestion:
         (self._events,) = consumed
         self._lease = lease
         self._log = log
-        self._waits = Waits(log, "events:waiting", "events:resumed")
+        self._waits = OutageLog(log, "events:interrupted", "events:resumed")
         self._router = worker
         self._block = read_block
         self._retention = event_retention
         self._limit = message_limit
         self._clock = clock
-        self._acts = event_acts.acts
+        self._acts = event_actions.actions
         self._state = b""
         self._subscribed: Mapping[str, Sequence[Subscription]] = {}
-        self._publishers: dict[str, Publisher] = {}
+        self._publishers: dict[str, PublishPlanner] = {}
         self._look = True
-        self.routed = {"events": 0, "jobs": 0, "unclaimed": 0, "buried": 0}
+        self.counts = {"events": 0, "jobs": 0, "unclaimed": 0, "buried": 0}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Route until cancelled. What is under way then is another Router's soon, and doubles nothing."""
@@ -118,24 +118,24 @@ class EventIngestion:
                 if entries:
                     await self._route_all(entries)
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._waits.tell(error)
+                self._waits.record_error(error)
                 self._look = True  # an answer that was lost may have carried events
                 await trio.sleep(AGAIN)
             else:
-                self._waits.over()
+                self._waits.record_recovery()
 
     async def _read(self) -> list[Entry]:
         if trio.current_time() >= self._held_until:
             self._look, self._held_until = True, math.inf
         if self._look:
             found = await self._redis.perform(
-                calls.mine(self._events, self._router, after=b"0", count=AT_ONCE)
+                calls.read_pending(self._events, self._router, after=b"0", count=AT_ONCE)
             )
             self._look = bool(found)
             if found:
                 return found
         return await self._reader.perform(
-            calls.read([self._events], self._router, count=AT_ONCE, block=self._block)
+            calls.read_jobs([self._events], self._router, count=AT_ONCE, block_seconds=self._block)
         )
 
     async def _route_all(self, entries: Sequence[Entry]) -> None:
@@ -143,7 +143,7 @@ class EventIngestion:
         try:
             await self.route(entries)
         except BrokerReplied as error:
-            if passes_for_all(error):
+            if is_outage(error):
                 raise
             for each in entries:
                 await self._route_or_bury(each)
@@ -152,17 +152,17 @@ class EventIngestion:
         try:
             await self.route([entry])
         except BrokerReplied as error:
-            if passes_for_all(error):
+            if is_outage(error):
                 raise
-            self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
+            self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
             await self._finish([_buried(entry, str(error))])
 
     async def route(self, entries: Sequence[Entry]) -> None:
         """Publish the jobs of these events, then end the events."""
-        await self._lease.sure()
+        await self._lease.wait_until_valid()
         await self._learn()
         decided = [await self._decided(entry) for entry in entries]
-        await self._lease.sure()  # whoever was frozen since may have been taken for dead
+        await self._lease.wait_until_valid()  # whoever was frozen since may have been taken for dead
         held = await self._publish([job for _, jobs in decided for job in jobs])
         if held:  # their events stay this Router's, who tries again, and reads others meanwhile
             self._look, self._held_until = False, trio.current_time() + AGAIN
@@ -175,55 +175,55 @@ class EventIngestion:
     async def _learn(self) -> None:
         """Who is subscribed now: asked after the events were read, so whoever subscribed before they were sent is
         there."""
-        known = await self._redis.perform(trips.subscribers(self._keys, self._state))
+        known = await self._redis.perform(trips.get_subscribers(self._keys, self._state))
         if known.retired:
             names = [name.replace("\n", " ") for name in known.retired]
-            self._log.event("events:retired", "warning", subscriptions=names, why=_RETIRED)
+            self._log.event("subscription:expired", "warning", subscriptions=names, why=_RETIRED)
         if known.entries is not None:
-            read = {name: read_subscription(value, self._limit) for name, value in known.entries.items()}
+            read = {name: parse_subscription(value, self._limit) for name, value in known.entries.items()}
             for name in (name for name, each in read.items() if each is None):
-                self._log.event("events:unreadable", "error", subscription=name.replace("\n", " "))
-            self._subscribed = by_subject(each for each in read.values() if each is not None)
+                self._log.event("events:read-failed", "error", subscription=name.replace("\n", " "))
+            self._subscribed = group_by_subject(each for each in read.values() if each is not None)
         self._state = known.state
 
-    async def _decided(self, entry: Entry) -> tuple[Ending, list[Job]]:
+    async def _decided(self, entry: Entry) -> tuple[EventOutcome, list[Job]]:
         """How an event ends, and the jobs that are to be there before. What the Router itself does at it is done."""
         try:
-            event = read_event(entry.message, self._limit)
+            event = parse_event(entry.message, self._limit)
             act = self._acts.get(event.subject)
             if act is not None:
                 await act(event)
         except Corrupt as error:
-            self._log.event("events:buried", "error", id=id_of(entry.message), why=str(error))
+            self._log.event("events:dead-lettered", "error", id=read_job_id(entry.message), why=str(error))
             return _buried(entry, str(error)), []
         subscribed = self._subscribed.get(event.subject, ())
         if not subscribed and act is None:
-            return Ending("keep", entry.id, event.id, event.subject, entry.message), []
-        return Ending("done", entry.id, event.id, event.subject, b""), self._jobs(event, subscribed)
+            return EventOutcome("keep", entry.id, event.id, event.subject, entry.message), []
+        return EventOutcome("done", entry.id, event.id, event.subject, b""), self._jobs(event, subscribed)
 
     def _jobs(self, event: EventMessage, subscribed: Iterable[Subscription]) -> list[Job]:
         now = self._clock()
-        return [job_of(event, each, now=now) for each in subscribed]
+        return [make_event_job(event, each, now=now) for each in subscribed]
 
     async def _publish(self, jobs: Sequence[Job]) -> set[str]:
         """All of them, each queue's in one script or a few. They are there when this returns, but for those whose ids
         it gives: their broker is another one than the events', and away."""
         held = set[str]()
         for (app, broker), mine in self._apart(jobs).items():
-            publisher = self._publishers.setdefault(app, Publisher(keys=Keys(app)))
-            redis = self._redis if broker == DEFAULT else self._routed
+            publisher = self._publishers.setdefault(app, PublishPlanner(keys=Keys(app)))
+            redis = self._redis if broker == DEFAULT_BROKER else self._routed
             try:
-                publisher.published(mine, await redis.perform_all(publisher.publish(mine)))
+                publisher.record_published(mine, await redis.perform_all(publisher.plan_calls(mine)))
             except BrokerUnavailable as error:
-                if broker == DEFAULT:
+                if broker == DEFAULT_BROKER:
                     raise
                 level: Level = "debug" if broker in self._away else "warning"
-                self._log.event("events:held", level, broker=broker, jobs=len(mine), why=str(error))
+                self._log.event("events:delayed", level, broker=broker, jobs=len(mine), why=str(error))
                 self._away.add(broker)
                 held |= {job.id for job in mine}
             else:
                 self._away.discard(broker)
-                self.routed["jobs"] += len(mine)
+                self.counts["jobs"] += len(mine)
         return held
 
     def _apart(self, jobs: Iterable[Job]) -> dict[tuple[str, str], list[Job]]:
@@ -233,15 +233,20 @@ class EventIngestion:
             found.setdefault((job.app, self._home(job.app, job.queue)), []).append(job)
         return found
 
-    async def _finish(self, endings: Sequence[Ending]) -> list[bool]:
+    async def _finish(self, endings: Sequence[EventOutcome]) -> list[bool]:
         """End them; gives which of them have ended by that."""
-        call = trips.finish(
-            self._keys, self._events, self._router, endings, known=self._state, retention=self._retention
+        call = trips.finish_events(
+            self._keys,
+            self._events,
+            self._router,
+            endings,
+            known_state=self._state,
+            retention=self._retention,
         )
         ended = await self._redis.perform(call)
         for ending, how in zip(endings, ended, strict=True):
             if how == 1:
-                self.routed[_COUNTED[ending.verb]] += 1
+                self.counts[_COUNTED[ending.verb]] += 1
             elif how == -1:
                 self._look = True  # somebody has subscribed meanwhile: it is still ours, and routed once more
         return [how == 1 for how in ended]
@@ -255,12 +260,13 @@ class EventIngestion:
                 queues.setdefault(job.queue, []).append(job.lock)
             keys = self._publishers[app]
             made += [
-                trips.shorten(keys.queue(queue), locks, to=AFTERWARDS) for queue, locks in queues.items()
+                trips.shorten_windows(keys.queue(queue), locks, ttl=DEDUPLICATION_GRACE)
+                for queue, locks in queues.items()
             ]
         try:
             await self._routed.perform_all(made)
         except BrokerError as error:
-            self._log.event("events:remembered", "debug", why=str(error))
+            self._log.event("events:forget-failed", "debug", why=str(error))
 
 
 class Clock(Protocol):
@@ -269,7 +275,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
 
-class Home(Protocol):
+class BrokerLookup(Protocol):
     """Tells which broker a queue is on."""
 
     def __call__(self, app: str, queue: str, /) -> str: ...
@@ -282,15 +288,15 @@ def _by_app(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     return found
 
 
-def _buried(entry: Entry, why: str) -> Ending:
+def _buried(entry: Entry, why: str) -> EventOutcome:
     document = {
         "v": 1,
-        "id": id_of(entry.message),
+        "id": read_job_id(entry.message),
         "state": "DEAD",
         "reason": "corrupt",
         "failure": {"message": why},
     }
-    return Ending("bury", entry.id, id_of(entry.message), "", entry.message, encode(document))
+    return EventOutcome("bury", entry.id, read_job_id(entry.message), "", entry.message, encode(document))
 
 
 _COUNTED = {"done": "events", "keep": "unclaimed", "bury": "buried"}

@@ -19,9 +19,9 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.health import HealthCheck
 from celery5.log import Log
-from celery5.overview import state_of_app
-from celery5.protocol.orders import inbox_of
-from celery5.services.inbox import Address
+from celery5.overview import read_app_state
+from celery5.protocol.orders import get_inbox_name
+from celery5.services.inbox import InboxAddress
 
 TOGETHER = 0.05
 """The share of its period by which a check may be told of earlier, together with others."""
@@ -35,15 +35,15 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
 
 
-class Orders(Protocol):
+class CheckCommandSender(Protocol):
     """Posts signed commands."""
 
-    async def post(
+    async def send(
         self, inbox: str, command: str, parameters: Mapping[str, Any], /, *, expires: float
     ) -> bool: ...
 
 
-class Expirations:
+class CheckExpirations:
     """The clock of the health checks of an application. Without an inbox it does nothing."""
 
     def __init__(
@@ -52,17 +52,17 @@ class Expirations:
         redis: Redis,
         app: App,
         keys: Keys,
-        orders: Orders,
-        address: Address,
+        command_sender: CheckCommandSender,
+        address: InboxAddress,
         checks: Mapping[str, HealthCheck],
         log: Log,
     ) -> None:
         self._redis = redis
         self._app = app
         self._keys = keys
-        self._orders = orders
-        self._open = address.open
-        self._checks = {each.name: each for each in checks.values() if each.is_looked_at}
+        self._orders = command_sender
+        self._open = address.is_open
+        self._checks = {each.name: each for each in checks.values() if each.is_polled}
         self._log = log
         self._due: dict[str, float] = {}
 
@@ -76,21 +76,21 @@ class Expirations:
         while True:
             await trio.sleep_until(min(self._due.values()))
             try:
-                await self.tell(self._lapsed())
+                await self.send_expired(self._lapsed())
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._log.event("expirations:waiting", "debug", why=str(error))
+                self._log.event("expirations:interrupted", "debug", why=str(error))
 
-    async def tell(self, names: Sequence[str]) -> None:
+    async def send_expired(self, names: Sequence[str]) -> None:
         """Tell every worker that lives of these checks, but for those that another Scheduler tells of."""
-        asked = [check_states.take_telling(self._keys, each, self._checks[each].period) for each in names]
+        asked = [check_states.claim_notice(self._keys, each, self._checks[each].period) for each in names]
         turns = await self._redis.perform_all(asked)
         ours = [name for name, turn in zip(names, turns, strict=True) if turn]
         if not ours:
             return
-        state = await state_of_app(self._app, self._redis, None)
+        state = await read_app_state(self._app, self._redis, None)
         good_for = min(self._checks[each].period for each in ours)
-        for inbox in sorted({inbox_of(each) for each in state.workers}):
-            await self._orders.post(inbox, "check-expired", {"checks": ours}, expires=good_for)
+        for inbox in sorted({get_inbox_name(each) for each in state.workers}):
+            await self._orders.send(inbox, "check-expired", {"checks": ours}, expires=good_for)
 
     def _lapsed(self) -> list[str]:
         """The checks whose period has lapsed, or is about to. Those that were forgotten for a while are told of

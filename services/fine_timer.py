@@ -14,9 +14,9 @@ from math import ceil
 
 import trio
 
-AHEAD = 1.0
+MAX_TIMEOUT = 1.0
 """Seconds: for what is further away a millisecond is nothing."""
-WORTH = 0.0001
+MIN_LATENESS = 0.0001
 """Seconds that epoll must be late to be anticipated. Told to wait for whole milliseconds it is not late at all."""
 _NANOSECONDS = 1_000_000_000
 
@@ -43,7 +43,11 @@ class FineTimer(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """The loop is about to wait for so many seconds (Trio's instrument)."""
-        if 0 < timeout < AHEAD and ceil(timeout * 1000) / 1000 - timeout > WORTH and self._set is not None:
+        if (
+            0 < timeout < MAX_TIMEOUT
+            and ceil(timeout * 1000) / 1000 - timeout > MIN_LATENESS
+            and self._set is not None
+        ):
             # Never 0, which would stop the timer; a timer that rings a little early would have the loop wait once more.
             self._span.nanoseconds = min(ceil(timeout * _NANOSECONDS), _NANOSECONDS - 1)
             self._set(self._timer, 0, ctypes.byref(self._span), None)

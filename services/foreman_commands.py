@@ -15,27 +15,27 @@ import trio
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.log import Log
 from celery5.protocol.autoscale import Autoscale
-from celery5.protocol.cluster import MOST, Cluster
-from celery5.protocol.leadership import Record
+from celery5.protocol.cluster import MAX_GROUP_MEMBERS, Cluster
+from celery5.protocol.leadership import LeaderRecord
 from celery5.protocol.members import Member
-from celery5.protocol.posts import Phase, Post
-from celery5.services.commands import Handler
+from celery5.protocol.posts import MemberState, Phase
+from celery5.services.commands import CommandHandler
 from celery5.services.foreman import Foreman
-from celery5.services.process_commands import takes_only
-from celery5.services.reloader import Bell
+from celery5.services.process_commands import check_parameter_names
+from celery5.services.reloader import ReloadSignal
 
-READ_LIMIT = 30.0
+DESCRIPTION_READ_LIMIT = 30.0
 """Seconds that reading the description may take."""
 
 
-class Leader(Protocol):
+class LeaderLookup(Protocol):
     """Knows whether this Controller leads, and who does."""
 
     @property
-    def leads(self) -> bool: ...
+    def is_leader(self) -> bool: ...
 
     @property
-    def record(self) -> Record: ...
+    def record(self) -> LeaderRecord: ...
 
 
 class ForemanCommands:
@@ -47,16 +47,16 @@ class ForemanCommands:
         self,
         *,
         foreman: Foreman,
-        leads: Leader,
-        describe: Callable[[], Cluster],
+        leader: LeaderLookup,
+        load_cluster: Callable[[], Cluster],
         autoscale: Autoscale | None,
         configuration: object,
-        bell: Bell,
+        bell: ReloadSignal,
         log: Log,
     ) -> None:
         self._foreman = foreman
-        self._leads = leads
-        self._describe = describe
+        self._leads = leader
+        self._describe = load_cluster
         self._autoscale = autoscale
         self._configuration = configuration
         self._bell = bell
@@ -64,7 +64,7 @@ class ForemanCommands:
         self._scaled: Mapping[str, int] = {}
 
     @property
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
         return {
             "members": self._members,
@@ -77,23 +77,23 @@ class ForemanCommands:
         """Reload at each SIGHUP, until cancelled."""
         task_status.started()
         while True:
-            await self._bell.rung()
+            await self._bell.wait()
             try:
                 await self.reload()
             except CommandRefused as error:
-                self._log.event("cluster:bad", "error", why=str(error))
+                self._log.event("cluster:rejected", "error", why=str(error))
 
     async def reload(self) -> dict[str, Any]:
         """Read the description again. What has changed is brought about; nothing when it is wrong. Raises
         CommandRefused."""
-        posts = self._foreman.crew.posts
-        before = {name: post.member for name, post in posts.items() if post.wanted}
+        posts = self._foreman.cluster_state.members
+        before = {name: post.member for name, post in posts.items() if post.is_wanted}
         try:
-            with trio.fail_after(READ_LIMIT):
+            with trio.fail_after(DESCRIPTION_READ_LIMIT):
                 cluster = await trio.to_thread.run_sync(self._describe, abandon_on_cancel=True)
         except trio.TooSlowError:
             raise CommandRefused(
-                f"the description could not be read in {READ_LIMIT:g} s: the old one stays"
+                f"the description could not be read in {DESCRIPTION_READ_LIMIT:g} s: the old one stays"
             ) from None
         except (Misconfigured, OSError) as error:
             raise CommandRefused(f"the old description stays: {error}") from None
@@ -107,60 +107,62 @@ class ForemanCommands:
                 "the old description stays: another [broker] needs a Controller that is started anew"
             )
         settings = _others(self._foreman.cluster, cluster)
-        self._foreman.plan(cluster)
-        after = {name: post.member for name, post in posts.items() if post.wanted}
+        self._foreman.apply_description(cluster)
+        after = {name: post.member for name, post in posts.items() if post.is_wanted}
         found = (
-            {**_compared(before, posts), "settings": settings} if self._leads.leads else {"stands_by": True}
+            {**_compared(before, posts), "settings": settings}
+            if self._leads.is_leader
+            else {"stands_by": True}
         )
         self._log.event("cluster:reloaded", **found)
         if self._configuration is not None:
-            await self._foreman.reread(name for name in after if before.get(name) == after[name])
+            await self._foreman.reload_members(name for name in after if before.get(name) == after[name])
         return found
 
     async def _members(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters)
-        crew, now = self._foreman.crew, trio.current_time()
+        check_parameter_names(parameters)
+        crew, now = self._foreman.cluster_state, trio.current_time()
         return {
             "platform": self._foreman.cluster.platform,
             "runs_broker": self._foreman.cluster.broker is not None,
-            "whole": self._foreman.is_whole,
-            "line": self._foreman.line,
-            "pending": crew.pending,
-            "leads": self._leads.leads,
+            "whole": self._foreman.is_complete,
+            "line": self._foreman.status_line,
+            "pending": crew.pending_names,
+            "leads": self._leads.is_leader,
             "leader": msgspec.structs.asdict(self._leads.record),
             "members": [
-                _shown(name, post, now, self._foreman.pid_of(name) if post.phase.runs else None)
-                for name, post in sorted(crew.posts.items())
-                if self._leads.leads or post.phase.runs
+                _shown(name, post, now, self._foreman.pid_of(name) if post.phase.is_running else None)
+                for name, post in sorted(crew.members.items())
+                if self._leads.is_leader or post.phase.is_running
             ],
         }
 
     async def _reload(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters)
+        check_parameter_names(parameters)
         return await self.reload()
 
     async def _restart(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "members")
+        check_parameter_names(parameters, "members")
         said = parameters.get("members")
         names: list[Any] | None = None
         if said is not None:
-            known = self._foreman.crew.posts
+            known = self._foreman.cluster_state.members
             names = cast("list[Any]", said) if isinstance(said, list) else []
             if not names:
                 raise CommandRefused(f"members is {said!r}: give a list of their names")
             strange = [each for each in names if each not in known]
             if strange:
                 raise CommandRefused(f"no member {strange[0]!r} here; there are: {', '.join(sorted(known))}")
-        return {"restarted": self._foreman.restart(names) if self._leads.leads else ()}
+        return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
 
     async def _scale(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "workers", "of")
+        check_parameter_names(parameters, "workers", "of")
         wanted = parameters.get("of", parameters.get("workers"))
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= MOST:
-            raise CommandRefused(f"workers is {wanted!r}: give a number from 0 to {MOST}")
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= MAX_GROUP_MEMBERS:
+            raise CommandRefused(f"workers is {wanted!r}: give a number from 0 to {MAX_GROUP_MEMBERS}")
         if self._autoscale is not None:
             wanted = min(max(wanted, self._autoscale.minimum), self._autoscale.maximum)
-        scale = self._foreman.scale(wanted)
+        scale = self._foreman.set_worker_count(wanted)
         if scale != self._scaled:  # it is told again from time to time
             self._scaled = scale
             self._log.event("cluster:scaled", workers=wanted)
@@ -173,20 +175,20 @@ def _others(before: Cluster, after: Cluster) -> list[str]:
     return [name for name in names if getattr(before, name) != getattr(after, name)]
 
 
-def _compared(before: Mapping[str, Member], posts: Mapping[str, Post]) -> dict[str, Any]:
+def _compared(before: Mapping[str, Member], posts: Mapping[str, MemberState]) -> dict[str, Any]:
     """What becomes of whom after a reload, when these members were wanted `before`. Who is as it runs goes on; who has
     changed and does not run is started as it is now."""
-    wanted = {name for name, post in posts.items() if post.wanted}
+    wanted = {name for name, post in posts.items() if post.is_wanted}
     changed = {name for name in wanted & before.keys() if posts[name].member != before[name]}
-    runs = {name for name in changed if posts[name].running is not None}
+    runs = {name for name in changed if posts[name].started_as is not None}
     return {
         "started": sorted((wanted - before.keys()) | (changed - runs)),
         "stopped": sorted(before.keys() - wanted),
-        "restarted": sorted(name for name in runs if posts[name].running != posts[name].member),
+        "restarted": sorted(name for name in runs if posts[name].started_as != posts[name].member),
     }
 
 
-def _shown(name: str, post: Post, now: float, pid: int | None) -> dict[str, Any]:
+def _shown(name: str, post: MemberState, now: float, pid: int | None) -> dict[str, Any]:
     """One member, for people and programs."""
     return {
         "name": name,
@@ -195,11 +197,11 @@ def _shown(name: str, post: Post, now: float, pid: int | None) -> dict[str, Any]
         "host": post.member.host,
         "phase": post.phase.value,
         "pid": pid,
-        "wanted": post.wanted,
-        "for": round(max(0.0, now - post.since), 3) if post.phase is not Phase.DOWN else None,
-        "deaths": post.died,
-        "restarts": post.restarts,
+        "wanted": post.is_wanted,
+        "for": round(max(0.0, now - post.phase_since), 3) if post.phase is not Phase.DOWN else None,
+        "deaths": post.death_count,
+        "restarts": post.restart_count,
         "status": post.status,
-        "status_age": round(max(0.0, now - post.told), 3) if post.status else None,
-        "trouble": post.trouble,
+        "status_age": round(max(0.0, now - post.status_at), 3) if post.status else None,
+        "trouble": post.problem,
     }

@@ -1,11 +1,11 @@
 """Gates: asks Redis who may pass, and takes out of the waiting rooms whom there is room for (C94, C101, I8).
 
 Floor: services. Reads: what Redis says of gates: on a channel, at each beat, in its answers. Writes: what `admit.lua`
-and `pull.lua` say; the Internal Tasks Queues, by the Turnstile.
+and `admit_waiting.lua` say; the Internal Tasks Queues, by the Turnstile.
 
 What may not run now waits in Redis, so this worker asks for it only when it could run: when a slot has become free, or
 room in the worker, or when the next one may begin by its rate. Who frees a slot is handed the next job in the same trip
-(`settle_gated.lua`); this service is for all other cases.
+(`settle_limited.lua`); this service is for all other cases.
 """
 
 import math
@@ -17,36 +17,36 @@ import trio
 
 from celery5.broker import gating
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse
-from celery5.broker.gating import Admitted, Asked, Handed
+from celery5.broker.calls import HeartbeatReply
+from celery5.broker.gating import AdmissionReply, AdmissionRequest, AdmittedJobs
 from celery5.broker.keys import QueueKeys
 from celery5.broker.link_events import LinkStatistics
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.limits import Rule, leaves_at, line_of, unquoted
-from celery5.protocol.verdict import LAPSED, WITHDRAWN, Lapsed, Release, Withdrawn
-from celery5.services.judgement import Judgement
+from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list, unescape_word
+from celery5.protocol.verdict import JOB_EXPIRED, JOB_REVOKED, JobExpired, JobRevoked, Release
+from celery5.services.judgement import OutcomeHandler
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
-from celery5.services.passing import passes
-from celery5.services.recent import Recent
+from celery5.services.ledger import InFlightJobs
+from celery5.services.passing import is_recoverable
+from celery5.services.recent import RecentJobs
 from celery5.services.task_execution import TaskExecution
-from celery5.services.turnstile import Turnstile, expired
-from celery5.services.waits import Waits
+from celery5.services.turnstile import AdmissionState, is_expired
+from celery5.services.waits import OutageLog
 from celery5.task import Task
 
-BATCH = 64
+ADMISSION_BATCH = 64
 """The most jobs in one trip to the gates: Redis does nothing else meanwhile."""
 AGAIN = 0.1
 """Seconds between attempts while Redis is away."""
-RULES = 32
+MAX_RULES_PER_CALL = 32
 """Tasks whose jobs are asked for in one trip."""
 JUST_AFTER = 0.002
 """Seconds after its time that the next one of a rate is asked for."""
 
 T = TypeVar("T")
-Place = tuple[str, str]
+QueueTask = tuple[str, str]
 """A queue and a task that has jobs in its waiting room."""
 
 
@@ -58,7 +58,7 @@ class Redis(Protocol):
     def statistics(self) -> LinkStatistics: ...
 
 
-class Gates:
+class AdmissionControl:
     """The gates of the tasks of one worker."""
 
     def __init__(
@@ -67,51 +67,51 @@ class Gates:
         redis: Redis,
         consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Task[..., Any]],
-        turnstile: Turnstile,
+        admission: AdmissionState,
         task_execution: TaskExecution,
-        ledger: Ledger,
-        recent: Recent,
-        judgement: Judgement,
+        in_flight: InFlightJobs,
+        recent_jobs: RecentJobs,
+        outcome_handler: OutcomeHandler,
         lease: Lease,
         log: Log,
         worker: str,
     ) -> None:
         self._redis = redis
         self._consumed: Mapping[str, QueueKeys] = {keys.queue: keys for keys in consumed}
-        self._channels = {keys.free.encode(): keys.queue for keys in consumed}
+        self._channels = {keys.slots_freed.encode(): keys.queue for keys in consumed}
         self._tasks = tasks
-        self._turnstile = turnstile
+        self._turnstile = admission
         self._execution = task_execution
-        self._ledger = ledger
-        self._recent = recent
-        self._judgement = judgement
+        self._ledger = in_flight
+        self._recent = recent_jobs
+        self._judgement = outcome_handler
         self._lease = lease
         self._log = log
         self._worker = worker
-        self._waits = Waits(log, "gates:waiting", "gates:resumed")
+        self._waits = OutageLog(log, "admission:interrupted", "admission:resumed")
         self._connects = 1
-        self._wanted: set[Place] = set()
-        self._due: dict[Place, float] = {}
-        turnstile.follow(self._changed)
-        turnstile.handed = self.handed
-        ledger.watch(self._look)
+        self._wanted: set[QueueTask] = set()
+        self._due: dict[QueueTask, float] = {}
+        admission.add_listener(self._changed)
+        admission.on_jobs_received = self.receive_jobs
+        in_flight.add_listener(self._look)
 
     @property
     def channels(self) -> list[str]:
         """The channels to listen to."""
-        return [keys.free for keys in self._consumed.values()]
+        return [keys.slots_freed for keys in self._consumed.values()]
 
-    def hear(self, channel: bytes, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         """Somebody may go on who waits at the gate of that task."""
         self._want(self._channels[channel], payload.decode(errors="replace"))
 
-    def beat(self, keys: QueueKeys, pulse: Pulse) -> None:
+    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """At each beat of the heart: jobs of these tasks wait, of which we may not have heard. And it is time to work
         out the limits that are computed."""
-        for task in pulse.gated:
+        for task in pulse.limited_tasks:
             self._want(keys.queue, task)
         if keys.queue == next(iter(self._consumed)):
-            self._turnstile.compute()
+            self._turnstile.compute_limits()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask and take until cancelled. Raises LeaseLost when this worker counts as dead. What is on the way to a gate
@@ -120,62 +120,66 @@ class Gates:
         try:
             while True:
                 with trio.move_on_at(self._next()):
-                    await self._turnstile.news.wait()
-                self._turnstile.news = trio.Event()
+                    await self._turnstile.changed.wait()
+                self._turnstile.changed = trio.Event()
                 try:
-                    await self.ask()
-                    await self.take()
+                    await self.request_admission()
+                    await self.admit_waiting()
                 except (BrokerUnavailable, BrokerReplied) as error:
-                    if not passes(error):
+                    if not is_recoverable(error):
                         raise
-                    self._waits.tell(error)
+                    self._waits.record_error(error)
                     await trio.sleep(AGAIN)
-                    self._turnstile.news.set()
+                    self._turnstile.changed.set()
                 else:
-                    self._waits.over()
+                    self._waits.record_recovery()
         finally:
-            self.give_back()
+            self.release_unadmitted()
 
-    def give_back(self) -> None:
+    def release_unadmitted(self) -> None:
         """Release what is on the way to a gate."""
-        while self._turnstile.coming:
-            delivery = self._turnstile.coming.popleft()
+        while self._turnstile.awaiting_admission:
+            delivery = self._turnstile.awaiting_admission.popleft()
             if delivery.rule is None:
                 self._may_have_a_slot(delivery)
-                self._turnstile.settle(delivery, Release())
+                self._turnstile.release_job(delivery, Release())
 
-    async def ask(self) -> None:
+    async def request_admission(self) -> None:
         """Ask for all who have come to a gate whether they may pass."""
-        while self._turnstile.coming:
-            queue = self._turnstile.coming[0].queue
-            jobs = [each for each in self._turnstile.coming if each.queue == queue][:BATCH]
+        while self._turnstile.awaiting_admission:
+            queue = self._turnstile.awaiting_admission[0].queue
+            jobs = [each for each in self._turnstile.awaiting_admission if each.queue == queue][
+                :ADMISSION_BATCH
+            ]
             await self._ask(self._consumed[queue], jobs)
 
-    async def take(self) -> None:
+    async def admit_waiting(self) -> None:
         """Take out of the waiting rooms what there is room for."""
         now = trio.current_time()
         for place, when in list(self._due.items()):
             if when <= now:
                 del self._due[place]
                 self._wanted.add(place)
-        if self._turnstile.after > now:
+        if self._turnstile.yielding_until > now:
             return
         for queue in {queue for queue, _ in self._wanted}:
             await self._pull(self._consumed[queue])
 
-    def handed(self, queue: str, rules: Iterable[Rule], handed: Handed, asked: float) -> None:
+    def receive_jobs(
+        self, queue: str, rules: Iterable[AdmissionRule], handed: AdmittedJobs, asked: float
+    ) -> None:
         """Redis has handed jobs to this worker, which it asked for at that time (seconds since 1970)."""
-        self._note_waits(queue, rules, handed.waits)
+        self._note_waits(queue, rules, handed.delays)
         if handed.entries:
-            self._turnstile.asked = asked
-            self._turnstile.take(handed.entries)
-            self._turnstile.asked = 0.0
+            self._turnstile.asked_at = asked
+            self._turnstile.take_entries(handed.entries)
+            self._turnstile.asked_at = 0.0
         self._look_for_lost()
 
     async def _ask(self, keys: QueueKeys, jobs: Sequence[Delivery]) -> None:
-        gone = [each for each in jobs if each.rule is None and expired(each)]
+        gone = [each for each in jobs if each.rule is None and is_expired(each)]
         jobs = [each for each in jobs if each not in gone]
-        rules = {task: self._turnstile.rule(task) for task in {_task(each) for each in jobs}}
+        rules = {task: self._turnstile.get_rule(task) for task in {_task(each) for each in jobs}}
         for each in jobs:
             # Before the trip, not after: it may come again by another connection.
             self._recent.forget(each)
@@ -186,22 +190,26 @@ class Gates:
             admitted = await self._redis.perform(call)
             fates = self._read(keys.queue, rules.values(), admitted)
         done = {*jobs, *gone}
-        kept = [each for each in self._turnstile.coming if each not in done]
-        self._turnstile.coming.clear()
-        self._turnstile.coming.extend(kept)
+        kept = [each for each in self._turnstile.awaiting_admission if each not in done]
+        self._turnstile.awaiting_admission.clear()
+        self._turnstile.awaiting_admission.extend(kept)
         for each in gone:
-            self._end(each, LAPSED)
+            self._end(each, JOB_EXPIRED)
         self._sort(jobs, fates, rules, asked)
         self._look_for_lost()
 
-    def _words(self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, Rule]) -> list[Asked]:
+    def _words(
+        self, queue: str, jobs: Sequence[Delivery], rules: Mapping[str, AdmissionRule]
+    ) -> list[AdmissionRequest]:
         """What is asked for each: to run, as long as there is room for that, else to wait."""
         room: dict[str, int] = {}
-        words: list[Asked] = []
+        words: list[AdmissionRequest] = []
         for each in jobs:
             rule, kind = rules[_task(each)], self._tasks[_task(each)].kind
             if kind not in room:
-                room[kind] = 0 if self._turnstile.closed(queue) else self._turnstile.room(kind)
+                room[kind] = (
+                    0 if self._turnstile.is_queue_closed(queue) else self._turnstile.count_free_slots(kind)
+                )
             left = room[kind]
             how = "count" if each.rule is not None else "run" if left and not rule.suspended else "wait"
             room[kind] -= how == "run"
@@ -210,97 +218,99 @@ class Gates:
             words.append(_asked(each, rule, how, self._tasks[rule.task]))
         return words
 
-    def _read(self, queue: str, rules: Iterable[Rule], admitted: Admitted) -> list[int]:
-        if admitted.fates is None:
-            raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
-        self._note_waits(queue, rules, admitted.waits)
-        return admitted.fates
+    def _read(self, queue: str, rules: Iterable[AdmissionRule], admitted: AdmissionReply) -> list[int]:
+        if admitted.outcomes is None:
+            raise self._lease.mark_lost(f"{self._worker} was taken for dead; its jobs were given to others")
+        self._note_waits(queue, rules, admitted.delays)
+        return admitted.outcomes
 
     def _sort(
-        self, jobs: Sequence[Delivery], fates: Sequence[int], rules: Mapping[str, Rule], asked: float
+        self, jobs: Sequence[Delivery], fates: Sequence[int], rules: Mapping[str, AdmissionRule], asked: float
     ) -> None:
         """Each goes where Redis said."""
         through: list[Delivery] = []
         for each, fate in zip(jobs, fates, strict=True):
             if each.rule is not None:  # it has begun, and is counted from now on
                 continue
-            if fate == gating.RUNS:
+            if fate == gating.ADMITTED:
                 through.append(each)
                 self._let_in(each, rules[_task(each)], asked)
             elif fate == gating.REVOKED:
-                self._end(each, WITHDRAWN)
+                self._end(each, JOB_REVOKED)
             else:
-                self._ledger.settled([each])
-        self._turnstile.let_in(through)
+                self._ledger.remove([each])
+        self._turnstile.admit(through)
 
-    def _let_in(self, delivery: Delivery, rule: Rule, asked: float) -> None:
-        self._ledger.becomes(delivery, self._tasks[rule.task].kind)
+    def _let_in(self, delivery: Delivery, rule: AdmissionRule, asked: float) -> None:
+        self._ledger.change_kind(delivery, self._tasks[rule.task].kind)
         if delivery.envelope is not None:
-            self._recent.has(delivery, delivery.envelope)
+            self._recent.check_and_add(delivery, delivery.envelope)
         delivery.rule = rule
         if rule.rate is not None:
-            delivery.until = asked + rule.rate.slack
+            delivery.start_before = asked + rule.rate.slack
 
-    def _end(self, delivery: Delivery, outcome: Lapsed | Withdrawn) -> None:
+    def _end(self, delivery: Delivery, outcome: JobExpired | JobRevoked) -> None:
         delivery.finished = time.time()
         self._may_have_a_slot(delivery)
-        self._judgement.hand_on(delivery, outcome)
+        self._judgement.handle_outcome(delivery, outcome)
 
     def _may_have_a_slot(self, delivery: Delivery) -> None:
         """It was perhaps given one by an answer that was lost: settled with its rule, it leaves none behind."""
-        delivery.rule = self._turnstile.rule(_task(delivery))
-        self._turnstile.inside[delivery.kind] += 1
+        delivery.rule = self._turnstile.get_rule(_task(delivery))
+        self._turnstile.admitted[delivery.kind] += 1
 
     async def _pull(self, keys: QueueKeys) -> None:
         """Take jobs out of the waiting rooms of one queue, as long as there are some and room for them."""
         while True:
             tasks = [task for queue, task in self._wanted if queue == keys.queue]
-            rules = [(rule, want) for rule, want in self._turnstile.wants(keys.queue, tasks) if want]
-            self._wanted -= {(keys.queue, task) for task in tasks if self._turnstile.rule(task).suspended}
-            rules = [each for each in rules if not each[0].suspended][:RULES]
+            rules = [(rule, want) for rule, want in self._turnstile.plan_requests(keys.queue, tasks) if want]
+            self._wanted -= {(keys.queue, task) for task in tasks if self._turnstile.get_rule(task).suspended}
+            rules = [each for each in rules if not each[0].suspended][:MAX_RULES_PER_CALL]
             if not rules:
                 return
             asked = time.time()
-            with self._turnstile.promising(rules):
-                handed = await self._redis.perform(gating.pull(keys, self._worker, rules))
-            if handed.owned == gating.LOST:
-                raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
+            with self._turnstile.reserving_slots(rules):
+                handed = await self._redis.perform(gating.admit_waiting(keys, self._worker, rules))
+            if handed.owned == gating.LEASE_LOST:
+                raise self._lease.mark_lost(
+                    f"{self._worker} was taken for dead; its jobs were given to others"
+                )
             for (rule, want), count in zip(rules, handed.counts, strict=True):
                 if count < want:
                     self._wanted.discard((keys.queue, rule.task))
-            self.handed(keys.queue, [rule for rule, _ in rules], handed, asked)
+            self.receive_jobs(keys.queue, [rule for rule, _ in rules], handed, asked)
 
-    def _note_waits(self, queue: str, rules: Iterable[Rule], waits: Sequence[float]) -> None:
+    def _note_waits(self, queue: str, rules: Iterable[AdmissionRule], waits: Sequence[float]) -> None:
         for rule, wait in zip(rules, waits, strict=True):
             if wait:
                 self._due[queue, rule.task] = trio.current_time() + wait + JUST_AFTER
-                self._turnstile.news.set()
+                self._turnstile.changed.set()
 
     def _want(self, queue: str, task: str) -> None:
-        name = unquoted(task)
+        name = unescape_word(task)
         if name in self._tasks:
             self._wanted.add((queue, name))
-            self._turnstile.news.set()
+            self._turnstile.changed.set()
 
     def _changed(self, tasks: set[str]) -> None:
         """The rules of these tasks have changed: who waits may perhaps go on."""
         self._wanted |= {(queue, task) for queue in self._consumed for task in tasks}
-        self._turnstile.rethink(tasks, self._execution.active)
+        self._turnstile.apply_rule_changes(tasks, self._execution.running_deliveries)
 
     def _look(self) -> None:
         """Something was settled: there may be room."""
         if self._wanted:
-            self._turnstile.news.set()
+            self._turnstile.changed.set()
 
     def _look_for_lost(self) -> None:
         """The connection was made anew: an answer may have been lost, and with it what was handed to this worker."""
         connects = self._redis.statistics().connects
         if connects != self._connects:
             self._connects = connects
-            self._turnstile.look_again()
+            self._turnstile.recheck()
 
     def _next(self) -> float:
-        after = self._turnstile.after
+        after = self._turnstile.yielding_until
         first = min(self._due.values(), default=math.inf)
         return min(first, after) if self._wanted and after > trio.current_time() else first
 
@@ -310,15 +320,17 @@ def _task(delivery: Delivery) -> str:
     return delivery.envelope.task
 
 
-def _asked(delivery: Delivery, rule: Rule, how: str, task: Task[..., Any]) -> Asked:
+def _asked(delivery: Delivery, rule: AdmissionRule, how: str, task: Task[..., Any]) -> AdmissionRequest:
     envelope = delivery.envelope
     assert envelope is not None
     slot, turn = envelope.concurrency_key, envelope.fair_key
-    if task.gated is not None:
+    if task.limits is not None:
 
         def arguments() -> tuple[Any, Any]:
             return task.parameters.decode(envelope.args, envelope.kwargs)
 
-        slot, turn = task.gated.completed(slot, turn, arguments)
-    line = line_of(rule, slot, turn)
-    return Asked(delivery.entry, envelope.id, line, delivery.deliveries, leaves_at(envelope.expires), how)
+        slot, turn = task.limits.complete_keys(slot, turn, arguments)
+    line = get_waiting_list(rule, slot, turn)
+    return AdmissionRequest(
+        delivery.entry, envelope.id, line, delivery.deliveries, format_expiry(envelope.expires), how
+    )

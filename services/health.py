@@ -19,11 +19,11 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.checks import EventLoopLag
 from celery5.errors import BrokerError, CeleryError, CommandRefused
-from celery5.health import HealthCheck, Look
+from celery5.health import CheckFunction, HealthCheck
 from celery5.log import Level, Log
-from celery5.loop import Block, LoopBlocks
-from celery5.protocol.health import UNKNOWN, CheckReading, said, worst
-from celery5.services.circuits import Circuits
+from celery5.loop import LoopBlock, LoopBlocks
+from celery5.protocol.health import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
+from celery5.services.circuits import CircuitBreakers
 
 AGAIN = 5.0
 """Seconds between attempts to tell others of a global check while Redis is away."""
@@ -31,7 +31,7 @@ BUSY = 0.5
 """The share of a period after which a check may be told again that its period has lapsed."""
 NO_REASON = "no reason was given by its function or report"
 """The `why` of a bad state for which none was given."""
-FAULTS = 20
+MAX_REMEMBERED_FAULTS = 20
 """Different faults of one function that are known at most: a text with a time in it is new at each look."""
 
 
@@ -41,21 +41,21 @@ class Redis(Protocol):
     async def perform(self, call: Call[Any], /) -> Any: ...
 
 
-class Health:
+class HealthMonitor:
     """The health checks of one worker: what it is built with, and those of its application."""
 
     def __init__(
         self,
         *,
         checks: Mapping[str, HealthCheck],
-        circuits: Circuits,
+        circuit_breakers: CircuitBreakers,
         redis: Redis,
         keys: Keys,
         health_store: str,
         loop_blocks: LoopBlocks,
         log: Log,
     ) -> None:
-        self._circuits = circuits
+        self._circuits = circuit_breakers
         self._redis = redis
         self._keys = keys
         self._log = log
@@ -75,22 +75,22 @@ class Health:
 
     # ---- what others ask
 
-    def told(self) -> dict[str, CheckReading]:
+    def get_readings(self) -> dict[str, CheckReading]:
         """What is known of each check now, by its name."""
-        return {name: self.reading(name) for name in self._checks}
+        return {name: self.get_reading(name) for name in self._checks}
 
-    def reading(self, name: str) -> CheckReading:
+    def get_reading(self, name: str) -> CheckReading:
         """What is known of one check now. Raises CommandRefused when there is none of that name."""
         check = self._check(name)
         reading = self._readings.get(name)
         if reading is None:
-            return CheckReading(name, UNKNOWN, is_good=False, scope=check.scope)
-        stale = trio.current_time() - self._seen[name] > check.believed_for
+            return CheckReading(name, UNKNOWN_STATE, is_good=False, scope=check.scope)
+        stale = trio.current_time() - self._seen[name] > check.stale_after_seconds
         return CheckReading(name, reading.state, reading.is_good, reading.at, stale, reading.why, check.scope)
 
-    def queue(self, name: str, /) -> QueueKeys:
+    def get_queue_keys(self, name: str, /) -> QueueKeys:
         """The keys of a queue: for the checks."""
-        return self._keys.of(name)
+        return self._keys.for_queue(name)
 
     async def perform(self, call: Call[Any], /) -> Any:
         """Make one trip to Redis: for the checks."""
@@ -98,7 +98,7 @@ class Health:
 
     # ---- what it is told
 
-    async def expired(self, parameters: Mapping[str, Any]) -> object:
+    async def check_expired(self, parameters: Mapping[str, Any]) -> object:
         """The command `check-expired` (C28): the period of a `check`, or of several `checks`, has lapsed. Gives its new
         reading; of several, those that are known here, each with its state."""
         several = parameters.get("checks")
@@ -110,24 +110,24 @@ class Health:
         async with trio.open_nursery() as nursery:
             for check in known:
                 nursery.start_soon(self._expired, check)
-        return {check.name: self.reading(check.name).state for check in known}
+        return {check.name: self.get_reading(check.name).state for check in known}
 
     async def _expired(self, check: HealthCheck) -> CheckReading:
         seen = self._seen.get(check.name, -math.inf)
         if trio.current_time() - seen >= BUSY * check.period:
-            await self.look(check)
+            await self.run_check(check)
         # Whoever tells us goes on to do so: the timer is for when nobody does.
         self._expect(check, trio.current_time() + 1.5 * check.period)
-        return self.reading(check.name)
+        return self.get_reading(check.name)
 
-    async def answer(self, _parameters: Mapping[str, Any]) -> object:
+    async def report_health(self, _parameters: Mapping[str, Any]) -> object:
         """The command `health`: all checks and breakers."""
         return {
-            "checks": list(self.told().values()),
-            "breakers": list(self._circuits.told().values()),
+            "checks": list(self.get_readings().values()),
+            "breakers": list(self._circuits.get_readings().values()),
         }
 
-    def hear(self, check: HealthCheck, state: str, why: str, /) -> None:
+    def record_report(self, check: HealthCheck, state: str, why: str, /) -> None:
         """A task or a service reports, from whatever thread."""
         token = self._token
         if token is None:
@@ -149,29 +149,29 @@ class Health:
             why = "the setting health_store is 'none', and what all workers share must be kept somewhere"
             self._log.event("health:disabled", "warning", checks=self._off, why=why)
         for check in self._checks.values():
-            check.attach(self.hear)
-        self._loop_blocks.follow(self._loop_was_blocked)
+            check.attach(self.record_report)
+        self._loop_blocks.add_listener(self._loop_was_blocked)
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_others)
                 for check in self._checks.values():
-                    if check.is_looked_at or check.scope == "global":
+                    if check.is_polled or check.scope == "global":
                         nursery.start_soon(self._keep_looking, check)
         finally:
-            self._loop_blocks.unfollow(self._loop_was_blocked)
+            self._loop_blocks.remove_listener(self._loop_was_blocked)
             for check in self._checks.values():
-                check.detach(self.hear)
+                check.detach(self.record_report)
 
-    def _loop_was_blocked(self, block: Block) -> None:
+    def _loop_was_blocked(self, block: LoopBlock) -> None:
         """Notify the checks of the loop at once: their own next check may be seconds away."""
         for check in self._checks.values():
             if isinstance(check, EventLoopLag):
-                state = check.state_after(block)
-                if state != check.good:
+                state = check.get_state_after(block)
+                if state != check.good_state:
                     self._heard(check, state, block.why)
 
-    async def look(self, check: HealthCheck) -> None:
+    async def run_check(self, check: HealthCheck) -> None:
         """One look at one check, unless somebody looks already; of a global one by one worker for all."""
         if check.name in self._looking:
             return
@@ -186,15 +186,15 @@ class Health:
 
     async def _look_for_all(self, check: HealthCheck) -> None:
         try:
-            turn = check.is_looked_at and await self._redis.perform(
-                check_states.take_turn(self._keys, check.name, check.period)
+            turn = check.is_polled and await self._redis.perform(
+                check_states.claim_turn(self._keys, check.name, check.period)
             )
             if not turn:
-                self._learn(check, await self._redis.perform(check_states.read(self._keys, check.name)))
+                self._learn(check, await self._redis.perform(check_states.read_state(self._keys, check.name)))
         except BrokerError as error:
             # What others have seen cannot be known now; what we see ourselves can.
-            turn = check.is_looked_at
-            self._log.event("health:unshared", "debug", check=check.name, why=str(error))
+            turn = check.is_polled
+            self._log.event("health:share-failed", "debug", check=check.name, why=str(error))
         if turn:
             await self._look(check)
 
@@ -209,7 +209,7 @@ class Health:
             if self._due.get(check.name, 0.0) > trio.current_time():
                 continue
             self._due[check.name] = trio.current_time() + check.period
-            await self.look(check)
+            await self.run_check(check)
 
     def _expect(self, check: HealthCheck, when: float) -> None:
         self._due[check.name] = when
@@ -219,35 +219,35 @@ class Health:
         """Have each function of the check look; the worst state counts. One that fails is told of, once until it looks
         again, and ignored (C31)."""
         found: list[str] = []
-        functions: Sequence[Look | None] = check.functions or [None]
+        functions: Sequence[CheckFunction | None] = check.functions or [None]
         for place, function in enumerate(functions):
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += said(await check.look(function, self), check.states)
+                    found += parse_states(await check.run_check(function, self), check.states)
                     self._faults.pop((check.name, place), None)
                     continue
             except (Exception, SystemExit) as error:  # the user's code
                 why = f"{type(error).__name__}: {error}"
             self._failed(check, place, why)
-        state = worst(found, check.states)
+        state = get_worst_state(found, check.states)
         if state is not None:
-            self._heard(check, state, "" if state == check.good else check.why)
+            self._heard(check, state, "" if state == check.good_state else check.why)
 
     def _failed(self, check: HealthCheck, place: int, why: str) -> None:
         """Tell what is wrong with a function of a check, unless that was told since it looked last."""
         known = self._faults.setdefault((check.name, place), set())
         if why in known:
             return
-        if len(known) >= FAULTS:
+        if len(known) >= MAX_REMEMBERED_FAULTS:
             known.clear()
         known.add(why)
-        self._log.event("health:failed", "error", check=check.name, why=why)
+        self._log.event("health:check-failed", "error", check=check.name, why=why)
 
     # ---- what becomes of a state
 
     def _heard(self, check: HealthCheck, state: str, why: str) -> None:
-        is_good = state == check.good
+        is_good = state == check.good_state
         why = why or ("" if is_good else NO_REASON)
         reading = CheckReading(check.name, state, is_good, round(time.time(), 3), False, why, check.scope)
         self._seen_as(check, reading)
@@ -269,14 +269,14 @@ class Health:
         self._readings[check.name] = reading
         self._seen[check.name] = trio.current_time()
         check.state = reading.state
-        was = UNKNOWN if before is None else before.state
+        was = UNKNOWN_STATE if before is None else before.state
         if was != reading.state and not (before is None and reading.is_good):
             level: Level = "info" if reading.is_good else "warning"
             self._log.event(
                 "health:changed", level, check=check.name, state=reading.state, before=was, why=reading.why
             )
         # A breaker names the check and its state, which is reason enough.
-        self._circuits.report(check, reading.state, "" if reading.why == NO_REASON else reading.why)
+        self._circuits.record_check(check, reading.state, "" if reading.why == NO_REASON else reading.why)
 
     async def _tell_others(self) -> None:
         """Keep the states of global checks where all workers find them: of each check the newest."""
@@ -292,10 +292,10 @@ class Health:
         reading = self._to_tell[name]
         try:
             await self._redis.perform(
-                check_states.write(self._keys, reading, ttl=self._checks[name].believed_for)
+                check_states.write_state(self._keys, reading, ttl=self._checks[name].stale_after_seconds)
             )
         except CeleryError as error:
-            self._log.event("health:unshared", "warning", check=name, why=str(error))
+            self._log.event("health:share-failed", "warning", check=name, why=str(error))
             return False
         if self._to_tell[name] is reading:  # nothing newer was said meanwhile
             del self._to_tell[name]

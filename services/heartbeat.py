@@ -16,38 +16,38 @@ import trio
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse
+from celery5.broker.calls import HeartbeatReply
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError
 from celery5.log import Log
 from celery5.services.lease import Lease, now
 from celery5.services.passing import is_transient
 
-BEATS = 3
+BEATS_PER_LEASE = 3
 """Beats in one lease."""
-JUST_AFTER = 0.02
+LAPSE_DELAY = 0.02
 """Seconds after a lapse that it is looked for."""
-SHORTEST = 0.05
+MIN_INTERVAL = 0.05
 """Seconds between two beats at least."""
-AGAIN = 0.2
+RETRY_INTERVAL = 0.2
 """Seconds between attempts while Redis is away."""
 
 
 class Performs(Protocol):
     """Makes several trips in one write."""
 
-    async def perform_all(self, calls: Sequence[Call[Pulse]], /) -> list[Pulse]: ...
+    async def perform_all(self, calls: Sequence[Call[HeartbeatReply]], /) -> list[HeartbeatReply]: ...
 
 
-class Understudy(Protocol):
+class SidecarBeats(Protocol):
     """Steps in when the beats stay away."""
 
-    def beaten(self, worker: str, queues: tuple[str, ...], /) -> bool:
+    def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
         """The leases were renewed. False, once, when there is no understudy any more."""
         ...
 
 
-Wake = Callable[[QueueKeys, Pulse], float | None]
+HeartbeatListener = Callable[[QueueKeys, HeartbeatReply], float | None]
 """Called with each answer. Returns the seconds after which it needs the next one; None for the usual pause."""
 
 
@@ -58,26 +58,26 @@ class Heartbeat:
         self,
         *,
         redis: Performs,
-        understudy: Understudy | None,
+        sidecar: SidecarBeats | None,
         consumed: Sequence[QueueKeys],
         lease: Lease,
         log: Log,
         worker: str,
-        wake: Sequence[Wake],
+        heartbeat_listeners: Sequence[HeartbeatListener],
     ) -> None:
         self._redis = redis
-        self._understudy = understudy
+        self._understudy = sidecar
         self._consumed = consumed
         self._queues = tuple(keys.queue for keys in consumed)
         self._lease = lease
         self._log = log
         self._worker = worker
-        self._wake = wake
+        self._wake = heartbeat_listeners
         self._missed = False
         self._lapse_in = self._wanted_in = math.inf
         self._asked = trio.Event()
 
-    def ask(self) -> None:
+    def beat_now(self) -> None:
         """There is news that a beat brings: beat now."""
         self._asked.set()
 
@@ -90,7 +90,7 @@ class Heartbeat:
                 await self._asked.wait()
             self._asked = trio.Event()
             while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(min(AGAIN, self._lease.seconds / BEATS))
+                await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / BEATS_PER_LEASE))
 
     async def beat(self) -> None:
         """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
@@ -102,22 +102,22 @@ class Heartbeat:
         self._wanted_in = math.inf
         for keys, pulse in zip(self._consumed, pulses, strict=True):
             if not pulse.alive:
-                raise self._lease.lose(
+                raise self._lease.mark_lost(
                     f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
                 )
             for tell in self._wake:
                 wanted = tell(keys, pulse)
                 self._wanted_in = self._wanted_in if wanted is None else min(self._wanted_in, wanted)
-        self._lease.renewed(asked)
-        if self._understudy is not None and not self._understudy.beaten(self._worker, self._queues):
-            self._log.event("understudy:gone", "warning", hint=_ALONE)
+        self._lease.mark_renewed(asked)
+        if self._understudy is not None and not self._understudy.report_beat(self._worker, self._queues):
+            self._log.event("sidecar:lost", "warning", hint=_ALONE)
 
     def _pause(self) -> float:
         """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
         does, or when somebody wants it. So a death is noticed when it can be known, and not up to a third of a lease
         later."""
-        sooner = min(self._lapse_in + JUST_AFTER, self._wanted_in)
-        return min(self._lease.seconds / BEATS, max(sooner, SHORTEST))
+        sooner = min(self._lapse_in + LAPSE_DELAY, self._wanted_in)
+        return min(self._lease.seconds / BEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
 
     async def _beaten_now(self) -> bool:
         """Beat; False when Redis is away. It is told once: jobs wait for the beat after an outage (`Lease.sure`)."""
@@ -132,8 +132,8 @@ class Heartbeat:
         self._missed = False
         return True
 
-    def _calls(self) -> list[Call[Pulse]]:
-        return [calls.beat(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+    def _calls(self) -> list[Call[HeartbeatReply]]:
+        return [calls.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
 
 
 _ALONE = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"

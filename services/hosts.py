@@ -9,21 +9,24 @@ import trio
 
 from celery5.errors import PlatformError
 from celery5.platform import Platform
-from celery5.protocol.members import Member, State, Word
+from celery5.protocol.members import Member, MemberEvent, State
 from celery5.services import succession
 
 
-class Hosts:
+class MultiHostPlatform:
     """A Platform made of several: `here`, and one for each host, by its name."""
 
-    def __init__(self, *, here: Platform, there: Mapping[str, Platform]) -> None:
-        self._here = here
-        self._there = dict(there)
-        self._all = (here, *there.values())
+    def __init__(self, *, local: Platform, remote: Mapping[str, Platform]) -> None:
+        self._here = local
+        self._there = dict(remote)
+        self._all = (local, *remote.values())
         self._of: dict[str, Platform] = {}
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """All of them, together."""
         async with trio.open_nursery() as nursery:
@@ -65,12 +68,12 @@ class Hosts:
     def fence(self, may: Callable[[], bool]) -> None:
         """Each of those that do later what they are asked for asks first whether it still `may`."""
         for each in self._all:
-            succession.fence(each, may)
+            succession.set_fence(each, may)
 
     def leave(self) -> None:
         """What outlives this process is another Controller's from now on."""
         for each in self._all:
-            succession.leave(each)
+            succession.release_members(each)
 
     async def living(self) -> Mapping[str, State]:
         """What runs anywhere. All are asked at once: one that is away is waited for, not one after the other."""

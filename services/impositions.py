@@ -16,22 +16,22 @@ import trio
 
 from celery5.broker import imposing
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse
+from celery5.broker.calls import HeartbeatReply
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.limits import Imposed, Suspension
-from celery5.services.circuits import Circuits
-from celery5.services.passing import is_spoilt
-from celery5.services.turnstile import Turnstile
+from celery5.protocol.limits import LimitOverride, Suspension
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.passing import is_key_corrupt
+from celery5.services.turnstile import AdmissionState
 from celery5.task import Task
 
 AGAIN = 1.0
 """Seconds until Redis is asked again, when it did not serve."""
 REPAIRED = 5.0
 """Seconds until a key is read again that another program has spoilt."""
-THIRD = 3
-BREAKER = "breaker"
+HEARTBEATS_PER_CHECK = 3
+BREAKER_NAME = "breaker"
 """Who suspends a task whose circuit breaker has opened."""
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Redis(Protocol):
     async def perform(self, call: Call[T], /) -> T: ...
 
 
-class Impositions:
+class LimitOverrides:
     """What was imposed on the tasks of one worker."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Impositions:
         keys: Keys,
         consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Task[..., Any]],
-        turnstile: Turnstile,
-        circuits: Circuits,
+        admission: AdmissionState,
+        circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
         breaker_suspends: bool,
@@ -63,41 +63,41 @@ class Impositions:
         self._keys = keys
         self._first = consumed[0].queue if consumed else ""
         self._tasks = tasks
-        self._turnstile = turnstile
+        self._turnstile = admission
         self._log = log
         self._worker = worker
-        self._limits: Mapping[str, Imposed] = {}
+        self._limits: Mapping[str, LimitOverride] = {}
         self._suspended: Mapping[str, Suspension] = {}
         self._tripped: dict[str, Suspension] = {}
         self._news = trio.Event()
         self._beats = 0
         if breaker_suspends:
-            circuits.tripped = self.tripped
+            circuit_breakers.on_tripped = self.on_breaker_open
 
     @property
     def channels(self) -> list[str]:
         """The channels to listen to."""
         return [self._keys.limits]
 
-    def hear(self, _channel: bytes, _payload: bytes) -> None:
+    def on_message(self, _channel: bytes, _payload: bytes) -> None:
         """Something was imposed, or taken back."""
         self._news.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The connection was away: something may have been missed."""
         self._news.set()
 
-    def beat(self, keys: QueueKeys, _pulse: Pulse) -> None:
+    def on_heartbeat(self, keys: QueueKeys, _pulse: HeartbeatReply) -> None:
         """At each third beat of the heart, once for all queues: what was missed is made good."""
         if keys.queue == self._first:
             self._beats += 1
-            if self._beats % THIRD == 0:
+            if self._beats % HEARTBEATS_PER_CHECK == 0:
                 self._news.set()
 
-    def tripped(self, task: str, why: str, seconds: float) -> None:
+    def on_breaker_open(self, task: str, why: str, seconds: float) -> None:
         """The circuit breaker of a task has opened: no worker is to run it for so long."""
         now = time.time()
-        by = f"{BREAKER} of {self._worker}"
+        by = f"{BREAKER_NAME} of {self._worker}"
         self._tripped[task] = Suspension(why=why, by=by, since=round(now, 3), until=round(now + seconds, 3))
         self._news.set()
 
@@ -117,8 +117,8 @@ class Impositions:
                 await trio.sleep(AGAIN)
                 self._news.set()
             except BrokerError as error:
-                self._log.event("limits:unknown", "warning", why=str(error))
-                if is_spoilt(error):
+                self._log.event("limits:read-failed", "warning", why=str(error))
+                if is_key_corrupt(error):
                     await trio.sleep(REPAIRED)
                     self._news.set()
 
@@ -126,27 +126,27 @@ class Impositions:
         for task, what in list(self._tripped.items()):
             before = self._suspended.get(task)
             if before is None or before.until:  # what an operator has suspended stays so
-                await self._redis.perform(imposing.suspend_instead(self._keys, task, what, before))
+                await self._redis.perform(imposing.suspend_if_unchanged(self._keys, task, what, before))
             self._tripped.pop(task, None)
 
     async def _look(self) -> None:
-        found = await self._redis.perform(imposing.imposed(self._keys))
+        found = await self._redis.perform(imposing.list_overrides(self._keys))
         if found.limits == self._limits and found.suspended == self._suspended:
             return
         for task in self._tasks:
             self._tell(task, found.limits.get(task), found.suspended.get(task))
         self._limits, self._suspended = found.limits, found.suspended
-        self._turnstile.impose(self._limits, self._suspended)
+        self._turnstile.set_overrides(self._limits, self._suspended)
 
     async def _resume(self) -> None:
         """Suspensions that were for a while are taken back, by whoever comes first."""
         found = [(task, what) for task, what in self._suspended.items() if _is_over(what)]
         for task, what in found:
-            await self._redis.perform(imposing.resume(self._keys, task, what))
+            await self._redis.perform(imposing.resume_task(self._keys, task, what))
         if found:
             await self._look()
 
-    def _tell(self, task: str, limit: Imposed | None, suspended: Suspension | None) -> None:
+    def _tell(self, task: str, limit: LimitOverride | None, suspended: Suspension | None) -> None:
         if limit != self._limits.get(task):
             told = (
                 {"limit": limit.limit, "rate": limit.rate, "by": limit.by} if limit else {"limit": "its own"}

@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
-from celery5.protocol.delivery import Delivery, Words
+from celery5.protocol.delivery import Delivery, Settlement
 
 T = TypeVar("T")
 
 
-class HandOver(Generic[T]):
+class HandoffQueue(Generic[T]):
     """A queue whose takers park until something is put.
 
     One taker is woken at a time, and it wakes the next one if something is left: a taker whose jobs never wait takes
@@ -40,7 +40,7 @@ class HandOver(Generic[T]):
         if not self._waking:
             self._wake_one()
 
-    def put_behind(self, count: int, item: T) -> None:
+    def insert_at(self, count: int, item: T) -> None:
         """Keep `item` for a taker, behind so many others. Never blocks."""
         self.items.insert(count, item)
         if not self._waking:
@@ -71,7 +71,7 @@ class HandOver(Generic[T]):
             self._waking = True
             trio.lowlevel.reschedule(self._parked.pop())
 
-    def withdraw(self, item: T) -> bool:
+    def remove(self, item: T) -> bool:
         """Take out one that waits. False when it is not here."""
         if item not in self.items:
             return False
@@ -84,16 +84,16 @@ class HandOver(Generic[T]):
         return [self.items.popleft() for _ in range(count)]
 
 
-class TasksQueue(HandOver[Delivery]):
+class TasksQueue(HandoffQueue[Delivery]):
     """Jobs of one kind that wait in this worker for an executor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.surplus = 0
+        self.surplus_executors = 0
 
-    async def next(self) -> Delivery | None:
+    async def take_next(self) -> Delivery | None:
         """`take`, for an executor. None says that there is one executor too many, and that it is this one."""
-        while not self.surplus:
+        while not self.surplus_executors:
             items = self.items
             if items:
                 item = items.popleft()
@@ -101,39 +101,39 @@ class TasksQueue(HandOver[Delivery]):
                     self._wake_one()
                 return item
             await self._park()
-        self.surplus -= 1
+        self.surplus_executors -= 1
         if self.items and not self._waking:
             self._wake_one()  # it was perhaps woken for what lies here
         return None
 
-    def dismiss(self, count: int) -> None:
+    def remove_executors(self, count: int) -> None:
         """So many executors are to go: those that wait do so at once, others after their job."""
-        self.surplus += count
+        self.surplus_executors += count
         for _ in range(min(count, len(self._parked))):
             trio.lowlevel.reschedule(self._parked.pop())
 
-    def weigh(self, weight: Callable[[Delivery], float]) -> None:
+    def set_weights(self, weight: Callable[[Delivery], float]) -> None:
         """What weights its jobs have, should there be other queues to share slots with."""
 
-    def left(self) -> None:
+    def reset_executors(self) -> None:
         """All executors are gone."""
 
-    def keep(self, count: int) -> int:
+    def add_executors(self, count: int) -> int:
         """So many more are wanted; those that have not gone yet stay. Gives how many must come anew."""
-        kept = min(count, self.surplus)
-        self.surplus -= kept
+        kept = min(count, self.surplus_executors)
+        self.surplus_executors -= kept
         return count - kept
 
 
-class ResultsQueue(HandOver[tuple[Delivery, Words]]):
+class ResultsQueue(HandoffQueue[tuple[Delivery, Settlement]]):
     """Outcomes that wait to be settled. `ahead` is told of one that finds the publisher waiting, before that wakes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ahead: Callable[[Delivery, Words], None] | None = None
+        self.before_wake: Callable[[Delivery, Settlement], None] | None = None
 
     def _wake_one(self) -> None:
         if self._parked:
             super()._wake_one()
-            if self.ahead is not None:
-                self.ahead(*self.items[0])
+            if self.before_wake is not None:
+                self.before_wake(*self.items[0])

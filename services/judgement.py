@@ -10,39 +10,39 @@ from typing import Any
 
 from celery5.errors import BadResult
 from celery5.log import Level, Log
-from celery5.protocol.delivery import Delivery, settlement, unkept
+from celery5.protocol.delivery import Delivery, make_settlement, make_sink_document
 from celery5.protocol.envelope import Envelope, Failure
-from celery5.protocol.metrics import EDGES, JobTally
+from celery5.protocol.metrics import HISTOGRAM_BUCKETS, JobTally
 from celery5.protocol.verdict import (
     Bury,
     Complete,
     Expire,
     Hold,
-    Missed,
     Outcome,
+    PermanentFailure,
     Postpone,
     Reason,
-    Refused,
     Reject,
     Release,
     Retry,
     Returned,
     Revoke,
+    StartMissed,
     Verdict,
     judge,
 )
-from celery5.services.circuits import Circuits
+from celery5.services.circuits import CircuitBreakers
 from celery5.services.internal_queues import ResultsQueue
 from celery5.task import Task
 
-LOOKS = 20
+CHECKED_RESULTS = 20
 """The results of each task that are compared with its annotation. Decoding all of them would cost time for each job,
 and a wrong annotation shows in the first ones."""
-LARGEST_LOOK = 64 * 1024
+MAX_CHECKED_BYTES = 64 * 1024
 """The most bytes of a result that is compared."""
 
 
-class Judgement:
+class OutcomeHandler:
     """The end of every job that an executor took, or that was revoked before one did."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Judgement:
         *,
         tasks: Mapping[str, Task[..., Any]],
         results: ResultsQueue,
-        circuits: Circuits,
+        circuit_breakers: CircuitBreakers,
         log: Log,
         worker: str,
         results_ttl: float,
@@ -60,24 +60,27 @@ class Judgement:
     ) -> None:
         self._tasks = tasks
         self._results = results
-        self._circuits = circuits
+        self._circuits = circuit_breakers
         self._log = log
         self._worker = worker
         self._ttl = results_ttl
         self._limit = message_limit
         self._tally = tally
         self._untraced: tuple[type, ...] = () if retry_tracebacks else (Retry, Postpone)
-        self._unproven = {name: LOOKS for name, task in tasks.items() if task.result_type.is_declared}
+        self._unproven = {
+            name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
+        }
         self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
-            kind: (level, state, more, tally.of(state)) for kind, (level, state, more) in _SAID.items()
+            kind: (level, state, more, tally.get_tallies(state))
+            for kind, (level, state, more) in _SAID.items()
         }
 
     @property
-    def ended(self) -> dict[str, int]:
+    def ended_counts(self) -> dict[str, int]:
         """How many attempts have ended in this process, by the state of their jobs then."""
-        return self._tally.by_state()
+        return self._tally.count_by_state()
 
-    def hand_on(self, delivery: Delivery, outcome: Outcome) -> None:
+    def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
         """`delivery` has ended with `outcome`."""
         envelope = delivery.envelope
         assert envelope is not None
@@ -85,8 +88,8 @@ class Judgement:
             outcome = _too_large(len(outcome.value), self._limit)
         if envelope.task in self._unproven and type(outcome) is Returned:
             self._look_at(outcome.value, envelope)
-        if type(outcome) is not Returned or envelope.task in self._circuits.restless:
-            self._circuits.learn(delivery, envelope.task, outcome)
+        if type(outcome) is not Returned or envelope.task in self._circuits.needing_success:
+            self._circuits.record_outcome(delivery, envelope.task, outcome)
         task = self._tasks[envelope.task]
         verdict = judge(
             outcome,
@@ -96,11 +99,11 @@ class Judgement:
             sections=envelope.sections,
             backoff=None if type(outcome) is Returned else task.backoff,
         )
-        if delivery.takers is not None:
-            delivery.document = unkept(verdict, delivery, worker=self._worker)
-        self._results.put((delivery, settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
-        if type(outcome) is Missed:  # no attempt has ended: there is nothing to count or to warn of
-            self._log.event("job:missed-its-rate", "debug", job=envelope.id, task=envelope.task)
+        if delivery.recipients is not None:
+            delivery.document = make_sink_document(verdict, delivery, worker=self._worker)
+        self._results.put((delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
+        if type(outcome) is StartMissed:  # no attempt has ended: there is nothing to count or to warn of
+            self._log.event("job:rate-limited", "debug", job=envelope.id, task=envelope.task)
         else:
             self._tell(delivery, envelope, verdict)
 
@@ -108,7 +111,7 @@ class Judgement:
         """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""
         task, why = envelope.task, ""
         try:
-            if len(value) <= LARGEST_LOOK:
+            if len(value) <= MAX_CHECKED_BYTES:
                 self._tasks[task].result_type.decode(value)
         except BadResult as error:
             why = str(error)
@@ -125,9 +128,9 @@ class Judgement:
         took = delivery.finished - (delivery.started or delivery.finished)
         seconds = int(took * 1e6 + 0.5) / 1e6  # round() takes five times as long
         tally = tallies[envelope.task]
-        tally[bisect_left(EDGES, seconds)] += 1
+        tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1
         tally[0] += seconds
-        self._log.ended(
+        self._log.log_job_end(
             level,
             job=envelope.id,
             task=envelope.task,
@@ -136,7 +139,7 @@ class Judgement:
             attempt=envelope.attempt,
             seconds=seconds,
             trace=envelope.trace,
-            more=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
+            extra=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
         )
 
 
@@ -153,11 +156,11 @@ def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[st
     return fields
 
 
-def _too_large(size: int, limit: int) -> Refused:
+def _too_large(size: int, limit: int) -> PermanentFailure:
     text = (
         f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
     )
-    return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
+    return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
 
 
 _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {

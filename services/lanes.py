@@ -9,15 +9,15 @@ announcement that was lost is made good by the next beat.
 
 from collections.abc import Callable, Sequence
 
-from celery5.broker.calls import Pulse
+from celery5.broker.calls import HeartbeatReply
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.lanes import HIGH, LOW, NORMAL
 
-NEWS = b"lane"
+NEW_LANE = b"lane"
 """What is said on the channel that wakes workers when a lane has its first job."""
 
 
-class Lanes:
+class QueueLanes:
     """The lanes of one worker's queues, as far as they are in use."""
 
     def __init__(self, *, consumed: Sequence[QueueKeys]) -> None:
@@ -25,24 +25,24 @@ class Lanes:
         self._read: dict[str, tuple[QueueKeys, ...]] = {keys.queue: (keys,) for keys in consumed}
         self._followers: list[Callable[[], None]] = []
 
-    def read(self, queue: str) -> tuple[QueueKeys, ...]:
+    def get_read_lanes(self, queue: str) -> tuple[QueueKeys, ...]:
         """The lanes of a queue from which jobs are read, the most urgent first: one, unless its jobs had priorities."""
         return self._read[queue]
 
-    def held(self, keys: QueueKeys) -> list[QueueKeys]:
+    def get_held_lanes(self, keys: QueueKeys) -> list[QueueKeys]:
         """The lanes on which this worker may have jobs of a queue."""
-        return [keys, *(keys.on(lane) for lane in self._used[keys.queue])]
+        return [keys, *(keys.on_lane(lane) for lane in self._used[keys.queue])]
 
-    def hear(self, keys: QueueKeys, pulse: Pulse) -> None:
+    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """The Heartbeat's news of one queue."""
         if pulse.lanes != self._used[keys.queue]:
             self._used[keys.queue] = pulse.lanes
             self._read[keys.queue] = tuple(
-                keys.on(lane) for lane in (HIGH, NORMAL, LOW) if lane in pulse.lanes
+                keys.on_lane(lane) for lane in (HIGH, NORMAL, LOW) if lane in pulse.lanes
             )
             for tell in self._followers:
                 tell()
 
-    def follow(self, follower: Callable[[], None]) -> None:
+    def add_listener(self, follower: Callable[[], None]) -> None:
         """Have `follower` called when a lane comes into use."""
         self._followers.append(follower)

@@ -20,36 +20,36 @@ import trio
 
 from celery5.errors import BacklogFull, CeleryError, Corrupt
 from celery5.log import Log
-from celery5.protocol.metrics import Family, counter, gauge
+from celery5.protocol.metrics import MetricFamily, make_counter, make_gauge
 from celery5.protocol.parcels import (
-    HELLO_BYTES,
+    MAX_HELLO_BYTES,
     VERSION,
-    Answer,
-    Frames,
-    FromDaemon,
-    Hand,
-    Hello,
-    Parcel,
-    Refused,
-    Told,
-    TooLarge,
+    ClientHello,
+    ConnectionRefusal,
+    DaemonMessage,
+    FrameReader,
+    FrameTooLarge,
+    GroupReply,
+    JobMessage,
+    PublishReply,
+    PublishRequest,
     Welcome,
-    client_word,
-    fault,
-    frame,
-    frame_limit,
+    decode_client_message,
+    encode_frame,
+    find_fault,
+    get_frame_limit,
 )
-from celery5.services.accepting import accepted
-from celery5.services.doors import Doors
+from celery5.services.accepting import accept_connection
+from celery5.services.doors import PublisherSockets
 from celery5.services.messages_store import MessagesStore
 
-CONNECTIONS = 512
+MAX_CLIENTS = 512
 """The most clients at once: connections that have sent hello."""
-STRANGERS = 64
+MAX_UNIDENTIFIED = 64
 """The most strangers at once, by TCP and by unix sockets each."""
-AT_ONCE = 500
+MESSAGES_PER_TURN = 500
 """Messages that are read before other connections have their turn."""
-TELL_AGAIN = 10.0
+LOG_PERIOD = 10.0
 """Seconds between two log lines about connections that made room for others."""
 HELLO_LIMIT = 5.0
 """Seconds from a connection's beginning to the end of its first word, TLS included."""
@@ -59,11 +59,11 @@ ANSWER_LIMIT = 10.0
 """Seconds that a client has to read an answer."""
 STORE_LIMIT = 30.0
 """Seconds from a whole frame to the end of the answer, after which the client is left without one."""
-UNFINISHED = 128 * 1024 * 1024
+MAX_UNFINISHED_BYTES = 128 * 1024 * 1024
 """Bytes of frames that are not there as a whole yet, of all clients together."""
-CHUNK = 65536
+CHUNK_BYTES = 65536
 
-Broken = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+CONNECTION_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 class _Left(Exception):
@@ -149,23 +149,23 @@ class Listener:
         self,
         *,
         app_name: str,
-        doors: Doors,
+        sockets: PublisherSockets,
         stores: Mapping[str, MessagesStore],
         broker_of: Callable[[str], str],
         message_limit: int,
         log: Log,
-        most_connections: int = CONNECTIONS,
-        most_strangers: int = STRANGERS,
+        max_clients: int = MAX_CLIENTS,
+        max_unidentified: int = MAX_UNIDENTIFIED,
     ) -> None:
         self._app = app_name
-        self._doors = doors
+        self._doors = sockets
         self._stores = stores
         self._broker_of = broker_of
         self._message_limit = message_limit
-        self._frame_limit = frame_limit(message_limit)
+        self._frame_limit = get_frame_limit(message_limit)
         self._log = log
-        self._places = _Places(most_connections, most_strangers)
-        self._told_at = -TELL_AGAIN
+        self._places = _Places(max_clients, max_unidentified)
+        self._told_at = -LOG_PERIOD
         self._told = 0
         self._unfinished = 0
         self._refused = 0
@@ -174,9 +174,9 @@ class Listener:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. What was read as a whole by then is stored and answered."""
-        listeners = await self._doors.listeners()
+        listeners = await self._doors.open_listeners()
         try:
-            context = self._doors.context()
+            context = self._doors.make_tls_context()
             async with trio.open_nursery() as nursery:
                 for each in listeners:
                     nursery.start_soon(self._accept, each, context, nursery)
@@ -191,7 +191,7 @@ class Listener:
         self, listener: trio.SocketListener, context: ssl.SSLContext | None, nursery: trio.Nursery
     ) -> None:
         while True:
-            nursery.start_soon(self._serve, await accepted(listener), context)
+            nursery.start_soon(self._serve, await accept_connection(listener), context)
 
     # ---- one client
 
@@ -207,7 +207,7 @@ class Listener:
         self._places.came(one)
         self._tell_dropped()
         try:
-            with one.scope, suppress(_Left, *Broken):
+            with one.scope, suppress(_Left, *CONNECTION_ERRORS):
                 await one.go_on()
         finally:
             self._places.left(one)
@@ -216,23 +216,23 @@ class Listener:
     def _tell_dropped(self) -> None:
         """Log at intervals that connections made room for others: strangers can cause that at any rate."""
         new, now = self._places.dropped - self._told, trio.current_time()
-        if new and now >= self._told_at + TELL_AGAIN:
-            self._log.event("listener:crowded", "warning", dropped=new, clients=self._places.clients)
+        if new and now >= self._told_at + LOG_PERIOD:
+            self._log.event("listener:overloaded", "warning", dropped=new, clients=self._places.clients)
             self._told, self._told_at = self._places.dropped, now
 
-    def welcome(self, word: Hello) -> Refused | None:
+    def check_hello(self, word: ClientHello) -> ConnectionRefusal | None:
         """Why a client is not taken, if it is not."""
         if word.version != VERSION:
-            return Refused(
+            return ConnectionRefusal(
                 "unfit", f"it speaks version {VERSION} of the words, and the client {word.version}"
             )
         if word.app != self._app:
-            return Refused(
+            return ConnectionRefusal(
                 "unfit", f"it publishes for the application {self._app!r}, and not for {word.app[:200]!r}"
             )
         return None
 
-    def greeting(self) -> Welcome:
+    def make_welcome(self) -> Welcome:
         """The first word to a client that is taken."""
         waiting = sum(each.size for each in self._stores.values())
         return Welcome(waiting=waiting, trouble="; ".join(_troubles(self._stores)))
@@ -242,69 +242,71 @@ class Listener:
         """Bytes that a frame of a client may have."""
         return self._frame_limit
 
-    def unfinished(self, more: int) -> bool:
+    def add_unfinished_bytes(self, more: int) -> bool:
         """So many bytes of frames more, or less, are kept; gives whether there is room for them."""
         self._unfinished += more
-        return self._unfinished <= UNFINISHED
+        return self._unfinished <= MAX_UNFINISHED_BYTES
 
-    def refused(self, why: str) -> None:
+    def count_refusal(self, why: str) -> None:
         """A client was sent away."""
         self._refused += 1
-        self._log.event("listener:refused", "warning", why=why)
+        self._log.event("listener:connection-refused", "warning", why=why)
 
     # ---- what is handed over
 
-    async def take(self, word: Hand) -> Told:
+    async def store_groups(self, word: PublishRequest) -> PublishReply:
         """Store the groups, in their order: those that can be together, so that they share one wait for the disk."""
         self._groups += len(word.groups)
-        answers: list[Answer | None] = [await self._fault(group) for group in word.groups]
+        answers: list[GroupReply | None] = [await self._fault(group) for group in word.groups]
         fit = [n for n, answer in enumerate(answers) if answer is None]
-        together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else Answer()
+        together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else GroupReply()
         for n in fit:
             # Where there is no room for all, there may be for some.
             alone = together.code and len(fit) > 1
             answers[n] = await self._stored(word.groups[n]) if alone else together
-        return Told(tuple(answer or Answer() for answer in answers))
+        return PublishReply(tuple(answer or GroupReply() for answer in answers))
 
-    async def _fault(self, group: Sequence[Parcel]) -> Answer | None:
+    async def _fault(self, group: Sequence[JobMessage]) -> GroupReply | None:
         """Why a group cannot be taken, if it cannot."""
-        for start in range(0, len(group), AT_ONCE):
-            part = group[start : start + AT_ONCE]
+        for start in range(0, len(group), MESSAGES_PER_TURN):
+            part = group[start : start + MESSAGES_PER_TURN]
             await self._yield_after(len(part))
-            if wrong := next((wrong for each in part if (wrong := fault(each, self._message_limit))), None):
+            if wrong := next(
+                (wrong for each in part if (wrong := find_fault(each, self._message_limit))), None
+            ):
                 return wrong
             try:
                 for each in part:
                     self._broker_of(each.queue)
             except CeleryError as error:  # what is said of its queue contradicts itself
-                return Answer("unfit", str(error))
+                return GroupReply("unfit", str(error))
         return None
 
     async def _yield_after(self, messages: int) -> None:
         """Let other connections have their turn when, with these messages, AT_ONCE have been read since the last
         time."""
         self._looked += messages
-        if self._looked >= AT_ONCE:
+        if self._looked >= MESSAGES_PER_TURN:
             self._looked = 0
             await trio.lowlevel.checkpoint()
 
-    async def _stored(self, parcels: Sequence[Parcel]) -> Answer:
+    async def _stored(self, parcels: Sequence[JobMessage]) -> GroupReply:
         """Store these: where they are for several brokers, what is for one of them is whole, or not there at all."""
-        by_broker: dict[str, list[Parcel]] = {}
-        for start in range(0, len(parcels), AT_ONCE):
-            part = parcels[start : start + AT_ONCE]
+        group_by_broker: dict[str, list[JobMessage]] = {}
+        for start in range(0, len(parcels), MESSAGES_PER_TURN):
+            part = parcels[start : start + MESSAGES_PER_TURN]
             await self._yield_after(len(part))
             for each in part:
-                by_broker.setdefault(self._broker_of(each.queue), []).append(each)
+                group_by_broker.setdefault(self._broker_of(each.queue), []).append(each)
         firmly, some = True, False
-        for broker, own in by_broker.items():
+        for broker, own in group_by_broker.items():
             store = self._stores[broker]
             try:
                 firmly = await store.put(own) and firmly
             except BacklogFull as error:
-                return Answer("full", str(error), maybe=some)
+                return GroupReply("full", str(error), maybe=some)
             some = True
-        return Answer(firmly=firmly, why="" if firmly else "; ".join(_troubles(self._stores)))
+        return GroupReply(firmly=firmly, why="" if firmly else "; ".join(_troubles(self._stores)))
 
     # ---- how it does
 
@@ -312,27 +314,29 @@ class Listener:
         """There is room for clients."""
         return {"listener": "too many clients at once" if self._places.is_crowded else ""}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """Clients, and what they did."""
-        yield gauge("celery5_publisher_clients", "Connections of producers.", float(self._places.clients))
-        yield gauge(
-            "celery5_publisher_strangers",
+        yield make_gauge(
+            "celery5_publisher_clients", "Connections of producers.", float(self._places.clients)
+        )
+        yield make_gauge(
+            "celery5_publisher_unidentified",
             "Connections that have not sent hello yet.",
             float(self._places.strangers),
         )
-        yield counter("celery5_publisher_calls_total", "Calls of producers.", float(self._groups))
-        yield counter(
-            "celery5_publisher_sent_away_total", "Connections that were refused.", float(self._refused)
+        yield make_counter("celery5_publisher_requests_total", "Calls of producers.", float(self._groups))
+        yield make_counter(
+            "celery5_publisher_refused_total", "Connections that were refused.", float(self._refused)
         )
-        yield counter(
-            "celery5_publisher_dropped_total",
+        yield make_counter(
+            "celery5_publisher_evicted_total",
             "Connections that made room for others.",
             float(self._places.dropped),
         )
 
 
 def _troubles(stores: Mapping[str, MessagesStore]) -> Iterable[str]:
-    return (each.trouble for each in stores.values() if each.trouble)
+    return (each.problem for each in stores.values() if each.problem)
 
 
 def _host_of(raw: trio.SocketStream) -> str:
@@ -356,7 +360,7 @@ class _Conversation:
         self._listener = listener
         self._stream = stream
         self._places = places
-        self._frames = Frames(HELLO_BYTES)  # until it has said hello
+        self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has said hello
         self._counted = 0
 
     async def go_on(self) -> None:
@@ -365,15 +369,15 @@ class _Conversation:
             with trio.move_on_after(HELLO_LIMIT) as greeting:
                 await self._greet()
             if greeting.cancelled_caught:
-                self._listener.refused(f"a client took longer than {HELLO_LIMIT:g} s to say hello")
+                self._listener.count_refusal(f"a client took longer than {HELLO_LIMIT:g} s to say hello")
                 raise _Left
             while True:
                 word = await self._word()
-                if isinstance(word, Hello):
-                    await self._send_away(Refused("unfit", "it has been greeted already"))
+                if isinstance(word, ClientHello):
+                    await self._send_away(ConnectionRefusal("unfit", "it has been greeted already"))
                     continue
                 with trio.move_on_after(STORE_LIMIT, shield=True):  # what is stored is answered for
-                    await self._say(await self._listener.take(word))
+                    await self._say(await self._listener.store_groups(word))
                     continue
                 raise _Left
         finally:
@@ -385,69 +389,73 @@ class _Conversation:
             await handshake()
         word = await self._word()
         refusal = (
-            self._listener.welcome(word)
-            if isinstance(word, Hello)
-            else Refused("unfit", "it does not say hello")
+            self._listener.check_hello(word)
+            if isinstance(word, ClientHello)
+            else ConnectionRefusal("unfit", "it does not say hello")
         )
         if refusal is not None:
             await self._send_away(refusal)
         if not self._places.greeted(self):
-            await self._send_away(Refused("unavailable", "there are too many clients at once"))
+            await self._send_away(ConnectionRefusal("unavailable", "there are too many clients at once"))
         self._frames.limit = self._listener.frame_limit
-        await self._say(self._listener.greeting())
+        await self._say(self._listener.make_welcome())
 
-    async def _word(self) -> Hello | Hand:
+    async def _word(self) -> ClientHello | PublishRequest:
         """The next word. Between two of them a client may be silent; within one it may not."""
         try:
-            body = self._frames.next()
+            body = self._frames.next_frame()
             if body is None and not len(self._frames):
                 self._places.rests(self)
                 try:
                     await self._receive()
                 finally:
                     self._places.works(self)
-                body = self._frames.next()
+                body = self._frames.next_frame()
             with trio.move_on_after(FRAME_LIMIT):
                 while body is None:
                     await self._receive()
-                    body = self._frames.next()
+                    body = self._frames.next_frame()
             if body is None:
-                await self._send_away(Refused("unfit", f"a frame took longer than {FRAME_LIMIT:g} s"))
+                await self._send_away(
+                    ConnectionRefusal("unfit", f"a frame took longer than {FRAME_LIMIT:g} s")
+                )
                 raise _Left
             self._count(len(self._frames))
-            return client_word(body)
-        except TooLarge as error:
-            await self._send_away(Refused("too-large", str(error)))
+            return decode_client_message(body)
+        except FrameTooLarge as error:
+            await self._send_away(ConnectionRefusal("too-large", str(error)))
         except Corrupt as error:
-            await self._send_away(Refused("unfit", str(error)))
+            await self._send_away(ConnectionRefusal("unfit", str(error)))
         raise _Left
 
     async def _receive(self) -> None:
-        received = bytes(await self._stream.receive_some(CHUNK))
+        received = bytes(await self._stream.receive_some(CHUNK_BYTES))
         if not received:
             raise _Left
         self._frames.feed(received)
         if not self._count(len(self._frames)):
-            await self._send_away(Refused("unavailable", "too much is on its way at once"))
+            await self._send_away(ConnectionRefusal("unavailable", "too much is on its way at once"))
 
     def _count(self, size: int) -> bool:
         more, self._counted = size - self._counted, size
-        return self._listener.unfinished(more)
+        return self._listener.add_unfinished_bytes(more)
 
-    async def _send_away(self, refusal: Refused) -> None:
+    async def _send_away(self, refusal: ConnectionRefusal) -> None:
         """Say why, and end the connection."""
-        self._listener.refused(refusal.why)
-        with trio.move_on_after(1.0), suppress(*Broken):
+        self._listener.count_refusal(refusal.why)
+        with trio.move_on_after(1.0), suppress(*CONNECTION_ERRORS):
             await self._say(refusal)
             if isinstance(self._stream, trio.SocketStream):
                 await self._stream.send_eof()
-                while await self._stream.receive_some(CHUNK):  # else the answer may be thrown away unread
+                while await self._stream.receive_some(
+                    CHUNK_BYTES
+                ):  # else the answer may be thrown away unread
                     pass
         raise _Left
 
-    async def _say(self, word: FromDaemon) -> None:
+    async def _say(self, word: DaemonMessage) -> None:
         with trio.move_on_after(ANSWER_LIMIT) as limit:
-            await self._stream.send_all(frame(word))
+            await self._stream.send_all(encode_frame(word))
         if limit.cancelled_caught:
-            self._listener.refused("a client does not read its answers")
+            self._listener.count_refusal("a client does not read its answers")
             raise _Left

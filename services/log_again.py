@@ -14,16 +14,16 @@ import msgspec
 import trio
 
 from celery5.errors import CommandRefused
-from celery5.log import AGAIN, LEVELS, Level, Log
+from celery5.log import LEVELS, MAX_RETRIES, Level, Log
 from celery5.log_lines import Message
-from celery5.services.commands import Handler, PostsToItself
+from celery5.services.commands import CommandHandler, SelfCommandSender
 
-COMMAND = "log-again"
-ROOM = 1000
+LOG_RETRY_COMMAND = "log-again"
+MAX_WAITING_MESSAGES = 1000
 """Messages that wait here to be posted."""
 BATCH = 100
 """Messages in one command."""
-LARGEST = 48 * 1024
+MAX_MESSAGE_SIZE = 48 * 1024
 """Bytes of messages in one command, so that the inbox takes it."""
 PAUSES = (1.0, 5.0, 20.0)
 """Seconds before a message is posted for the first, the second and the third time: what broke may mend."""
@@ -31,12 +31,12 @@ LAST_LIMIT = 1.0
 """Seconds in which what is left is posted when the worker stops."""
 
 
-class LogAgain:
+class LogRetry:
     """Brings messages back that the log could not write. Without a journal it has nothing to do."""
 
-    def __init__(self, *, log: Log, posts: PostsToItself) -> None:
+    def __init__(self, *, log: Log, self_commands: SelfCommandSender) -> None:
         self._log = log
-        self._posts = posts
+        self._posts = self_commands
         self._waiting: deque[Message] = deque()
         self._wake = trio.Event()
 
@@ -46,7 +46,7 @@ class LogAgain:
 
         def bring(messages: list[Message]) -> int:
             """Called in the log's thread. Gives how many are taken."""
-            taken = messages[: ROOM - len(self._waiting)]
+            taken = messages[: MAX_WAITING_MESSAGES - len(self._waiting)]
             self._waiting.extend(taken)
             try:
                 token.run_sync_soon(self._look, idempotent=True)
@@ -55,19 +55,19 @@ class LogAgain:
                 return 0
             return len(taken)
 
-        if self._log.journal is not None:
-            self._log.journal.bring_again = bring
+        if self._log.writer is not None:
+            self._log.writer.retry_hook = bring
         task_status.started()
         try:
             while True:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 while self._waiting:
-                    await trio.sleep(PAUSES[min(_times(self._waiting[0]), AGAIN - 1)])
+                    await trio.sleep(PAUSES[min(_times(self._waiting[0]), MAX_RETRIES - 1)])
                     await self._post()
         finally:
-            if self._log.journal is not None:
-                self._log.journal.bring_again = None
+            if self._log.writer is not None:
+                self._log.writer.retry_hook = None
             with trio.CancelScope(shield=True), trio.move_on_after(LAST_LIMIT):
                 while self._waiting:
                     await self._post(last=True)
@@ -83,12 +83,12 @@ class LogAgain:
         if not batch:
             return
         try:
-            await self._posts.post(COMMAND, {"messages": texts})
+            await self._posts.send(LOG_RETRY_COMMAND, {"messages": texts})
         except trio.Cancelled:
             self._waiting.extendleft(reversed(batch))
             raise
         except Exception:  # Redis is away, or the inbox will not: whoever has no way to say so keeps it
-            again = [] if last else [each for each in map(_once_more, batch) if _times(each) < AGAIN]
+            again = [] if last else [each for each in map(_once_more, batch) if _times(each) < MAX_RETRIES]
             self._waiting.extend(again)
             self._lose(len(batch) - len(again))
 
@@ -103,10 +103,10 @@ class LogAgain:
                 raw = msgspec.json.encode(_once_more(message), enc_hook=str)
             except Exception:  # values of user code, with methods of their own
                 raw = b""
-            if size + len(raw) > LARGEST and batch:
+            if size + len(raw) > MAX_MESSAGE_SIZE and batch:
                 break
             self._waiting.popleft()
-            if not 0 < len(raw) <= LARGEST:
+            if not 0 < len(raw) <= MAX_MESSAGE_SIZE:
                 self._lose(1)
                 continue
             size += len(raw)
@@ -115,22 +115,22 @@ class LogAgain:
         return texts, batch
 
     def _lose(self, count: int) -> None:
-        if count and self._log.journal is not None:
-            self._log.journal.give_up(count, "they could not be brought again")
+        if count and self._log.writer is not None:
+            self._log.writer.report_lost(count, "they could not be brought again")
 
 
-def log_handlers(log: Log) -> dict[str, Handler]:
+def log_handlers(log: Log) -> dict[str, CommandHandler]:
     """The commands about the log: `set-log-level` with a `level`, and `log-again`, which a process sends to itself."""
 
     async def set_log_level(parameters: Mapping[str, Any]) -> object:
         level = parameters.get("level")
         if level not in LEVELS:
             raise CommandRefused(f"level is {level!r}: give one of {', '.join(LEVELS)}")
-        if log.journal is None:
+        if log.writer is None:
             raise CommandRefused("this process does not write its log itself: its level is its host's to set")
-        before: Level = log.journal.level
-        log.journal.level = level
-        log.event("log:level", now=level, before=before)
+        before: Level = log.writer.level
+        log.writer.level = level
+        log.event("log:level-changed", now=level, before=before)
         return {"level": level, "before": before}
 
     async def log_again(parameters: Mapping[str, Any]) -> object:
@@ -140,17 +140,17 @@ def log_handlers(log: Log) -> dict[str, Handler]:
             raise CommandRefused(
                 f"log-again wants messages, which a process sends to itself: {error}"
             ) from None
-        if log.journal is None:
+        if log.writer is None:
             return {"taken": 0}
-        return {"taken": log.journal.take_again(messages)}
+        return {"taken": log.writer.requeue(messages)}
 
-    return {"set-log-level": set_log_level, COMMAND: log_again}
+    return {"set-log-level": set_log_level, LOG_RETRY_COMMAND: log_again}
 
 
 def _times(message: Message) -> int:
     """How often it has been brought again."""
     times = message.get("again", 0)
-    return times if isinstance(times, int) else AGAIN
+    return times if isinstance(times, int) else MAX_RETRIES
 
 
 def _once_more(message: Message) -> Message:

@@ -24,33 +24,33 @@ from celery5.checks import BrokerPing
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.health import HealthCheck
 from celery5.log import Level, Log
-from celery5.messages_backlog import Kept
+from celery5.messages_backlog import StoredMessage
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import Job
-from celery5.protocol.metrics import Family, counter, gauge
-from celery5.protocol.parcels import job
-from celery5.publisher import Publisher
+from celery5.protocol.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.parcels import make_job
+from celery5.publisher import PublishPlanner
 from celery5.services.messages_store import MessagesStore
 from celery5.services.publishing_checks import PublishingChecks
 
 GROW_AFTER = 0.1
 """Seconds that a queue waits for a connection before there is one more."""
-IDLE = 10.0
+IDLE_LIMIT = 10.0
 """Seconds without work after which a connection above the least number is closed."""
-RESET = 1.0
+BREAKER_RESET = 1.0
 """Seconds that the breaker of the broker's check stays open."""
 PING_PERIOD = 10.0
-REFUSED = 5.0
+REFUSED_PAUSE = 5.0
 """Seconds until a broker that lets nobody in is asked again."""
-LOOK = 0.1
+DRAIN_POLL_PERIOD = 0.1
 """Seconds between looks at whether the broker takes anything, when the process ends."""
-MOST_TOLD = 100
+MAX_LOGGED_ERRORS = 100
 """Things that are wrong at the same time of which the log tells."""
 BACKOFF_CAP = 2.0
 """Seconds between attempts to publish what Redis refuses: a random part of a time that doubles, up to this."""
 
 
-def broker_check(broker: str) -> HealthCheck:
+def make_broker_check(broker: str) -> HealthCheck:
     """The default check of a broker: whether it answers. Three failures in two minutes trip its breaker (C82)."""
     return BrokerPing(f"broker-{broker}", limit=5.0, period=PING_PERIOD, allowed={"unhealthy": 2})
 
@@ -68,23 +68,25 @@ class MessagePublisher:
         endpoint: Endpoint,
         timing: Timing,
         name: str,
-        watch: Callable[[LinkEvent], None],
+        on_link_event: Callable[[LinkEvent], None],
         own_checks: PublishingChecks,
         connections: tuple[int, int],
-        drain: float,
+        drain_limit: float,
         log: Log,
     ) -> None:
         self._store = store
-        self._publisher = Publisher(keys=keys)
+        self._publisher = PublishPlanner(keys=keys)
         self._endpoint = endpoint
         self._timing = timing
         self._name = name
-        self._watch = watch
-        self._check = broker_check(store.broker)
-        self._checks = PublishingChecks(checks=[self._check], keys=keys, log=log, redis=self, reset=RESET)
+        self._watch = on_link_event
+        self._check = make_broker_check(store.broker)
+        self._checks = PublishingChecks(
+            checks=[self._check], keys=keys, log=log, redis=self, reset=BREAKER_RESET
+        )
         self._gates = (own_checks, self._checks)
         self._least, self._most = connections
-        self._drain = drain
+        self._drain = drain_limit
         self._log = log
         self._open: list[TrioRedis] = []
         self._busy: set[str] = set()
@@ -126,7 +128,7 @@ class MessagePublisher:
     async def _grow(self, nursery: trio.Nursery) -> None:
         """One more connection when a queue has waited for one for a while."""
         while True:
-            await self._store.came()
+            await self._store.wait_for_queues()
             await trio.sleep(GROW_AFTER)
             while self._next() is not None and self._may_publish and len(self._open) < self._most:
                 nursery.start_soon(self._serve, self._opened())
@@ -148,7 +150,7 @@ class MessagePublisher:
                 nursery.start_soon(self._keep, redis)
                 while True:
                     queue = ""
-                    with trio.move_on_after(IDLE if extra else float("inf")):
+                    with trio.move_on_after(IDLE_LIMIT if extra else float("inf")):
                         queue = await self._taken()
                     if not queue:
                         break
@@ -163,34 +165,34 @@ class MessagePublisher:
             try:
                 await redis.run()
             except BrokerUnavailable as error:
-                self._checks.failed(self._check.name, str(error))
+                self._checks.report_failure(self._check.name, str(error))
             except BrokerError as error:
                 self._tell("publisher:refused", "error", str(error))
-                self._checks.failed(self._check.name, str(error))
-                await trio.sleep(REFUSED)
+                self._checks.report_failure(self._check.name, str(error))
+                await trio.sleep(REFUSED_PAUSE)
 
     # ---- queues
 
     @property
     def _may_publish(self) -> bool:
-        return all(each.are_closed for each in self._gates)
+        return all(each.all_closed for each in self._gates)
 
     def _next(self) -> str | None:
         """The queue that has waited longest, of those that nobody is busy with and Redis has not just refused."""
-        return next((each for each in self._store.waiting if each not in self._busy), None)
+        return next((each for each in self._store.waiting_queues if each not in self._busy), None)
 
     async def _taken(self) -> str:
         """Wait until a queue may be published to, and take it."""
         while True:
             for gate in self._gates:
-                await gate.closed()
+                await gate.wait_until_closed()
             queue = self._next()
             if queue is not None and self._may_publish:
                 self._busy.add(queue)
-                del self._store.waiting[queue]
+                del self._store.waiting_queues[queue]
                 return queue
             if queue is None:
-                await self._store.came()
+                await self._store.wait_for_queues()
             else:
                 await trio.lowlevel.checkpoint()
 
@@ -205,7 +207,7 @@ class MessagePublisher:
             elif kept:
                 pause = await self._published(redis, queue, kept)
                 if not pause:
-                    self._store.ready(queue)
+                    self._store.add_waiting_queue(queue)
         finally:
             if pause:
                 nursery.start_soon(self._rest, queue, pause)
@@ -216,21 +218,21 @@ class MessagePublisher:
         try:
             await trio.sleep(pause)
         finally:
-            self._store.ready(queue)
+            self._store.add_waiting_queue(queue)
             self._free(queue)
 
     def _free(self, queue: str) -> None:
         self._busy.discard(queue)
-        self._store.look_again()
+        self._store.recheck()
 
-    async def _read(self, queue: str) -> Sequence[Kept] | None:
+    async def _read(self, queue: str) -> Sequence[StoredMessage] | None:
         try:
-            return await self._store.first(queue)
+            return await self._store.read_first(queue)
         except Exception as error:  # the disk's trouble, or a backlog of the user's own
-            self._tell("publisher:unread", "error", f"{type(error).__name__}: {error}", queue=queue)
+            self._tell("publisher:read-failed", "error", f"{type(error).__name__}: {error}", queue=queue)
             return None
 
-    async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[Kept]) -> float:
+    async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[StoredMessage]) -> float:
         """One attempt; gives the seconds until the next one if it failed, else 0."""
         self._attempts += 1
         try:
@@ -238,21 +240,21 @@ class MessagePublisher:
                 # What is left of a countdown is reckoned when there is a connection.
                 await redis.perform(calls.PING)
             jobs = [_now(each) for each in kept]
-            answers = await redis.perform_all(self._publisher.publish(jobs))
+            answers = await redis.perform_all(self._publisher.plan_calls(jobs))
         except BrokerUnavailable as error:
             self._failures += 1
-            self._tell("publisher:waits", "warning", str(error), queue=queue)
-            self._checks.failed(self._check.name, str(error))
+            self._tell("publisher:interrupted", "warning", str(error), queue=queue)
+            self._checks.report_failure(self._check.name, str(error))
         except Exception as error:  # refused: this queue's stay, and hold up no other queue's
             self._failures += 1
             self._tell("publisher:refused", "error", str(error), queue=queue)
         else:
-            self._publisher.published(jobs, answers)
-            self._store.gone(queue, kept)
+            self._publisher.record_published(jobs, answers)
+            self._store.mark_published(queue, kept)
             self._refused.pop(queue, None)
             if self._told and not self._refused:
                 self._told.clear()
-                self._log.event("publisher:goes-on", broker=self._store.broker)
+                self._log.event("publisher:resumed", broker=self._store.broker)
             return 0.0
         attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
         return max(0.01, full_jitter(attempt, start=0.05, cap=BACKOFF_CAP, random=random.random))
@@ -260,19 +262,21 @@ class MessagePublisher:
     # ---- the end
 
     async def _drained(self) -> None:
-        while self._store.waiting or self._busy:
-            if self._store.is_safe and not self._may_publish:
+        while self._store.waiting_queues or self._busy:
+            if self._store.is_durable and not self._may_publish:
                 return
-            with trio.move_on_after(LOOK):
-                await self._store.came()
+            with trio.move_on_after(DRAIN_POLL_PERIOD):
+                await self._store.wait_for_queues()
 
     def _tell_what_is_left(self) -> None:
-        if self._store.waiting or self._busy:
-            self._log.event("publisher:left", "warning", broker=self._store.broker, messages=self._store.size)
+        if self._store.waiting_queues or self._busy:
+            self._log.event(
+                "publisher:messages-left", "warning", broker=self._store.broker, messages=self._store.size
+            )
 
     def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
         """Once for each thing that is wrong."""
-        if why not in self._told and len(self._told) < MOST_TOLD:
+        if why not in self._told and len(self._told) < MAX_LOGGED_ERRORS:
             self._told.add(why)
             self._log.event(what, level, broker=self._store.broker, why=why, **fields)
 
@@ -282,21 +286,23 @@ class MessagePublisher:
         """The broker takes what is published."""
         return self._checks.conditions()
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """Connections and attempts."""
         of = {"broker": self._store.broker}
-        yield gauge(
+        yield make_gauge(
             "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), of)
         )
-        yield counter("celery5_publisher_trips_total", "Attempts to publish.", (float(self._attempts), of))
-        yield counter(
+        yield make_counter(
+            "celery5_publisher_attempts_total", "Attempts to publish.", (float(self._attempts), of)
+        )
+        yield make_counter(
             "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), of)
         )
-        yield from self._checks.families()
+        yield from self._checks.metric_families()
 
 
-def _now(kept: Kept) -> Job:
+def _now(kept: StoredMessage) -> Job:
     """The job as it is to be published now: of its countdown, what is left."""
     if kept.due is None:
-        return job(kept.parcel, kept.parcel.at)
-    return job(kept.parcel, f"+{max(0, kept.due - int(time.time() * 1000))}")
+        return make_job(kept.job, kept.job.at)
+    return make_job(kept.job, f"+{max(0, kept.due - int(time.time() * 1000))}")

@@ -16,21 +16,21 @@ import trio
 
 from celery5.errors import BacklogFull
 from celery5.log import Log
-from celery5.messages_backlog import Kept, MemoryBacklog, MessagesBacklog, portion
-from celery5.protocol.metrics import Family, counter, gauge
-from celery5.protocol.parcels import Parcel, due_at
+from celery5.messages_backlog import MemoryBacklog, MessagesBacklog, StoredMessage, limit_read
+from celery5.protocol.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.parcels import JobMessage, get_due_time
 
-FALLBACK = 1000
+MAX_MEMORY_MESSAGES = 1000
 """Messages on the list in memory, at most."""
-FALLBACK_BYTES = 64 * 1024 * 1024
-AGAIN = 1.0
+MAX_MEMORY_BYTES = 64 * 1024 * 1024
+RETRY_DELAY = 1.0
 """Seconds between attempts to forget what is published, while the backlog cannot be written."""
-LAST_LIMIT = 5.0
+FINAL_DELETE_LIMIT = 5.0
 """Seconds that forgetting may take at the end. What is not forgotten is published again, which does no harm."""
-TOGETHER = 5000
+DELETE_BATCH = 5000
 """Messages that are forgotten in one step."""
 
-Pair = tuple[Parcel, int | None]
+MessageWithDue = tuple[JobMessage, int | None]
 
 
 class MessagesStore:
@@ -39,12 +39,12 @@ class MessagesStore:
 
     def __init__(self, *, broker: str, backlog: MessagesBacklog, log: Log) -> None:
         self.broker = broker
-        self.waiting: OrderedDict[str, None] = OrderedDict()
-        self.taken = 0
+        self.waiting_queues: OrderedDict[str, None] = OrderedDict()
+        self.received = 0
         self.published = 0
         self._backlog = backlog
         self._log = log
-        self._first: dict[str, dict[int, Kept]] = {}
+        self._first: dict[str, dict[int, StoredMessage]] = {}
         self._first_ids: set[tuple[str, str]] = set()
         self._first_bytes = 0
         self._number = 0
@@ -60,7 +60,7 @@ class MessagesStore:
         return self._backlog.size + len(self._first_ids)
 
     @property
-    def is_safe(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether what waits is there when the process is not."""
         return not self._first_ids and not isinstance(self._backlog, MemoryBacklog)
 
@@ -70,7 +70,7 @@ class MessagesStore:
         return len(self._first_ids)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the backlog could not be written the last time; '' when it could."""
         return self._trouble
 
@@ -83,11 +83,11 @@ class MessagesStore:
             backlog.shield = True  # it is closed when all that is published is forgotten
             try:
                 for queue in await self._backlog.queues():
-                    self.ready(queue)
+                    self.add_waiting_queue(queue)
                 task_status.started()
                 await self._forget_for_ever()
             finally:
-                with trio.move_on_after(LAST_LIMIT, shield=True):
+                with trio.move_on_after(FINAL_DELETE_LIMIT, shield=True):
                     await self._forget()
                 backlog.cancel()
 
@@ -97,11 +97,11 @@ class MessagesStore:
 
     # ---- what comes
 
-    async def put(self, parcels: Sequence[Parcel]) -> bool:
+    async def put(self, parcels: Sequence[JobMessage]) -> bool:
         """Return when they are stored; gives whether firmly, which is not so when they had to go on the list in memory.
         All or none. Raises BacklogFull."""
         now = int(time.time() * 1000)
-        pairs = [(each, due_at(each, now)) for each in parcels]
+        pairs = [(each, get_due_time(each, now)) for each in parcels]
         firmly = True
         try:
             await self._backlog.put(pairs)
@@ -109,7 +109,7 @@ class MessagesStore:
             raise
         except trio.Cancelled:  # it may be written after all: whoever looks waits for that
             for queue in dict.fromkeys(each.queue for each in parcels):
-                self.ready(queue)
+                self.add_waiting_queue(queue)
             raise
         except Exception as error:  # the disk's trouble, or a backlog of the user's own
             self._failed(error)
@@ -117,32 +117,35 @@ class MessagesStore:
             firmly = False
         else:
             if self._trouble:
-                self._log.event("backlog:written", broker=self.broker, hint="it can be written again")
+                self._log.event("backlog:write-recovered", broker=self.broker, hint="it can be written again")
             self._trouble = ""
-        self.taken += len(parcels)
+        self.received += len(parcels)
         for queue in dict.fromkeys(each.queue for each in parcels):
-            self.ready(queue)
+            self.add_waiting_queue(queue)
         return firmly
 
-    def _put_first(self, pairs: Sequence[Pair], error: Exception) -> None:
+    def _put_first(self, pairs: Sequence[MessageWithDue], error: Exception) -> None:
         new = [each for each in pairs if (each[0].queue, each[0].id) not in self._first_ids]
         size = sum(len(parcel.message) for parcel, _ in new)
-        if len(self._first_ids) + len(new) > FALLBACK or self._first_bytes + size > FALLBACK_BYTES:
+        if (
+            len(self._first_ids) + len(new) > MAX_MEMORY_MESSAGES
+            or self._first_bytes + size > MAX_MEMORY_BYTES
+        ):
             raise BacklogFull(
                 f"the backlog cannot be written ({error}), and there is no room in memory for {len(new)} more: "
-                f"{len(self._first_ids)} of at most {FALLBACK} wait there; none of these was kept"
+                f"{len(self._first_ids)} of at most {MAX_MEMORY_MESSAGES} wait there; none of these was kept"
             ) from error
         for parcel, due in new:
             self._number -= 1
             self._first_ids.add((parcel.queue, parcel.id))
-            self._first.setdefault(parcel.queue, {})[self._number] = Kept(self._number, parcel, due)
+            self._first.setdefault(parcel.queue, {})[self._number] = StoredMessage(self._number, parcel, due)
         self._first_bytes += size
 
     def _failed(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}"
         if why != self._trouble:
             self._log.event(
-                "backlog:failed",
+                "backlog:write-failed",
                 "error",
                 broker=self.broker,
                 why=why,
@@ -150,37 +153,37 @@ class MessagesStore:
             )
         self._trouble = why
 
-    def ready(self, queue: str) -> None:
+    def add_waiting_queue(self, queue: str) -> None:
         """A queue may have messages."""
-        self.waiting.setdefault(queue)
-        self.look_again()
+        self.waiting_queues.setdefault(queue)
+        self.recheck()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Have whoever waits for queues look again."""
         news, self._news = self._news, trio.Event()
         news.set()
 
-    async def came(self) -> None:
+    async def wait_for_queues(self) -> None:
         """Return when it is time to look at what waits."""
         await self._news.wait()
 
     # ---- what goes
 
-    async def first(self, queue: str) -> Sequence[Kept]:
+    async def read_first(self, queue: str) -> Sequence[StoredMessage]:
         """The first messages of a queue, those in memory before all others; they stay until they are `gone`."""
         overtaking = self._first.get(queue)
         if overtaking:
-            return portion(list(overtaking.values()))
+            return limit_read(list(overtaking.values()))
         return await self._backlog.first(queue, self._done.get(queue, 0))
 
-    def gone(self, queue: str, kept: Sequence[Kept]) -> None:
+    def mark_published(self, queue: str, kept: Sequence[StoredMessage]) -> None:
         """These are published: they are not given again, and will be forgotten."""
         self.published += len(kept)
         for each in kept:
             if each.number > 0:
                 continue
-            self._first_ids.discard((queue, each.parcel.id))
-            self._first_bytes -= len(each.parcel.message)
+            self._first_ids.discard((queue, each.job.id))
+            self._first_bytes -= len(each.job.message)
             self._first[queue].pop(each.number)
         if not self._first.get(queue, True):
             del self._first[queue]
@@ -195,12 +198,12 @@ class MessagesStore:
             await self._to_forget.wait()
             self._to_forget = trio.Event()
             if not await self._forget():
-                await trio.sleep(AGAIN)
+                await trio.sleep(RETRY_DELAY)
                 self._to_forget.set()
 
     async def _forget(self) -> bool:
         while self._gone:
-            part = self._gone[:TOGETHER]
+            part = self._gone[:DELETE_BATCH]
             try:
                 await self._backlog.gone(part)
             except Exception as error:  # it would be published again after a restart, which does no harm
@@ -215,16 +218,20 @@ class MessagesStore:
         """The backlog can be written."""
         return {f"backlog {self.broker}": self._trouble}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """How many messages came, went and wait."""
         of = {"broker": self.broker}
-        yield counter(
-            "celery5_publisher_taken_total", "Messages taken from producers.", (float(self.taken), of)
+        yield make_counter(
+            "celery5_publisher_received_total", "Messages taken from producers.", (float(self.received), of)
         )
-        yield counter("celery5_publisher_published_total", "Messages published.", (float(self.published), of))
-        yield gauge("celery5_publisher_waiting", "Messages in the backlog.", (float(self.size), of))
-        yield gauge(
-            "celery5_publisher_in_memory",
+        yield make_counter(
+            "celery5_publisher_published_total", "Messages published.", (float(self.published), of)
+        )
+        yield make_gauge(
+            "celery5_publisher_backlog_messages", "Messages in the backlog.", (float(self.size), of)
+        )
+        yield make_gauge(
+            "celery5_publisher_memory_messages",
             "Messages in memory, because the backlog could not be written.",
             (float(self.in_memory), of),
         )

@@ -14,24 +14,24 @@ import trio
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse
+from celery5.broker.calls import HeartbeatReply
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.services.waits import Waits
+from celery5.services.waits import OutageLog
 
-PORTION = 100
+BATCH = 100
 """Jobs moved in one trip."""
-AGAIN = 0.5
+RETRY_INTERVAL = 0.5
 """Seconds between attempts while Redis is away."""
 
-Moved = tuple[int, float | None]
+MoveResult = tuple[int, float | None]
 
 
 class Performs(Protocol):
     """Makes one trip to Redis."""
 
-    async def perform(self, call: Call[Moved], /) -> Moved: ...
+    async def perform(self, call: Call[MoveResult], /) -> MoveResult: ...
 
 
 class Mover:
@@ -40,7 +40,7 @@ class Mover:
     def __init__(self, *, redis: Performs, consumed: Sequence[QueueKeys], log: Log) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.wake.encode(): keys for keys in consumed}
-        self._waits = Waits(log, "mover:waiting", "mover:resumed")
+        self._waits = OutageLog(log, "mover:interrupted", "mover:resumed")
         self._due: dict[str, float] = {}
         self._news = trio.Event()
 
@@ -49,31 +49,31 @@ class Mover:
         """The channels to listen to."""
         return [keys.wake for keys in self._queues.values()]
 
-    def hear(self, keys: QueueKeys, pulse: Pulse) -> None:
+    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> None:
         """The Heartbeat's news of one queue."""
         if pulse.due_in is not None:
             self._expect(keys, trio.current_time() + pulse.due_in)
 
-    def wake(self, channel: bytes, _payload: bytes) -> None:
+    def on_message(self, channel: bytes, _payload: bytes) -> None:
         """A job was scheduled or will be retried before all others: look when."""
         self._expect(self._queues[channel], trio.current_time())
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The listening connection was made anew: something may have been missed."""
         for keys in self._queues.values():
             self._expect(keys, trio.current_time())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Move jobs as they fall due, until cancelled."""
-        self.look_again()
+        self.recheck()
         task_status.started()
         while True:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._news.wait()
             self._news = trio.Event()
-            await self.move()
+            await self.move_due_jobs()
 
-    async def move(self) -> int:
+    async def move_due_jobs(self) -> int:
         """One pass over the queues whose next job is due. Gives how many jobs were moved."""
         total = 0
         for keys in self._queues.values():
@@ -81,12 +81,12 @@ class Mover:
                 continue
             del self._due[keys.queue]
             try:
-                moved, due_in = await self._redis.perform(calls.promote(keys, limit=PORTION))
+                moved, due_in = await self._redis.perform(calls.promote_due_jobs(keys, limit=BATCH))
             except (BrokerUnavailable, BrokerReplied) as error:
-                self._waits.tell(error)
-                moved, due_in = 0, AGAIN
+                self._waits.record_error(error)
+                moved, due_in = 0, RETRY_INTERVAL
             else:
-                self._waits.over()
+                self._waits.record_recovery()
             total += moved
             if due_in is not None:
                 self._expect(keys, trio.current_time() + due_in)

@@ -21,14 +21,14 @@ from celery5.broker import scheduling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerError
-from celery5.fire_times import following
+from celery5.fire_times import get_next_fire_time
 from celery5.protocol import schedules
 from celery5.protocol.schedules import Schedule
-from celery5.scheduled import put
+from celery5.scheduled import replace_schedule
 
 TRIES = 20
 """Times that a change is tried which others are quicker with."""
-UNASKED = 5.0
+UNREACHABLE_RETRY_DELAY = 5.0
 """Seconds for which a broker that was found away is not asked again: one that does not even refuse takes as long each
 time, and there may be hundreds of schedules that it is asked about."""
 
@@ -41,12 +41,12 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]: ...
 
 
-class Held(Exception):
+class ScheduleMoveBlocked(Exception):
     """A broker is away that may have the schedule, too, or others change it all the time, or a newer version has it: it
     does not fire here before that is settled."""
 
 
-class Theirs(Exception):
+class ScheduleNotOwned(Exception):
     """The schedule, as it is, is somebody else's: added by hand, or declared by newer code."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -63,52 +63,59 @@ class _Seen:
     away: list[str] = field(default_factory=list[str])
 
 
-class Moving:
+class ScheduleMover:
     """What settles schedules on one broker, `redis`; `others` are the ways to the others, by name."""
 
-    def __init__(self, *, redis: Redis, others: Mapping[str, Redis], app: App, keys: Keys) -> None:
+    def __init__(self, *, redis: Redis, other_brokers: Mapping[str, Redis], app: App, keys: Keys) -> None:
         self._redis = redis
-        self._others = others
+        self._others = other_brokers
         self._app = app
         self._keys = keys
         self._away: dict[str, float] = {}
 
-    async def settle(self, new: Schedule, now: int) -> Schedule | None:
+    async def apply(self, new: Schedule, now: int) -> Schedule | None:
         """Make a schedule what the code says; gives what it was before. Raises Theirs, Held, BrokerError."""
-        await self._redis.perform(scheduling.remember(self._keys, new.of.queue))
+        await self._redis.perform(scheduling.register_schedule_queue(self._keys, new.of.queue))
         for _ in range(TRIES):
             seen = await self._look(new)
             for _redis, other, _record in seen.others:
-                if other.stage != "resting" and schedules.declared(other, new, now, following) is None:
-                    raise Theirs(other)
+                if (
+                    other.stage != "resting"
+                    and schedules.merge_declaration(other, new, now, get_next_fire_time) is None
+                ):
+                    raise ScheduleNotOwned(other)
             old, record = seen.here or (None, b"")
             if (old is None or old.stage != "settled") and seen.away:
-                raise Held(f"it may still be on broker {', '.join(seen.away)}, which is away")
+                raise ScheduleMoveBlocked(f"it may still be on broker {', '.join(seen.away)}, which is away")
             if old is not None and seen.others:
                 await self._take_over(seen, old, record, now)
             elif old is None or old.stage == "resting":
                 found = old or (seen.others[0][1] if seen.others else new)
-                await self._redis.perform(put(self._app, new, record, _arriving(found, new), now))
+                await self._redis.perform(
+                    replace_schedule(self._app, new, record, _arriving(found, new), now)
+                )
             elif (after := _settled(old, new, now)) is None:
-                raise Theirs(old)
-            elif await self._redis.perform(put(self._app, new, record, after, now)):
+                raise ScheduleNotOwned(old)
+            elif await self._redis.perform(replace_schedule(self._app, new, record, after, now)):
                 return old
-        raise Held(f"others have changed it {TRIES} times meanwhile")
+        raise ScheduleMoveBlocked(f"others have changed it {TRIES} times meanwhile")
 
     async def _take_over(self, seen: _Seen, here: Schedule, record: bytes, now: int) -> None:
         """One step towards having the only record; what is newer is taken over before it goes."""
         for redis, other, there in seen.others:
             rests = other.stage == "resting"
             if rests and here.stage != "settled" and other.rev > here.rev:
-                await self._redis.perform(put(self._app, here, record, _arriving(other, here), now))
+                await self._redis.perform(
+                    replace_schedule(self._app, here, record, _arriving(other, here), now)
+                )
                 continue
             try:
                 after = None if rests else _resting(other)
-                await redis.perform(put(self._app, other, there, after, now))
+                await redis.perform(replace_schedule(self._app, other, there, after, now))
             except BrokerError as error:
                 if redis is self._redis:
                     raise
-                raise Held(f"the broker that it was on is away: {error}") from None
+                raise ScheduleMoveBlocked(f"the broker that it was on is away: {error}") from None
 
     async def _look(self, new: Schedule) -> _Seen:
         """The records of this name, on all queues of all brokers."""
@@ -125,19 +132,19 @@ class Moving:
                 else:
                     seen.others += [(redis, *each) for each in await self._records(redis, new.name)]
             except BrokerError:
-                self._away[broker] = trio.current_time() + UNASKED
+                self._away[broker] = trio.current_time() + UNREACHABLE_RETRY_DELAY
                 seen.away.append(broker)
         return seen
 
     async def _records(self, redis: Redis, name: str) -> list[tuple[Schedule, bytes]]:
-        queues = await redis.perform(scheduling.queues(self._keys))
-        asked = [scheduling.record(self._keys, each, name) for each in queues]
+        queues = await redis.perform(scheduling.list_schedule_queues(self._keys))
+        asked = [scheduling.get_schedule(self._keys, each, name) for each in queues]
         found: list[bytes] = await redis.perform_all(asked) if asked else []
         read = list[tuple[Schedule, bytes]]()
         for record in filter(None, found):
-            schedule = schedules.decode(record, self._app.settings.message_limit)
+            schedule = schedules.decode_schedule(record, self._app.settings.message_limit)
             if schedule is None:
-                raise Held(
+                raise ScheduleMoveBlocked(
                     "its record was written by a newer version, or is larger than message_limit allows"
                 )
             read.append((schedule, record))
@@ -147,7 +154,7 @@ class Moving:
 def _settled(old: Schedule, new: Schedule, now: int) -> Schedule | None:
     """What becomes of the only record; None when it stays as it is. One that is arriving as it was written here is
     there now."""
-    after = schedules.declared(old, new, now, following)
+    after = schedules.merge_declaration(old, new, now, get_next_fire_time)
     if after is None and old.stage == "arriving" and old.origin != "runtime" and old.stamp == new.stamp:
         return replace(old, rev=old.rev + 1, stage="settled")
     return after

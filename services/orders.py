@@ -16,8 +16,14 @@ from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CommandRefused, Misconfigured
 from celery5.log import Log
 from celery5.protocol.job import new_id
-from celery5.protocol.signing import LONGEST_LIFE, Order, Signer, audience_of, seal
-from celery5.services.inbox import Address
+from celery5.protocol.signing import (
+    MAX_COMMAND_LIFETIME,
+    ControlCommand,
+    Signer,
+    format_audience,
+    sign_command,
+)
+from celery5.services.inbox import InboxAddress
 
 T = TypeVar("T")
 
@@ -28,16 +34,18 @@ class Redis(Protocol):
     async def perform(self, call: Call[T], /) -> T: ...
 
 
-class Keyring(Protocol):
+class SigningKeys(Protocol):
     """Who signs here."""
 
-    def signer(self) -> Signer: ...
+    def get_signer(self) -> Signer: ...
 
 
-class Orders:
+class CommandSender:
     """The commands of this process to others. What cannot be posted is logged, once until something can."""
 
-    def __init__(self, *, redis: Redis, keys: Keys, keyring: Keyring, address: Address, log: Log) -> None:
+    def __init__(
+        self, *, redis: Redis, keys: Keys, keyring: SigningKeys, address: InboxAddress, log: Log
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._keyring = keyring
@@ -46,36 +54,42 @@ class Orders:
         self._thread = trio.CapacityLimiter(1)
         self._why = ""
 
-    async def post(
-        self, inbox: str, command: str, parameters: Mapping[str, Any], /, *, expires: float = LONGEST_LIFE
+    async def send(
+        self,
+        inbox: str,
+        command: str,
+        parameters: Mapping[str, Any],
+        /,
+        *,
+        expires: float = MAX_COMMAND_LIFETIME,
     ) -> bool:
         """Have the process of that inbox do it soon, within `expires` seconds (60 at most). False when it could not be
         posted: its inbox is full, Redis is away, or there are no keys to sign with."""
         now = time.time()
         try:
-            order = Order(
+            order = ControlCommand(
                 id=new_id(),
-                audience=audience_of(self._address.app, inbox),
+                audience=format_audience(self._address.app, inbox),
                 issued=now,
-                expires=now + min(expires, LONGEST_LIFE),
+                expires=now + min(expires, MAX_COMMAND_LIFETIME),
                 command=command,
                 parameters=dict(parameters),
                 sender=self._address.name,
             )
             sealed = await trio.to_thread.run_sync(self._sealed, order, limiter=self._thread)
-            posted = await self._redis.perform(trips.post(self._keys, inbox, order.id, sealed))
+            posted = await self._redis.perform(trips.send_command(self._keys, inbox, order.id, sealed))
             why = "" if posted else "its inbox is full"
         except (BrokerError, CommandRefused, Misconfigured, OSError, ValueError) as error:
             why = str(error)
         if why and why != self._why:
-            self._log.event("orders:not-posted", "warning", to=inbox, command=command, why=why)
+            self._log.event("command:send-failed", "warning", to=inbox, command=command, why=why)
         self._why = why
         return not why
 
-    def _sealed(self, order: Order) -> bytes:
+    def _sealed(self, order: ControlCommand) -> bytes:
         """In a thread: files are read, and the first time libraries are imported."""
-        signer = self._keyring.signer() if self._address.signed else None
+        signer = self._keyring.get_signer() if self._address.is_signed else None
         now = time.time()  # a folder of keys that was made just now takes nothing that is older
         life = order.expires - order.issued  # first: a sum of two times would be rounded
         fresh = msgspec.structs.replace(order, issued=now, expires=now + life)
-        return seal(fresh, signer)
+        return sign_command(fresh, signer)

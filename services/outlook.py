@@ -14,20 +14,20 @@ import trio
 
 from celery5.broker import calls, imposing, pausing, scaling
 from celery5.broker.call import Call
-from celery5.broker.imposing import Impositions
+from celery5.broker.imposing import StoredOverrides
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.broker.together import atogether
+from celery5.broker.together import run_all_async
 from celery5.errors import BrokerError
 from celery5.log import Log
-from celery5.protocol.limits import Gate
-from celery5.protocol.report import picture, terms_of
-from celery5.protocol.routes import DEFAULT
-from celery5.protocol.sight import Sight, look
-from celery5.protocol.situation import Situation, joined
+from celery5.protocol.limits import DeclaredLimits
+from celery5.protocol.report import make_snapshot, make_task_constraints
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.protocol.sight import BrokerVisibility, update_visibility
+from celery5.protocol.situation import ClusterSnapshot, merge_snapshots
 
-QUEUES = 64
+MAX_QUEUES = 64
 """Queues of one broker that are looked at, at most."""
-SETTLES = scaling.REPORTED
+SETTLE_SECONDS = scaling.REPORT_TTL
 """Seconds after its return in which a broker still counts as unseen: until then all its workers have reported."""
 
 T = TypeVar("T")
@@ -41,95 +41,99 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
 
 
-class Outlook:
+class ClusterObserver:
     """What can be seen of one application. `ways` lead to its brokers, by their names, the default one first; `home`
     tells on which of them a queue is."""
 
     def __init__(
         self,
         *,
-        ways: Mapping[str, Redis],
-        home: Callable[[str], str],
+        broker_connections: Mapping[str, Redis],
+        find_broker: Callable[[str], str],
         keys: Keys,
         kinds: Mapping[str, str],
-        gates: Mapping[str, Gate],
+        declared_limits: Mapping[str, DeclaredLimits],
         known_queues: Collection[str],
         log: Log,
     ) -> None:
-        self._ways = ways
-        self._home = home
+        self._ways = broker_connections
+        self._home = find_broker
         self._keys = keys
         self._kinds = kinds
-        self._gates = gates
+        self._gates = declared_limits
         self._known = known_queues
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
         self._looked_at: dict[str, int] = {}
         self._too_many: dict[str, int] = {}
-        self._sight = Sight()
+        self._sight = BrokerVisibility()
 
     @property
-    def breadth(self) -> int:
+    def max_queues_observed(self) -> int:
         """How many queues of one broker were looked at, at most."""
         return max(self._looked_at.values(), default=0)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Somebody else has looked meanwhile."""
-        self._sight = Sight()
+        self._sight = BrokerVisibility()
 
-    async def look(self) -> Situation:
+    async def take_snapshot(self) -> ClusterSnapshot:
         """The situation now. Raises BrokerError without the default broker."""
-        found = await atogether([partial(self._on, broker) for broker in self._ways])
-        parts: list[Situation] = []
+        found = await run_all_async([partial(self._on, broker) for broker in self._ways])
+        parts: list[ClusterSnapshot] = []
         away: dict[str, BrokerError] = {}
         for broker, part in zip(self._ways, found, strict=True):
             if not isinstance(part, BrokerError):
                 parts.append(part)
-            elif broker == DEFAULT:
+            elif broker == DEFAULT_BROKER:
                 raise part
             else:
                 away[broker] = part
         self._see(away)
-        return joined(parts, self._sight.unseen)
+        return merge_snapshots(parts, self._sight.unreachable)
 
     def _see(self, away: Mapping[str, BrokerError]) -> None:
         before, now = self._sight, trio.current_time()
-        self._sight = look(before, away, now, settles=SETTLES)
+        self._sight = update_visibility(before, away, now, settle_seconds=SETTLE_SECONDS)
         for broker in self._sight.until.keys() - before.until.keys():
             self._log.event(
-                "autoscale:unseen", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
+                "autoscale:broker-lost", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
             )
         for broker in before.until.keys() - self._sight.until.keys():
-            self._log.event("autoscale:seen", "info", broker=broker)
+            self._log.event("autoscale:broker-recovered", "info", broker=broker)
 
-    async def _on(self, broker: str) -> Situation:
+    async def _on(self, broker: str) -> ClusterSnapshot:
         """The situation on one broker."""
         redis, keys = self._ways[broker], self._keys
-        asked: list[Call[Any]] = [calls.queues(keys), pausing.paused(keys), imposing.imposed(keys)]
+        asked: list[Call[Any]] = [
+            calls.list_queues(keys),
+            pausing.list_paused_queues(keys),
+            imposing.list_overrides(keys),
+        ]
         names, paused, imposed = await redis.perform_all(asked)
         censuses = await redis.perform_all(
-            [scaling.census(keys, self._queue(name)) for name in self._of(broker, names)]
+            [scaling.measure_load(keys, self._queue(name)) for name in self._of(broker, names)]
         )
         workers = sorted({name for each in censuses for name in each.workers})
-        reports = await redis.perform(scaling.reports(keys, workers)) if workers else {}
-        said: Impositions = imposed
-        terms = terms_of(
+        reports = await redis.perform(scaling.get_reports(keys, workers)) if workers else {}
+        said: StoredOverrides = imposed
+        terms = make_task_constraints(
             self._kinds, self._gates, limits=said.limits, suspended=said.suspended, paused=paused
         )
-        return picture(censuses, reports, terms)
+        return make_snapshot(censuses, reports, terms)
 
     def _of(self, broker: str, names: Sequence[str]) -> list[str]:
         """Which of the queues that a broker knows are looked at. One that has moved is served nowhere else."""
         here = [name for name in names if self._home(name) == broker]
-        looked_at = sorted(here, key=lambda name: name not in self._known)[:QUEUES]
-        if len(here) > QUEUES and self._too_many.get(broker) != len(here):
-            why = f"{len(here)} queues: only {QUEUES} of them are looked at"
+        looked_at = sorted(here, key=lambda name: name not in self._known)[:MAX_QUEUES]
+        if len(here) > MAX_QUEUES and self._too_many.get(broker) != len(here):
+            why = f"{len(here)} queues: only {MAX_QUEUES} of them are looked at"
             self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)
         self._too_many[broker], self._looked_at[broker] = len(here), len(looked_at)
         return looked_at
 
     def _queue(self, name: str) -> QueueKeys:
-        return self._queues.setdefault(name, self._keys.of(name))
+        return self._queues.setdefault(name, self._keys.for_queue(name))
 
 
 _MEANWHILE = "decided by what is on the others; there will be no fewer workers before it is seen again"

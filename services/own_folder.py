@@ -16,17 +16,19 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LOCK = "lock"
+LOCK_NAME = "lock"
 
 
 @contextmanager
-def own_folder(kind: str) -> Generator[str, None, None]:
+def temporary_folder(kind: str) -> Generator[str, None, None]:
     """A folder for as long as the block lasts; `kind` begins its name. Takes away what was left of that kind."""
-    sweep(kind)
+    remove_stale_folders(kind)
     folder = tempfile.mkdtemp(prefix=f"{kind}-")
     lock = -1
     try:
-        lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        lock = os.open(
+            os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, b"held\n")  # from now on it is somebody's, or was
         yield folder
@@ -36,12 +38,12 @@ def own_folder(kind: str) -> Generator[str, None, None]:
             os.close(lock)
 
 
-def sweep(kind: str) -> None:
+def remove_stale_folders(kind: str) -> None:
     """Take away the folders of that kind which are this user's, and whose process is gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{kind}-*"):
         with suppress(OSError):
             found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / LOCK):
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / LOCK_NAME):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

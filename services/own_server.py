@@ -13,36 +13,36 @@ from celery5.errors import CeleryError
 from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 
-LOOK = 0.1
+POLL_PERIOD = 0.1
 """Seconds between two looks whether it is there."""
-ASK = 5.0
+PING_PERIOD = 5.0
 """Seconds between two questions whether it answers."""
-AGAIN = 10.0
+MAX_RESTART_DELAY = 10.0
 """Seconds between two attempts to start it, at most."""
-QUIET = 60.0
+STABLE_AFTER = 60.0
 """Seconds after which one that died again is started at once again."""
 
 
-class Server(Protocol):
+class BrokerServer(Protocol):
     """A server, whose methods may block."""
 
     pid: int
 
     @property
-    def lives(self) -> bool: ...
+    def is_running(self) -> bool: ...
 
-    def begin(self, given_up: Callable[[], bool], /) -> bool: ...
+    def start(self, given_up: Callable[[], bool], /) -> bool: ...
 
-    def answers(self) -> bool: ...
+    def is_responding(self) -> bool: ...
 
     def kill(self) -> None: ...
 
 
-class OwnServer:
+class BrokerSupervisor:
     """The server, from when it was started first: one that has died is started again, over its data, and one that has
     not answered for `hung_after` seconds (0: never) is killed."""
 
-    def __init__(self, *, server: Server, hung_after: float, log: Log) -> None:
+    def __init__(self, *, server: BrokerServer, hung_after: float, log: Log) -> None:
         self._server = server
         self._hung_after = hung_after
         self._log = log
@@ -56,28 +56,30 @@ class OwnServer:
             if self._hung_after:
                 nursery.start_soon(self._ask)
             while True:
-                while self._server.lives:  # noqa: ASYNC110  it is a process that changes
-                    await trio.sleep(LOOK)
-                attempt = 0 if trio.current_time() - begun > QUIET else attempt + 1
+                while self._server.is_running:  # noqa: ASYNC110  it is a process that changes
+                    await trio.sleep(POLL_PERIOD)
+                attempt = 0 if trio.current_time() - begun > STABLE_AFTER else attempt + 1
                 self._log.event("broker:ended", "error", pid=self._server.pid)
                 await trio.sleep(
-                    full_jitter(attempt - 1, start=0.1, cap=AGAIN, random=random.random) if attempt > 1 else 0
+                    full_jitter(attempt - 1, start=0.1, cap=MAX_RESTART_DELAY, random=random.random)
+                    if attempt > 1
+                    else 0
                 )
                 await self._begin()
                 begun = trio.current_time()
 
     async def _begin(self) -> None:
         try:
-            await trio.to_thread.run_sync(self._server.begin, _is_over, limiter=self._thread)
+            await trio.to_thread.run_sync(self._server.start, _is_over, limiter=self._thread)
         except (CeleryError, OSError) as error:
-            self._log.event("broker:not-started", "error", why=str(error))
+            self._log.event("broker:start-failed", "error", why=str(error))
         else:
             self._log.event("broker:started", pid=self._server.pid)
 
     async def _ask(self) -> None:
         answered = trio.current_time()
         while True:
-            await trio.sleep(ASK)
+            await trio.sleep(PING_PERIOD)
             if await self._answers():
                 answered = trio.current_time()
             elif trio.current_time() - answered > self._hung_after:
@@ -87,7 +89,7 @@ class OwnServer:
 
     async def _answers(self) -> bool:
         try:
-            return await trio.to_thread.run_sync(self._server.answers, limiter=self._thread)
+            return await trio.to_thread.run_sync(self._server.is_responding, limiter=self._thread)
         except (CeleryError, OSError):
             return False
 

@@ -11,12 +11,12 @@ _OF_ONE_KEY = frozenset({"WRONGTYPE", "UNREADABLE"})
 """Another program has written to a key: it has another type, or holds what cannot be read."""
 
 
-def passes(error: BrokerReplied | BrokerUnavailable) -> bool:
+def is_recoverable(error: BrokerReplied | BrokerUnavailable) -> bool:
     """Return whether trying again later makes sense. An unreachable broker comes back, a spoilt key is repaired."""
-    return passes_for_all(error) or is_spoilt(error)
+    return is_outage(error) or is_key_corrupt(error)
 
 
-def passes_for_all(error: BrokerReplied | BrokerUnavailable) -> bool:
+def is_outage(error: BrokerReplied | BrokerUnavailable) -> bool:
     """Return whether the error is transient and affects every call, whatever its key."""
     return isinstance(error, BrokerUnavailable) or error.code in _CODES
 
@@ -26,9 +26,9 @@ def is_transient(error: BaseException) -> bool:
 
     The same for a process that runs and for one that begins again: both wait for transient errors.
     """
-    return isinstance(error, BrokerReplied | BrokerUnavailable) and passes(error)
+    return isinstance(error, BrokerReplied | BrokerUnavailable) and is_recoverable(error)
 
 
-def is_spoilt(error: Exception) -> bool:
+def is_key_corrupt(error: Exception) -> bool:
     """Return whether Redis works, and the content of one key causes the error."""
     return isinstance(error, BrokerReplied) and error.code in _OF_ONE_KEY

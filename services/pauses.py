@@ -17,11 +17,11 @@ from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerUnavailable, CommandRefused
 from celery5.log import Log
 from celery5.services.consumer import Consumer
-from celery5.services.passing import is_spoilt
+from celery5.services.passing import is_key_corrupt
 
-AGAIN = 1.0
+RETRY_INTERVAL = 1.0
 """Seconds until Redis is asked again, when it did not serve."""
-REPAIRED = 5.0
+REPAIR_INTERVAL = 5.0
 """Seconds until a key is read again that another program has spoilt."""
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Redis(Protocol):
     async def perform(self, call: Call[T], /) -> T: ...
 
 
-class Pauses:
+class PausedQueues:
     """The queues that one worker does not read."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Pauses:
         self._news = trio.Event()
         self._log = log
 
-    def told(self) -> dict[str, str]:
+    def list_states(self) -> dict[str, str]:
         """Each queue: `read`, `paused`, or `paused here`, by this worker alone."""
         return {name: self._state(name) for name in self._queues}
 
@@ -69,15 +69,15 @@ class Pauses:
             try:
                 await self._look()
             except BrokerUnavailable:
-                await trio.sleep(AGAIN)
+                await trio.sleep(RETRY_INTERVAL)
                 self._news.set()
             except BrokerError as error:
-                self._log.event("queue:unknown", "warning", why=str(error))
-                if is_spoilt(error):
-                    await trio.sleep(REPAIRED)
+                self._log.event("queue:read-failed", "warning", why=str(error))
+                if is_key_corrupt(error):
+                    await trio.sleep(REPAIR_INTERVAL)
                     self._news.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The connection was away: something may have been missed."""
         self._news.set()
 
@@ -89,7 +89,7 @@ class Pauses:
         if here:
             self._here.add(queue)
         else:
-            await self._redis.perform(pausing.pause(self._keys, queue))
+            await self._redis.perform(pausing.pause_queue(self._keys, queue))
             self._everywhere.add(queue)
         return self._applied(queue)
 
@@ -98,13 +98,16 @@ class Pauses:
         what this process was told is taken back. Raises CommandRefused."""
         queue, here = self._asked(parameters)
         if not here:
-            await self._redis.perform(pausing.resume(self._keys, queue))
+            await self._redis.perform(pausing.resume_queue(self._keys, queue))
             self._everywhere.discard(queue)
         self._here.discard(queue)
         return self._applied(queue)
 
     async def _look(self) -> None:
-        known, self._everywhere = self._everywhere, await self._redis.perform(pausing.paused(self._keys))
+        known, self._everywhere = (
+            self._everywhere,
+            await self._redis.perform(pausing.list_paused_queues(self._keys)),
+        )
         news = [each for each in self._queues if each in self._everywhere and each not in known]
         if news:
             self._log.event("queue:paused", "warning", queues=news, why=_PAUSED)
@@ -118,9 +121,9 @@ class Pauses:
 
     def _apply(self, queue: str) -> None:
         pausing_it = queue in self._here or queue in self._everywhere
-        if pausing_it and queue not in self._consumer.paused:
+        if pausing_it and queue not in self._consumer.paused_queues:
             self._consumer.pause(queue)
-        elif not pausing_it and queue in self._consumer.paused:
+        elif not pausing_it and queue in self._consumer.paused_queues:
             self._consumer.resume(queue)
 
     def _state(self, queue: str) -> str:

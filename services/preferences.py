@@ -14,7 +14,7 @@ import trio
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.prioritisation import BEST, Preference
+from celery5.protocol.prioritisation import MAX_WEIGHT, Preference
 from celery5.services.internal_queues import TasksQueue
 
 
@@ -27,7 +27,7 @@ class Preferences:
         self._until = -math.inf
         self._turns: dict[str, float] = {}
         for each in queues.values():
-            each.weigh(self.weight)
+            each.set_weights(self.get_weight)
 
     @property
     def queues(self) -> Mapping[str, float]:
@@ -39,38 +39,45 @@ class Preferences:
         """The same of tasks."""
         return self._current().tasks
 
-    def told(self) -> dict[str, dict[str, float]]:
+    def get_weights(self) -> dict[str, dict[str, float]]:
         """What is preferred now."""
         now = self._current()
         return {"tasks": dict(now.tasks), "queues": dict(now.queues)}
 
-    async def order(self, parameters: Mapping[str, Any]) -> object:
+    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
         """The command `prefer`: weights of `tasks` and of `queues`, for so many `seconds`; gives what is preferred now.
         Raises CommandRefused."""
         try:
-            preference, seconds = Preference.of(parameters)
+            preference, seconds = Preference.parse(parameters)
         except Misconfigured as error:
             raise CommandRefused(str(error)) from None
         if preference != self._current():
-            self._log.event("worker:prefers", tasks=dict(preference.tasks), queues=dict(preference.queues))
+            self._log.event(
+                "worker:preferences-changed", tasks=dict(preference.tasks), queues=dict(preference.queues)
+            )
         self._now, self._until = preference, trio.current_time() + seconds
         self._turns.clear()
-        return self.told()
+        return self.get_weights()
 
-    def weight(self, job: Delivery) -> float:
+    def get_weight(self, job: Delivery) -> float:
         """That of a job among those of other lives: its task's or its queue's, whichever is less."""
         now = self._current()
-        return min(now.tasks.get(_task_of(job), BEST), now.queues.get(job.queue, BEST))
+        return min(now.tasks.get(_task_of(job), MAX_WEIGHT), now.queues.get(job.queue, MAX_WEIGHT))
 
-    def arrange(self, queue: TasksQueue) -> None:
+    def sort_queue(self, queue: TasksQueue) -> None:
         """Put what waits in `queue` into the order in which it is to begin: tasks take turns by their weights, and none
         waits for ever. To be done when jobs have come, while something is preferred."""
         weights, turns = self.tasks, self._turns
-        now = min((each.turn for each in queue.items if each.turn), default=max(turns.values(), default=1.0))
+        now = min(
+            (each.start_order for each in queue.items if each.start_order),
+            default=max(turns.values(), default=1.0),
+        )
         for each in queue.items:
-            if not each.turn:
+            if not each.start_order:
                 task = _task_of(each)
-                each.turn = turns[task] = max(now, turns.get(task, 0.0)) + BEST / weights.get(task, BEST)
+                each.start_order = turns[task] = max(now, turns.get(task, 0.0)) + MAX_WEIGHT / weights.get(
+                    task, MAX_WEIGHT
+                )
         ordered = sorted(queue.items, key=_turn_of)
         queue.items.clear()
         queue.items.extend(ordered)
@@ -79,12 +86,12 @@ class Preferences:
         if not self._now.is_neutral and trio.current_time() >= self._until:
             self._now = Preference()
             self._turns.clear()
-            self._log.event("worker:prefers", tasks={}, queues={}, why="nobody has said it again")
+            self._log.event("worker:preferences-changed", tasks={}, queues={}, why="nobody has said it again")
         return self._now
 
 
 def _turn_of(delivery: Delivery) -> float:
-    return delivery.turn
+    return delivery.start_order
 
 
 def _task_of(delivery: Delivery) -> str:

@@ -16,22 +16,22 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.services.passing import passes
+from celery5.services.passing import is_recoverable
 
-BEATS = 3
+BEATS_PER_LEASE = 3
 """Times in one lease that it is told."""
-AGAIN = 0.5
+RETRY_INTERVAL = 0.5
 """Seconds between attempts while Redis is away."""
-LEAVE_LIMIT = 2.0
+LEAVE_TIMEOUT = 2.0
 """Seconds that leaving may take; whoever cannot leave is gone when its lease lapses."""
 
-Names = tuple[str, ...]
+ProcessNames = tuple[str, ...]
 
 
 class Performs(Protocol):
     """Makes one trip to Redis."""
 
-    async def perform(self, call: Call[Names], /) -> Names: ...
+    async def perform(self, call: Call[ProcessNames], /) -> ProcessNames: ...
 
 
 class Presence:
@@ -46,7 +46,7 @@ class Presence:
         worker: str,
         lease_seconds: float,
         log: Log,
-        follows: Sequence[Callable[[Names], object]] = (),
+        presence_listeners: Sequence[Callable[[ProcessNames], object]] = (),
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -54,38 +54,38 @@ class Presence:
         self._name = worker
         self._lease = lease_seconds
         self._log = log
-        self._follows = follows
+        self._follows = presence_listeners
         self._missed = False
-        self.living: Names = ()
+        self.live_processes: ProcessNames = ()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be there until cancelled, then leave."""
         try:
-            await self.beat()
+            await self.renew()
             task_status.started()
             while True:
-                await trio.sleep(self._lease / BEATS)
+                await trio.sleep(self._lease / BEATS_PER_LEASE)
                 while not await self._beaten():  # noqa: ASYNC110  it is Redis that changes
-                    await trio.sleep(min(AGAIN, self._lease / BEATS))
+                    await trio.sleep(min(RETRY_INTERVAL, self._lease / BEATS_PER_LEASE))
         finally:
-            with trio.move_on_after(LEAVE_LIMIT, shield=True):
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
                 await self._leave()
 
-    async def beat(self) -> None:
+    async def renew(self) -> None:
         """Tell it once."""
-        self.living = await self._redis.perform(
-            presence.present(self._keys, self._kind, self._name, lease=self._lease)
+        self.live_processes = await self._redis.perform(
+            presence.renew_presence(self._keys, self._kind, self._name, lease=self._lease)
         )
         for tell in self._follows:
-            tell(self.living)
+            tell(self.live_processes)
 
     async def _beaten(self) -> bool:
         try:
-            await self.beat()
+            await self.renew()
         except (BrokerUnavailable, BrokerReplied) as error:
-            if not passes(error):
+            if not is_recoverable(error):
                 raise
-            self._log.event("presence:missed", "debug" if self._missed else "warning", why=str(error))
+            self._log.event("presence:renew-failed", "debug" if self._missed else "warning", why=str(error))
             self._missed = True
             return False
         self._missed = False
@@ -93,6 +93,6 @@ class Presence:
 
     async def _leave(self) -> None:
         try:
-            await self._redis.perform(presence.leave(self._keys, self._kind, self._name))
+            await self._redis.perform(presence.end_presence(self._keys, self._kind, self._name))
         except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("presence:not-left", "debug", why=str(error))
+            self._log.event("presence:leave-failed", "debug", why=str(error))

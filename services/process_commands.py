@@ -15,10 +15,10 @@ import trio
 import celery5
 from celery5.errors import CommandRefused
 from celery5.log import Log
-from celery5.loop import lateness
+from celery5.loop import measure_lateness
 from celery5.machine import used_memory
-from celery5.services.board import Board
-from celery5.services.commands import Handler
+from celery5.services.board import StepStatus
+from celery5.services.commands import CommandHandler
 
 LAG = 0.02
 """Seconds over which the loop's lag is measured."""
@@ -32,30 +32,30 @@ class ProcessCommands:
         *,
         kind: str,
         worker: str,
-        done: trio.Event,
-        inbox_counts: Mapping[str, int],
-        board: Board,
+        stop_requested: trio.Event,
+        command_counts: Mapping[str, int],
+        step_status: StepStatus,
         log: Log,
     ) -> None:
         self._kind = kind
         self._worker = worker
-        self._done = done
-        self._counts = inbox_counts
-        self._board = board
+        self._done = stop_requested
+        self._counts = command_counts
+        self._board = step_status
         self._log = log
         self._began = time.monotonic()
 
     @property
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
         return {"ping": self.ping, "stats": self._stats, "shutdown": self._shutdown}
 
     async def ping(self, parameters: Mapping[str, Any]) -> object:
         """The command `ping`: who it is, and for how long, in seconds. Raises CommandRefused."""
-        takes_only(parameters)
+        check_parameter_names(parameters)
         return {"pong": self._worker, "kind": self._kind, "uptime": self._uptime()}
 
-    async def stats(self) -> dict[str, Any]:
+    async def get_stats(self) -> dict[str, Any]:
         """How the process does, in numbers. It measures for a moment how late the loop comes round."""
         return {
             "kind": self._kind,
@@ -66,19 +66,19 @@ class ProcessCommands:
                 "celery5": celery5.__version__,
             },
             "uptime": self._uptime(),
-            "steps": self._board.shown(),
+            "steps": self._board.to_json(),
             "commands": dict(self._counts),
-            "log": None if self._log.journal is None else self._log.journal.counts,
+            "log": None if self._log.writer is None else self._log.writer.counts,
             "memory": used_memory(),
-            "loop_lag": round(await lateness(LAG), 6),
+            "loop_lag": round(await measure_lateness(LAG), 6),
         }
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters)
-        return await self.stats()
+        check_parameter_names(parameters)
+        return await self.get_stats()
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "how")
+        check_parameter_names(parameters, "how")
         self._done.set()
         return {"how": parameters.get("how", "warm")}
 
@@ -86,7 +86,7 @@ class ProcessCommands:
         return round(time.monotonic() - self._began, 3)
 
 
-def takes_only(parameters: Mapping[str, Any], *names: str) -> None:
+def check_parameter_names(parameters: Mapping[str, Any], *names: str) -> None:
     """Raises CommandRefused for a parameter of another name."""
     strange = [each for each in parameters if each not in names]
     if strange:

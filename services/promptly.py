@@ -15,15 +15,15 @@ import trio
 from celery5.broker.call import Call
 from celery5.errors import BrokerUnavailable
 
-LIMIT = 2.0
+REPLY_TIMEOUT = 2.0
 """Seconds in which it must answer."""
-REST = 1.0
+UNREACHABLE_PAUSE = 1.0
 """Seconds for which one that did not is left alone."""
 
 T = TypeVar("T")
 
 
-class Redis(Protocol):
+class PromptRedis(Protocol):
     """Makes trips to Redis."""
 
     async def perform(self, call: Call[T], /) -> T: ...
@@ -31,10 +31,10 @@ class Redis(Protocol):
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]: ...
 
 
-class Promptly:
+class TimeLimitedDriver:
     """One broker, which answers soon or is away. It raises BrokerUnavailable then, as `redis` does."""
 
-    def __init__(self, *, redis: Redis, broker: str) -> None:
+    def __init__(self, *, redis: PromptRedis, broker: str) -> None:
         self._redis = redis
         self._broker = broker
         self._rests_until = 0.0
@@ -49,7 +49,7 @@ class Promptly:
 
     async def _in_time(self, trip: Callable[[], Awaitable[T]]) -> T:
         if trio.current_time() >= self._rests_until:
-            with trio.move_on_after(LIMIT):
+            with trio.move_on_after(REPLY_TIMEOUT):
                 return await trip()
-            self._rests_until = trio.current_time() + REST
-        raise BrokerUnavailable(f"broker {self._broker} has not answered within {LIMIT:g} s")
+            self._rests_until = trio.current_time() + UNREACHABLE_PAUSE
+        raise BrokerUnavailable(f"broker {self._broker} has not answered within {REPLY_TIMEOUT:g} s")

@@ -14,14 +14,14 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.health import HealthCheck, Look
+from celery5.health import CheckFunction, HealthCheck
 from celery5.log import Log
 from celery5.protocol.breaker import BreakerPolicy, BreakerState
-from celery5.protocol.health import said, worst
-from celery5.protocol.metrics import Family, gauge
-from celery5.services.circuits import Circuit
+from celery5.protocol.health import get_worst_state, parse_states
+from celery5.protocol.metrics import MetricFamily, make_gauge
+from celery5.services.circuits import CircuitBreaker
 
-RESET = 30.0
+MAX_BREAKER_RESET = 30.0
 """Seconds after which a breaker's check looks again, at most; sooner where its period is shorter."""
 
 
@@ -38,7 +38,7 @@ class _Watched:
         self.check = check
         self.fault = ""
         policy = BreakerPolicy(threshold=None, reset=reset, longest=max(reset, 600.0))
-        self.circuit = Circuit(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
+        self.circuit = CircuitBreaker(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
 
 
 class PublishingChecks:
@@ -58,7 +58,7 @@ class PublishingChecks:
         self._keys = keys
         self._log = log
         self._watched = {
-            each.name: _Watched(each, log, min(RESET, each.period) if reset is None else reset)
+            each.name: _Watched(each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset)
             for each in checks
         }
         self._closed = trio.Event()
@@ -74,18 +74,18 @@ class PublishingChecks:
             await trio.sleep_forever()
 
     @property
-    def are_closed(self) -> bool:
+    def all_closed(self) -> bool:
         """Whether all breakers let messages through."""
         return self._closed.is_set()
 
-    async def closed(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Return when all breakers are closed."""
         await self._closed.wait()
 
-    def failed(self, name: str, why: str) -> None:
+    def report_failure(self, name: str, reason: str) -> None:
         """Somebody who did what this check is about has failed: as good as a look. A second look is due."""
         each = self._watched[name]
-        self._report(each, each.check.states[0], why)
+        self._report(each, each.check.states[0], reason)
         self._look_now[name].set()
 
     # ---- for the checks
@@ -96,9 +96,9 @@ class PublishingChecks:
             raise LookupError("this check is not about a broker: it has no connection")
         return await self.redis.perform(call)
 
-    def queue(self, name: str, /) -> QueueKeys:
+    def get_queue_keys(self, name: str, /) -> QueueKeys:
         """The keys of a queue."""
-        return self._keys.of(name)
+        return self._keys.for_queue(name)
 
     # ---- looking
 
@@ -107,22 +107,24 @@ class PublishingChecks:
         while True:
             # Before the look: of whom it is told meanwhile that it fails is looked at again.
             self._look_now[each.check.name] = trio.Event()
-            if each.check.is_looked_at:
+            if each.check.is_polled:
                 await self._look(each)
             if each.circuit.is_closed:
                 with trio.move_on_after(each.check.period):
                     await self._look_now[each.check.name].wait()
                     await trio.sleep(min(1.0, each.check.period))  # not at once again
             else:
-                await trio.sleep_until(each.circuit.breaker.until)
+                await trio.sleep_until(each.circuit.breaker.open_until)
 
     async def _look(self, each: _Watched) -> None:
         each.circuit.begin_probe(each)  # when its breaker is open and due, this look is the probe
         found = await self._seen(each)
-        well = found == each.check.good
+        well = found == each.check.good_state
         if each.circuit.breaker.state is BreakerState.HALF_OPEN:
             learnt = None if found is None else well
-            each.circuit.done(each, well=learnt, why=f"health check {each.check.name} is {found}")
+            each.circuit.record_result(
+                each, succeeded=learnt, why=f"health check {each.check.name} is {found}"
+            )
         elif not well and found:
             self._report(each, found, each.check.why)
         self._settle()
@@ -131,23 +133,23 @@ class PublishingChecks:
         """The worst state that one of the check's functions says; the good one where nobody complains; None where all
         of them failed or hung, which is told of, and teaches nothing (C31)."""
         check, found, looked = each.check, list[str](), False
-        functions: Sequence[Look | None] = check.functions or [None]
+        functions: Sequence[CheckFunction | None] = check.functions or [None]
         for function in functions:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += said(await check.look(function, self), check.states)
+                    found += parse_states(await check.run_check(function, self), check.states)
                     looked = True
                     continue
             except (Exception, SystemExit) as error:  # the user's code
                 why = f"{type(error).__name__}: {error}"
             if why != each.fault:
-                self._log.event("health:failed", "error", check=check.name, why=why)
+                self._log.event("health:check-failed", "error", check=check.name, why=why)
             each.fault = why
-        return (worst(found, check.states) or check.good) if looked else None
+        return (get_worst_state(found, check.states) or check.good_state) if looked else None
 
     def _report(self, each: _Watched, state: str, why: str) -> None:
-        each.circuit.report(each.check, state, why)
+        each.circuit.record_check(each.check, state, why)
         self._settle()
 
     def _settle(self) -> None:
@@ -162,10 +164,10 @@ class PublishingChecks:
         """All breakers are closed."""
         return {each.circuit.name: "" if each.circuit.is_closed else each.circuit.why for each in self._all()}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """The same as numbers."""
-        yield gauge(
-            "celery5_publisher_held",
+        yield make_gauge(
+            "celery5_publisher_check_failing",
             "1 while a health check keeps messages in the backlog.",
             *[(float(not each.circuit.is_closed), {"check": each.check.name}) for each in self._all()],
         )

@@ -16,10 +16,10 @@ from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.calls import QueueDepth
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.broker.together import atogether
+from celery5.broker.together import run_all_async
 from celery5.errors import BrokerError
 from celery5.log import Log
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 
 EVERY = 5.0
 """Seconds between two measurements."""
@@ -31,7 +31,7 @@ MOST = 64
 T = TypeVar("T")
 
 
-class Way(Protocol):
+class DepthBroker(Protocol):
     """Makes trips to one broker."""
 
     async def perform(self, call: Call[T], /) -> T: ...
@@ -48,20 +48,20 @@ class QueueDepths:
     def __init__(
         self,
         *,
-        depth_ways: Mapping[str, Way],
-        home: Callable[[str], str],
+        depth_brokers: Mapping[str, DepthBroker],
+        find_broker: Callable[[str], str],
         keys: Keys,
-        measured: Sequence[str] | None,
-        measures: bool,
-        vitals: Vitals,
+        measured_queues: Sequence[str] | None,
+        is_measuring: bool,
+        process_status: ProcessStatus,
         log: Log,
     ) -> None:
-        self._ways = depth_ways
-        self._home = home
+        self._ways = depth_brokers
+        self._home = find_broker
         self._keys = keys
-        self._measured = measured
-        self._measures = measures
-        self._vitals = vitals
+        self._measured = measured_queues
+        self._measures = is_measuring
+        self._vitals = process_status
         self._log = log
         self._queues: dict[str, QueueKeys] = {}
         self._known: dict[str, set[str]] = {}
@@ -74,12 +74,12 @@ class QueueDepths:
             await trio.sleep_forever()
         try:
             while True:
-                counts = await atogether([partial(self._measure, broker) for broker in self._ways])
+                counts = await run_all_async([partial(self._measure, broker) for broker in self._ways])
                 for broker, count in zip(self._ways, counts, strict=True):
                     if isinstance(count, BrokerError):
                         # An old number would say that all is well with a queue of which nothing is known.
                         self._publish(broker, {})
-                        self._log.event("depths:missed", "debug", broker=broker, why=str(count))
+                        self._log.event("depths:read-failed", "debug", broker=broker, why=str(count))
                 most = max((each for each in counts if isinstance(each, int)), default=0)
                 await trio.sleep(max(EVERY, EACH * most))
         finally:
@@ -90,12 +90,14 @@ class QueueDepths:
         """Measure the queues of one broker; return how many there are."""
         redis, names = self._ways[broker], self._measured
         if names is None:
-            used = await redis.perform(calls.queues(self._keys))
+            used = await redis.perform(calls.list_queues(self._keys))
             names = [name for name in used if self._home(name) == broker]
         names = sorted(names)
         self._warn_of(names[MOST:], broker)
         names = names[:MOST]
-        asked = [calls.depth(self._queues.setdefault(name, self._keys.of(name))) for name in names]
+        asked = [
+            calls.get_queue_depth(self._queues.setdefault(name, self._keys.for_queue(name))) for name in names
+        ]
         found = await redis.perform_all(asked) if asked else []
         self._publish(broker, dict(zip(names, found, strict=True)))
         return len(names)
@@ -105,7 +107,7 @@ class QueueDepths:
         if left_out and broker not in self._warned:
             self._warned.add(broker)
             self._log.event(
-                "depths:left-out",
+                "depths:truncated",
                 "warning",
                 broker=broker,
                 queues=len(left_out),

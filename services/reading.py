@@ -13,22 +13,22 @@ from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.sharing import Split, levels_in, order_in
-from celery5.services.lanes import Lanes
+from celery5.protocol.sharing import FairSplit, parse_priorities, parse_queue_order
+from celery5.services.lanes import QueueLanes
 from celery5.services.preferences import Preferences
 
-Receives = Callable[[Call[list[Entry]]], Awaitable[Sequence[Entry]]]
+ReceiveFunction = Callable[[Call[list[Entry]]], Awaitable[Sequence[Entry]]]
 """Makes a read and takes what it brings."""
 
 
-class Reading:
+class ReadOrder:
     """The order of one worker's reads."""
 
     def __init__(
         self,
         *,
         consumed: Sequence[QueueKeys],
-        lanes: Lanes,
+        lanes: QueueLanes,
         preferences: Preferences,
         worker: str,
         priorities: str,
@@ -38,82 +38,92 @@ class Reading:
         self._lanes = lanes
         self._preferences = preferences
         self._worker = worker
-        self._levels = levels_in(priorities)
-        self._order = order_in(queue_order)
-        self._split = Split()
-        self._splits = {keys.queue: Split() for keys in consumed}
+        self._levels = parse_priorities(priorities)
+        self._order = parse_queue_order(queue_order)
+        self._split = FairSplit()
+        self._splits = {keys.queue: FairSplit() for keys in consumed}
 
     @property
     def queues(self) -> Sequence[QueueKeys]:
         """The queues, in the order in which those take turns of which there is less room than queues."""
         return self._in_turn
 
-    def lanes(self, queues: Sequence[QueueKeys]) -> list[QueueKeys]:
+    def get_lanes(self, queues: Sequence[QueueKeys]) -> list[QueueKeys]:
         """All lanes of these queues."""
-        return [lane for keys in queues for lane in self._lanes.read(keys.queue)]
+        return [lane for keys in queues for lane in self._lanes.get_read_lanes(keys.queue)]
 
-    def held(self) -> list[QueueKeys]:
+    def get_held_lanes(self) -> list[QueueKeys]:
         """All lanes that this worker may have jobs of."""
-        return [lane for keys in self._in_turn for lane in self._lanes.held(keys)]
+        return [lane for keys in self._in_turn for lane in self._lanes.get_held_lanes(keys)]
 
-    def follow(self, follower: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Have `follower` called when there is something new to read from."""
-        self._lanes.follow(follower)
+        self._lanes.add_listener(listener)
 
-    async def at_once(self, open_: Sequence[QueueKeys], room: "Room", receive: Receives) -> int:
+    async def read_nonblocking(
+        self, queues: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+    ) -> int:
         """Read what can be read without waiting, where one read of all would not do. Gives how many jobs there were."""
-        if len(open_) > 1:
+        if len(queues) > 1:
             if self._order.names:
-                return await self._strictly(open_, room, receive)
+                return await self._strictly(queues, room, receive)
             if self._order.weights or self._preferences.queues:
-                return await self._by_weight(open_, room, receive)
-        shares = room.shares(open_)
-        if len(shares) > 1 or 0 in shares or len(self.lanes(open_)) > len(open_):
+                return await self._by_weight(queues, room, receive)
+        shares = room.group_by_share(queues)
+        if len(shares) > 1 or 0 in shares or len(self.get_lanes(queues)) > len(queues):
             return await self._by_share(shares, receive)
         return 0
 
-    async def _strictly(self, open_: Sequence[QueueKeys], room: "Room", receive: Receives) -> int:
+    async def _strictly(
+        self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+    ) -> int:
         """The next queue is looked at when there is nothing more on this one, or no room for its jobs."""
         found = 0
-        for keys in sorted(open_, key=lambda each: self._order.rank(each.queue)):
-            count = room.left(keys.queue)
+        for keys in sorted(open_, key=lambda each: self._order.get_rank(each.queue)):
+            count = room.get_remaining(keys.queue)
             if count and keys.queue not in self._order.names:
                 self._last(keys)
             got = await self._read(keys, count, receive) if count else 0
             found += got
             if count and got == count:
                 break
-            room.take(keys.queue, got)
+            room.use(keys.queue, got)
         return found
 
-    async def _by_weight(self, open_: Sequence[QueueKeys], room: "Room", receive: Receives) -> int:
+    async def _by_weight(
+        self, open_: Sequence[QueueKeys], room: "PassCapacity", receive: ReceiveFunction
+    ) -> int:
         preferred, said = self._preferences.queues, self._order.weights
         weights = {keys.queue: said.get(keys.queue, 1.0) * preferred.get(keys.queue, 1.0) for keys in open_}
-        total, found = max(room.left(keys.queue) for keys in open_), 0
-        dealt = self._split.deal(total, weights)
+        total, found = max(room.get_remaining(keys.queue) for keys in open_), 0
+        dealt = self._split.divide(total, weights)
         more: list[QueueKeys] = []
         for keys in sorted(open_, key=lambda each: dealt[each.queue], reverse=True):
-            count = min(dealt[keys.queue], room.left(keys.queue))
+            count = min(dealt[keys.queue], room.get_remaining(keys.queue))
             got = await self._read(keys, count, receive) if count else 0
             found += got
-            room.take(keys.queue, got)
+            room.use(keys.queue, got)
             if got == count:
                 more.append(keys)
         if found < total and more:  # what the others have left
-            left = self._split.deal(total - found, {keys.queue: weights[keys.queue] for keys in more})
+            left = self._split.divide(total - found, {keys.queue: weights[keys.queue] for keys in more})
             for keys in more:
-                if count := min(left[keys.queue], room.left(keys.queue)):
+                if count := min(left[keys.queue], room.get_remaining(keys.queue)):
                     got = await self._read(keys, count, receive)
                     found += got
-                    room.take(keys.queue, got)
+                    room.use(keys.queue, got)
         return found
 
-    async def _by_share(self, shares: Mapping[int, Sequence[QueueKeys]], receive: Receives) -> int:
+    async def _by_share(self, shares: Mapping[int, Sequence[QueueKeys]], receive: ReceiveFunction) -> int:
         found = 0
         for share, queues in shares.items():
-            plain = [keys for keys in queues if len(self._lanes.read(keys.queue)) == 1] if share else []
+            plain = (
+                [keys for keys in queues if len(self._lanes.get_read_lanes(keys.queue)) == 1] if share else []
+            )
             if plain:
-                found += len(await receive(calls.read(plain, self._worker, count=share, block=0)))
+                found += len(
+                    await receive(calls.read_jobs(plain, self._worker, count=share, block_seconds=0))
+                )
             for keys in queues if share else ():
                 if keys not in plain:
                     found += await self._read(keys, share, receive)
@@ -123,33 +133,33 @@ class Reading:
                 return found + 1
         return found
 
-    async def _read(self, keys: QueueKeys, count: int, receive: Receives) -> int:
+    async def _read(self, keys: QueueKeys, count: int, receive: ReceiveFunction) -> int:
         """Read one queue, without waiting: of each lane its share."""
-        lanes, weights = self._lanes.read(keys.queue), self._levels.of(keys.queue)
+        lanes, weights = self._lanes.get_read_lanes(keys.queue), self._levels.get_weights(keys.queue)
         if len(lanes) == 1:
-            return len(await receive(calls.read(lanes, self._worker, count=count, block=0)))
+            return len(await receive(calls.read_jobs(lanes, self._worker, count=count, block_seconds=0)))
         if weights is None:
             shares = [count] + [0] * (len(lanes) - 1)
-            return len(await receive(calls.pick(lanes, self._worker, count=count, shares=shares)))
-        dealt = self._splits[keys.queue].deal(count, {each.lane: weights[each.lane] for each in lanes})
+            return len(await receive(calls.read_by_lane(lanes, self._worker, count=count, shares=shares)))
+        dealt = self._splits[keys.queue].divide(count, {each.lane: weights[each.lane] for each in lanes})
         shares = [dealt[each.lane] for each in lanes]
-        return len(await receive(calls.pick(lanes, self._worker, count=count, shares=shares)))
+        return len(await receive(calls.read_by_lane(lanes, self._worker, count=count, shares=shares)))
 
     def _last(self, keys: QueueKeys) -> None:
         self._in_turn.remove(keys)
         self._in_turn.append(keys)
 
 
-class Room:
+class PassCapacity:
     """How many jobs of each queue there is room for during one pass. Queues whose jobs are of the same `kinds` are
     rivals: they share the room that the one with the most has."""
 
-    def __init__(self, rooms: Mapping[str, int], kinds: Mapping[str, AbstractSet[str]]) -> None:
-        self._rooms = rooms
+    def __init__(self, capacity: Mapping[str, int], kinds: Mapping[str, AbstractSet[str]]) -> None:
+        self._rooms = capacity
         self._kinds = kinds
         self._came: dict[str, int] = {}
 
-    def left(self, queue: str) -> int:
+    def get_remaining(self, queue: str) -> int:
         """For how many jobs of a queue there is room now."""
         if not self._came:
             return self._rooms[queue]
@@ -157,7 +167,7 @@ class Room:
         most = max(self._rooms[each] for each in rivals) - sum(self._came.get(each, 0) for each in rivals)
         return max(0, min(most, self._rooms[queue] - self._came.get(queue, 0)))
 
-    def take(self, queue: str, count: int) -> None:
+    def use(self, queue: str, count: int) -> None:
         """So many of its jobs have come."""
         if count:
             self._came[queue] = self._came.get(queue, 0) + count
@@ -166,7 +176,7 @@ class Room:
         own = self._kinds[queue]
         return [other for other, kinds in self._kinds.items() if not own.isdisjoint(kinds)]
 
-    def shares(self, open_: Sequence[QueueKeys]) -> dict[int, list[QueueKeys]]:
+    def group_by_share(self, open_: Sequence[QueueKeys]) -> dict[int, list[QueueKeys]]:
         """The queues by how much of each to read, when all share alike. With less room than queues it is 0: they take
         turns."""
         found: dict[int, list[QueueKeys]] = {}

@@ -9,10 +9,10 @@ remembered; what it gives back is not, for that must be run, here or elsewhere.
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope
 
-Mark = tuple[str, str, int, int]
+MessageKey = tuple[str, str, int, int]
 
 
-class Recent:
+class RecentJobs:
     """At least the last `recent_jobs` messages of one incarnation of a worker, and at most twice as many; none with 0.
 
     Two generations, of which the older one goes as a whole: that costs a third of removing the oldest each time.
@@ -20,13 +20,13 @@ class Recent:
 
     def __init__(self, *, recent_jobs: int) -> None:
         self._limit = recent_jobs
-        self._new: set[Mark] = set()
-        self._old: set[Mark] = set()
+        self._new: set[MessageKey] = set()
+        self._old: set[MessageKey] = set()
 
     def __len__(self) -> int:
         return len(self._new) + len(self._old)
 
-    def has(self, delivery: Delivery, envelope: Envelope) -> bool:
+    def check_and_add(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Whether this message came before; it has now. One that was recovered from a dead worker always counts as
         new: its first run did not finish."""
         mark = (delivery.queue, envelope.id, envelope.attempt, envelope.replays)

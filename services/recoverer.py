@@ -14,21 +14,21 @@ import trio
 
 from celery5.broker import calls
 from celery5.broker.call import Call
-from celery5.broker.calls import HeartbeatEvidence, Pulse, Recovered
+from celery5.broker.calls import HeartbeatEvidence, HeartbeatReply, RecoveryResult
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
 from celery5.protocol.recovery import Heartbeats
 from celery5.services.lease import Lease
 
-PORTION = 16
+BATCH = 16
 """Jobs in one trip: Redis does nothing else meanwhile. One that held a slot costs about 10 commands."""
 
 
 class Performs(Protocol):
     """Makes one trip to Redis."""
 
-    async def perform(self, call: Call[Recovered], /) -> Recovered: ...
+    async def perform(self, call: Call[RecoveryResult], /) -> RecoveryResult: ...
 
 
 class Recoverer:
@@ -56,19 +56,19 @@ class Recoverer:
         self._message_limit = message_limit
         # For each queue: in a cluster each may be on a server of its own.
         self._heartbeats = {keys.queue: Heartbeats(lease=lease.seconds) for keys in consumed}
-        self._pulses: dict[str, Pulse] = {}
+        self._pulses: dict[str, HeartbeatReply] = {}
         self._lapsed = trio.Event()
 
-    def hear(self, keys: QueueKeys, pulse: Pulse) -> float | None:
+    def on_heartbeat(self, keys: QueueKeys, pulse: HeartbeatReply) -> float | None:
         """Take the Heartbeat's answer for one queue. Return the seconds after which this worker may judge those whose
         lease has lapsed by now."""
         now = trio.current_time()
-        heartbeats = self._heartbeats[keys.queue].answered(now, at=pulse.at / 1000)
+        heartbeats = self._heartbeats[keys.queue].with_answer(now, at=pulse.at / 1000)
         self._heartbeats[keys.queue], self._pulses[keys.queue] = heartbeats, pulse
         if self._judge_on(keys) is not None:
             self._lapsed.set()
             return None
-        return heartbeats.may_judge_in(now) if pulse.lapsed else None
+        return heartbeats.seconds_until_judging(now) if pulse.lapsed else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Recover whenever a lease has lapsed and its worker counts as dead."""
@@ -91,29 +91,29 @@ class Recoverer:
                     keys,
                     worker="",
                     max_deliveries=self._max_deliveries,
-                    limit=PORTION,
+                    limit=BATCH,
                     ttl=self._ttl,
                     message_limit=self._message_limit,
-                    judge=judge,
+                    evidence=judge,
                 )
                 done = await self._redis.perform(call)
                 if not done.worker:
                     break
-                total += done.back + done.buried
+                total += done.requeued + done.dead_lettered
                 self._log.event(
                     "recoverer:recovered",
                     "warning",
                     dead_worker=done.worker,
                     queue=keys.queue,
-                    put_back=done.back,
-                    buried=done.buried,
+                    put_back=done.requeued,
+                    buried=done.dead_lettered,
                 )
         return total
 
     def _judge_on(self, keys: QueueKeys) -> HeartbeatEvidence | None:
         """Return this worker as a judge of others on a queue; None while no lease has lapsed or it may judge nobody."""
         pulse = self._pulses.get(keys.queue)
-        if pulse is None or not pulse.lapsed or self._lease.lost:
+        if pulse is None or not pulse.lapsed or self._lease.is_lost:
             return None
         if not self._heartbeats[keys.queue].may_judge(trio.current_time()):
             return None

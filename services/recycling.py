@@ -21,19 +21,19 @@ from celery5.errors import BrokerError
 from celery5.log import Log
 from celery5.machine import used_memory
 from celery5.protocol.metrics import JobTally
-from celery5.protocol.recycling import Limits, in_mib, spread, why_recycled
+from celery5.protocol.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
 from celery5.services.consumer import Consumer
-from celery5.services.ledger import Ledger
+from celery5.services.ledger import InFlightJobs
 
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two looks at the memory."""
-PATIENCE = 3600.0
+DRAIN_TIMEOUT = 3600.0
 """Seconds that what runs may take to its end, before this is a stop like any other, with its grace period."""
-TURN = 5.0
+TURN_SECONDS = 5.0
 """Seconds for which no other worker of the application goes: within them one is back, as a rule."""
-AGAIN = 0.5
+RETRY_INTERVAL = 0.5
 """Seconds between two questions whether it is this one's turn."""
-TURN_LIMIT = 60.0
+TURN_TIMEOUT = 60.0
 """Seconds for which it waits for its turn at most: memory does not wait for ever, and there may be many workers."""
 
 
@@ -44,17 +44,17 @@ class Performs(Protocol):
 
 
 @dataclass(slots=True)
-class Anew:
+class RestartMode:
     """Whether this process begins anew when it has ended: it is `due`, and then nobody takes its end for more than
     that. With `in_place` it becomes the next one itself, in the `folder` where it began, which knows that it begins
     `again`. Signals within its `patience` in seconds are one. One that was not `asked` for it has no limits."""
 
-    asked: bool = False
+    is_requested: bool = False
     in_place: bool = False
-    again: bool = False
-    folder: str = ""
-    patience: float = 0.0
-    due: bool = False
+    is_restarted: bool = False
+    start_folder: str = ""
+    duplicate_window: float = 0.0
+    is_due: bool = False
 
 
 class Recycling:
@@ -66,24 +66,26 @@ class Recycling:
         redis: Performs,
         keys: Keys,
         worker: str,
-        recycle_at: Limits,
-        anew: Anew,
+        recycle_at: RecyclingLimits,
+        restart_mode: RestartMode,
         consumer: Consumer,
-        ledger: Ledger,
+        in_flight: InFlightJobs,
         tally: JobTally,
-        done: trio.Event,
+        stop_requested: trio.Event,
         log: Log,
         memory: Callable[[], int] = used_memory,
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._worker = worker
-        self._limits = spread(recycle_at, random.random) if anew.asked else Limits()
-        self._anew = anew
+        self._limits = (
+            jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
+        )
+        self._anew = restart_mode
         self._consumer = consumer
-        self._ledger = ledger
+        self._ledger = in_flight
         self._tally = tally
-        self._done = done
+        self._done = stop_requested
         self._log = log
         self._memory = memory
         self._look_at = 0
@@ -91,18 +93,18 @@ class Recycling:
         self._empty = trio.Event()
         self._resting = False
         if any(self._limits):
-            ledger.watch(self._settled)
+            in_flight.add_listener(self._settled)
 
     @property
-    def jobs(self) -> int:
+    def ended_jobs(self) -> int:
         """How many attempts have ended in this process."""
-        return sum(self._tally.by_state().values())
+        return sum(self._tally.count_by_state().values())
 
-    def told(self) -> Mapping[str, Any]:
+    def get_status(self) -> Mapping[str, Any]:
         """What has become of jobs here, and the limits after which this process is recycled; None: never."""
         return {
-            "jobs": self._tally.by_state(),
-            "done": self.jobs,
+            "jobs": self._tally.count_by_state(),
+            "done": self.ended_jobs,
             "max_jobs": self._limits.jobs or None,
             "max_memory": self._limits.memory or None,
             "recycling": self._resting,
@@ -120,16 +122,18 @@ class Recycling:
             await self._due.wait()
             nursery.cancel_scope.cancel()
         why = self._why()
-        with trio.move_on_after(TURN_LIMIT):
+        with trio.move_on_after(TURN_TIMEOUT):
             while not await self._my_turn():  # noqa: ASYNC110  it is Redis that changes
-                await trio.sleep(AGAIN)
+                await trio.sleep(RETRY_INTERVAL)
         await self._wind_up(why)
         await trio.sleep_forever()
 
     async def _my_turn(self) -> bool:
         """Whether no other one has gone a moment ago. While Redis is away nobody goes: nothing could be settled."""
         try:
-            return await self._redis.perform(presence.recycled(self._keys, self._worker, seconds=TURN))
+            return await self._redis.perform(
+                presence.claim_recycling(self._keys, self._worker, seconds=TURN_SECONDS)
+            )
         except BrokerError:
             return False
 
@@ -138,17 +142,17 @@ class Recycling:
         memory = self._memory()
         if memory >= self._limits.memory:
             self._log.event(
-                "worker:never-below",
+                "worker:memory-limit-dropped",
                 "error",
-                memory=in_mib(memory),
-                max_memory=in_mib(self._limits.memory),
+                memory=format_mib(memory),
+                max_memory=format_mib(self._limits.memory),
                 why=_NEVER_BELOW,
             )
             self._limits = self._limits._replace(memory=0)
 
     async def _watch_memory(self) -> None:
         while self._limits.memory:
-            await trio.sleep(LOOK)
+            await trio.sleep(CHECK_INTERVAL)
             if self._why():
                 self._due.set()
 
@@ -157,32 +161,34 @@ class Recycling:
         if self._resting:
             if not len(self._ledger):
                 self._empty.set()
-        elif self._limits.jobs and self._ledger.total >= self._look_at:
-            missing = self._limits.jobs - self.jobs
-            self._look_at = self._ledger.total + missing
+        elif self._limits.jobs and self._ledger.settled_count >= self._look_at:
+            missing = self._limits.jobs - self.ended_jobs
+            self._look_at = self._ledger.settled_count + missing
             if missing <= 0:
                 self._due.set()
 
     def _why(self) -> str:
-        return why_recycled(self._limits, jobs=self.jobs, memory=self._memory())
+        return get_recycle_reason(self._limits, jobs=self.ended_jobs, memory=self._memory())
 
     async def _wind_up(self, why: str) -> None:
         running = len(self._ledger)
         self._log.event(
-            "worker:recycling",
+            "worker:recycle-requested",
             why=why,
-            jobs=self.jobs,
-            memory=in_mib(self._memory()),
+            jobs=self.ended_jobs,
+            memory=format_mib(self._memory()),
             running=running,
         )
         self._resting = True
-        self._consumer.rest()
-        with trio.move_on_after(PATIENCE) as limit:
+        self._consumer.stop_reading()
+        with trio.move_on_after(DRAIN_TIMEOUT) as limit:
             if len(self._ledger):
                 await self._empty.wait()
         if limit.cancelled_caught:
-            self._log.event("worker:recycling-late", "warning", running=len(self._ledger), after=PATIENCE)
-        self._anew.due = True
+            self._log.event(
+                "worker:recycle-delayed", "warning", running=len(self._ledger), after=DRAIN_TIMEOUT
+            )
+        self._anew.is_due = True
         self._done.set()
 
 

@@ -17,52 +17,52 @@ import trio
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.log import Log
 
-PAUSE = 1.0
+WATCH_INTERVAL = 1.0
 """Seconds between the end of a watch and the next: a backend whose watch fails, or returns at once, is not spun on."""
-LOAD_LIMIT = 30.0
+LOAD_TIMEOUT = 30.0
 """Seconds that loading a configuration may take."""
 
 
-class Reload(Exception):
+class ConfigurationChanged(Exception):
     """The configuration has changed: this incarnation ends, and the next one begins."""
 
 
 @dataclass(slots=True)
-class Next:
+class NextIncarnation:
     """Whether another incarnation is to follow this one, so that the process is not stopping, and what is to be done
     between the two: `apply`."""
 
     apply: Callable[[], None] | None = None
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether there is to be one."""
         return self.apply is not None
 
-    def begins(self) -> None:
+    def apply_settings(self) -> None:
         """It begins: there are new settings, if they are to change."""
         apply, self.apply = self.apply, None
         if apply is not None:
             apply()
 
 
-class Bell:
+class ReloadSignal:
     """Rings when a signal asks for the configuration to be read, for all who listen by then."""
 
     def __init__(self) -> None:
         self._rung = trio.Event()
 
-    def ring(self) -> None:
+    def send(self) -> None:
         """Ring it; on the loop."""
         self._rung.set()
         self._rung = trio.Event()
 
-    async def rung(self) -> None:
+    async def wait(self) -> None:
         """Wait for it."""
         await self._rung.wait()
 
 
-class Watched(Protocol):
+class WatchedConfiguration(Protocol):
     """A configuration backend, as this service needs it."""
 
     @property
@@ -71,10 +71,10 @@ class Watched(Protocol):
     async def watch(self) -> None: ...
 
 
-class Applies(Protocol):
+class ReloadableApp(Protocol):
     """What has settings: the application."""
 
-    def reread(self) -> tuple[tuple[str, ...], Callable[[], None]]:
+    def reload_configuration(self) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Read and check the configuration, which may block. Raises Misconfigured. Gives the names of the settings that
         change, and what changes them."""
         ...
@@ -86,19 +86,19 @@ class Reloader:
     def __init__(
         self,
         *,
-        app: Applies,
-        configuration: Watched | None,
+        app: ReloadableApp,
+        configuration: WatchedConfiguration | None,
         reload: bool,
-        next_life: Next,
+        next_incarnation: NextIncarnation,
         log: Log,
-        bell: Bell | None = None,
+        reload_signal: ReloadSignal | None = None,
     ) -> None:
         self._app = app
         self._configuration = configuration
         self._allowed = reload
-        self._next = next_life
+        self._next = next_incarnation
         self._log = log
-        self._bell = bell
+        self._bell = reload_signal
         self._ready = trio.Event()
         self._complaint = ""
 
@@ -113,9 +113,9 @@ class Reloader:
             task_status.started()
             await self._ready.wait()
             nursery.cancel_scope.cancel()
-        raise Reload
+        raise ConfigurationChanged
 
-    async def handle(self, _parameters: Mapping[str, Any]) -> dict[str, list[str]]:
+    async def handle_command(self, _parameters: Mapping[str, Any]) -> dict[str, list[str]]:
         """The command `reload`: read the configuration now. Gives the names of the settings that change."""
         if self._configuration is None:
             raise CommandRefused(
@@ -129,22 +129,22 @@ class Reloader:
             raise CommandRefused(f"the old settings stay: {error}") from None
         return {"changed": changed}
 
-    async def _listen(self, bell: Bell) -> None:
+    async def _listen(self, bell: ReloadSignal) -> None:
         while True:
-            await bell.rung()
+            await bell.wait()
             try:
-                told = await self.handle({})
+                told = await self.handle_command({})
             except CommandRefused as error:
-                self._log.event("configuration:not-read", "error", why=str(error))
+                self._log.event("configuration:read-failed", "error", why=str(error))
             except Exception as error:  # a backend of the user's own may raise anything
                 if self._configuration is not None:
                     self._complaint = ""
                     self._complain(self._configuration, error)
             else:
                 if not told["changed"]:
-                    self._log.event("configuration:same")
+                    self._log.event("configuration:unchanged")
 
-    async def _watch(self, configuration: Watched) -> None:
+    async def _watch(self, configuration: WatchedConfiguration) -> None:
         while not self._ready.is_set():
             try:
                 await configuration.watch()
@@ -152,14 +152,16 @@ class Reloader:
                 self._complaint = ""
             except Exception as error:  # a backend of the user's own may raise anything
                 self._complain(configuration, error)
-            await trio.sleep(PAUSE)
+            await trio.sleep(WATCH_INTERVAL)
 
-    async def _look(self, configuration: Watched) -> list[str]:
+    async def _look(self, configuration: WatchedConfiguration) -> list[str]:
         try:
-            with trio.fail_after(LOAD_LIMIT):
-                changed, apply = await trio.to_thread.run_sync(self._app.reread, abandon_on_cancel=True)
+            with trio.fail_after(LOAD_TIMEOUT):
+                changed, apply = await trio.to_thread.run_sync(
+                    self._app.reload_configuration, abandon_on_cancel=True
+                )
         except trio.TooSlowError:
-            raise Misconfigured(f"{configuration.where} could not be read in {LOAD_LIMIT:g} s") from None
+            raise Misconfigured(f"{configuration.where} could not be read in {LOAD_TIMEOUT:g} s") from None
         if changed:
             self._next.apply = apply
             self._log.event(
@@ -168,11 +170,15 @@ class Reloader:
             self._ready.set()
         return sorted(changed)
 
-    def _complain(self, configuration: Watched, error: Exception) -> None:
+    def _complain(self, configuration: WatchedConfiguration, error: Exception) -> None:
         """Once for each thing that is wrong."""
         text = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {error}"
         if text != self._complaint:
             self._complaint = text
             self._log.event(
-                "configuration:bad", "error", where=configuration.where, why=text, hint="the old one stays"
+                "configuration:rejected",
+                "error",
+                where=configuration.where,
+                why=text,
+                hint="the old one stays",
             )

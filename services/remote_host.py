@@ -21,33 +21,33 @@ from celery5.protocol.members import (
     Beat,
     Ended,
     Member,
+    MemberEvent,
     Ready,
     State,
     Stopping,
     Unknown,
-    Word,
-    ended_because,
-    reason_in,
+    format_end_reason,
+    parse_failure_reason,
 )
 from celery5.protocol.remote_units import (
-    MARK,
-    NO_LINGER,
-    Act,
-    Place,
-    Seen,
-    acts_script,
-    answers,
-    how_it_ended,
-    seen,
-    watch_script,
+    LINE_PREFIX,
+    NO_LINGER_REPORT,
+    RemoteSetup,
+    UnitCommand,
+    UnitStatus,
+    describe_exit,
+    make_command_script,
+    make_watch_script,
+    parse_start_replies,
+    parse_unit_statuses,
 )
-from celery5.services.ssh_line import HostAway, Lines, SSHLine
+from celery5.services.ssh_line import HostUnreachable, OutputLines, SSHConnection
 
-INTERVAL = 2.0
+POLL_PERIOD = 2.0
 """Seconds between two looks at the units there."""
-PATIENCE = 20.0
+FIRST_STATUS_LIMIT = 20.0
 """Seconds for which a Controller that begins waits to hear what runs there already."""
-GONE_AFTER = 2
+MISSES_UNTIL_GONE = 2
 """Looks in which a unit that ran is not to be seen, after which it has ended: one may have been under way."""
 _ANY = "any"
 """The invocation of a unit that may have been started."""
@@ -83,19 +83,25 @@ class RemoteHost:
     """A Platform: one host. `place` is how members live there, `line` how it is reached."""
 
     def __init__(
-        self, *, name: str, place: Place, line: SSHLine, log: Log | None = None, interval: float = INTERVAL
+        self,
+        *,
+        name: str,
+        setup: RemoteSetup,
+        connection: SSHConnection,
+        log: Log | None = None,
+        interval: float = POLL_PERIOD,
     ) -> None:
         self._name = name
-        self._place = place
-        self._line = line
+        self._place = setup
+        self._line = connection
         self._log = log
         self._interval = interval
-        self._heard: Callable[[Word], None] = _nobody
+        self._heard: Callable[[MemberEvent], None] = _nobody
         self._away = "not reached yet"
         self._refusal = ""
         self._members: dict[str, _There] = {}
-        self._last: dict[str, Seen] = {}
-        self._asked: list[Act] = []
+        self._last: dict[str, UnitStatus] = {}
+        self._asked: list[UnitCommand] = []
         self._something = trio.Event()
         self._tried = trio.Event()
         self._may: Callable[[], bool] = _always
@@ -103,7 +109,10 @@ class RemoteHost:
         self._ignoring = False
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Keep connected, and tell what happens there. It is up at once: a host that is away holds up no cluster."""
         self._heard = heard
@@ -115,7 +124,7 @@ class RemoteHost:
     async def start(self, member: Member) -> None:
         """It is started as soon as the host can be reached; one that runs there already is adopted."""
         self._members[member.name] = _There()
-        self._ask(Act(verb="start", name=member.name, member=member))
+        self._ask(UnitCommand(verb="start", name=member.name, member=member))
         await trio.lowlevel.checkpoint()
 
     async def stop(self, name: str) -> None:
@@ -125,7 +134,7 @@ class RemoteHost:
             self._asked = [each for each in self._asked if each.name != name]
             if there.tried:
                 there.invocation = there.invocation or _ANY
-                self._ask(Act(verb="stop", name=name))
+                self._ask(UnitCommand(verb="stop", name=name))
             else:
                 self._end(name, "had not been started", 0)
         await trio.lowlevel.checkpoint()
@@ -134,9 +143,9 @@ class RemoteHost:
         """SIGKILL. On a host that is away it is done when it is back; that nobody knows is told at once. Who was not
         yet asked to end is asked then, and has its time: systemd there kills who takes longer."""
         if name in self._members:
-            unasked = bool(self._away) and Act(verb="stop", name=name) in self._asked
+            unasked = bool(self._away) and UnitCommand(verb="stop", name=name) in self._asked
             self._asked = [each for each in self._asked if each.name != name]
-            self._ask(Act(verb="stop" if unasked else "kill", name=name))
+            self._ask(UnitCommand(verb="stop" if unasked else "kill", name=name))
             if self._away:
                 self._end(name, f"nobody knows: host {self._name} is away ({self._away})", None)
         await trio.lowlevel.checkpoint()
@@ -144,7 +153,7 @@ class RemoteHost:
     async def reload(self, name: str) -> None:
         """SIGHUP."""
         if name in self._members:
-            self._ask(Act(verb="reload", name=name))
+            self._ask(UnitCommand(verb="reload", name=name))
         await trio.lowlevel.checkpoint()
 
     def pid_of(self, name: str) -> int | None:
@@ -167,7 +176,7 @@ class RemoteHost:
 
     async def living(self) -> Mapping[str, State]:
         """What runs there in the name of this application; nothing when the host is away."""
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(FIRST_STATUS_LIMIT):
             await self._tried.wait()
         for name, unit in self._last.items():
             state = _ALIVE.get(unit.active)
@@ -179,8 +188,8 @@ class RemoteHost:
         attempt = 0
         while True:
             try:
-                watch = watch_script(self._place.app, self._interval)
-                async with self._line.listening(watch) as lines, trio.open_nursery() as nursery:
+                watch = make_watch_script(self._place.app, self._interval)
+                async with self._line.stream_lines(watch) as lines, trio.open_nursery() as nursery:
                     await self._hear_out(lines, nursery)
                     nursery.cancel_scope.cancel()
             except PlatformError as error:
@@ -189,15 +198,15 @@ class RemoteHost:
             self._tried.set()
             await trio.sleep(full_jitter(attempt, start=1.0, cap=30.0, random=random.random))
 
-    async def _hear_out(self, lines: Lines, nursery: trio.Nursery) -> None:
+    async def _hear_out(self, lines: OutputLines, nursery: trio.Nursery) -> None:
         """Until the connection ends. What waits is done from the first look on."""
         look, lines_seen, size = list[str](), 0, 0
         self._refusal = ""
-        while (line := await lines.hear()) is not None:
-            if line == f"{MARK}{NO_LINGER}":
+        while (line := await lines.read_line()) is not None:
+            if line == f"{LINE_PREFIX}{NO_LINGER_REPORT}":
                 self._refusal = f"host {self._name} {_LINGERS_NOT}"
-            elif line.startswith(MARK):
-                if line == f"{MARK}seen":
+            elif line.startswith(LINE_PREFIX):
+                if line == f"{LINE_PREFIX}seen":
                     if self._away:
                         self._back()
                         nursery.start_soon(self._do_what_is_asked)
@@ -205,7 +214,7 @@ class RemoteHost:
                         self._ignore_look()
                     else:
                         self._ignoring = False
-                        self._look(seen(self._place.app, look))
+                        self._look(parse_unit_statuses(self._place.app, look))
                 look, lines_seen, size = [], 0, 0
             else:
                 lines_seen, size = lines_seen + 1, size + len(line)
@@ -215,7 +224,7 @@ class RemoteHost:
     def _ignore_look(self) -> None:
         """Use nothing of a look that is too large: a member that is not in the part that was read may run."""
         if not self._ignoring:
-            self._tell("host:look-ignored", "warning", hint=_TOO_LARGE)
+            self._tell("host:status-ignored", "warning", hint=_TOO_LARGE)
         self._ignoring = True
         self._say_unknown(_TOO_LARGE)
 
@@ -225,7 +234,7 @@ class RemoteHost:
 
     def _lost(self, why: str) -> None:
         if why != self._away:
-            self._tell("host:away", "warning", why=why)
+            self._tell("host:disconnected", "warning", why=why)
         self._away = why
         self._say_unknown(why)
 
@@ -241,38 +250,40 @@ class RemoteHost:
             if self._away:
                 self._say_unknown(self._away)
 
-    def _look(self, found: dict[str, Seen]) -> None:
+    def _look(self, found: dict[str, UnitStatus]) -> None:
         self._last = found
         self._tried.set()
         for name, there in list(self._members.items()):
             if there.invocation:
                 self._judge(name, there, found.get(name))
 
-    def _judge(self, name: str, there: _There, unit: Seen | None) -> None:
+    def _judge(self, name: str, there: _There, unit: UnitStatus | None) -> None:
         state = _ALIVE.get(unit.active) if unit else None
         if unit is None or (state is None and unit.invocation != there.invocation):
             there.missing += 1
-            if there.missing >= GONE_AFTER:
+            if there.missing >= MISSES_UNTIL_GONE:
                 self._end(name, "its unit is gone: nobody knows how it ended", None)
             return
         there.missing = 0
         if state is None:
-            how, code = how_it_ended(unit)
-            self._end(name, ended_because(how, reason_in(unit.text)) if code else how, code)
+            how, code = describe_exit(unit)
+            self._end(
+                name, format_end_reason(how, parse_failure_reason(unit.status_text)) if code else how, code
+            )
             return
         there.invocation = unit.invocation  # somebody may have restarted it by hand
         if state != there.state and state != "starting":
             self._heard(Ready(name) if state == "up" else Stopping(name))
         there.state = state
         if state == "up":
-            self._heard(Beat(name, unit.text if unit.text != there.text else ""))
-            there.text = unit.text
+            self._heard(Beat(name, unit.status_text if unit.status_text != there.text else ""))
+            there.text = unit.status_text
 
     def _end(self, name: str, how: str, code: int | None) -> None:
         self._members.pop(name, None)
         self._heard(Ended(name, how, code))
 
-    def _ask(self, act: Act) -> None:
+    def _ask(self, act: UnitCommand) -> None:
         if act not in self._asked:
             self._asked.append(act)
         self._something.set()
@@ -287,7 +298,7 @@ class RemoteHost:
             acts, self._asked, term = self._asked, [], self._terms
             try:
                 await self._do(acts)
-            except HostAway as error:
+            except HostUnreachable as error:
                 self._again(acts, term)
                 self._tell("host:call-failed", "warning", why=str(error))
                 await trio.sleep(self._interval)
@@ -295,12 +306,12 @@ class RemoteHost:
                 for act in acts:
                     self._could_not(act, str(error))
 
-    def _again(self, acts: list[Act], term: int) -> None:
+    def _again(self, acts: list[UnitCommand], term: int) -> None:
         """Have these done later, unless another Controller looks after this host since that `term`."""
         if term == self._terms:
             self._asked = acts + self._asked
 
-    async def _do(self, acts: list[Act]) -> None:
+    async def _do(self, acts: list[UnitCommand]) -> None:
         if self._refusal:
             for act in acts:
                 self._could_not(act, self._refusal)
@@ -312,18 +323,18 @@ class RemoteHost:
                 there.tried = True
         term = self._terms
         try:
-            said = await self._line.call(acts_script(self._place, acts))
+            said = await self._line.run_script(make_command_script(self._place, acts))
         except trio.Cancelled:
             self._again(acts, term)  # the connection was lost meanwhile: all of it may be done twice
             raise
-        for name, (word, more) in answers(self._place.app, said).items():
+        for name, (word, more) in parse_start_replies(self._place.app, said).items():
             there = self._members.get(name)
             if there is not None and word == "begun":
                 there.invocation, there.missing = more, 0
             elif there is not None:
                 self._end(name, f"could not be started on host {self._name}: {more}", None)
 
-    def _could_not(self, act: Act, why: str) -> None:
+    def _could_not(self, act: UnitCommand, why: str) -> None:
         if act.verb == "start" and act.name in self._members:
             self._end(act.name, f"could not be started: {why}", None)
         else:
@@ -338,5 +349,5 @@ def _always() -> bool:
     return True
 
 
-def _nobody(_word: Word) -> None:
+def _nobody(_word: MemberEvent) -> None:
     """Nothing is told before it lives."""

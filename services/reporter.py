@@ -15,15 +15,15 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError
 from celery5.log import Log
-from celery5.protocol.report import Report
+from celery5.protocol.report import WorkerReport
 from celery5.services.concurrency_budget import ConcurrencyBudget
-from celery5.services.ledger import Ledger
-from celery5.services.reach import Reach
-from celery5.services.vitals import Vitals
+from celery5.services.ledger import InFlightJobs
+from celery5.services.reach import PrefetchFactor
+from celery5.services.vitals import ProcessStatus
 
-EVERY = 3.0
+REPORT_INTERVAL = 3.0
 """Seconds between reports."""
-SHOWN = 500
+MAX_REPORTED_TASKS = 500
 """Tasks of which the time is told at most."""
 
 
@@ -44,9 +44,9 @@ class Reporter:
         consumed: Sequence[QueueKeys],
         tasks: Mapping[str, Any],
         budget: ConcurrencyBudget,
-        ledger: Ledger,
-        vitals: Vitals,
-        reach: Reach,
+        in_flight: InFlightJobs,
+        process_status: ProcessStatus,
+        prefetch_factor: PrefetchFactor,
         worker: str,
         process: str,
         reports: bool,
@@ -57,9 +57,9 @@ class Reporter:
         self._queues = tuple(each.queue for each in consumed)
         self._kinds = sorted({task.kind for task in tasks.values()})
         self._budget = budget
-        self._ledger = ledger
-        self._vitals = vitals
-        self._reach = reach
+        self._ledger = in_flight
+        self._vitals = process_status
+        self._reach = prefetch_factor
         self._worker = worker
         self._process = process
         self._reports = reports
@@ -70,7 +70,7 @@ class Reporter:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Report until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reach.expire)
+            nursery.start_soon(self._reach.run_expiry)
             task_status.started()
             if self._reports:
                 await self._report_on()
@@ -78,15 +78,15 @@ class Reporter:
     async def _report_on(self) -> None:
         while True:
             try:
-                await self._redis.perform(scaling.report(self._keys, self._worker, self.report()))
+                await self._redis.perform(scaling.send_report(self._keys, self._worker, self.make_report()))
             except BrokerError as error:
-                self._log.event("reporter:missed", "debug", why=str(error))
-            await trio.sleep(EVERY)
+                self._log.event("reporter:failed", "debug", why=str(error))
+            await trio.sleep(REPORT_INTERVAL)
 
-    def report(self) -> Report:
+    def make_report(self) -> WorkerReport:
         """How it does now."""
-        told = self._budget.told()
-        return Report(
+        told = self._budget.get_counts()
+        return WorkerReport(
             queues=self._queues,
             slots={kind: told[kind]["current"] for kind in self._kinds},
             most={kind: told[kind]["maximum"] for kind in self._kinds},
@@ -107,11 +107,11 @@ class Reporter:
 
     def _lately(self) -> dict[str, float]:
         """How long jobs took: those since the last report count as much as all before."""
-        for task, (count, seconds) in self._vitals.jobs.times().items():
+        for task, (count, seconds) in self._vitals.jobs.sum_durations().items():
             before = self._seen.get(task, (0, 0.0))
             new = count - before[0]
             if new > 0:
                 mean = (seconds - before[1]) / new
                 self._means[task] = (mean + self._means.get(task, mean)) / 2
                 self._seen[task] = (count, seconds)
-        return {task: round(mean, 6) for task, mean in list(self._means.items())[:SHOWN]}
+        return {task: round(mean, 6) for task, mean in list(self._means.items())[:MAX_REPORTED_TASKS]}

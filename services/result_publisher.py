@@ -18,33 +18,33 @@ import trio
 from celery5.broker import calls, gating
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, Words, goes_back
-from celery5.protocol.documents import handed_on
-from celery5.protocol.lanes import HANDED
+from celery5.protocol.delivery import Delivery, Settlement, is_requeue
+from celery5.protocol.documents import get_sink_arguments
+from celery5.protocol.lanes import ADMITTED
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
-from celery5.services.passing import passes
-from celery5.services.recent import Recent
-from celery5.services.turnstile import Turnstile
-from celery5.services.unpublishable import Unpublishable
+from celery5.services.ledger import InFlightJobs
+from celery5.services.passing import is_recoverable
+from celery5.services.recent import RecentJobs
+from celery5.services.turnstile import AdmissionState
+from celery5.services.unpublishable import UnpublishableRetries
 
 BATCH = 256
 """The most outcomes in one trip: a script holds the server up while it runs."""
-GATED_BATCH = 32
+LIMITED_BATCH = 32
 """Outcomes in one trip where jobs have slots: for each of them another may be handed over."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes in one trip, unless one outcome alone has more: a trip must be sent and answered within the time-out."""
-AGAIN = 0.1
+RETRY_INTERVAL = 0.1
 """Seconds between attempts while Redis is away."""
-FLUSH_LIMIT = 10.0
+FLUSH_TIMEOUT = 10.0
 """Seconds that a stopping worker gives the last outcomes."""
 
 T = TypeVar("T")
-Outcomes = Sequence[tuple[Delivery, Words]]
+Outcomes = Sequence[tuple[Delivery, Settlement]]
 
 
 class Performs(Protocol):
@@ -52,9 +52,9 @@ class Performs(Protocol):
 
     async def perform(self, call: Call[T], /) -> T: ...
 
-    def begin(self, call: Call[Any], /) -> Ticket | None: ...
+    def begin(self, call: Call[Any], /) -> PendingRequest | None: ...
 
-    async def finish(self, call: Call[T], ticket: Ticket, /) -> T: ...
+    async def finish(self, call: Call[T], ticket: PendingRequest, /) -> T: ...
 
 
 class ResultPublisher:
@@ -66,10 +66,10 @@ class ResultPublisher:
         redis: Performs,
         consumed: Sequence[QueueKeys],
         results: ResultsQueue,
-        ledger: Ledger,
-        recent: Recent,
-        unpublishable: Unpublishable,
-        turnstile: Turnstile,
+        in_flight: InFlightJobs,
+        recent: RecentJobs,
+        unpublishable_retries: UnpublishableRetries,
+        admission: AdmissionState,
         lease: Lease,
         log: Log,
         worker: str,
@@ -77,12 +77,12 @@ class ResultPublisher:
         self._redis = redis
         self._queues = {keys.queue: keys for keys in consumed}
         self._results = results
-        results.ahead = self._begin
-        self._begun: tuple[Call[int], Ticket] | None = None
-        self._ledger = ledger
+        results.before_wake = self._begin
+        self._begun: tuple[Call[int], PendingRequest] | None = None
+        self._ledger = in_flight
         self._recent = recent
-        self._unpublishable = unpublishable
-        self._turnstile = turnstile
+        self._unpublishable = unpublishable_retries
+        self._turnstile = admission
         self._handed: Callable[[], None] | None = None
         self._lease = lease
         self._log = log
@@ -100,37 +100,37 @@ class ResultPublisher:
                 self._unsettled = ()
         finally:
             self._unpublishable.close()
-            if not self._lease.lost:
-                with trio.move_on_after(FLUSH_LIMIT, shield=True):
+            if not self._lease.is_lost:
+                with trio.move_on_after(FLUSH_TIMEOUT, shield=True):
                     await self._flush()
             self._tell_dropped()
 
-    def _begin(self, delivery: Delivery, words: Words) -> None:
+    def _begin(self, delivery: Delivery, words: Settlement) -> None:
         """The only job that this worker has is done: send its outcome now, and not in our next turn. Somebody probably
         waits for it."""
-        plain = words[0] == "complete" and delivery.takers is None and delivery.rule is None
-        if plain and delivery.lane != HANDED and len(self._ledger) == 1:
-            keys = self._queues[delivery.queue].on(delivery.lane)
+        plain = words[0] == "complete" and delivery.recipients is None and delivery.rule is None
+        if plain and delivery.lane != ADMITTED and len(self._ledger) == 1:
+            keys = self._queues[delivery.queue].on_lane(delivery.lane)
             settle = calls.settle(keys, self._worker, [words])
             if ticket := self._redis.begin(settle):
                 self._begun = settle, ticket
 
     async def settle(self, outcomes: Outcomes) -> None:
         """Settle outcomes of any queues, each lane of one in one trip, or in several where they are large."""
-        by_lane: dict[tuple[str, str], list[tuple[Delivery, Words]]] = defaultdict(list)
+        by_lane: dict[tuple[str, str], list[tuple[Delivery, Settlement]]] = defaultdict(list)
         for outcome in outcomes:
             delivery, words = outcome
             by_lane[delivery.queue, delivery.lane].append(outcome)
-            if words[0] != "complete" and goes_back(words, delivery):
+            if words[0] != "complete" and is_requeue(words, delivery):
                 # Before the trip, not after: the answer and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
-            for part in _portions(batch, GATED_BATCH if self._turnstile.used else BATCH):
-                settled = await self._settle(self._queues[queue].on(lane), part)
+            for part in _portions(batch, LIMITED_BATCH if self._turnstile.is_used else BATCH):
+                settled = await self._settle(self._queues[queue].on_lane(lane), part)
                 done = [delivery for delivery, _ in settled]
-                if self._turnstile.used:
-                    self._turnstile.left(done)
-                self._ledger.settled(done)
+                if self._turnstile.is_used:
+                    self._turnstile.on_settled(done)
+                self._ledger.remove(done)
                 if self._handed is not None:
                     self._handed()
                     self._handed = None
@@ -144,26 +144,26 @@ class ResultPublisher:
                 owned = await self._perform(keys, batch)
             except BrokerUnavailable as error:
                 if not waited:
-                    self._log.event("results:waiting", "warning", count=len(batch), why=str(error))
+                    self._log.event("results:interrupted", "warning", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
                 batch = self._instead(batch, sent)
-                await trio.sleep(AGAIN)
-                self._unpublishable.meanwhile()
+                await trio.sleep(RETRY_INTERVAL)
+                self._unpublishable.run_due_attempts()
             except BrokerReplied as error:
-                if not passes(error):
+                if not is_recoverable(error):
                     raise
                 if not waited:
                     self._log.event("results:refused", "error", count=len(batch), why=str(error))
                 waited, sent = True, sent or error.maybe_done
-                await trio.sleep(10 * AGAIN)
+                await trio.sleep(10 * RETRY_INTERVAL)
             else:
                 break
         if owned < 0:
-            raise self._lease.lose(f"{self._worker} was taken for dead; its jobs were given to others")
+            raise self._lease.mark_lost(f"{self._worker} was taken for dead; its jobs were given to others")
         if owned < len(batch) and not waited:
             # A connection that was lost sends again by itself, so this is no cause for alarm.
-            self._log.event("results:settled-before", "debug", count=len(batch) - owned)
-        self._unpublishable.over()
+            self._log.event("results:already-settled", "debug", count=len(batch) - owned)
+        self._unpublishable.release_retries()
         return batch
 
     async def _perform(self, keys: QueueKeys, batch: Outcomes) -> int:
@@ -172,22 +172,22 @@ class ResultPublisher:
             begun, self._begun = self._begun, None
             return await self._redis.finish(*begun)
         settle = calls.settle(keys, self._worker, [words for _, words in batch], _documents(batch))
-        used = self._turnstile.used or keys.lane == HANDED
-        every = keys.lane == HANDED  # these have slots, also those that could not be taken in
+        used = self._turnstile.is_used or keys.lane == ADMITTED
+        every = keys.lane == ADMITTED  # these have slots, also those that could not be taken in
         leaving = [delivery for delivery, _ in batch if every or delivery.rule is not None] if used else []
         if not leaving:
             return await self._redis.perform(settle)
         tasks = {each.envelope.task for each in leaving if each.envelope}
-        rules, asked = self._turnstile.wants(keys.queue, tasks, left=leaving), time.time()
-        with self._turnstile.promising(rules):
-            handed = await self._redis.perform(gating.settle_gated(keys, settle, leaving, rules))
+        rules, asked = self._turnstile.plan_requests(keys.queue, tasks, settled=leaving), time.time()
+        with self._turnstile.reserving_slots(rules):
+            handed = await self._redis.perform(gating.settle_limited(keys, settle, leaving, rules))
         told = [rule for rule, _ in rules]
-        self._handed = partial(self._turnstile.handed, keys.queue, told, handed, asked)
+        self._handed = partial(self._turnstile.on_jobs_received, keys.queue, told, handed, asked)
         return handed.owned
 
     def _instead(self, batch: Outcomes, sent: bool) -> Outcomes:
         """What is left to be settled of `batch`, and to be told of as dropped, should it come to that."""
-        left = self._unpublishable.instead(batch, sent=sent)
+        left = self._unpublishable.filter_outcomes(batch, sent=sent)
         if left != batch:
             gone = {delivery for delivery, _ in batch}
             self._unsettled = [*left, *(each for each in self._unsettled if each[0] not in gone)]
@@ -204,7 +204,9 @@ class ResultPublisher:
         """What could not be settled is run again by others."""
         dropped = [*self._unsettled, *self._results.drain()]
         if dropped:
-            why = "this worker lost its lease" if self._lease.lost else "Redis could not be reached in time"
+            why = (
+                "this worker lost its lease" if self._lease.is_lost else "Redis could not be reached in time"
+            )
             self._log.event(
                 "results:dropped",
                 "error",
@@ -232,8 +234,8 @@ def _portions(batch: Outcomes, most: int) -> Iterator[Outcomes]:
 
 def _documents(batch: Outcomes) -> list[tuple[bytes, str, bytes]]:
     """What Data Sinks are given of these."""
-    taken = [outcome for outcome in batch if outcome[0].takers is not None]
-    return [one for outcome in taken if (one := handed_on(*outcome))]
+    taken = [outcome for outcome in batch if outcome[0].recipients is not None]
+    return [one for outcome in taken if (one := get_sink_arguments(*outcome))]
 
 
 def _ids(batch: Outcomes) -> list[str]:

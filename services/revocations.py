@@ -15,26 +15,26 @@ import trio
 
 from celery5.broker import revocation
 from celery5.broker.call import Call
-from celery5.broker.calls import Pulse
+from celery5.broker.calls import HeartbeatReply
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
-from celery5.services.ledger import Ledger
+from celery5.services.ledger import InFlightJobs
 from celery5.services.task_execution import TaskExecution
 
-HELD = 0.5
+MIN_HELD_SECONDS = 0.5
 """Seconds after which a job's place is asked for at the next beat."""
-PORTION = 500
+PAGE_SIZE = 500
 """Places asked for in one call."""
-RECALL = 1.0
+REMEMBER_SECONDS = 1.0
 """Seconds that a revocation is remembered whose job is not here (yet)."""
-GLANCE = 0.05
+POLL_INTERVAL = 0.05
 """Seconds between looks for such jobs."""
-RECALLED = 10_000
+MAX_REMEMBERED = 10_000
 """How many of them are remembered."""
 
-Place = tuple[str, bytes]
+EntryKey = tuple[str, bytes]
 
 
 class Performs(Protocol):
@@ -51,16 +51,16 @@ class Revocations:
         *,
         redis: Performs,
         consumed: Sequence[QueueKeys],
-        ledger: Ledger,
+        in_flight: InFlightJobs,
         task_execution: TaskExecution,
         log: Log,
     ) -> None:
         self._redis = redis
         self._queues: Mapping[bytes, QueueKeys] = {keys.revoke.encode(): keys for keys in consumed}
-        self._ledger = ledger
+        self._ledger = in_flight
         self._execution = task_execution
         self._log = log
-        self._heard: dict[Place, float] = {}
+        self._heard: dict[EntryKey, float] = {}
         self._asked: Callable[[Delivery], bool] | None = None
         self._news = trio.Event()
 
@@ -69,20 +69,20 @@ class Revocations:
         """The channels to listen to."""
         return [keys.revoke for keys in self._queues.values()]
 
-    def hear(self, channel: bytes, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         """A job of this queue, the entry `payload` of its stream, was revoked while a worker had it: this one?"""
-        if len(self._heard) < RECALLED:
-            self._heard[self._queues[channel].queue, payload] = trio.current_time() + RECALL
+        if len(self._heard) < MAX_REMEMBERED:
+            self._heard[self._queues[channel].queue, payload] = trio.current_time() + REMEMBER_SECONDS
             self._news.set()
 
-    def beat(self, _keys: QueueKeys, _pulse: Pulse) -> None:
+    def on_heartbeat(self, _keys: QueueKeys, _pulse: HeartbeatReply) -> None:
         """At each beat of the heart: ask, if something has been held for a while."""
-        oldest = self._ledger.oldest()
+        oldest = self._ledger.get_oldest()
         if oldest is not None and _held(oldest):
             self._asked = self._asked or _held
             self._news.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The listening connection was made anew: something may have been missed."""
         self._asked = _any
         self._news.set()
@@ -91,7 +91,7 @@ class Revocations:
         """Withdraw what was revoked, until cancelled."""
         task_status.started()
         while True:
-            with trio.move_on_after(GLANCE if self._heard else float("inf")):
+            with trio.move_on_after(POLL_INTERVAL if self._heard else float("inf")):
                 await self._news.wait()
             self._news = trio.Event()
             self._withdraw_heard()
@@ -103,7 +103,7 @@ class Revocations:
         for place, until in list(self._heard.items()):
             delivery = self._ledger.find(place)
             if delivery is not None:
-                self._execution.withdraw(delivery)
+                self._execution.revoke(delivery)
             if delivery is not None or until < now:
                 del self._heard[place]
 
@@ -118,18 +118,18 @@ class Revocations:
             portions = list(_portions(by_queue[keys.queue]))
             ids = [[each.envelope.id for each in some if each.envelope] for some in portions]
             try:
-                answers = await self._redis.perform_all([revocation.places(keys, some) for some in ids])
+                answers = await self._redis.perform_all([revocation.get_places(keys, some) for some in ids])
             except BrokerError as error:
-                self._log.event("revocations:not-asked", "debug", queue=keys.queue, why=str(error))
+                self._log.event("revocations:read-failed", "debug", queue=keys.queue, why=str(error))
                 continue  # the next beat asks again
             for some, places in zip(portions, answers, strict=True):
                 for delivery, place in zip(some, places, strict=True):
                     if place == b"V" + delivery.entry:
-                        self._execution.withdraw(delivery)
+                        self._execution.revoke(delivery)
 
 
 def _held(delivery: Delivery) -> bool:
-    return delivery.read < time.time() - HELD
+    return delivery.read < time.time() - MIN_HELD_SECONDS
 
 
 def _any(_delivery: Delivery) -> bool:
@@ -137,4 +137,4 @@ def _any(_delivery: Delivery) -> bool:
 
 
 def _portions(deliveries: Sequence[Delivery]) -> Iterable[Sequence[Delivery]]:
-    return [deliveries[at : at + PORTION] for at in range(0, len(deliveries), PORTION)]
+    return [deliveries[at : at + PAGE_SIZE] for at in range(0, len(deliveries), PAGE_SIZE)]

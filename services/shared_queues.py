@@ -15,12 +15,12 @@ from trio.lowlevel import Task
 
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.job import new_id
-from celery5.protocol.prioritisation import BEST
+from celery5.protocol.prioritisation import MAX_WEIGHT
 from celery5.services.internal_queues import TasksQueue
 
 
 def _alike(_job: Delivery) -> float:
-    return BEST
+    return MAX_WEIGHT
 
 
 class _Pool:
@@ -34,10 +34,10 @@ class _Pool:
 
     def grant(self, queue: "SharedTasksQueue") -> bool:
         """Whether an executor of `queue` may take a job."""
-        if queue.reserved:
-            queue.reserved -= 1
+        if queue.reserved_slots:
+            queue.reserved_slots -= 1
             return True
-        if self.taken < max(each.crew for each in self.queues):
+        if self.taken < max(each.executor_count for each in self.queues):
             self._take(queue)
             return True
         if queue not in self._turned_away:
@@ -48,7 +48,7 @@ class _Pool:
         """So many slots are free. Where jobs have weights one may be for whoever gives it back, and goes on (`by`)."""
         self.taken -= slots
         for _ in range(slots):
-            if any(each.weight() < BEST for each in self.queues):
+            if any(each.get_next_weight() < MAX_WEIGHT for each in self.queues):
                 self._give_by_weight(by)
             else:
                 self._give_in_turn()
@@ -57,27 +57,27 @@ class _Pool:
         """To those who were turned away first."""
         while self._turned_away:
             queue = self._turned_away.popleft()
-            if queue.items and queue.call_one():
+            if queue.items and queue.wake_executor():
                 self._reserve(queue)
                 break
 
     def _give_by_weight(self, by: "SharedTasksQueue | None") -> None:
         """To whoever has jobs and whose turn is the earliest. Who was idle has saved nothing up."""
-        rivals = [each for each in self.queues if len(each.items) > each.reserved]
-        for queue in sorted(rivals, key=lambda each: max(each.turn, self.now)):
-            if queue is by or queue.call_one():
+        rivals = [each for each in self.queues if len(each.items) > each.reserved_slots]
+        for queue in sorted(rivals, key=lambda each: max(each.next_turn, self.now)):
+            if queue is by or queue.wake_executor():
                 self._reserve(queue)
                 break
 
     def _reserve(self, queue: "SharedTasksQueue") -> None:
-        queue.reserved += 1
+        queue.reserved_slots += 1
         self._take(queue)
 
     def _take(self, queue: "SharedTasksQueue") -> None:
         """It has a slot; the lighter its next job, the longer until its next turn."""
         self.taken += 1
-        self.now = max(self.now, queue.turn)
-        queue.turn = self.now + BEST / queue.weight()
+        self.now = max(self.now, queue.next_turn)
+        queue.next_turn = self.now + MAX_WEIGHT / queue.get_next_weight()
 
     def forget(self, queue: "SharedTasksQueue") -> None:
         """A life has ended."""
@@ -95,64 +95,64 @@ class SharedTasksQueue(TasksQueue):
         self._pool = pool
         self._at_work: set[Task] = set()
         self._weight: Callable[[Delivery], float] = _alike
-        self.crew = 0
+        self.executor_count = 0
         """How many executors it has."""
-        self.reserved = 0
+        self.reserved_slots = 0
         """Slots that are kept for it, until one of its executors wakes up."""
-        self.turn = 0.0
+        self.next_turn = 0.0
         """When it is its turn again, by weights: where that of another one is earlier, the other one is first."""
 
-    def weigh(self, weight: Callable[[Delivery], float]) -> None:
+    def set_weights(self, weight: Callable[[Delivery], float]) -> None:
         """As TasksQueue.weigh."""
         self._weight = weight
 
-    def weight(self) -> float:
+    def get_next_weight(self) -> float:
         """That of its next job."""
-        return self._weight(self.items[0]) if self.items else BEST
+        return self._weight(self.items[0]) if self.items else MAX_WEIGHT
 
-    async def next(self) -> Delivery | None:
+    async def take_next(self) -> Delivery | None:
         """As TasksQueue.next; whoever asks has ended its former job."""
         me = trio.lowlevel.current_task()
         if me in self._at_work:
             self._at_work.discard(me)
-            self._pool.give_back(1, None if self.surplus else self)
-        while not self.surplus:
-            if not self.items and self.reserved:
-                unused, self.reserved = self.reserved, 0
+            self._pool.give_back(1, None if self.surplus_executors else self)
+        while not self.surplus_executors:
+            if not self.items and self.reserved_slots:
+                unused, self.reserved_slots = self.reserved_slots, 0
                 self._pool.give_back(unused)
             if self.items and self._pool.grant(self):
                 self._at_work.add(me)
                 item = self.items.popleft()
                 if self.items:
-                    self.call_one()
+                    self.wake_executor()
                 return item
             await self._park()
-        self.surplus -= 1
+        self.surplus_executors -= 1
         if self.items:
-            self.call_one()
+            self.wake_executor()
         return None
 
-    def call_one(self) -> bool:
+    def wake_executor(self) -> bool:
         """Wake an executor; whether one is on its way."""
         if not self._waking:
             self._wake_one()
         return self._waking
 
-    def dismiss(self, count: int) -> None:
+    def remove_executors(self, count: int) -> None:
         """As TasksQueue.dismiss."""
-        self.crew -= count
-        super().dismiss(count)
+        self.executor_count -= count
+        super().remove_executors(count)
 
-    def keep(self, count: int) -> int:
+    def add_executors(self, count: int) -> int:
         """As TasksQueue.keep."""
         if self not in self._pool.queues:
             self._pool.queues.append(self)
-        self.crew += count
-        return super().keep(count)
+        self.executor_count += count
+        return super().add_executors(count)
 
-    def left(self) -> None:
+    def reset_executors(self) -> None:
         """All executors are gone, and what they had."""
-        freed, self.reserved, self.crew = len(self._at_work) + self.reserved, 0, 0
+        freed, self.reserved_slots, self.executor_count = len(self._at_work) + self.reserved_slots, 0, 0
         self._at_work.clear()
         self._pool.forget(self)
         self._pool.give_back(freed)
@@ -165,6 +165,6 @@ class SharedSlots:
         self.process = new_id()
         self._pools = {kind: _Pool() for kind in kinds}
 
-    def queues(self) -> dict[str, TasksQueue]:
+    def make_queues(self) -> dict[str, TasksQueue]:
         """Queues for another life."""
         return {kind: SharedTasksQueue(pool) for kind, pool in self._pools.items()}

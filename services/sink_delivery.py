@@ -1,7 +1,7 @@
 """Sink Delivery: gives Data Sinks the documents of results, each sink by itself (C86).
 
-Floor: services. Reads: the documents that wait for sinks, the set of queues. Writes: what `collect.lua`,
-`delivered.lua`, `defer.lua` and `inter.lua` say; whatever the sinks write.
+Floor: services. Reads: the documents that wait for sinks, the set of queues. Writes: what `claim_documents.lua`,
+`acknowledge_documents.lua`, `defer_documents.lua` and `bury_document.lua` say; whatever the sinks write.
 
 Each sink has a task of its own here, its own documents in Redis and its own retries, so one that fails or hangs holds
 up no other. A Router has documents for a while, which it renews while they are being written: when it dies, another
@@ -21,16 +21,16 @@ import trio
 
 from celery5.broker import calls, documents
 from celery5.broker.call import Call
-from celery5.broker.documents import Taken
+from celery5.broker.documents import ClaimedDocument
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, Corrupt
 from celery5.log import Log
-from celery5.protocol.documents import ResultDocument, result_document
+from celery5.protocol.documents import ResultDocument, parse_result_document
 from celery5.protocol.envelope import Failure
-from celery5.protocol.flow import Flow
-from celery5.protocol.names import kinds_of
-from celery5.services.waits import Waits
-from celery5.sinks import Outlet
+from celery5.protocol.flow import DeliveryPacing
+from celery5.protocol.names import get_class_names
+from celery5.services.waits import OutageLog
+from celery5.sinks import SinkOptions
 
 LEASE = 5.0
 """Seconds for which a Router has documents; while they are being written it renews that three times in each."""
@@ -63,41 +63,45 @@ class SinkDelivery:
         *,
         redis: Redis,
         keys: Keys,
-        outlets: Sequence[Outlet],
-        takers: Mapping[str, str],
+        sink_options: Sequence[SinkOptions],
+        recipients: Mapping[str, str],
         queue_names: Sequence[str],
         message_limit: int,
         log: Log,
     ) -> None:
         self._redis = redis
         self._keys = keys
-        self._takers = takers
-        self._waits = Waits(log, "sinks:waiting", "sinks:resumed")
+        self._takers = recipients
+        self._waits = OutageLog(log, "sinks:interrupted", "sinks:resumed")
         self._queues: dict[str, QueueKeys] = {}
         self._said = -math.inf
         self._waiting: dict[str, int] = {}
-        self._channels = {keys.of(name).documents: keys.of(name) for name in queue_names} if outlets else {}
-        self._flows = [_Outflow(redis, each, message_limit, log) for each in outlets]
+        self._channels = (
+            {keys.for_queue(name).documents: keys.for_queue(name) for name in queue_names}
+            if sink_options
+            else {}
+        )
+        self._flows = [_Outflow(redis, each, message_limit, log) for each in sink_options]
 
     @property
     def channels(self) -> list[str]:
         """The channels to listen to. Other queues are looked at now and then."""
         return list(self._channels)
 
-    def hear(self, channel: bytes, _payload: bytes) -> None:
+    def on_message(self, channel: bytes, _payload: bytes) -> None:
         """There are new documents."""
         self._look(self._channels[channel.decode()])
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The listening connection was made anew: something may have been missed."""
         for keys in self._queues.values():
             self._look(keys)
 
-    def told(self) -> dict[str, tuple[int, int]]:
+    def get_counts(self) -> dict[str, tuple[int, int]]:
         """How many documents this process has given to each sink, and how many it has buried."""
         return {flow.name: (flow.written, flow.buried) for flow in self._flows}
 
-    def waiting(self) -> dict[str, int]:
+    def get_waiting_counts(self) -> dict[str, int]:
         """How many documents each sink had not got yet when all queues were looked at last, whichever Router has them;
         for as long as there was no look, none is told of."""
         return self._waiting
@@ -116,11 +120,11 @@ class SinkDelivery:
                         await self._find_queues()
                         await self._count()
                     except BrokerError as error:
-                        self._waits.tell(error)
+                        self._waits.record_error(error)
                         await self._find_some()
                     else:
-                        self._waits.over()
-                    self.look_again()
+                        self._waits.record_recovery()
+                    self.recheck()
                     await trio.sleep(POLL)
         finally:
             with trio.move_on_after(STOP_LIMIT, shield=True):
@@ -129,13 +133,13 @@ class SinkDelivery:
                         nursery.start_soon(flow.close)
 
     async def _find_queues(self) -> None:
-        found = await self._redis.perform(calls.queues(self._keys))
+        found = await self._redis.perform(calls.list_queues(self._keys))
         if trio.current_time() > self._said + SAY_AGAIN:
             self._queues.clear()
             self._said = trio.current_time()
-        new = [self._keys.of(name) for name in found if name not in self._queues]
+        new = [self._keys.for_queue(name) for name in found if name not in self._queues]
         if self._takers and new:
-            await self._redis.perform_all([documents.say_takers(keys, self._takers) for keys in new])
+            await self._redis.perform_all([documents.declare_recipients(keys, self._takers) for keys in new])
         self._queues |= {keys.queue: keys for keys in new}
 
     async def _find_some(self) -> None:
@@ -143,13 +147,13 @@ class SinkDelivery:
         for keys in self._channels.values():
             if keys.queue not in self._queues:
                 with suppress(BrokerError):
-                    await self._redis.perform(documents.say_takers(keys, self._takers))
+                    await self._redis.perform(documents.declare_recipients(keys, self._takers))
                     self._queues[keys.queue] = keys
 
     async def _count(self) -> None:
         asked = [(flow.name, keys) for flow in self._flows for keys in self._queues.values()]
         found = dict.fromkeys([flow.name for flow in self._flows], 0)
-        counts = [documents.count(keys, name) for name, keys in asked]
+        counts = [documents.count_documents(keys, name) for name, keys in asked]
         for (name, _), number in zip(
             asked, await self._redis.perform_all(counts) if counts else [], strict=True
         ):
@@ -164,15 +168,15 @@ class SinkDelivery:
 class _Outflow:
     """What goes to one sink."""
 
-    def __init__(self, redis: Redis, outlet: Outlet, message_limit: int, log: Log) -> None:
+    def __init__(self, redis: Redis, outlet: SinkOptions, message_limit: int, log: Log) -> None:
         self.name = outlet.name
         self.written = self.buried = 0
         self._redis = redis
         self._outlet = outlet
         self._message_limit = message_limit
         self._log = log
-        self._waits = Waits(log, "sinks:waiting", "sinks:resumed", sink=outlet.name)
-        self._flow = Flow.begun(outlet.batch)
+        self._waits = OutageLog(log, "sinks:interrupted", "sinks:resumed", sink=outlet.name)
+        self._flow = DeliveryPacing.start(outlet.batch)
         self._due: dict[str, float] = {}
         self._keys: dict[str, QueueKeys] = {}
         self._news = trio.Event()
@@ -196,11 +200,11 @@ class _Outflow:
                     try:
                         await self._take_from(self._keys[queue])
                     except BrokerError as error:
-                        self._waits.tell(error)
+                        self._waits.record_error(error)
                         self.expect(self._keys[queue], trio.current_time() + AGAIN)
                         await trio.sleep(AGAIN)
                     else:
-                        self._waits.over()
+                        self._waits.record_recovery()
 
     async def close(self) -> None:
         """Close the sink, if it is one that can be closed: it opens again when another Router needs it here."""
@@ -213,26 +217,28 @@ class _Outflow:
             else:
                 await trio.to_thread.run_sync(close, abandon_on_cancel=True)
         except (Exception, SystemExit) as error:  # the user's code
-            self._log.event("sink:not-closed", "warning", sink=self.name, why=_told(error))
+            self._log.event("sink:close-failed", "warning", sink=self.name, why=_told(error))
 
     async def _take_from(self, keys: QueueKeys) -> None:
         """One batch of one queue."""
         self._due.pop(keys.queue, None)
-        call = documents.collect(keys, self.name, most=self._flow.size, room=ROOM, lease=LEASE)
+        call = documents.claim_documents(
+            keys, self.name, max_documents=self._flow.batch_size, max_bytes=ROOM, lease=LEASE
+        )
         found = await self._redis.perform(call)
-        if found.next_in is not None:
-            self.expect(keys, trio.current_time() + found.next_in)
-        if found.taken:
+        if found.retry_in is not None:
+            self.expect(keys, trio.current_time() + found.retry_in)
+        if found.documents:
             self.expect(keys, trio.current_time())  # there may be more
-            batch = await self._readable(keys, found.taken)
+            batch = await self._readable(keys, found.documents)
             if batch:
                 await self._deliver(keys, batch)
 
-    async def _readable(self, keys: QueueKeys, taken: Sequence[Taken]) -> "_Batch":
+    async def _readable(self, keys: QueueKeys, taken: Sequence[ClaimedDocument]) -> "_Batch":
         batch: _Batch = []
         for each in taken:
             try:
-                batch.append((each, result_document(keys.queue, each.document, self._message_limit)))
+                batch.append((each, parse_result_document(keys.queue, each.document, self._message_limit)))
             except Corrupt as error:
                 await self._bury(keys, each, error)
         return batch
@@ -253,11 +259,11 @@ class _Outflow:
             nursery.cancel_scope.cancel()
         if error is None:
             if self._flow.failures:
-                self._log.event("sink:again", sink=self.name, why="it takes documents again")
-            self._flow = self._flow.went()
+                self._log.event("sink:recovered", sink=self.name, why="it takes documents again")
+            self._flow = self._flow.after_success()
         else:
-            self._flow = self._flow.failed(len(batch))
-            await trio.sleep(self._flow.rest(random.random))
+            self._flow = self._flow.after_failure(len(batch))
+            await trio.sleep(self._flow.get_delay(random.random))
 
     async def _tell(self, keys: QueueKeys, batch: "_Batch", error: Exception | None) -> None:
         """What came of a batch. Should Redis be away, it is tried again when it is back."""
@@ -266,11 +272,16 @@ class _Outflow:
                 await self._after_failure(keys, batch, error)
                 return
             entries = [each.entry for each, _ in batch]
-            await self._redis.perform(documents.delivered(keys, self.name, entries))
+            await self._redis.perform(documents.acknowledge_documents(keys, self.name, entries))
             self.written += len(entries)
         except BrokerError as away:
             self._log.event(
-                "sinks:untold", "warning", sink=self.name, count=len(batch), why=str(away), hint=_UNTOLD
+                "sinks:confirm-failed",
+                "warning",
+                sink=self.name,
+                count=len(batch),
+                why=str(away),
+                hint=_UNTOLD,
             )
             self.expect(keys, trio.current_time() + LEASE)
 
@@ -279,7 +290,7 @@ class _Outflow:
         outlet = self._outlet
         try:
             with trio.fail_after(outlet.timeout):
-                if outlet.awaited:
+                if outlet.is_async:
                     await outlet.sink.write(given)
                 else:
                     # One thread for each sink: one that hangs for ever takes no more than that.
@@ -298,38 +309,44 @@ class _Outflow:
         with scope:
             while True:
                 await trio.sleep(LEASE / 3)
-                call = documents.defer(keys, self.name, entries, delay=LEASE, tried=False)
+                call = documents.defer_documents(keys, self.name, entries, delay=LEASE, tried=False)
                 try:
                     await self._redis.perform(call)
                 except BrokerError as error:
-                    self._log.event("sinks:waiting", "debug", sink=self.name, why=str(error))
+                    self._log.event("sinks:interrupted", "debug", sink=self.name, why=str(error))
 
     async def _after_failure(self, keys: QueueKeys, batch: "_Batch", error: Exception) -> None:
         one, policy = batch[0][0], self._outlet.retry
         if len(batch) > 1:  # one of them is to blame, or none is
             self._log.event("sink:failed", "debug", sink=self.name, count=len(batch), why=_told(error))
             entries = [each.entry for each, _ in batch]
-            await self._redis.perform(documents.defer(keys, self.name, entries, delay=0, tried=False))
-        elif policy.allows(one.tries + 1) and policy.covers(kinds_of(error)):
+            await self._redis.perform(
+                documents.defer_documents(keys, self.name, entries, delay=0, tried=False)
+            )
+        elif policy.allows(one.tries + 1) and policy.covers(get_class_names(error)):
             delay = policy.delay(one.tries + 1, random.random)
             self._log.event(
                 "sink:failed", "warning", sink=self.name, document=batch[0][1].id, tries=one.tries + 1,
                 delay=round(delay, 3), why=_told(error),
             )  # fmt: skip
-            await self._redis.perform(documents.defer(keys, self.name, [one.entry], delay=delay, tried=True))
+            await self._redis.perform(
+                documents.defer_documents(keys, self.name, [one.entry], delay=delay, tried=True)
+            )
         else:
             await self._bury(keys, one, error)
 
-    async def _bury(self, keys: QueueKeys, one: Taken, error: Exception) -> None:
+    async def _bury(self, keys: QueueKeys, one: ClaimedDocument, error: Exception) -> None:
         failure = Failure(type=type(error).__name__, message=_text(error), attempt=one.tries + 1)
         self._log.event(
-            "sink:buried", "error", sink=self.name, queue=keys.queue, why=_told(error), hint=_BURIED
+            "sink:dead-lettered", "error", sink=self.name, queue=keys.queue, why=_told(error), hint=_BURIED
         )
-        await self._redis.perform(documents.inter(keys, self.name, one.entry, msgspec.json.encode(failure)))
+        await self._redis.perform(
+            documents.bury_document(keys, self.name, one.entry, msgspec.json.encode(failure))
+        )
         self.buried += 1
 
 
-_Batch = list[tuple[Taken, ResultDocument]]
+_Batch = list[tuple[ClaimedDocument, ResultDocument]]
 
 
 async def _hurry(limit: trio.CancelScope) -> None:

@@ -23,7 +23,7 @@ from celery5.errors import BadArguments, BrokerError, MessageTooLarge, Misconfig
 from celery5.log import Log
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.backoff import full_jitter
-from celery5.protocol.documents import SourceDocument, job_of
+from celery5.protocol.documents import SourceDocument, make_document_job_id
 from celery5.protocol.job import Job, new_id
 from celery5.sources import Source
 from celery5.task import Task
@@ -64,11 +64,11 @@ class SourceIngestion:
         worker: str,
     ) -> None:
         self._kept = [
-            _Kept(each, _Emit(each, tasks, send), redis, keys.source(each.name), log, worker)
+            _Kept(each, _Emit(each, tasks, send), redis, keys.source_lease(each.name), log, worker)
             for each, tasks in subscriptions.items()
         ]
 
-    def told(self) -> dict[str, int]:
+    def get_counts(self) -> dict[str, int]:
         """How many documents this process has published, by source."""
         return {kept.source.name: kept.emit.count for kept in self._kept}
 
@@ -114,11 +114,11 @@ class _Emit:
 
     def _job(self, task: Task[..., Any], document: SourceDocument, *, named: bool) -> Job:
         """The job that gives `task` the document. One that has an id of its own is remembered by it."""
-        name = job_of(self._source.name, document.id, task.name)
+        name = make_document_job_id(self._source.name, document.id, task.name)
         if named:
             # A dead job keeps nobody away, and another attempt at publishing is no new document: the id and the window
             # outlive both.
-            kept = task.options_.results_ttl or task.app.settings.results_ttl
+            kept = task.send_options.results_ttl or task.app.settings.results_ttl
             task = task.options(
                 id=name, key=f"document {name}", unique_for=self._source.remember, results_ttl=kept
             )
@@ -180,7 +180,7 @@ class _Kept:
 
     async def _run_again(self) -> None:
         """Run it, and again after a while when it ends; for ever asleep when it is not to be run again."""
-        self._log.event("source:begun", source=self.source.name, single=self.source.single)
+        self._log.event("source:started", source=self.source.name, single=self.source.single)
         while True:
             await self._run_once()
             self._failures = 0
@@ -213,7 +213,7 @@ class _Kept:
         try:
             await self.emit(body)
         except (BadArguments, MessageTooLarge) as error:
-            self._log.event("source:refused", "error", source=self.source.name, why=_told(error))
+            self._log.event("source:document-rejected", "error", source=self.source.name, why=_told(error))
 
     # ---- one Router at a time
 
@@ -233,7 +233,9 @@ class _Kept:
 
     async def _hold(self) -> float:
         """Try to hold it; gives 0, or in how many seconds it may be free."""
-        return cast("float", await self._redis.perform(documents.hold(self._key, self._worker, lease=LEASE)))
+        return cast(
+            "float", await self._redis.perform(documents.acquire_lease(self._key, self._worker, lease=LEASE))
+        )
 
     async def _keep_holding(self, scope: trio.CancelScope) -> None:
         """Renew it; when that does not succeed in time, another may have it, so it ends here."""
@@ -246,17 +248,17 @@ class _Kept:
                     lost = bool(await self._hold())
                     until = until if lost else asked + LEASE
                 except BrokerError as error:
-                    self._log.event("source:not-renewed", "warning", source=self.source.name, why=str(error))
+                    self._log.event("source:renew-failed", "warning", source=self.source.name, why=str(error))
             if lost or trio.current_time() >= until:
-                self._log.event("source:lost", "warning", source=self.source.name, hint=_LOST)
+                self._log.event("source:lease-lost", "warning", source=self.source.name, hint=_LOST)
                 scope.cancel()
                 return
 
     async def _let_go(self) -> None:
         try:
-            await self._redis.perform(documents.let_go(self._key, self._worker))
+            await self._redis.perform(documents.release_lease(self._key, self._worker))
         except BrokerError as error:
-            self._log.event("source:not-let-go", "debug", source=self.source.name, why=str(error))
+            self._log.event("source:release-failed", "debug", source=self.source.name, why=str(error))
 
 
 def _listed(run: Callable[[], Any]) -> list[object]:

@@ -16,14 +16,14 @@ from contextlib import asynccontextmanager
 import trio
 
 from celery5.errors import PlatformError
-from celery5.protocol.remote_units import BOOT
-from celery5.services.own_folder import own_folder
+from celery5.protocol.remote_units import BOOTSTRAP_SCRIPT
+from celery5.services.own_folder import temporary_folder
 
-CONNECT = 30.0
+SILENCE_LIMIT = 30.0
 """Seconds for which a host may say nothing, from the first word on: that it is gone ssh notices sooner."""
-LIMIT = 25.0
+CALL_LIMIT = 25.0
 """Seconds for a call. The script there is ended after as many."""
-LONGEST = 1_048_576
+MAX_LINE_BYTES = 1_048_576
 """Bytes that are read of an answer."""
 _TEXT = 4096
 _LEAVE = 2.0
@@ -66,11 +66,11 @@ _TROUBLE = (
 """What ssh says, and what to do: the first that fits."""
 
 
-class HostAway(PlatformError):
+class HostUnreachable(PlatformError):
     """A host cannot be reached, or its connection was lost. How its members are nobody knows."""
 
 
-class SSHLine:
+class SSHConnection:
     """One host. `name` is what the cluster calls it, `destination` what ssh does; `program` is ssh itself."""
 
     def __init__(self, *, name: str, destination: str, program: Sequence[str] = ("ssh",)) -> None:
@@ -80,39 +80,39 @@ class SSHLine:
         self._socket = ""
 
     @asynccontextmanager
-    async def listening(self, script: bytes) -> AsyncGenerator["Lines"]:
+    async def stream_lines(self, script: bytes) -> AsyncGenerator["OutputLines"]:
         """Connect, have the script run there, and hear its lines, until there is none. Calls are possible meanwhile.
         Raises HostAway, or PlatformError for a script that failed, when it is left after the lines have ended."""
-        with own_folder("celery5-ssh") as folder:
+        with temporary_folder("celery5-ssh") as folder:
             path = f"{folder}/line"  # short: a socket's path has 100 characters
             options = ("ControlMaster=yes", f"ControlPath={path}")
             try:
                 async with self._running(options, script, 0) as (process, trouble):
                     self._socket = path
-                    lines = Lines(process, CONNECT)
+                    lines = OutputLines(process, SILENCE_LIMIT)
                     yield lines
                     self._socket = ""
-                    code = None if lines.silent or not lines.ended else await _code(process)
+                    code = None if lines.is_timed_out or not lines.is_ended else await _code(process)
             finally:
                 self._socket = ""
-        if lines.silent:
-            raise HostAway(f"host {self._name} has said nothing for {lines.limit:g} seconds")
-        if lines.ended:
+        if lines.is_timed_out:
+            raise HostUnreachable(f"host {self._name} has said nothing for {lines.limit:g} seconds")
+        if lines.is_ended:
             raise self._failed(code, trouble)
 
-    async def call(self, script: bytes) -> list[str]:
+    async def run_script(self, script: bytes) -> list[str]:
         """Have a script run there, and give what it said. Raises HostAway; PlatformError for a script that failed."""
         if not self._socket:
-            raise HostAway(f"host {self._name} is away")
+            raise HostUnreachable(f"host {self._name} is away")
         options = ("ControlMaster=no", f"ControlPath={self._socket}")
         said: list[str] = []
-        async with self._running(options, script, LIMIT) as (process, trouble):
-            lines = Lines(process, LIMIT + _LEAVE)
-            while (line := await lines.hear()) is not None:
+        async with self._running(options, script, CALL_LIMIT) as (process, trouble):
+            lines = OutputLines(process, CALL_LIMIT + _LEAVE)
+            while (line := await lines.read_line()) is not None:
                 said.append(line)
-            code = None if lines.silent else await _code(process)
-        if lines.silent:
-            raise HostAway(f"host {self._name} has not answered within {lines.limit:g} seconds")
+            code = None if lines.is_timed_out else await _code(process)
+        if lines.is_timed_out:
+            raise HostUnreachable(f"host {self._name} has not answered within {lines.limit:g} seconds")
         if code != 0:
             raise self._failed(code, trouble)
         return said
@@ -123,7 +123,7 @@ class SSHLine:
     ) -> AsyncGenerator[tuple[trio.Process, bytearray]]:
         """An ssh that runs a script there. What it complains of is gathered beside it."""
         flags = [flag for each in (*_OPTIONS, *options) for flag in ("-o", each)]
-        there = f"exec sh -c '{BOOT}' sh {limit:g}"
+        there = f"exec sh -c '{BOOTSTRAP_SCRIPT}' sh {limit:g}"
         command = [*self._program, *flags, "-T", "--", self._destination, there]
         try:
             process = await trio.lowlevel.open_process(
@@ -151,18 +151,18 @@ class SSHLine:
         said = trouble.decode(errors="replace")
         for sign, what in _TROUBLE:
             if code == _TRANSPORT and sign in said:
-                return HostAway(f"host {self._name} ({self._destination}): {what}")
+                return HostUnreachable(f"host {self._name} ({self._destination}): {what}")
         if code == _TOO_LONG:
-            return PlatformError(f"host {self._name} has not done it within {LIMIT:g} seconds")
+            return PlatformError(f"host {self._name} has not done it within {CALL_LIMIT:g} seconds")
         last = next(
             (each.strip() for each in reversed(said.splitlines()) if each.strip()), f"exit code {code}"
         )
         if code == _TRANSPORT:
-            return HostAway(f"host {self._name} ({self._destination}) is away: {last[:200]}")
+            return HostUnreachable(f"host {self._name} ({self._destination}) is away: {last[:200]}")
         return PlatformError(f"host {self._name} ({self._destination}) cannot do it: {last[:200]}")
 
 
-class Lines:
+class OutputLines:
     """What a process says on stdout, line by line. `limit`: seconds for which it may say nothing; `ended` when there is
     no more, `silent` when that was for the limit."""
 
@@ -172,20 +172,20 @@ class Lines:
         self._ready: deque[bytes] = deque()
         self._rest = b""
         self.limit = limit
-        self.ended = False
-        self.silent = False
+        self.is_ended = False
+        self.is_timed_out = False
 
-    async def hear(self) -> str | None:
+    async def read_line(self) -> str | None:
         """The next line; None when there is none."""
-        while not self._ready and not self.ended:
+        while not self._ready and not self.is_ended:
             piece: bytes | bytearray = b""
             with trio.move_on_after(self.limit) as scope:
                 piece = await self._stdout.receive_some()
-            self.silent = scope.cancelled_caught
-            self.ended = not piece
+            self.is_timed_out = scope.cancelled_caught
+            self.is_ended = not piece
             *lines, rest = (self._rest + bytes(piece)).split(b"\n")
             self._ready.extend(lines)
-            self._rest = rest[-LONGEST:]
+            self._rest = rest[-MAX_LINE_BYTES:]
         return self._ready.popleft().decode(errors="replace").rstrip("\r") if self._ready else None
 
 

@@ -19,14 +19,21 @@ import msgspec
 import trio
 
 from celery5.log import Log
-from celery5.loop import lateness
-from celery5.protocol.http import END, LARGEST_HEAD, BadRequest, Request, Response, read_request
-from celery5.protocol.metrics import CONTENT_TYPE, exposition
-from celery5.services.accepting import accepted
-from celery5.services.http_reading import read_head, read_on
-from celery5.services.vitals import Report, Vitals
+from celery5.loop import measure_lateness
+from celery5.protocol.http import (
+    HEAD_END,
+    MAX_HEAD_SIZE,
+    BadRequest,
+    HttpRequest,
+    HttpResponse,
+    parse_request,
+)
+from celery5.protocol.metrics import CONTENT_TYPE, format_exposition
+from celery5.services.accepting import accept_connection
+from celery5.services.http_reading import drain_request, read_head
+from celery5.services.vitals import ProbeReport, ProcessStatus
 
-CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 """Connections at once; others are told to come again."""
 LIMIT = 5.0
 """Seconds that one connection may take, from the first byte to the last."""
@@ -44,8 +51,10 @@ PATHS = ("/livez", "/readyz", "/metrics")
 class StatusPort:
     """Listens on `host`, at the first free one of `ports` ports from `port` on. Without a `port` it does nothing."""
 
-    def __init__(self, *, vitals: Vitals, log: Log, port: int | None, host: str, ports: int = 1) -> None:
-        self._vitals = vitals
+    def __init__(
+        self, *, process_status: ProcessStatus, log: Log, port: int | None, host: str, ports: int = 1
+    ) -> None:
+        self._vitals = process_status
         self._log = log
         self._port = port
         self._host = host
@@ -66,7 +75,9 @@ class StatusPort:
         told = False
         while listener is None:
             if not told:
-                self._log.event("status:no-port", "error", host=self._host, port=self._port, hint=_NO_PORT)
+                self._log.event(
+                    "status:open-failed", "error", host=self._host, port=self._port, hint=_NO_PORT
+                )
             told = True
             await trio.sleep(TRY_AGAIN)
             listener = await self._listening(self._port)
@@ -89,7 +100,7 @@ class StatusPort:
             if not polled:
                 listener.close()
 
-    def answer_for(self, seconds: float) -> bool:
+    def serve_while_blocked(self, seconds: float) -> bool:
         """Answer for this time, in another thread than the loop's, which is blocked. Return False when no port is
         open."""
         with self._guard:
@@ -123,12 +134,12 @@ class StatusPort:
     def _answer_blocked(self, stream: socket.socket) -> bytes:
         """Read one request and return the answer to it, in another thread than the loop's."""
         head, end = b"", time.monotonic() + BLOCKED_LIMIT
-        while END not in head and len(head) < LARGEST_HEAD and time.monotonic() < end:
-            if not (some := stream.recv(LARGEST_HEAD)):
+        while HEAD_END not in head and len(head) < MAX_HEAD_SIZE and time.monotonic() < end:
+            if not (some := stream.recv(MAX_HEAD_SIZE)):
                 break
             head += some
         try:
-            request = read_request(head.partition(END)[0] + END)
+            request = parse_request(head.partition(HEAD_END)[0] + HEAD_END)
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request, blocked=True).to_bytes(head_only=request.method == "HEAD")
@@ -137,20 +148,20 @@ class StatusPort:
         """A listener at the first port that is free and ours; None if there is none."""
         for port in range(first, min(first + self._ports, 65536)):
             try:
-                listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=CONNECTIONS)
+                listeners = await trio.open_tcp_listeners(port, host=self._host, backlog=MAX_CONNECTIONS)
             except OSError as error:
-                self._log.event("status:taken", "debug", port=port, why=str(error))
+                self._log.event("status:port-taken", "debug", port=port, why=str(error))
                 continue
             for each in listeners[1:]:  # a name with several addresses: the first is enough
                 await each.aclose()
-            self._log.event("status:listening", host=self._host, port=port)
+            self._log.event("status:opened", host=self._host, port=port)
             return listeners[0]
         return None
 
     async def _accept(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
         async with listener:
             while True:
-                nursery.start_soon(self._serve, await accepted(listener))
+                nursery.start_soon(self._serve, await accept_connection(listener))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         """One connection, whatever comes on it. When there are too many, the oldest is closed: a client that holds
@@ -158,7 +169,7 @@ class StatusPort:
         self._open += 1
         scope = trio.move_on_after(LIMIT)
         self._busy[scope] = None
-        if len(self._busy) > CONNECTIONS:
+        if len(self._busy) > MAX_CONNECTIONS:
             oldest = next(iter(self._busy))
             del self._busy[oldest]
             oldest.cancel()
@@ -166,7 +177,7 @@ class StatusPort:
             with scope, suppress(trio.BrokenResourceError, OSError):
                 await stream.send_all(await self._answer(stream))
                 await stream.send_eof()
-                await read_on(stream)
+                await drain_request(stream)
         finally:
             self._open -= 1
             self._busy.pop(scope, None)
@@ -174,18 +185,18 @@ class StatusPort:
 
     async def _answer(self, stream: trio.SocketStream) -> bytes:
         try:
-            request = read_request((await read_head(stream, within=LIMIT / 2))[0])
+            request = parse_request((await read_head(stream, timeout=LIMIT / 2))[0])
         except BadRequest as bad:
             return _refused(bad.status, bad.why).to_bytes()
         return self.respond(request).to_bytes(head_only=request.method == "HEAD")
 
-    def respond(self, request: Request, *, blocked: bool = False) -> Response:
+    def respond(self, request: HttpRequest, *, blocked: bool = False) -> HttpResponse:
         """The response to one request; while the loop is `blocked` another thread asks for it."""
         answer = {
-            "/livez": lambda: _reported(self._vitals.alive()),
-            "/readyz": lambda: _reported(self._vitals.ready(blocked=blocked)),
-            "/metrics": lambda: Response(
-                200, exposition(self._vitals.families(blocked=blocked)), CONTENT_TYPE
+            "/livez": lambda: _reported(self._vitals.get_liveness()),
+            "/readyz": lambda: _reported(self._vitals.get_readiness(blocked=blocked)),
+            "/metrics": lambda: HttpResponse(
+                200, format_exposition(self._vitals.metric_families(blocked=blocked)), CONTENT_TYPE
             ),
         }.get(request.path)
         if answer is None:
@@ -201,16 +212,16 @@ class StatusPort:
     async def _watch_the_loop(self) -> None:
         late: deque[float] = deque([0.0], maxlen=REMEMBERED)
         while True:
-            late.append(await lateness(TICK))
+            late.append(await measure_lateness(TICK))
             self._vitals.lag = max(late)
 
 
-def _reported(report: Report) -> Response:
-    return Response(200 if report.ok else 503, msgspec.json.encode(report) + b"\n")
+def _reported(report: ProbeReport) -> HttpResponse:
+    return HttpResponse(200 if report.ok else 503, msgspec.json.encode(report) + b"\n")
 
 
-def _refused(status: int, why: str, *more: tuple[str, str]) -> Response:
-    return Response(status, msgspec.json.encode({"error": why}) + b"\n", more=more)
+def _refused(status: int, why: str, *more: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, msgspec.json.encode({"error": why}) + b"\n", headers=more)
 
 
 _NO_PORT = (

@@ -22,24 +22,32 @@ import trio
 from celery5.errors import PlatformError
 from celery5.protocol.cluster import Cluster
 from celery5.protocol.members import (
-    PARENT,
+    PARENT_VARIABLE,
     Beat,
     Ended,
     Member,
+    MemberEvent,
     Ready,
     State,
     Stopping,
-    Word,
-    ended_because,
-    reason_in,
+    format_end_reason,
+    parse_failure_reason,
 )
-from celery5.services.own_folder import own_folder
+from celery5.services.own_folder import temporary_folder
 
-NOT_INHERITED = frozenset(
-    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", PARENT}
+EXCLUDED_VARIABLES = frozenset(
+    {
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "LISTEN_FDNAMES",
+        PARENT_VARIABLE,
+    }
 )
 """Variables that are meant for this process alone."""
-LARGEST = 4096
+MAX_DATAGRAM_BYTES = 4096
 """Bytes of one thing that is said."""
 END_LIMIT = 3.0
 """Seconds that children get which are left at the very end, before they are killed."""
@@ -70,14 +78,17 @@ class SubProcesses:
         self._folder = ""
         self._count = 0
         self._nursery: trio.Nursery | None = None
-        self._heard: Callable[[Word], None] = _nobody
+        self._heard: Callable[[MemberEvent], None] = _nobody
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Attend to the children until cancelled; those that are left then are ended."""
         self._heard = heard
-        with own_folder("celery5-controller") as self._folder:
+        with temporary_folder("celery5-controller") as self._folder:
             try:
                 async with trio.open_nursery() as self._nursery:
                     task_status.started()
@@ -132,7 +143,7 @@ class SubProcesses:
 
     def _begun(self, member: Member, path: str) -> "subprocess.Popen[bytes]":
         """From this very thread, and without one: a child is told of the end of the thread that has started it."""
-        surroundings = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        surroundings = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
         watched = {"WATCHDOG_USEC": str(int(self._watch * 1e6))} if self._watch else {}
         return subprocess.Popen(
             [sys.executable, "-m", "celery5", *member.arguments],
@@ -142,7 +153,7 @@ class SubProcesses:
                 **member.environment,
                 "NOTIFY_SOCKET": path,
                 **watched,
-                PARENT: str(os.getpid()),
+                PARENT_VARIABLE: str(os.getpid()),
             },
             process_group=0,  # Ctrl-C reaches it by way of this process, once
         )
@@ -165,7 +176,7 @@ class SubProcesses:
             os.unlink(child.path)
         code = child.process.returncode
         if code is not None:
-            how = how_ended(code) if code == 0 else ended_because(how_ended(code), child.reason)
+            how = describe_exit(code) if code == 0 else format_end_reason(describe_exit(code), child.reason)
             self._heard(Ended(child.member.name, how, code))
 
     async def _listen(self, child: _Child, ear: trio.socket.SocketType) -> None:
@@ -177,12 +188,14 @@ class SubProcesses:
         """All that has been said so far."""
         while True:
             try:
-                said, creds, _flags, _who = ear.recvmsg(LARGEST, socket.CMSG_SPACE(_CREDENTIALS.size))
+                said, creds, _flags, _who = ear.recvmsg(
+                    MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
             except (BlockingIOError, InterruptedError):
                 return
             if _ASKS_WHO is None or _speaker(creds) == child.process.pid:
-                child.reason = reason_of(said) or child.reason
-                for word in words(child.member.name, said):
+                child.reason = parse_error(said) or child.reason
+                for word in parse_notification(child.member.name, said):
                     child.state = _STATES.get(type(word), child.state)
                     self._heard(word)
 
@@ -198,7 +211,7 @@ class SubProcesses:
             child.attended.cancel()
 
 
-def words(name: str, said: bytes) -> Iterator[Word]:
+def parse_notification(name: str, said: bytes) -> Iterator[MemberEvent]:
     """Return the meaning of a datagram of sd_notify(3) from the member `name`; unknown fields are ignored. A status
     alone is no sign that the event loop runs: a thread also sends it while the loop is blocked."""
     lines = said.decode(errors="replace").splitlines()
@@ -209,19 +222,22 @@ def words(name: str, said: bytes) -> Iterator[Word]:
             yield Ready(name)
         elif (variable, value) == ("STOPPING", "1"):
             yield Stopping(name)
-        elif variable == "STATUS" and not reason_in(value):
+        elif variable == "STATUS" and not parse_failure_reason(value):
             yield Beat(name, value[:500], turns)
         elif (variable, value) == ("WATCHDOG", "1"):
             yield Beat(name)
 
 
-def reason_of(said: bytes) -> str:
+def parse_error(said: bytes) -> str:
     """Return the error with which the sender of a datagram ends; '' for none."""
     lines = said.decode(errors="replace").splitlines()
-    return next((reason_in(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")), "")
+    return next(
+        (parse_failure_reason(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")),
+        "",
+    )
 
 
-def how_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"it ended with {code}"
@@ -267,8 +283,8 @@ async def _ended(process: "subprocess.Popen[bytes]") -> None:
         await trio.sleep(0.1)
 
 
-def _nobody(_word: Word) -> None:
+def _nobody(_word: MemberEvent) -> None:
     """Nobody listens yet."""
 
 
-_STATES: Mapping[type[Word], State] = {Ready: "up", Beat: "up", Stopping: "stopping"}
+_STATES: Mapping[type[MemberEvent], State] = {Ready: "up", Beat: "up", Stopping: "stopping"}

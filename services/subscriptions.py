@@ -1,6 +1,6 @@
 """Subscriptions: tells Redis which events the tasks of this worker are subscribed to, and keeps that current (C5).
 
-Floor: services. Reads: nothing. Writes: what `declare.lua` says.
+Floor: services. Reads: nothing. Writes: what `declare_subscriptions.lua` says.
 
 Routers make jobs for whoever is in the registry, whether a worker lives or not. What no worker declares any more is
 retired when its time is over. A worker without subscriptions does nothing here.
@@ -76,37 +76,43 @@ class Subscriptions:
                 wanted = [each for each in subscriptions if each.name not in back]
                 subjects = sorted({subject for each in wanted for subject in each.subjects})
                 told = await self._redis.perform(
-                    trips.declare(Keys(app), named, subjects, lasts=self._lasts, catch_up=self._room)
+                    trips.declare_subscriptions(
+                        Keys(app), named, subjects, ttl=self._lasts, catch_up=self._room
+                    )
                 )
-                self._learn(app, told.back)
+                self._learn(app, told.unsubscribed)
                 # What is only wanted by those that were taken back would be kept again, and sent again.
                 more = self._room > 0 and told.sent == self._room
-                back = told.back
+                back = told.unsubscribed
                 if told.changed or told.sent:
-                    self._log.event("events:subscribed", of=app, changed=told.changed, caught_up=told.sent)
+                    self._log.event(
+                        "subscription:declared", of=app, changed=told.changed, caught_up=told.sent
+                    )
 
     def _learn(self, app: str, back: tuple[str, ...]) -> None:
         """Remember what was taken back, and tell once of each."""
         new = [name.replace("\n", " ") for name in back if name not in self._back.get(app, ())]
         self._back[app] = back
         if new:
-            self._log.event("events:taken-back", "warning", of=app, subscriptions=new, hint=_BACK)
+            self._log.event("events:unsubscribed", "warning", of=app, subscriptions=new, hint=_BACK)
 
     async def _look(self) -> None:
         """Warn of applications that nobody has seen yet: their names may be misspelt."""
         for app, subscriptions in self._subscribed.items():
             if app in {each.job.app for each in subscriptions}:
                 continue
-            known = await self._redis.perform(trips.is_known(Keys(app)))
-            if not known and not await self._redis.perform(calls.queues(Keys(app))):
+            known = await self._redis.perform(trips.is_app_known(Keys(app)))
+            if not known and not await self._redis.perform(calls.list_queues(Keys(app))):
                 events = sorted({each.event for each in subscriptions})
-                self._log.event("events:unknown-application", "warning", of=app, events=events, hint=_UNKNOWN)
+                self._log.event(
+                    "events:application-not-found", "warning", of=app, events=events, hint=_UNKNOWN
+                )
 
     async def _declared(self) -> bool:
         try:
             await self.declare()
         except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("events:not-declared", "warning", why=str(error))
+            self._log.event("events:declare-failed", "warning", why=str(error))
             return False
         return True
 

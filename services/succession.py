@@ -22,14 +22,14 @@ def pid_of(platform: Platform, name: str) -> int | None:
     return None if tells is None else tells(name)
 
 
-def fence(platform: Platform, may: Callable[[], bool]) -> None:
+def set_fence(platform: Platform, may_act: Callable[[], bool]) -> None:
     """What it does later than it was asked, it does only when this Controller still `may`."""
     fences: Callable[[Callable[[], bool]], None] | None = getattr(platform, "fence", None)
     if fences is not None:
-        fences(may)
+        fences(may_act)
 
 
-def leave(platform: Platform) -> None:
+def release_members(platform: Platform) -> None:
     """Another Controller looks after its members from now on."""
     leaves: Callable[[], None] | None = getattr(platform, "leave", None)
     if leaves is not None:

@@ -12,32 +12,34 @@ from collections.abc import Mapping
 
 from celery5.protocol.delivery import Delivery
 from celery5.services.internal_queues import TasksQueue
-from celery5.services.ledger import Ledger
+from celery5.services.ledger import InFlightJobs
 
-DEATHS = 2
+SUSPECT_DEATHS = 2
 """Workers that went down with a job before it is a suspect; fewer where fewer are enough to bury it."""
 
 
-class Suspects:
+class IsolatedJobs:
     """A lane for one."""
 
-    def __init__(self, *, queues: Mapping[str, TasksQueue], ledger: Ledger, max_deliveries: int) -> None:
-        self.deaths = min(DEATHS, max_deliveries)
+    def __init__(
+        self, *, queues: Mapping[str, TasksQueue], in_flight: InFlightJobs, max_deliveries: int
+    ) -> None:
+        self.min_deaths = min(SUSPECT_DEATHS, max_deliveries)
         self._queues = queues
-        self._ledger = ledger
+        self._ledger = in_flight
         self._waiting: deque[Delivery] = deque()
         self._out: Delivery | None = None
-        ledger.watch(self._look)
+        in_flight.add_listener(self._look)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def admit(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery) -> None:
         """Let `delivery`, which the ledger has, run when it is its turn."""
         self._waiting.append(delivery)
         self._look()
 
-    def withdraw(self, delivery: Delivery) -> bool:
+    def remove(self, delivery: Delivery) -> bool:
         """Take one out that waits. False when it is not here."""
         if delivery not in self._waiting:
             return False

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 BUS = "org.freedesktop.DBus"
 SYSTEMD = "org.freedesktop.systemd1"
 MANAGER = "org.freedesktop.systemd1.Manager"
-OBJECT = "/org/freedesktop/systemd1"
+MANAGER_PATH = "/org/freedesktop/systemd1"
 PROPERTIES = "org.freedesktop.DBus.Properties"
-LIMIT = 10.0
+REPLY_LIMIT = 10.0
 """Seconds that an answer may take."""
-UNDER_WAY = 1000
+MAX_PENDING_CALLS = 1000
 """Calls without an answer, at most."""
 _GONE = (trio.BrokenResourceError, trio.EndOfChannel, trio.ClosedResourceError)
 
-Hear = Callable[[str, str, tuple[Any, ...]], None]
+SignalHandler = Callable[[str, str, tuple[Any, ...]], None]
 """Hears one signal: its path, its name, what it says. Never waits."""
 
 
-class BusLost(PlatformError):
+class SystemdDisconnected(PlatformError):
     """The connection to systemd is gone, or could not be made."""
 
 
-class Refused(PlatformError):
+class SystemdError(PlatformError):
     """systemd answered with an error; `name` is D-Bus' word for it."""
 
     def __init__(self, message: str, *, name: str) -> None:
@@ -56,7 +56,7 @@ class SystemdBus:
         self._answers: dict[int, tuple[trio.MemorySendChannel[Message], Callable[[], None] | None]] = {}
         self._manager = ""
 
-    async def live(self, hear: Hear, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run(self, on_signal: SignalHandler, *, task_status: trio.TaskStatus[None]) -> None:
         """Be connected, and have `hear` told of the signals of systemd's manager and of its units, until cancelled.
         Raises BusLost when the connection is gone, and when systemd itself leaves the bus, as it does to begin anew."""
         stream = await _connected(self._path)
@@ -65,40 +65,40 @@ class SystemdBus:
         try:
             self._connection = DBusConnection(stream.socket)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, hear)
+                nursery.start_soon(self._read, on_signal)
                 await self._introduce()
                 task_status.started()
         except BaseExceptionGroup as group:
             why, others = group.split((*_GONE, PlatformError))
             if why is None or others is not None:
                 raise
-            raise BusLost(f"the bus at {self.where} is gone: {_first_of(why)}") from None
+            raise SystemdDisconnected(f"the bus at {self.address} is gone: {_first_of(why)}") from None
         finally:
             self._connection = None
             self._answers.clear()
             stream.socket.close()
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """The socket, for people."""
         return self._path.replace("\0", "@", 1)
 
-    async def ask(
-        self, method: str, signature: str = "", *body: Any, then: Callable[[], None] | None = None
+    async def call_manager(
+        self, method: str, signature: str = "", *body: Any, on_done: Callable[[], None] | None = None
     ) -> tuple[Any, ...]:
         """Call a method of systemd's manager. `then` is called as it is done, before later signals are heard.
         Raises BusLost and Refused."""
-        return await self._call(SYSTEMD, OBJECT, MANAGER, method, signature, body, then)
+        return await self._call(SYSTEMD, MANAGER_PATH, MANAGER, method, signature, body, on_done)
 
-    async def read(self, path: str, interface: str, name: str) -> Any:
+    async def get_property(self, path: str, interface: str, name: str) -> Any:
         """The value of one property of a unit. Raises BusLost and Refused."""
         answer = await self._call(SYSTEMD, path, PROPERTIES, "Get", "ss", (interface, name))
         return answer[0][1]
 
-    async def read_all(self, path: str, interface: str) -> Mapping[str, Any]:
+    async def get_properties(self, path: str, interface: str) -> Mapping[str, Any]:
         """The values of all properties of a unit. Raises BusLost and Refused."""
         answer = await self._call(SYSTEMD, path, PROPERTIES, "GetAll", "s", (interface,))
-        return plain(answer[0])
+        return strip_types(answer[0])
 
     async def _introduce(self) -> None:
         """Say hello, and have all signals sent that matter. Who owns systemd's name is asked for last: then nothing can
@@ -106,12 +106,12 @@ class SystemdBus:
         await self._of_the_bus("Hello")
         for rule in (
             f"type='signal',sender='{SYSTEMD}',interface='{MANAGER}'",
-            f"type='signal',sender='{SYSTEMD}',interface='{PROPERTIES}',path_namespace='{OBJECT}/unit'",
+            f"type='signal',sender='{SYSTEMD}',interface='{PROPERTIES}',path_namespace='{MANAGER_PATH}/unit'",
             f"type='signal',sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
         ):
             await self._of_the_bus("AddMatch", "s", rule)
         (self._manager,) = await self._of_the_bus("GetNameOwner", "s", SYSTEMD)
-        await self.ask("Subscribe")
+        await self.call_manager("Subscribe")
 
     async def _of_the_bus(self, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
         return await self._call(BUS, "/org/freedesktop/DBus", BUS, method, signature, body)
@@ -128,22 +128,24 @@ class SystemdBus:
     ) -> tuple[Any, ...]:
         from jeepney import DBusAddress, HeaderFields, MessageType, new_method_call
 
-        if self._connection is None or len(self._answers) >= UNDER_WAY:
-            raise BusLost(f"not connected to systemd at {self.where}")
+        if self._connection is None or len(self._answers) >= MAX_PENDING_CALLS:
+            raise SystemdDisconnected(f"not connected to systemd at {self.address}")
         call = new_method_call(DBusAddress(path, to, interface), method, signature or None, body)
         with self._answer(then) as (serial, answer):
             try:
-                with trio.fail_after(LIMIT):
+                with trio.fail_after(REPLY_LIMIT):
                     await self._connection.send(call, serial=serial)
                     reply = await answer.receive()
             except trio.TooSlowError:
-                raise BusLost(f"systemd has not answered to {method} for {LIMIT:g} s") from None
+                raise SystemdDisconnected(
+                    f"systemd has not answered to {method} for {REPLY_LIMIT:g} s"
+                ) from None
             except _GONE:
-                raise BusLost(f"the bus at {self.where} is gone") from None
+                raise SystemdDisconnected(f"the bus at {self.address} is gone") from None
         if reply.header.message_type is MessageType.error:
             name = str(reply.header.fields.get(HeaderFields.error_name, ""))
             text = str(reply.body[0]) if reply.body else name
-            raise Refused(f"systemd refuses {method}: {text}", name=name)
+            raise SystemdError(f"systemd refuses {method}: {text}", name=name)
         return reply.body
 
     @contextmanager
@@ -158,7 +160,7 @@ class SystemdBus:
         finally:
             self._answers.pop(serial, None)
 
-    async def _read(self, hear: Hear) -> None:
+    async def _read(self, hear: SignalHandler) -> None:
         """Read until the connection is gone; those who wait for an answer then hear that there will be none."""
         from jeepney import HeaderFields, MessageType
 
@@ -180,7 +182,9 @@ class SystemdBus:
             for say, _ in self._answers.values():
                 say.close()
 
-    def _hear(self, fields: Mapping[Any, Any], names: Any, body: tuple[Any, ...], hear: Hear) -> None:
+    def _hear(
+        self, fields: Mapping[Any, Any], names: Any, body: tuple[Any, ...], hear: SignalHandler
+    ) -> None:
         sender, name = str(fields.get(names.sender, "")), str(fields.get(names.member, ""))
         if sender == BUS and name == "NameOwnerChanged":
             if self._manager:
@@ -195,7 +199,7 @@ def _first_of(error: BaseException) -> BaseException:
     return error if inner is None else _first_of(inner[0])
 
 
-def plain(said: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+def strip_types(said: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Properties without the types that D-Bus has with each."""
     return {name: value for name, (_, value) in said.items()}
 
@@ -206,7 +210,7 @@ async def _connected(path: str) -> trio.SocketStream:
 
     shown = path.replace("\0", "@", 1)
     try:
-        with trio.fail_after(LIMIT):
+        with trio.fail_after(REPLY_LIMIT):
             stream = await trio.open_unix_socket(path)
             try:
                 await _introduced(stream, Authenticator(inc_null_byte=False))
@@ -214,8 +218,8 @@ async def _connected(path: str) -> trio.SocketStream:
                 stream.socket.close()
                 raise
     except (OSError, trio.TooSlowError, trio.BrokenResourceError, AuthenticationError) as error:
-        why = f"no answer within {LIMIT:g} s" if isinstance(error, trio.TooSlowError) else str(error)
-        raise BusLost(f"cannot connect to systemd's bus at {shown}: {why}") from None
+        why = f"no answer within {REPLY_LIMIT:g} s" if isinstance(error, trio.TooSlowError) else str(error)
+        raise SystemdDisconnected(f"cannot connect to systemd's bus at {shown}: {why}") from None
     return stream
 
 

@@ -13,20 +13,20 @@ from typing import TypedDict
 
 import trio
 
-from celery5.protocol.liveness import beat_of
+from celery5.protocol.liveness import get_beat_interval
 
-PATIENCE = 1.0
+SEND_TIMEOUT = 1.0
 """Seconds for which a message that matters is offered again to a systemd that is too busy to read."""
 
 
-class Notification(TypedDict):
+class NotifySettings(TypedDict):
     """What systemd wants to hear: the `address` of its socket and the `interval` of the watchdog's food in seconds."""
 
     address: str | None
     interval: float | None
 
 
-def from_environment(environ: Mapping[str, str], pid: int) -> Notification:
+def read_notify_settings(environ: Mapping[str, str], pid: int) -> NotifySettings:
     """What systemd asks of the process `pid` through its environment; nothing when it was not started by systemd.
 
     The interval is a small part of WATCHDOG_USEC: what is killed for its silence has hung nearly as long as that, and
@@ -39,12 +39,12 @@ def from_environment(environ: Mapping[str, str], pid: int) -> Notification:
     limit = environ.get("WATCHDOG_USEC", "")
     ours = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
     watched = ours and limit.isascii() and limit.isdigit() and int(limit) > 0
-    return {"address": address, "interval": beat_of(int(limit) / 1e6) if watched else None}
+    return {"address": address, "interval": get_beat_interval(int(limit) / 1e6) if watched else None}
 
 
-def taken_from_environment(environ: MutableMapping[str, str], pid: int) -> Notification:
+def take_notify_settings(environ: MutableMapping[str, str], pid: int) -> NotifySettings:
     """As `from_environment`, and takes it out, so that no child speaks for its parent: systemd listens to one."""
-    wanted = from_environment(environ, pid)
+    wanted = read_notify_settings(environ, pid)
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         environ.pop(name, None)
     return wanted
@@ -68,9 +68,9 @@ def notify(address: str | None, *lines: str) -> bool:
     return True
 
 
-def insist(address: str | None, *lines: str) -> None:
+def notify_with_retry(address: str | None, *lines: str) -> None:
     """Send one datagram that matters, in blocking code: again while the socket is full, for a second at most."""
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + SEND_TIMEOUT
     while not notify(address, *lines) and time.monotonic() < limit:
         time.sleep(0.01)
 
@@ -94,12 +94,12 @@ class SystemdNotify:
         address: str | None,
         interval: float | None = None,
         status: Callable[[], str] | None = None,
-        leaving: Callable[[], bool] = _always,
+        is_exiting: Callable[[], bool] = _always,
     ) -> None:
         self._address = address
         self._interval = interval
         self._status = status
-        self._leaving = leaving
+        self._leaving = is_exiting
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Say READY=1, feed the watchdog until cancelled, then say STOPPING=1."""
@@ -124,6 +124,6 @@ class SystemdNotify:
 
     async def _insist(self, *lines: str) -> None:
         """Say it again while systemd's socket is full, for a second at most: we must not hang with it."""
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(SEND_TIMEOUT):
             while not notify(self._address, *lines):  # noqa: ASYNC110  only looking again tells that there is room
                 await trio.sleep(0.01)

@@ -20,7 +20,7 @@ def is_service(environ: Mapping[str, str], pid: int) -> bool:
     return ours and bool(environ.get("INVOCATION_ID")) and bool(environ.get("NOTIFY_SOCKET"))
 
 
-def chosen(environ: Mapping[str, str], pid: int) -> bool:
+def should_use_systemd(environ: Mapping[str, str], pid: int) -> bool:
     """Whether a Controller should have systemd start its members, when nobody said otherwise: it is a service itself,
     and may ask the systemd that has started it. A service of the system's that runs as a user may not."""
     if not is_service(environ, pid) or (os.geteuid() != 0 and "MANAGERPID" not in environ):
@@ -28,13 +28,13 @@ def chosen(environ: Mapping[str, str], pid: int) -> bool:
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(1.0)
-            line.connect(bus_of(environ))
+            line.connect(find_bus(environ))
     except (OSError, PlatformError):
         return False
     return True
 
 
-def bus_of(environ: Mapping[str, str]) -> str:
+def find_bus(environ: Mapping[str, str]) -> str:
     """The socket of the bus on which our systemd is: the system's for root, else the user's; the user's, too, for root
     in a service of its own systemd. Raises PlatformError for an address that is no unix socket."""
     if os.geteuid() == 0 and "MANAGERPID" not in environ:
@@ -42,7 +42,7 @@ def bus_of(environ: Mapping[str, str]) -> str:
     return _socket_of(environ.get("DBUS_SESSION_BUS_ADDRESS", "")) or f"{_runtime(environ)}/bus"
 
 
-def folder_of(environ: Mapping[str, str]) -> Path:
+def get_runtime_folder(environ: Mapping[str, str]) -> Path:
     """A folder for files that are gone when the machine is: systemd's for this service, else one below the user's."""
     given = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if given:

@@ -25,28 +25,36 @@ from celery5.broker.kept_folder import make_private
 from celery5.errors import PlatformError
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.members import Beat, Ended, Member, State, Word, ended_because, reason_in
-from celery5.protocol.units import (
-    SERVICE,
-    UNIT,
-    Command,
-    environment_file,
-    member_of,
-    path_of,
-    pattern,
-    properties,
-    state,
-    unit_of,
-    words,
+from celery5.protocol.members import (
+    Beat,
+    Ended,
+    Member,
+    MemberEvent,
+    State,
+    format_end_reason,
+    parse_failure_reason,
 )
-from celery5.services.systemd_bus import BusLost, Refused, SystemdBus, plain
-from celery5.services.systemd_place import bus_of, folder_of
+from celery5.protocol.units import (
+    SERVICE_INTERFACE,
+    UNIT_INTERFACE,
+    LaunchCommand,
+    build_properties,
+    format_environment_file,
+    get_member_events,
+    get_unit_name,
+    get_unit_path,
+    get_unit_pattern,
+    parse_member_name,
+    parse_state,
+)
+from celery5.services.systemd_bus import SystemdBus, SystemdDisconnected, SystemdError, strip_types
+from celery5.services.systemd_place import find_bus, get_runtime_folder
 
-AGAIN = 5.0
+MAX_RECONNECT_DELAY = 5.0
 """Seconds between two attempts to reach a bus that is gone, at most."""
-LOOKS = 5
+BEAT_CHECKS = 5
 """Looks at a member's last beat in the time after which it counts as hung."""
-UNLOADING = 20
+START_ATTEMPTS = 20
 """Attempts to start a member whose former unit systemd has not yet forgotten, a tenth of a second apart."""
 _EXISTS = "org.freedesktop.systemd1.UnitExists"
 _NONE = ("org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.DBus.Error.UnknownObject")
@@ -61,7 +69,7 @@ class _Known:
 
     def __init__(self, unit: str, now: State, *, begun: bool) -> None:
         self.unit = unit
-        self.path = path_of(unit)
+        self.path = get_unit_path(unit)
         self.now: State = now
         self.begun = begun
         self.ours = not begun
@@ -89,16 +97,19 @@ class SystemdUnits:
         self._environ = os.environ if environ is None else environ
         self._cluster = cluster
         self._app = app
-        self._bus = SystemdBus(bus or bus_of(self._environ))
-        self._folder = folder_of(self._environ)
+        self._bus = SystemdBus(bus or find_bus(self._environ))
+        self._folder = get_runtime_folder(self._environ)
         self._known: dict[str, _Known] = {}
         self._paths: dict[str, str] = {}
         self._doubtful: set[str] = set()
         self._doubt = trio.Event()
-        self._heard: Callable[[Word], None] = _nobody
+        self._heard: Callable[[MemberEvent], None] = _nobody
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Live until cancelled; what still runs then goes on, for the next Controller. A bus that is gone is tried
         again, but for the first time: then PlatformError is raised."""
@@ -114,31 +125,33 @@ class SystemdUnits:
         while True:
             try:
                 await self._watch(up)
-            except BusLost:
+            except SystemdDisconnected:
                 if not begun:
                     raise
             attempt += 1
-            await trio.sleep(full_jitter(attempt, start=0.1, cap=AGAIN, random=random.random))
+            await trio.sleep(full_jitter(attempt, start=0.1, cap=MAX_RECONNECT_DELAY, random=random.random))
 
     async def start(self, member: Member) -> None:
         """Begin to start it. Raises PlatformError."""
         file = self._folder / f"{self._stem(member.name)}.{secrets.token_hex(4)}.env"
-        unit = unit_of(self._app, member.name)
-        told = properties(member, self._command(file))
+        unit = get_unit_name(self._app, member.name)
+        told = build_properties(member, self._command(file))
         known = self._know(member.name, _Known(unit, "starting", begun=False))
         known.files = [*self._files(member.name), file]
         try:
             self._write_environment(file, member)
-            for left in reversed(range(UNLOADING)):
+            for left in reversed(range(START_ATTEMPTS)):
                 try:
                     what: tuple[Any, ...] = (unit, "fail", told, [])
-                    await self._bus.ask("StartTransientUnit", "ssa(sv)a(sa(sv))", *what, then=known.begin)
+                    await self._bus.call_manager(
+                        "StartTransientUnit", "ssa(sv)a(sa(sv))", *what, on_done=known.begin
+                    )
                     return
-                except Refused as error:
+                except SystemdError as error:
                     if error.name != _EXISTS or not left:
                         raise
-                with suppress(Refused):
-                    await self._bus.ask("ResetFailedUnit", "s", unit)
+                with suppress(SystemdError):
+                    await self._bus.call_manager("ResetFailedUnit", "s", unit)
                 await trio.sleep(0.1)
         except PlatformError as error:
             if self._known.get(member.name) is known:
@@ -153,7 +166,7 @@ class SystemdUnits:
         """SIGKILL for its process; its understudy has a moment to put its jobs back, then systemd ends what is left."""
         try:
             await self._about(name, "KillUnit", "ssi", "main", int(signal.SIGKILL))
-        except Refused:  # it has no such process just now
+        except SystemdError:  # it has no such process just now
             await self._about(name, "KillUnit", "ssi", "all", int(signal.SIGKILL))
 
     async def reload(self, name: str) -> None:
@@ -184,8 +197,8 @@ class SystemdUnits:
         if known is None:
             return
         try:
-            await self._bus.ask(method, signature, known.unit, *body)
-        except Refused as error:
+            await self._bus.call_manager(method, signature, known.unit, *body)
+        except SystemdError as error:
             if error.name not in _NONE:
                 raise
             self._tell(name, {"ActiveState": "inactive"})
@@ -194,37 +207,41 @@ class SystemdUnits:
         """Be connected and look after members until the bus is gone. Raises BusLost."""
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._bus.live, self._hear)
+                await nursery.start(self._bus.run, self._hear)
                 await self._look()
                 up()
                 nursery.start_soon(self._resolve_doubts)
-                period = self._cluster.hung_after / LOOKS or math.inf
+                period = self._cluster.hung_after / BEAT_CHECKS or math.inf
                 while True:
                     await trio.sleep(period)
                     for name in [name for name, known in self._known.items() if known.now == "up"]:
                         await self._feel(name)
         except BaseExceptionGroup as group:
-            lost, others = group.split(BusLost)
+            lost, others = group.split(SystemdDisconnected)
             if lost is None or others is not None:
                 raise
-            raise BusLost(str(lost.exceptions[0])) from None
+            raise SystemdDisconnected(str(lost.exceptions[0])) from None
 
     async def _look(self) -> None:
         """See what runs: whoever is known and does not has ended, and whoever is not known and does is adopted."""
         live = ["activating", "active", "reloading", "deactivating"]
-        (units,) = await self._bus.ask("ListUnitsByPatterns", "asas", live, [pattern(self._app)])
-        found = {member_of(self._app, unit): (unit, active) for unit, _, _, active, *_ in units}
+        (units,) = await self._bus.call_manager(
+            "ListUnitsByPatterns", "asas", live, [get_unit_pattern(self._app)]
+        )
+        found = {parse_member_name(self._app, unit): (unit, active) for unit, _, _, active, *_ in units}
         found.pop("", None)
         for name in [name for name, known in self._known.items() if known.begun and name not in found]:
             self._doubtful.add(name)
         for name, (unit, active) in found.items():
-            now = state(active)
+            now = parse_state(active)
             if name in self._known:
                 self._tell(name, {"ActiveState": active})
             elif now is not None:
                 known = self._know(name, _Known(unit, now, begun=True))
-                with suppress(Refused):  # it has just ended, which systemd says
-                    known.said["MainPID"] = await self._bus.read(known.path, SERVICE, "MainPID")
+                with suppress(SystemdError):  # it has just ended, which systemd says
+                    known.said["MainPID"] = await self._bus.get_property(
+                        known.path, SERVICE_INTERFACE, "MainPID"
+                    )
         for name in tuple(self._doubtful):
             await self._look_at(name)
 
@@ -235,11 +252,11 @@ class SystemdUnits:
         if known is None or not known.begun:
             return
         try:
-            said = await self._bus.read_all(known.path, UNIT)
-            known.said.update(await self._bus.read_all(known.path, SERVICE))
-        except Refused:
+            said = await self._bus.get_properties(known.path, UNIT_INTERFACE)
+            known.said.update(await self._bus.get_properties(known.path, SERVICE_INTERFACE))
+        except SystemdError:
             said = {"ActiveState": "inactive"}
-        waits = state(str(said["ActiveState"])) is None and said.get("Job", (0,))[0] != 0
+        waits = parse_state(str(said["ActiveState"])) is None and said.get("Job", (0,))[0] != 0
         if self._known.get(name) is known and not waits:
             self._tell(name, {"ActiveState": said["ActiveState"]})
 
@@ -255,8 +272,10 @@ class SystemdUnits:
         known = self._known.get(name)
         if known is None:
             return
-        with suppress(Refused):  # it has just ended, and systemd says so
-            beat = int(await self._bus.read(known.path, SERVICE, "WatchdogTimestampMonotonic"))
+        with suppress(SystemdError):  # it has just ended, and systemd says so
+            beat = int(
+                await self._bus.get_property(known.path, SERVICE_INTERFACE, "WatchdogTimestampMonotonic")
+            )
             if beat != known.beat:
                 known.beat = beat
                 self._say(known, Beat(name))
@@ -266,28 +285,30 @@ class SystemdUnits:
         if what == "PropertiesChanged":
             name = self._paths.get(path, "")
             if name and self._known[name].begun:
-                self._hear_change(name, str(body[0]), plain(body[1]))
+                self._hear_change(name, str(body[0]), strip_types(body[1]))
         elif what == "JobRemoved" and body[3] != "done":
-            self._wonder(member_of(self._app, body[2]))
+            self._wonder(parse_member_name(self._app, body[2]))
         elif what == "UnitRemoved":
-            name = member_of(self._app, body[0])
+            name = parse_member_name(self._app, body[0])
             if name in self._known:
                 self._tell(name, {"ActiveState": "inactive"})
 
     def _hear_change(self, name: str, interface: str, changed: dict[str, Any]) -> None:
         """The properties of the service come before those of the unit: how it ended before that it has."""
-        if interface == SERVICE:
+        if interface == SERVICE_INTERFACE:
             known = self._known[name]
             before, status = known.status, str(changed.pop("StatusText", ""))
             known.said.update(changed)
-            if reason_in(status):
-                known.reason = reason_in(status)
+            if parse_failure_reason(status):
+                known.reason = parse_failure_reason(status)
             elif (
                 status and status != before
             ):  # each change tells of the status, also of one that is as it was
                 known.status = status
                 self._say(known, Beat(name, status))
-        elif interface == UNIT and changed.get("StateChangeTimestampMonotonic") != 0:  # it has been started
+        elif (
+            interface == UNIT_INTERFACE and changed.get("StateChangeTimestampMonotonic") != 0
+        ):  # it has been started
             self._tell(name, changed)
 
     def _wonder(self, name: str) -> None:
@@ -301,16 +322,16 @@ class SystemdUnits:
         known = self._known[name]
         if not known.begun:
             return
-        found = words(name, known.unit, {**known.said, **changed}, known.now)
-        known.now = state(str(changed.get("ActiveState", ""))) or known.now
+        found = get_member_events(name, known.unit, {**known.said, **changed}, known.now)
+        known.now = parse_state(str(changed.get("ActiveState", ""))) or known.now
         for word in found:
             if isinstance(word, Ended):
                 self._forget(name)
                 if word.code:
-                    word = Ended(word.name, ended_because(word.how, known.reason), word.code)
+                    word = Ended(word.name, format_end_reason(word.how, known.reason), word.code)
             self._say(known, word)
 
-    def _say(self, known: _Known, word: Word) -> None:
+    def _say(self, known: _Known, word: MemberEvent) -> None:
         if known.ours:
             self._heard(word)
 
@@ -327,17 +348,17 @@ class SystemdUnits:
             with suppress(OSError):
                 file.unlink()
 
-    def _command(self, environment: Path) -> Command:
-        return Command(
+    def _command(self, environment: Path) -> LaunchCommand:
+        return LaunchCommand(
             program=(sys.executable, "-m", "celery5"),
-            folder=os.getcwd(),
-            environment=str(environment),
+            directory=os.getcwd(),
+            environment_file=str(environment),
             hung_after=self._cluster.hung_after,
             start_limit=self._cluster.start_limit,
         )
 
     def _stem(self, name: str) -> str:
-        return path_of(unit_of(self._app, name)).rpartition("/")[2]  # a unit's has backslashes
+        return get_unit_path(get_unit_name(self._app, name)).rpartition("/")[2]  # a unit's has backslashes
 
     def _files(self, name: str) -> list[Path]:
         """The files that there are by now. Each start has one of its own: another Controller may hear late of an end,
@@ -346,7 +367,7 @@ class SystemdUnits:
 
     def _write_environment(self, path: Path, member: Member) -> None:
         """Raises PlatformError."""
-        text = environment_file({**self._environ, **member.environment})
+        text = format_environment_file({**self._environ, **member.environment})
         try:
             make_private(self._folder)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -356,5 +377,5 @@ class SystemdUnits:
             raise PlatformError(f"cannot write {path}, which has its environment: {error.strerror}") from None
 
 
-def _nobody(_word: Word) -> None:
+def _nobody(_word: MemberEvent) -> None:
     """Nobody listens yet."""

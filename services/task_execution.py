@@ -18,35 +18,43 @@ import trio
 from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
-from celery5.deduplicate import declined
+from celery5.deduplicate import get_rejection
 from celery5.errors import BadArguments, BrokerError
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, too_late
+from celery5.protocol.delivery import Delivery, check_start_deadline
 from celery5.protocol.envelope import Failure
-from celery5.protocol.prefetch import Pace
-from celery5.protocol.verdict import INTERRUPTED, WITHDRAWN, Outcome, Raised, Reason, Refused, Stranded
-from celery5.runners.context import CURRENT, TELL, CurrentJob
-from celery5.runners.ending import failure_of, raised
-from celery5.runners.hand import Hand
-from celery5.services.black_box import BlackBox, numbered
-from celery5.services.circuits import Circuits
+from celery5.protocol.prefetch import DurationEstimate
+from celery5.protocol.verdict import (
+    INTERRUPTED,
+    JOB_REVOKED,
+    BrokerLost,
+    Outcome,
+    PermanentFailure,
+    Raised,
+    Reason,
+)
+from celery5.runners.context import CURRENT_JOB, LOG_EVENT, CurrentJob
+from celery5.runners.ending import get_error_outcome, make_failure
+from celery5.runners.hand import RunningJob
+from celery5.services.black_box import SidecarMemory, number_queues
+from celery5.services.circuits import CircuitBreakers
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.deadlines import Deadlines
 from celery5.services.internal_queues import TasksQueue
-from celery5.services.judgement import Judgement
-from celery5.services.lease import MARGIN, Lease, now
-from celery5.services.suspects import Suspects
+from celery5.services.judgement import OutcomeHandler
+from celery5.services.lease import MARGIN_FRACTION, Lease, now
+from celery5.services.suspects import IsolatedJobs
 from celery5.task import Task
 
-YIELD = 0.005
+YIELD_INTERVAL = 0.005
 """Seconds that one executor may go on with jobs that never wait, before it lets others run."""
-CANCEL_LIMIT = 5.0
+CANCEL_TIMEOUT = 5.0
 """Seconds that cancelled jobs get to end."""
 
 
-ASK_LIMIT = 1.0
+PING_TIMEOUT = 1.0
 """Seconds that Redis gets to show that it is there, when a job says that it is not."""
-RECENT = 2.0
+STABLE_CONNECTION = 2.0
 """Seconds after its return in which a job may still say that Redis is away: a breaker of the job's own is open."""
 
 
@@ -54,7 +62,7 @@ class Redis(Protocol):
     """The worker's own connection."""
 
     @property
-    def up_since(self) -> float | None: ...
+    def connected_since(self) -> float | None: ...
 
     async def perform(self, call: Call[object], /) -> object: ...
 
@@ -63,7 +71,7 @@ class Runner(Protocol):
     """Runs one function to its outcome."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], hand: Hand
+        self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], running_job: RunningJob
     ) -> Outcome: ...
 
 
@@ -77,56 +85,56 @@ class TaskExecution:
         queues: Mapping[str, TasksQueue],
         runners: Mapping[str, Runner],
         redis: Redis,
-        paces: Mapping[str, Pace],
-        judgement: Judgement,
+        duration_estimates: Mapping[str, DurationEstimate],
+        outcome_handler: OutcomeHandler,
         budget: ConcurrencyBudget,
         lease: Lease,
         deadlines: Deadlines,
-        circuits: Circuits,
-        black_box: BlackBox | None,
-        suspects: Suspects,
+        circuit_breakers: CircuitBreakers,
+        sidecar_memory: SidecarMemory | None,
+        isolated_jobs: IsolatedJobs,
         consumed: Sequence[QueueKeys],
         log: Log,
         worker: str,
         grace_period: float,
-        another: Callable[[], bool],
+        is_restarting: Callable[[], bool],
     ) -> None:
         self._tasks = tasks
         self._queues = queues
         self._runners = runners
         self._redis = redis
-        self._paces = paces
-        self._judgement = judgement
+        self._paces = duration_estimates
+        self._judgement = outcome_handler
         self._budget = budget
         self._lease = lease
         self._deadlines = deadlines
-        self._circuits = circuits
-        self._black_box = black_box
-        self._suspects = suspects
-        self._numbers = numbered([keys.queue for keys in consumed])
+        self._circuits = circuit_breakers
+        self._black_box = sidecar_memory
+        self._suspects = isolated_jobs
+        self._numbers = number_queues([keys.queue for keys in consumed])
         self._log = log
         self._worker = worker
         self._grace_period = grace_period
-        self._another = another
+        self._another = is_restarting
         self._patient = False
-        self._running: dict[Delivery, Hand] = {}
+        self._running: dict[Delivery, RunningJob] = {}
         self._idle = trio.Event()
         self._stuck = False
         self._grace = trio.CancelScope()
-        self._latest: Hand | None = None
+        self._latest: RunningJob | None = None
         self._nursery: trio.Nursery | None = None
         self._crews: dict[str, int] = {}
         self._pens = 0
         self._unused: list[int] = []
-        budget.count(self.executing)
-        budget.follow(self.resize)
+        budget.set_running_counter(self.count_running)
+        budget.add_listener(self.resize)
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """How many jobs run now."""
         return len(self._running)
 
-    def executing(self, kind: str) -> int:
+    def count_running(self, kind: str) -> int:
         """How many jobs of one kind run now."""
         return sum(delivery.kind == kind for delivery in self._running)
 
@@ -137,20 +145,20 @@ class TaskExecution:
         queue, more = self._queues[kind], slots - self._crews.get(kind, 0)
         self._crews[kind] = slots
         if more < 0:
-            queue.dismiss(-more)
+            queue.remove_executors(-more)
             return
-        for _ in range(queue.keep(more)):
+        for _ in range(queue.add_executors(more)):
             if not self._unused:
                 self._unused.append(self._pens)
                 self._pens += 1
             self._nursery.start_soon(self._work, kind, heappop(self._unused))
 
     @property
-    def active(self) -> list[Delivery]:
+    def running_deliveries(self) -> list[Delivery]:
         """What runs now."""
         return list(self._running)
 
-    def hurry(self) -> None:
+    def cancel_now(self) -> None:
         """When this stops, or if it is stopping, what runs is cancelled at once and given back."""
         self._grace.deadline = -math.inf
         self._grace_period = 0.0
@@ -184,19 +192,19 @@ class TaskExecution:
                     await gone.wait()
 
     async def _keep_executors(self, scope: trio.CancelScope) -> None:
-        TELL.set(self._log.event)
+        LOG_EVENT.set(self._log.event)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     nursery.start_soon(self._watch_lease)
                     for kind, queue in self._queues.items():
-                        queue.surplus = 0
-                        self.resize(kind, self._budget.slots(kind))
+                        queue.surplus_executors = 0
+                        self.resize(kind, self._budget.get_slots(kind))
         finally:
             self._nursery = None
             for queue in self._queues.values():
-                queue.left()
+                queue.reset_executors()
             self._crews.clear()
             self._unused.clear()
             self._pens = 0
@@ -205,7 +213,7 @@ class TaskExecution:
             self._idle.set()
 
     def _pen(self, slot: int) -> "_Pen":
-        return None if self._black_box is None else self._black_box.pen(slot, self._numbers)
+        return None if self._black_box is None else self._black_box.make_recorder(slot, self._numbers)
 
     async def _work(self, kind: str, number: int) -> None:
         """One executor. Its jobs share a cancel scope for as long as none of them is cancelled: a scope for each job
@@ -218,7 +226,7 @@ class TaskExecution:
         )
         wanted = True
         while wanted:
-            hand = Hand()
+            hand = RunningJob()
             try:
                 with hand.scope:
                     wanted = await self._work_on(hand, queue, runner, pace, pen)
@@ -229,67 +237,73 @@ class TaskExecution:
             if delivery is not None:
                 ended = time.time()
                 if delivery.started:
-                    pace.ran(max(ended - delivery.started, 0.0))
-                self._ended(hand, delivery, ended, hand.why or INTERRUPTED)
-            if hand.behind is not None:
-                await self._left_behind(hand.behind, delivery)
+                    pace.record(max(ended - delivery.started, 0.0))
+                self._ended(hand, delivery, ended, hand.cancel_outcome or INTERRUPTED)
+            if hand.thread_ended is not None:
+                await self._left_behind(hand.thread_ended, delivery)
         heappush(self._unused, number)
 
     async def _left_behind(self, end: trio.Event, delivery: Delivery | None) -> None:
         """A thread goes on that takes no notice of being told to stop: it has the slot until it ends."""
         job = delivery.envelope.id if delivery and delivery.envelope else ""
-        self._log.event("job:left-behind", "warning", job=job)
+        self._log.event("job:abandoned", "warning", job=job)
         await end.wait()
 
-    async def _work_on(self, hand: Hand, queue: TasksQueue, runner: Runner, pace: Pace, pen: "_Pen") -> bool:
+    async def _work_on(
+        self, hand: RunningJob, queue: TasksQueue, runner: Runner, pace: DurationEstimate, pen: "_Pen"
+    ) -> bool:
         """Job after job, until one of them is cancelled. False when there are more executors than slots."""
         clock, lease = time.perf_counter, self._lease
         yielded = clock()
-        while hand.why is None:
-            delivery = await queue.next()
+        while hand.cancel_outcome is None:
+            delivery = await queue.take_next()
             if delivery is None:
                 return False
             hand.delivery = delivery
             self._running[delivery] = hand
-            if now() >= lease.until:
-                await lease.sure()
+            if now() >= lease.expires_at:
+                await lease.wait_until_valid()
             if pen is not None:
                 pen(delivery)
             delivery.started = time.time()
             began = clock()
             outcome = await self._outcome(delivery, runner, hand)
             ended = clock()
-            if type(outcome) is Stranded and await self._redis_is_here():
+            if type(outcome) is BrokerLost and await self._redis_is_here():
                 outcome = outcome.raised or Raised(outcome.failure)
-            if hand.why is not None:
-                outcome = hand.verdict_on(outcome)
+            if hand.cancel_outcome is not None:
+                outcome = hand.get_outcome(outcome)
             if pace.mean is None:  # reading on need not wait until these are settled
-                self._budget.learnt()
-            pace.ran(ended - began)
+                self._budget.on_first_duration()
+            pace.record(ended - began)
             self._ended(hand, delivery, delivery.started + ended - began, outcome)
             if self._latest is not hand:
                 # Another executor ended a job since our last one: the loop goes round without our help.
                 self._latest, yielded = hand, ended
-            elif ended - yielded > YIELD:
+            elif ended - yielded > YIELD_INTERVAL:
                 await trio.lowlevel.checkpoint()
                 yielded = clock()
         return True
 
-    async def _outcome(self, delivery: Delivery, runner: Runner, hand: Hand) -> Outcome:
+    async def _outcome(self, delivery: Delivery, runner: Runner, hand: RunningJob) -> Outcome:
         envelope = delivery.envelope
         assert envelope is not None, "the Consumer hands on only what it could read"
-        if (envelope.expires is not None or delivery.until) and (late := too_late(delivery, envelope)):
+        if (envelope.expires is not None or delivery.start_before) and (
+            late := check_start_deadline(delivery, envelope)
+        ):
             return late
-        if envelope.task in self._circuits.shut and (barred := self._circuits.bar(delivery, envelope.task)):
+        if envelope.task in self._circuits.not_closed and (
+            barred := self._circuits.try_bar(delivery, envelope.task)
+        ):
             return barred
         task = self._tasks[envelope.task]
         try:
             args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
         except BadArguments as error:
-            return Refused(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
+            return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
         except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
-            return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
-        CURRENT.set(
+            return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
+        CURRENT_JOB.set(
             CurrentJob(
                 envelope.id,
                 envelope.task,
@@ -300,33 +314,33 @@ class TaskExecution:
                 envelope.trace,
             )
         )
-        limits = self._deadlines.limits(envelope)
+        limits = self._deadlines.get_limits(envelope)
         if limits is not None:
-            self._deadlines.watch(hand, limits)
+            self._deadlines.start(hand, limits)
         try:
             if task.deduplicate is not None:
-                unwanted = declined(await runner.execute(task.deduplicate, args, kwargs, hand))
+                unwanted = get_rejection(await runner.execute(task.deduplicate, args, kwargs, hand))
                 if unwanted is not None:
                     return unwanted
             return await runner.execute(task.function, args, kwargs, hand)
         except Exception as error:  # no thread could be started, say
-            return raised(error)
+            return get_error_outcome(error)
         finally:
             if limits is not None:
-                self._deadlines.forget(hand)
+                self._deadlines.stop(hand)
 
     async def _redis_is_here(self) -> bool:
         """Whether this worker reaches Redis, and has for a while: a job that does not has failed by itself then."""
-        with trio.move_on_after(ASK_LIMIT):
+        with trio.move_on_after(PING_TIMEOUT):
             try:
                 await self._redis.perform(calls.PING)
             except BrokerError:
                 return False
-            up = self._redis.up_since
-            return up is not None and trio.current_time() - up >= RECENT
+            up = self._redis.connected_since
+            return up is not None and trio.current_time() - up >= STABLE_CONNECTION
         return False
 
-    def _ended(self, hand: Hand, delivery: Delivery, finished: float, outcome: Outcome) -> None:
+    def _ended(self, hand: RunningJob, delivery: Delivery, finished: float, outcome: Outcome) -> None:
         """The job is out of the executor's hands: judge, hand on, log."""
         hand.delivery = None
         if self._running.pop(delivery, None) is None:
@@ -334,32 +348,32 @@ class TaskExecution:
         if not self._running:
             self._idle.set()
         delivery.finished = finished
-        self._judgement.hand_on(delivery, outcome)
+        self._judgement.handle_outcome(delivery, outcome)
 
-    def withdraw(self, delivery: Delivery) -> None:
+    def revoke(self, delivery: Delivery) -> None:
         """The job was revoked: end it if it runs, drop it if it waits here. Its end is waited for, for as long as it
         takes, unless its task says otherwise."""
         hand = self._running.get(delivery)
         queue = self._queues.get(delivery.kind)
         if hand is not None and delivery.envelope is not None:
             task = self._tasks[delivery.envelope.task]
-            hand.cancel(WITHDRAWN, 0.0 if task.abandon_on_cancel else math.inf)
-        elif self._suspects.withdraw(delivery) or (queue is not None and queue.withdraw(delivery)):
+            hand.cancel(JOB_REVOKED, 0.0 if task.abandon_on_cancel else math.inf)
+        elif self._suspects.remove(delivery) or (queue is not None and queue.remove(delivery)):
             delivery.finished = time.time()
-            self._judgement.hand_on(delivery, WITHDRAWN)
+            self._judgement.handle_outcome(delivery, JOB_REVOKED)
 
     async def _wind_up(self) -> None:
-        if not self._lease.lost:
+        if not self._lease.is_lost:
             with trio.move_on_after(self._grace_period) as self._grace:
                 await self._drained()
         # What goes on in a thread ends with the process. When that goes on, too, as another incarnation, it is waited
         # for: given back, the job would run here and elsewhere at once.
-        self._patient = self._another() and not self._lease.lost
+        self._patient = self._another() and not self._lease.is_lost
         self._interrupt(patience=math.inf if self._patient else None)
-        with trio.move_on_after(CANCEL_LIMIT):
+        with trio.move_on_after(CANCEL_TIMEOUT):
             await self._drained()
         if self._patient and self._running:
-            self._log.event("job:waited-for", "warning", jobs=self._ids(), hint=_WAITED_FOR)
+            self._log.event("job:awaited", "warning", jobs=self._ids(), hint=_WAITED_FOR)
             await self._drained()
         self._patient = False
         self._stuck = bool(self._running)
@@ -378,26 +392,26 @@ class TaskExecution:
         that have a slot of a limit. They are given back if this worker can settle again before others take it for
         dead."""
         while True:
-            await self._lease.runs_out()
-            while self._lease.lasts():  # the margin: a job that begins in it is interrupted, too
+            await self._lease.wait_for_expiry()
+            while self._lease.is_valid():  # the margin: a job that begins in it is interrupted, too
                 self._interrupt_limited()
-                await trio.sleep(self._lease.seconds * MARGIN / 4)
-                if self._lease.until - now() > self._lease.seconds * MARGIN:
+                await trio.sleep(self._lease.seconds * MARGIN_FRACTION / 4)
+                if self._lease.expires_at - now() > self._lease.seconds * MARGIN_FRACTION:
                     break  # it was renewed at last
             else:
                 self._interrupt_limited()
-                await self._lease.sure()
+                await self._lease.wait_until_valid()
 
     def _interrupt_limited(self) -> None:
         for delivery, hand in list(self._running.items()):
-            if hand.why is None and self._must_end_with_lease(delivery):
+            if hand.cancel_outcome is None and self._must_end_with_lease(delivery):
                 job = delivery.envelope and delivery.envelope.id
                 self._log.event("job:interrupted", "warning", job=job, why="the lease of this worker is over")
                 hand.cancel(INTERRUPTED)
 
     def _must_end_with_lease(self, delivery: Delivery) -> bool:
         rule, envelope = delivery.rule, delivery.envelope
-        if rule is None or envelope is None or rule.most is None or rule.per != "all":
+        if rule is None or envelope is None or rule.max_running is None or rule.per != "all":
             return False
         return delivery.kind in ("trio", "asyncio") and not self._tasks[envelope.task].continue_without_lease
 
@@ -409,7 +423,7 @@ class TaskExecution:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    EXECUTOR = _work_on.__code__
+    EXECUTOR_CODE = _work_on.__code__
     """The function that runs one job after another, as it is found on a stack; its `delivery` is the job."""
 
 

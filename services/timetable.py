@@ -1,6 +1,6 @@
 """Timetable: fires the schedules when their time has come (C93, C102).
 
-Floor: services. Reads: the schedules; a channel on which changes are told. Writes: what `fire.lua` says: jobs on
+Floor: services. Reads: the schedules; a channel on which changes are told. Writes: what `fire_schedule.lua` says: jobs on
 queues, and the schedules' next fire times; the set of queues.
 
 Any number of Schedulers may do the same at the same time. Each looks what is due, works out what is to be done, and
@@ -17,18 +17,18 @@ from celery5.app import App
 from celery5.broker import calls, scheduling
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys
-from celery5.broker.scheduling import Upcoming
+from celery5.broker.scheduling import DueSchedules
 from celery5.errors import BrokerReplied, BrokerUnavailable, Corrupt, Misconfigured
-from celery5.fire_times import following
+from celery5.fire_times import get_next_fire_time
 from celery5.log import Log
 from celery5.protocol import schedules
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.metrics import Family, counter
-from celery5.protocol.schedules import Due, Schedule
-from celery5.scheduled import job_of
-from celery5.services.passing import passes_for_all
+from celery5.protocol.metrics import MetricFamily, make_counter
+from celery5.protocol.schedules import Schedule, ScheduleStep
+from celery5.scheduled import make_fired_job
+from celery5.services.passing import is_outage
 
-PORTION = 100
+SCHEDULES_PER_CALL = 100
 """Schedules of one queue that are looked at in one trip."""
 LOOK_AGAIN = 5.0
 """Seconds after which it is looked at all of them anyway."""
@@ -66,13 +66,13 @@ class Timetable:
     @property
     def channels(self) -> list[str]:
         """The channels to listen to."""
-        return [self._keys.schedule_news]
+        return [self._keys.schedule_changes]
 
-    def hear(self, _channel: bytes, _payload: bytes) -> None:
+    def on_message(self, _channel: bytes, _payload: bytes) -> None:
         """A schedule was added or changed."""
         self._news.set()
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """The listening connection was made anew: something may have been missed."""
         self._news.set()
 
@@ -80,10 +80,10 @@ class Timetable:
         """Whatever schedules there are, it is ready."""
         return {}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         """What became of fire times here."""
         for what, count in self._counts.items():
-            yield counter(
+            yield make_counter(
                 f"celery5_schedules_{what}_total",
                 f"Fire times of schedules that this Scheduler has {what}.",
                 count,
@@ -100,26 +100,29 @@ class Timetable:
                 await self._news.wait()
             self._news = trio.Event()
 
-    async def look(self) -> float:
+    async def fire_due(self) -> float:
         """One pass over all queues. Gives in how many seconds the next one is due."""
         wait = LOOK_AGAIN
-        queues = await self._redis.perform(scheduling.queues(self._keys))
-        asked = [scheduling.upcoming(self._keys, self._app.queue(each), limit=PORTION) for each in queues]
-        found: list[Upcoming | str] = await self._performed(asked)
+        queues = await self._redis.perform(scheduling.list_schedule_queues(self._keys))
+        asked = [
+            scheduling.get_due_schedules(self._keys, self._app.queue(each), limit=SCHEDULES_PER_CALL)
+            for each in queues
+        ]
+        found: list[DueSchedules | str] = await self._performed(asked)
         for queue, each in zip(queues, found, strict=True):
             if isinstance(each, str):
                 self._tell_stuck(queue, "all", each)
                 continue
-            if each.due_in is not None:
-                wait = min(wait, each.due_in)
+            if each.next_due_in is not None:
+                wait = min(wait, each.next_due_in)
             wait = min(wait, await self._fire(queue, each))
         return wait
 
     async def _looked(self) -> float:
         try:
-            wait = await self.look()
+            wait = await self.fire_due()
         except (BrokerUnavailable, BrokerReplied) as error:
-            self._log.event("timetable:waiting", "debug" if self._missed else "warning", why=str(error))
+            self._log.event("timetable:interrupted", "debug" if self._missed else "warning", why=str(error))
             self._missed = True
             return AGAIN
         self._missed = False
@@ -131,7 +134,7 @@ class Timetable:
         try:
             return await self._redis.perform_all(trips) if trips else []
         except BrokerReplied as error:
-            if passes_for_all(error):
+            if is_outage(error):
                 raise
         return [await self._performed_alone(trip) for trip in trips]
 
@@ -139,22 +142,26 @@ class Timetable:
         try:
             return await self._redis.perform(trip)
         except BrokerReplied as error:
-            if passes_for_all(error):
+            if is_outage(error):
                 raise
             return str(error)
 
-    async def _fire(self, queue: str, found: Upcoming) -> float:
+    async def _fire(self, queue: str, found: DueSchedules) -> float:
         """Do what is to be done about the schedules of a queue that are due. Gives when the next of them is."""
-        wait, steps, trips = LOOK_AGAIN, list[tuple[Schedule, Due | None, int | None]](), list[Call[bool]]()
+        wait, steps, trips = (
+            LOOK_AGAIN,
+            list[tuple[Schedule, ScheduleStep | None, int | None]](),
+            list[Call[bool]](),
+        )
         for record, busy in found.due:
-            schedule = schedules.decode(record, self._app.settings.message_limit)
+            schedule = schedules.decode_schedule(record, self._app.settings.message_limit)
             step = self._step(schedule, found.now, busy=busy)
             if schedule is None or isinstance(step, str):
                 wait = min(wait, STUCK)
                 self._tell_stuck(queue, record if schedule is None else schedule.name, str(step))
                 continue
-            after = schedule if step is None else step.after
-            look = after.look(found.now)
+            after = schedule if step is None else step.new_state
+            look = after.get_next_look(found.now)
             steps.append((schedule, step, look))
             trips.append(self._trip(queue, schedule, record, step, look, found.now))
         done = await self._published(queue, trips)
@@ -173,18 +180,18 @@ class Timetable:
         """The trips that fire, the first of them with word that there is this queue: nobody else may publish to it."""
         if not trips or queue in self._announced:
             return await self._performed(trips)
-        announced, *done = await self._performed([calls.announce(self._keys, queue), *trips])
+        announced, *done = await self._performed([calls.register_queue(self._keys, queue), *trips])
         if not isinstance(announced, str):
             self._announced.add(queue)
         return done
 
-    def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> Due | str | None:
+    def _step(self, schedule: Schedule | None, now: int, *, busy: bool) -> ScheduleStep | str | None:
         """What is to be done; a text says why that cannot be known."""
         if schedule is None:
             return "it was written by a newer version, or is larger than message_limit allows"
         try:
-            step = schedules.due(
-                schedule, now, busy=busy, following=following, app=self._app.name, by=self._name
+            step = schedules.plan_fires(
+                schedule, now, is_busy=busy, find_next=get_next_fire_time, app=self._app.name, by=self._name
             )
             if step is not None and step.fires:
                 read_envelope(schedule.of.message.encode())  # or there is nothing to send
@@ -193,20 +200,28 @@ class Timetable:
         return step
 
     def _trip(
-        self, queue: str, schedule: Schedule, record: bytes, step: Due | None, look: int | None, now: int
+        self,
+        queue: str,
+        schedule: Schedule,
+        record: bytes,
+        step: ScheduleStep | None,
+        look: int | None,
+        now: int,
     ) -> Call[bool]:
-        jobs = [] if step is None else [job_of(schedule.of, each.job, now / 1000) for each in step.fires]
-        after = record if step is None else schedules.encode(step.after)
+        jobs = (
+            [] if step is None else [make_fired_job(schedule.of, each.job, now / 1000) for each in step.fires]
+        )
+        after = record if step is None else schedules.encode_schedule(step.new_state)
         if step is not None and schedule.origin == "runtime" and look is None:
             after = b""  # it will never fire again, and nobody's code declares it
-        keys = self._app.queue(queue).on(schedule.of.lane)
-        return scheduling.fire(
-            self._keys, keys, schedule.name, before=record, after=after, look=look, jobs=jobs
+        keys = self._app.queue(queue).on_lane(schedule.of.lane)
+        return scheduling.fire_schedule(
+            self._keys, keys, schedule.name, expected_state=record, new_state=after, next_look=look, jobs=jobs
         )
 
     # ---- what it tells
 
-    def _tell(self, schedule: Schedule, step: Due, now: int) -> None:
+    def _tell(self, schedule: Schedule, step: ScheduleStep, now: int) -> None:
         for what, count in (
             ("fired", len(step.fires)),
             ("missed", step.missed),
@@ -226,7 +241,7 @@ class Timetable:
                 "warning",
                 schedule=schedule.name,
                 count=step.missed,
-                more=step.more,
+                more=step.has_more_missed,
                 policy=schedule.of.misfire.policy,
             )
         if step.skipped:

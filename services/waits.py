@@ -8,24 +8,24 @@ import trio
 from celery5.log import Log
 
 
-class Waits:
+class OutageLog:
     """The outages of one service, and the names of its lines: it is `waiting`, it has `resumed`. What else there is to
     say about it stands in both."""
 
-    def __init__(self, log: Log, waiting: str, resumed: str, **about: str) -> None:
+    def __init__(self, log: Log, interrupted_event: str, resumed_event: str, **about: str) -> None:
         self._log = log
-        self._waiting = waiting
-        self._resumed = resumed
+        self._waiting = interrupted_event
+        self._resumed = resumed_event
         self._about = about
         self._since: float | None = None
 
-    def tell(self, error: Exception) -> None:
+    def record_error(self, error: Exception) -> None:
         """Redis does not serve, for this reason."""
         if self._since is None:
             self._since = trio.current_time()
             self._log.event(self._waiting, "warning", why=str(error), **self._about)
 
-    def over(self) -> None:
+    def record_recovery(self) -> None:
         """It serves."""
         if self._since is not None:
             away, self._since = round(trio.current_time() - self._since, 1), None

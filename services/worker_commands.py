@@ -15,16 +15,16 @@ from celery5.broker.call import Call
 from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, CommandRefused, Corrupt
-from celery5.protocol.call_text import call_text
+from celery5.protocol.call_text import format_call
 from celery5.protocol.envelope import Envelope, read_envelope
-from celery5.protocol.lanes import lane_of
-from celery5.services.commands import Handler
+from celery5.protocol.lanes import get_lane
+from celery5.services.commands import CommandHandler
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
-from celery5.services.ledger import Ledger
-from celery5.services.pauses import Pauses
+from celery5.services.ledger import InFlightJobs
+from celery5.services.pauses import PausedQueues
 from celery5.services.preferences import Preferences
-from celery5.services.process_commands import ProcessCommands, takes_only
+from celery5.services.process_commands import ProcessCommands, check_parameter_names
 from celery5.services.recycling import Recycling
 from celery5.services.task_execution import TaskExecution
 
@@ -50,9 +50,9 @@ class WorkerCommands:
         *,
         redis: Redis,
         consumer: Consumer,
-        pauses: Pauses,
+        pauses: PausedQueues,
         consumed: Sequence[QueueKeys],
-        ledger: Ledger,
+        in_flight: InFlightJobs,
         task_execution: TaskExecution,
         budget: ConcurrencyBudget,
         preferences: Preferences,
@@ -60,7 +60,7 @@ class WorkerCommands:
         worker: str,
         results_ttl: float,
         default_queue: str,
-        done: trio.Event,
+        stop_requested: trio.Event,
         process_commands: ProcessCommands,
         recycling: Recycling,
     ) -> None:
@@ -68,7 +68,7 @@ class WorkerCommands:
         self._consumer = consumer
         self._pauses = pauses
         self._queues = {keys.queue: keys for keys in consumed}
-        self._ledger = ledger
+        self._ledger = in_flight
         self._execution = task_execution
         self._budget = budget
         self._preferences = preferences
@@ -76,12 +76,12 @@ class WorkerCommands:
         self._worker = worker
         self._ttl = results_ttl
         self._default_queue = default_queue
-        self._done = done
+        self._done = stop_requested
         self._process = process_commands
         self._recycling = recycling
 
     @property
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, CommandHandler]:
         """Each command by its name."""
         return {
             "ping": self._process.ping,
@@ -95,19 +95,19 @@ class WorkerCommands:
         }
 
     async def _stats(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters)
+        check_parameter_names(parameters)
         return {
-            **await self._process.stats(),
-            "running": self._execution.running,
+            **await self._process.get_stats(),
+            "running": self._execution.running_count,
             "held": len(self._ledger),
-            "slots": self._budget.told(),
-            "queues": self._pauses.told(),
-            "preferred": self._preferences.told(),
-            **self._recycling.told(),
+            "slots": self._budget.get_counts(),
+            "queues": self._pauses.list_states(),
+            "preferred": self._preferences.get_weights(),
+            **self._recycling.get_status(),
         }
 
     async def _active(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters)
+        check_parameter_names(parameters)
         now = time.time()
         return [
             {
@@ -119,16 +119,16 @@ class WorkerCommands:
                 "seconds": round(now - each.started, 3),
                 "arguments": self._arguments(each.envelope),
             }
-            for each in self._execution.active[:SHOWN]
+            for each in self._execution.running_deliveries[:SHOWN]
             if each.envelope is not None and each.started
         ]
 
     def _arguments(self, envelope: Envelope) -> str:
         names = self._tasks[envelope.task].parameters.positional
-        return call_text(names, envelope.args, envelope.kwargs)
+        return format_call(names, envelope.args, envelope.kwargs)
 
     async def _revoke(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "id")
+        check_parameter_names(parameters, "id")
         job_id = _text(parameters, "id")
         for each in self._ledger:
             if each.envelope is not None and each.envelope.id == job_id:
@@ -140,7 +140,7 @@ class WorkerCommands:
         )
 
     async def _run_task(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "job", "queue", "id")
+        check_parameter_names(parameters, "job", "queue", "id")
         message = _text(parameters, "job").encode()
         try:
             envelope = read_envelope(message)
@@ -152,14 +152,14 @@ class WorkerCommands:
 
     async def _run_here(self, envelope: Envelope, message: bytes, queue: str) -> object:
         keys = self._queues.get(queue)
-        if keys is None or queue in self._consumer.paused or self._consumer.stopping:
+        if keys is None or queue in self._consumer.paused_queues or self._consumer.is_stopping:
             known = ", ".join(self._queues)
             raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
         kind = self._tasks[envelope.task].kind
-        if self._ledger.held(kind) >= self._budget.slots(kind):
+        if self._ledger.count(kind) >= self._budget.get_slots(kind):
             raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
-        lane = keys.on(lane_of(envelope.priority))
-        call = direct.run_here(lane, envelope.id, message, worker=self._worker, before=BEFORE)
+        lane = keys.on_lane(get_lane(envelope.priority))
+        call = direct.deliver_to_worker(lane, envelope.id, message, worker=self._worker, max_before=BEFORE)
         entries = await self._taken(call)
         if entries is None:
             raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")
@@ -175,22 +175,22 @@ class WorkerCommands:
             try:
                 entries = await self._redis.perform(call)
             except BrokerError:
-                self._consumer.look_again()
+                self._consumer.recheck()
                 raise
         # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
-        self._consumer.take_new(entries[::-1] if entries else [])
+        self._consumer.accept_new(entries[::-1] if entries else [])
         return entries
 
     async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
-        takes_only(parameters, "how")
+        check_parameter_names(parameters, "how")
         how = parameters.get("how", "warm")
         if how not in ("warm", "cold"):
             raise CommandRefused(
                 f"how is {how!r}: say warm (what runs may finish) or cold (it is given back now)"
             )
         if how == "cold":
-            self._execution.hurry()
-        running = self._execution.running
+            self._execution.cancel_now()
+        running = self._execution.running_count
         self._done.set()
         return {"how": how, "running": running}
 

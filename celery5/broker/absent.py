@@ -15,14 +15,14 @@ from celery5.errors import BrokerDenied, BrokerError, BrokerTooOld, BrokerUnavai
 
 T = TypeVar("T")
 
-AWAY = (BrokerUnavailable, BrokerDenied, BrokerTooOld)
+UNREACHABLE = (BrokerUnavailable, BrokerDenied, BrokerTooOld)
 """Who says this cannot be asked anything now."""
 
 _absent: ContextVar[dict[str, BrokerError] | None] = ContextVar("celery5_absent", default=None)
 
 
 @contextmanager
-def leaving_out() -> Generator[Mapping[str, BrokerError], None, None]:
+def skip_unreachable() -> Generator[Mapping[str, BrokerError], None, None]:
     """Within this block brokers that are away are left out. Gives which these are, by name, with why; it grows as they
     are found to be. A block inside another one is part of it."""
     outer = _absent.get()
@@ -37,25 +37,25 @@ def leaving_out() -> Generator[Mapping[str, BrokerError], None, None]:
         _absent.reset(token)
 
 
-def absent() -> dict[str, BrokerError] | None:
+def get_unreachable() -> dict[str, BrokerError] | None:
     """Those that are left out here; None where none is to be."""
     return _absent.get()
 
 
-def may_be_there(what: str, away: Mapping[str, BrokerError]) -> BrokerUnavailable:
+def not_found_error(what: str, unreachable: Mapping[str, BrokerError]) -> BrokerUnavailable:
     """What is raised when `what` is on none of the brokers that could be asked."""
-    named = "; ".join(f"broker {name} cannot be asked: {error}" for name, error in away.items())
+    named = "; ".join(f"broker {name} cannot be asked: {error}" for name, error in unreachable.items())
     return BrokerUnavailable(f"{what} is on none of the brokers that can be reached, and {named}")
 
 
-async def without_those_away(work: Callable[[], Awaitable[T]]) -> T:
+async def retry_without_unreachable(function: Callable[[], Awaitable[T]]) -> T:
     """Do `work`, and again without a broker that was found to be away in the middle of it, where it may be left
     out."""
     while True:
-        left_out = absent()
+        left_out = get_unreachable()
         known = 0 if left_out is None else len(left_out)
         try:
-            return await work()
-        except AWAY:
+            return await function()
+        except UNREACHABLE:
             if left_out is None or len(left_out) == known:
                 raise

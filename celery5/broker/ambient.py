@@ -33,7 +33,7 @@ class AmbientRedis(Protocol):
         ...
 
 
-class AmbientResults(Protocol):
+class AmbientResultWaiter(Protocol):
     """Waiting that is awaited, of either loop."""
 
     async def wait(
@@ -47,7 +47,7 @@ class AmbientResults(Protocol):
         ...
 
 
-async def redis(endpoint: Endpoint) -> AmbientRedis:
+async def get_driver(endpoint: Endpoint) -> AmbientRedis:
     """The driver of this loop.
 
     Raises RuntimeError outside of Trio and asyncio, and in Trio, where a first connection is waited for, what
@@ -56,32 +56,32 @@ async def redis(endpoint: Endpoint) -> AmbientRedis:
     if _on_trio():
         from celery5.broker import ambient_trio
 
-        return await ambient_trio.redis(endpoint)
+        return await ambient_trio.get_trio_driver(endpoint)
     from celery5.broker import ambient_asyncio
 
-    return (await ambient_asyncio.home(endpoint)).redis
+    return (await ambient_asyncio.get_loop_connections(endpoint)).redis
 
 
-async def results(endpoint: Endpoint) -> AmbientResults:
+async def get_result_waiter(endpoint: Endpoint) -> AmbientResultWaiter:
     """What waits for documents in this loop. Raises as `redis`."""
     if _on_trio():
         from celery5.broker import ambient_trio
 
-        return await ambient_trio.results(endpoint)
+        return await ambient_trio.get_trio_result_waiter(endpoint)
     from celery5.broker import ambient_asyncio
 
-    return (await ambient_asyncio.home(endpoint)).results
+    return (await ambient_asyncio.get_loop_connections(endpoint)).results
 
 
 @contextmanager
-def lent(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None, None]:
+def lend_driver(endpoint: Endpoint, driver: "TrioRedis") -> Generator[None, None, None]:
     """Within this block `redis` gives `driver` to the whole Trio run:
 
     a worker lends its jobs its own connection.
     """
     from celery5.broker import ambient_trio
 
-    with ambient_trio.lent(endpoint, driver):
+    with ambient_trio.lend_trio_driver(endpoint, driver):
         yield
 
 

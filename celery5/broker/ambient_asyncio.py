@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_asyncio import AsyncioRedis
-from celery5.broker.waiting_asyncio import AsyncioResults
+from celery5.broker.waiting_asyncio import AsyncioResultWaiter
 
 
 @dataclass
-class Home:
+class LoopConnections:
     """What one loop has for one endpoint."""
 
     redis: AsyncioRedis
-    results: AsyncioResults
+    results: AsyncioResultWaiter
     closing: AsyncGenerator[None, None]
 
 
-_homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Home]] = (
+_homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, LoopConnections]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-async def home(endpoint: Endpoint) -> Home:
+async def get_loop_connections(endpoint: Endpoint) -> LoopConnections:
     """The connections of the running loop to `endpoint`."""
     loop = asyncio.get_running_loop()
     homes = _homes.get(loop)
@@ -40,15 +40,17 @@ async def home(endpoint: Endpoint) -> Home:
     found = homes.get(endpoint)
     if found is None:
         driver = AsyncioRedis(endpoint)
-        waiting = AsyncioResults(driver, endpoint)
-        found = homes[endpoint] = Home(driver, waiting, _close_with_the_loop(loop, endpoint, driver, waiting))
+        waiting = AsyncioResultWaiter(driver, endpoint)
+        found = homes[endpoint] = LoopConnections(
+            driver, waiting, _close_with_the_loop(loop, endpoint, driver, waiting)
+        )
         # Runs up to its yield without giving way to other tasks.
         await anext(found.closing)
     return found
 
 
 async def _close_with_the_loop(
-    loop: asyncio.AbstractEventLoop, endpoint: Endpoint, driver: AsyncioRedis, results: AsyncioResults
+    loop: asyncio.AbstractEventLoop, endpoint: Endpoint, driver: AsyncioRedis, results: AsyncioResultWaiter
 ) -> AsyncGenerator[None, None]:
     """asyncio tells nobody that a loop ends, but asynchronous generators:
 

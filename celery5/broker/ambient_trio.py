@@ -13,13 +13,13 @@ import trio
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.broker.trio_redis import TrioRedis
-from celery5.broker.waiting_trio import TrioResults
+from celery5.broker.waiting_trio import TrioResultWaiter
 
 # A producer that cannot reach the broker is told so soon; a worker may try for longer.
-TIMING = Timing(first_connect=2.0)
+PRODUCER_TIMING = Timing(first_connect=2.0)
 
 
-class Runs(Protocol):
+class LoopService(Protocol):
     """Something with the shape of a service."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -27,21 +27,21 @@ class Runs(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Runs)
+R = TypeVar("R", bound=LoopService)
 
 
-class Kept(Generic[R]):
+class SystemTaskService(Generic[R]):
     """One service that a system task keeps running. It is `over` when it ended, with `error` if it failed."""
 
     def __init__(self, service: R) -> None:
         self.service = service
-        self.over = False
+        self.ended = False
         self._error: Exception | None = None
         self._settled = trio.Event()
         self._scope = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._keep, name=f"celery5 {type(service).__name__}")
 
-    async def ready(self) -> R:
+    async def wait_ready(self) -> R:
         """The service, once it has started. Raises what its `run` raised."""
         await self._settled.wait()
         if self._error is not None:
@@ -64,14 +64,14 @@ class Kept(Generic[R]):
         except Exception as error:
             self._error = error
         finally:
-            self.over = True
+            self.ended = True
             self._settled.set()
 
 
 @dataclass
 class _Home:
-    drivers: dict[Endpoint, Kept[TrioRedis]] = field(default_factory=dict)
-    results: dict[Endpoint, Kept[TrioResults]] = field(default_factory=dict)
+    drivers: dict[Endpoint, SystemTaskService[TrioRedis]] = field(default_factory=dict)
+    results: dict[Endpoint, SystemTaskService[TrioResultWaiter]] = field(default_factory=dict)
     lent: dict[Endpoint, list[TrioRedis]] = field(default_factory=dict)
 
 
@@ -87,34 +87,36 @@ def _of_this_run() -> _Home:
         return home
 
 
-async def redis(endpoint: Endpoint) -> TrioRedis:
+async def get_trio_driver(endpoint: Endpoint) -> TrioRedis:
     """The driver of this run: one that was lent, or one of its own."""
     home = _of_this_run()
     if home.lent.get(endpoint):
         return home.lent[endpoint][-1]
     kept = home.drivers.get(endpoint)
-    if kept is None or kept.over:
-        kept = home.drivers[endpoint] = Kept(
-            TrioRedis(endpoint=endpoint, timing=TIMING, name="celery5-producer")
+    if kept is None or kept.ended:
+        kept = home.drivers[endpoint] = SystemTaskService(
+            TrioRedis(endpoint=endpoint, timing=PRODUCER_TIMING, name="celery5-producer")
         )
-    return await kept.ready()
+    return await kept.wait_ready()
 
 
-async def results(endpoint: Endpoint) -> TrioResults:
+async def get_trio_result_waiter(endpoint: Endpoint) -> TrioResultWaiter:
     """What waits for documents in this run."""
-    driver = await redis(endpoint)
+    driver = await get_trio_driver(endpoint)
     home = _of_this_run()
     kept = home.results.get(endpoint)
     if kept is not None and kept.service.redis is not driver:
         kept.stop()
         kept = None
-    if kept is None or kept.over:
-        kept = home.results[endpoint] = Kept(TrioResults(driver, endpoint, timing=TIMING))
-    return await kept.ready()
+    if kept is None or kept.ended:
+        kept = home.results[endpoint] = SystemTaskService(
+            TrioResultWaiter(driver, endpoint, timing=PRODUCER_TIMING)
+        )
+    return await kept.wait_ready()
 
 
 @contextmanager
-def lent(endpoint: Endpoint, driver: TrioRedis) -> Generator[None, None, None]:
+def lend_trio_driver(endpoint: Endpoint, driver: TrioRedis) -> Generator[None, None, None]:
     """Within this block `redis` gives `driver`, to all tasks of this run."""
     home = _of_this_run()
     lent = home.lent.setdefault(endpoint, [])

@@ -15,10 +15,10 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.handshake import Greeting, Resp, greet, read_greeting
+from celery5.broker.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translated
-from celery5.broker.wire import NOT_YET, PushNotification, Replies, pack_all
+from celery5.broker.translate import translate_error
+from celery5.broker.wire import NEED_DATA, PushNotification, ReplyParser, pack_commands
 
 CHUNK = 65536
 NAME = "celery5-producer"
@@ -34,14 +34,14 @@ class AsyncioLink:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._replies = Replies()
-        self.greeting: Greeting | None = None
+        self._replies = ReplyParser()
+        self.greeting: ServerHello | None = None
 
     def close(self) -> None:
         """Close at once, without waiting for what was not sent yet."""
         self._writer.transport.abort()
 
-    def in_order(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether an idle link may be used: the server has not closed it."""
         return not (self._writer.is_closing() or self._reader.at_eof())
 
@@ -60,12 +60,12 @@ class AsyncioLink:
         async with asyncio.timeout(within):
             while True:
                 reply = self._replies.next()
-                if reply is NOT_YET:
+                if reply is NEED_DATA:
                     await self._fill()
                 elif type(reply) is not PushNotification:
                     return reply
 
-    async def frames(self, within: float) -> list[Any]:
+    async def receive_frames(self, within: float) -> list[Any]:
         """Replies and pushed frames, as many as have come together; none when nothing comes in time."""
         try:
             async with asyncio.timeout(within):
@@ -73,7 +73,7 @@ class AsyncioLink:
         except TimeoutError:
             return []
         frames: list[Any] = []
-        while (frame := self._replies.next()) is not NOT_YET:
+        while (frame := self._replies.next()) is not NEED_DATA:
             frames.append(frame)
         return frames
 
@@ -94,15 +94,15 @@ async def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp) -> AsyncioLink
     try:
         async with asyncio.timeout(timing.connect):
             link = await _connect(endpoint, timing)
-            commands = greet(endpoint, resp=resp, name=NAME)
-            await link.send(pack_all(commands), timing.connect)
+            commands = build_hello(endpoint, resp=resp, name=NAME)
+            await link.send(pack_commands(commands), timing.connect)
             answers = [await link.receive(timing.connect) for _ in commands]
-        link.greeting = read_greeting(answers, where=endpoint.masked)
+        link.greeting = parse_server_hello(answers, where=endpoint.masked_url)
     except BaseException as error:
         if link is not None:
             link.close()
         if isinstance(error, Exception):
-            raise translated(error, maybe_done=False, where=endpoint.masked) from error
+            raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from error
         raise
     return link
 

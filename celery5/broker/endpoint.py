@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from redis import connection as redis_connection
 
 from celery5.errors import BadBrokerURL
-from celery5.protocol.broker_url import TLS_OPTIONS, bad, check_broker_url
+from celery5.protocol.broker_url import TLS_OPTIONS, check_broker_url, make_url_error
 
 Kind = Literal["tcp", "tls", "unix"]
 
@@ -55,7 +55,7 @@ class Endpoint:
         try:
             found = cast("dict[str, Any]", redis_connection.parse_url(url))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError, AttributeError):
-            raise bad(url, "it cannot be understood") from None
+            raise make_url_error(url, "it cannot be understood") from None
         scheme = url.partition("://")[0]
         found.pop("connection_class", None)
         found.update(options)
@@ -66,7 +66,7 @@ class Endpoint:
         return cls(kind=kind, **found)
 
     @property
-    def masked(self) -> str:
+    def masked_url(self) -> str:
         """The URL for people to read: where, which database, which user, but not the password."""
         user = self.username or ""
         secret = ":***" if self.password else ""
@@ -90,7 +90,7 @@ class Endpoint:
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or getattr(error, "reason", None) or str(error)
             raise BadBrokerURL(
-                f"the TLS files of broker {self.masked} cannot be used: {reason}; "
+                f"the TLS files of broker {self.masked_url} cannot be used: {reason}; "
                 "check ssl_ca_certs, ssl_certfile and ssl_keyfile"
             ) from error
         checked = _CERTIFICATE_CHECKS[self.ssl_cert_reqs]

@@ -8,41 +8,41 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted, text, whole
+from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call
 from celery5.broker.keys import EVENTS, GROUP, Keys, QueueKeys
 
-DECLARE = Script.load("declare")
-SUBSCRIBERS = Script.load("subscribers")
-FINISH = Script.load("finish")
-SHORTEN = Script.load("shorten")
-UNSUBSCRIBE = Script.load("unsubscribe")
+DECLARE_SUBSCRIPTIONS = Script.load("events/declare_subscriptions")
+GET_SUBSCRIBERS = Script.load("events/get_subscribers")
+FINISH_EVENTS = Script.load("events/finish_events")
+SHORTEN_WINDOWS = Script.load("events/shorten_windows")
+UNSUBSCRIBE = Script.load("events/unsubscribe")
 
-MOST_KEPT = 100_000
+MAX_KEPT_EVENTS = 100_000
 """Events of one subject that are kept at most, if nobody wants them; the oldest go."""
-COUNTED = 7 * 86400.0
+UNCLAIMED_TTL = 7 * 86400.0
 """Seconds for which it is remembered how many events nobody wanted."""
 
 
-class DeclaredNow(msgspec.Struct, frozen=True):
+class DeclarationResult(msgspec.Struct, frozen=True):
     """What came of a declaration: how many subscriptions were new or have `changed`, how many kept events were `sent`
     again, and the names of those that were taken `back`, and so are not in force."""
 
     changed: int
     sent: int
-    back: tuple[str, ...]
+    unsubscribed: tuple[str, ...]
 
 
-class Registry(msgspec.Struct, frozen=True):
+class SubscriptionRegistry(msgspec.Struct, frozen=True):
     """The answer to who is subscribed: which `state` the registry has, the `entries` by name, or None when they are
     known, the names of those that were `retired` just now, and of those that were taken `back`."""
 
     state: bytes
     entries: dict[str, bytes] | None
     retired: tuple[str, ...]
-    back: tuple[str, ...] = ()
+    unsubscribed: tuple[str, ...] = ()
 
 
-class Ending(msgspec.Struct, frozen=True):
+class EventOutcome(msgspec.Struct, frozen=True):
     """How an event ends: `done`, `keep` or `bury`, and `why`."""
 
     verb: str
@@ -50,70 +50,92 @@ class Ending(msgspec.Struct, frozen=True):
     id: str
     subject: str
     message: bytes
-    why: bytes = b""
+    detail: bytes = b""
 
 
-def declare(
+def declare_subscriptions(
     keys: Keys,
     subscriptions: Sequence[tuple[str, bytes]],
     subjects: Sequence[str],
     *,
-    lasts: float,
+    ttl: float,
     catch_up: int,
-) -> Call[DeclaredNow]:
+) -> Call[DeclarationResult]:
     """Declare subscriptions (name, value), for so many seconds; up to `catch_up` kept events of these subjects are sent
     again."""
-    events = keys.of(EVENTS)
-    named = (keys.subscriptions, keys.subscribed, events.stream, events.jobs, *map(keys.kept, subjects))
+    events = keys.for_queue(EVENTS)
+    named = (
+        keys.subscriptions,
+        keys.subscription_deadlines,
+        events.stream,
+        events.jobs,
+        *map(keys.kept_events, subjects),
+    )
     words: tuple[Word, ...] = tuple(word for each in subscriptions for word in each)
-    args = (_ms(lasts), catch_up, len(subscriptions), *words)
-    return scripted(DECLARE, named, args, _declared, repeatable=True)
+    args = (_ms(ttl), catch_up, len(subscriptions), *words)
+    return script_call(DECLARE_SUBSCRIPTIONS, named, args, _declared, repeatable=True)
 
 
-def unsubscribe(keys: Keys, name: str, *, lasts: float, back: bool = True) -> Call[bool]:
+def set_unsubscribed(keys: Keys, name: str, *, ttl: float, unsubscribed: bool = True) -> Call[bool]:
     """Take a subscription back, or, with `back` False, allow it again. Gives whether that changed something."""
-    args = (name, int(back), _ms(lasts))
-    return scripted(UNSUBSCRIBE, (keys.subscriptions, keys.subscribed), args, bool, repeatable=True)
+    args = (name, int(unsubscribed), _ms(ttl))
+    return script_call(
+        UNSUBSCRIBE, (keys.subscriptions, keys.subscription_deadlines), args, bool, repeatable=True
+    )
 
 
-def subscribers(keys: Keys, known: bytes) -> Call[Registry]:
+def get_subscribers(keys: Keys, known_state: bytes) -> Call[SubscriptionRegistry]:
     """Who is subscribed, unless the registry is as `known`."""
-    return scripted(SUBSCRIBERS, (keys.subscriptions, keys.subscribed), (known,), _registry, repeatable=True)
+    return script_call(
+        GET_SUBSCRIBERS,
+        (keys.subscriptions, keys.subscription_deadlines),
+        (known_state,),
+        _registry,
+        repeatable=True,
+    )
 
 
-def finish(
-    keys: Keys, events: QueueKeys, router: str, endings: Sequence[Ending], *, known: bytes, retention: float
+def finish_events(
+    keys: Keys,
+    events: QueueKeys,
+    router: str,
+    outcomes: Sequence[EventOutcome],
+    *,
+    known_state: bytes,
+    retention: float,
 ) -> Call[list[int]]:
-    """End events; see `finish.lua`."""
-    kept = [keys.kept(each.subject) for each in endings]
-    named = (events.stream, events.jobs, events.dead, keys.subscriptions, keys.unclaimed, *kept)
+    """End events; see `finish_events.lua`."""
+    kept = [keys.kept_events(each.subject) for each in outcomes]
+    named = (events.stream, events.jobs, events.dead, keys.subscriptions, keys.unclaimed_events, *kept)
     words: tuple[Word, ...] = tuple(
         word
-        for each in endings
-        for word in (each.verb, each.entry, each.id, each.subject, each.message, each.why)
+        for each in outcomes
+        for word in (each.verb, each.entry, each.id, each.subject, each.message, each.detail)
     )
-    args = (GROUP, router, known, _ms(retention), MOST_KEPT, _ms(COUNTED), *words)
-    return scripted(FINISH, named, args, _verdicts, repeatable=True)
+    args = (GROUP, router, known_state, _ms(retention), MAX_KEPT_EVENTS, _ms(UNCLAIMED_TTL), *words)
+    return script_call(FINISH_EVENTS, named, args, _verdicts, repeatable=True)
 
 
-def shorten(keys: QueueKeys, locks: Sequence[str], *, to: float) -> Call[int]:
+def shorten_windows(keys: QueueKeys, locks: Sequence[str], *, ttl: float) -> Call[int]:
     """Remember for so many seconds only that these jobs were sent."""
-    return scripted(SHORTEN, tuple(map(keys.window, locks)), (_ms(to),), int, repeatable=True)
+    return script_call(
+        SHORTEN_WINDOWS, tuple(map(keys.unique_window, locks)), (_ms(ttl),), int, repeatable=True
+    )
 
 
-def unclaimed(keys: Keys) -> Call[dict[str, int]]:
+def count_unclaimed(keys: Keys) -> Call[dict[str, int]]:
     """How many events nobody has wanted lately, by subject."""
-    return Call(("HGETALL", keys.unclaimed), _counts, repeatable=True)
+    return Call(("HGETALL", keys.unclaimed_events), _counts, repeatable=True)
 
 
-def is_known(keys: Keys) -> Call[bool]:
+def is_app_known(keys: Keys) -> Call[bool]:
     """Whether there is such an application: one whose events have been sent, or that has a Router."""
-    return Call(("EXISTS", keys.of(EVENTS).stream), bool, repeatable=True)
+    return Call(("EXISTS", keys.for_queue(EVENTS).stream), bool, repeatable=True)
 
 
-def kept(keys: Keys, subject: str) -> Call[int]:
+def count_kept_events(keys: Keys, subject: str) -> Call[int]:
     """How many events of a subject are kept."""
-    return Call(("XLEN", keys.kept(subject)), int, repeatable=True)
+    return Call(("XLEN", keys.kept_events(subject)), int, repeatable=True)
 
 
 def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
@@ -121,18 +143,18 @@ def _pairs(flat: Any) -> list[tuple[bytes, bytes]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def _declared(raw: Any) -> DeclaredNow:
+def _declared(raw: Any) -> DeclarationResult:
     changed, sent, back = raw
-    return DeclaredNow(int(changed), int(sent), tuple(text(each) for each in back))
+    return DeclarationResult(int(changed), int(sent), tuple(decode_text(each) for each in back))
 
 
-def _registry(raw: Any) -> Registry:
+def _registry(raw: Any) -> SubscriptionRegistry:
     state, flat, gone = raw
-    pairs = [(text(name), value) for name, value in _pairs(flat) if name]
+    pairs = [(decode_text(name), value) for name, value in _pairs(flat) if name]
     entries = {name: value for name, value in pairs if value}
     back = tuple(name for name, value in pairs if not value)
-    retired = tuple(text(each) for each in gone)
-    return Registry(state, entries if flat or state == b"0" else None, retired, back)
+    retired = tuple(decode_text(each) for each in gone)
+    return SubscriptionRegistry(state, entries if flat or state == b"0" else None, retired, back)
 
 
 def _verdicts(raw: Any) -> list[int]:
@@ -140,7 +162,7 @@ def _verdicts(raw: Any) -> list[int]:
 
 
 def _counts(raw: Any) -> dict[str, int]:
-    return {text(name): whole(count) for name, count in _pairs(raw)}
+    return {decode_text(name): parse_int(count) for name, count in _pairs(raw)}
 
 
 def _ms(seconds: float) -> int:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery5.broker.call import Call
-from celery5.broker.translate import replied, unreadable
-from celery5.broker.wire import ReplyError, pack, pack_all
+from celery5.broker.translate import translate_reply, unreadable_reply
+from celery5.broker.wire import ReplyError, pack_command, pack_commands
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class WireRequest:
     """One write: the bytes, and for each of the replies how many seconds it may take.
 
     `repeatable` as in `Call`. `partly_done`: an earlier trip of the same exchange has done a part of it.
@@ -30,46 +30,46 @@ class Trip:
     partly_done: bool = False
 
 
-def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator[Trip, list[Any], T]:
+def exchange_one(call: Call[T], *, reply_within: float, where: str) -> Generator[WireRequest, list[Any], T]:
     """Perform one call. Ends with its value, or raises the error that the server's refusal means."""
     timeouts = (reply_within + call.blocks,)
-    (raw,) = yield Trip(pack(call.words), timeouts, call.repeatable)
+    (raw,) = yield WireRequest(pack_command(call.words), timeouts, call.repeatable)
     if type(raw) is ReplyError:
-        if script_unknown(call, raw):
+        if is_script_missing(call, raw):
             # It did not run, so this is no repetition.
-            (raw,) = yield Trip(pack(call.in_full), timeouts, call.repeatable)
+            (raw,) = yield WireRequest(pack_command(call.with_script_text), timeouts, call.repeatable)
         if type(raw) is ReplyError:
-            raise replied(str(raw), where=where)
+            raise translate_reply(str(raw), where=where)
     return read_reply(call, raw, where=where)
 
 
 def exchange_all(
     calls: Sequence[Call[T]], *, reply_within: float, where: str
-) -> Generator[Trip, list[Any], list[T]]:
+) -> Generator[WireRequest, list[Any], list[T]]:
     """Perform several calls in one write.
 
     All of them run; when some are refused, the first refusal is raised at the end, with `maybe_done` when others ran.
     """
-    raws = yield Trip(
-        pack_all([call.words for call in calls]),
+    raws = yield WireRequest(
+        pack_commands([call.words for call in calls]),
         [reply_within + call.blocks for call in calls],
         all(call.repeatable for call in calls),
     )
-    unknown = [at for at, raw in enumerate(raws) if script_unknown(calls[at], raw)]
+    unknown = [at for at, raw in enumerate(raws) if is_script_missing(calls[at], raw)]
     if unknown:
         again = [calls[at] for at in unknown]
-        answers = yield Trip(
-            pack_all([call.in_full for call in again]),
+        answers = yield WireRequest(
+            pack_commands([call.with_script_text for call in again]),
             [reply_within + call.blocks for call in again],
             all(call.repeatable for call in again),
-            partly_done=some_done(raws),
+            partly_done=any_succeeded(raws),
         )
         for at, raw in zip(unknown, answers, strict=True):
             raws[at] = raw
     for raw in raws:
         if type(raw) is ReplyError:
-            error = replied(str(raw), where=where)
-            if some_done(raws):
+            error = translate_reply(str(raw), where=where)
+            if any_succeeded(raws):
                 error.mark_maybe_done()
             raise error
     return [read_reply(call, raw, where=where) for call, raw in zip(calls, raws, strict=True)]
@@ -78,22 +78,22 @@ def exchange_all(
 def read_reply(call: Call[T], raw: Any, *, where: str) -> T:
     """Return the value of a reply. Raises UnreadableReply for every error of the call's decoder."""
     try:
-        return call.reply(raw)
+        return call.decode(raw)
     except Exception as error:
-        raise unreadable(call, error, where=where) from error
+        raise unreadable_reply(call, error, where=where) from error
 
 
-def script_unknown(call: Call[Any], raw: object) -> bool:
+def is_script_missing(call: Call[Any], raw: object) -> bool:
     """Whether the server wants the script in full."""
     return type(raw) is ReplyError and call.script is not None and str(raw).startswith("NOSCRIPT")
 
 
-def some_done(raws: Sequence[Any]) -> bool:
+def any_succeeded(raws: Sequence[Any]) -> bool:
     """Return whether one of these replies is not an error, so that its command has run."""
     return any(type(raw) is not ReplyError for raw in raws)
 
 
-class SendAgain(Exception):
+class ResendAllowed(Exception):
     """Inside a driver: the attempt failed, and a second one on a new connection is allowed.
 
     `maybe_done`: the failed attempt may have run. Then every later error of the exchange has `maybe_done`, too.
@@ -104,12 +104,12 @@ class SendAgain(Exception):
         super().__init__()
 
 
-def may_send_again(trip: Trip, *, sent: bool, last: bool) -> bool:
+def may_resend(trip: WireRequest, *, sent: bool, last: bool) -> bool:
     """Whether a trip that broke may be made once more: it may be repeated, or certainly did not run."""
     return not last and (trip.repeatable or not maybe_done(trip, sent=sent))
 
 
-def maybe_done(trip: Trip, *, sent: bool) -> bool:
+def maybe_done(trip: WireRequest, *, sent: bool) -> bool:
     """Whether a broken trip may have run:
 
     of a single command that did not leave whole nothing does; of several, some may.

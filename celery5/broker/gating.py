@@ -9,116 +9,127 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted
-from celery5.broker.calls import Entry, entry_on
+from celery5.broker.call import Call, Script, Word, script_call
+from celery5.broker.calls import Entry, parse_entry
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.limits import Rule
+from celery5.protocol.limits import AdmissionRule
 
-ADMIT = Script.load("admit", part="gates")
-LINE_UP = Script.load("line_up", part="gates")
-PULL = Script.load("pull", part="gates")
-SETTLE_GATED = Script.load("settle_gated", part="gates", inner="settle")
+ADMIT = Script.load("limits/admit", lib="admission")
+ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", lib="admission")
+ADMIT_WAITING = Script.load("limits/admit_waiting", lib="admission")
+SETTLE_LIMITED = Script.load("limits/settle_limited", lib="admission", inner="job/settle")
 
-LOST = -1
+LEASE_LOST = -1
 """The worker has lost its lease, and nothing was done."""
-RUNS, WAITS, REVOKED, GONE = 1, 0, -1, -2
+ADMITTED, WAITING, REVOKED, GONE = 1, 0, -1, -2
 """What became of a job at the gate."""
 
 
-class Asked(NamedTuple):
+class AdmissionRequest(NamedTuple):
     """One job at the gate, as `admit.lua` takes it. `how` is `run`, `wait` or `count`."""
 
     entry: bytes
     id: str
-    line: str
+    waiting_list: str
     deliveries: int
     expires: str
-    how: str
+    mode: str
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class AdmissionReply(msgspec.Struct, frozen=True):
     """What became of each job (None when the lease is lost), and in how many seconds each rule's rate lets the next one
     through: 0 where nobody waits for that."""
 
-    fates: list[int] | None
-    waits: list[float]
+    outcomes: list[int] | None
+    delays: list[float]
 
 
-class Handed(msgspec.Struct, frozen=True):
+class AdmittedJobs(msgspec.Struct, frozen=True):
     """What a gate has handed to this worker; for each rule how many, and as in `Admitted`. `owned` is how many outcomes
     were this worker's; LOST when it has no lease."""
 
     owned: int
     entries: list[Entry]
     counts: list[int]
-    waits: list[float]
+    delays: list[float]
 
 
 def admit(
-    keys: QueueKeys, worker: str, jobs: Sequence[Asked], rules: Sequence[tuple[Rule, int]]
-) -> Call[Admitted]:
+    keys: QueueKeys, worker: str, jobs: Sequence[AdmissionRequest], rules: Sequence[tuple[AdmissionRule, int]]
+) -> Call[AdmissionReply]:
     """Ask whether jobs that this worker has read may run, by `rules`. Safe to repeat."""
     results = tuple([keys.result(each.id) for each in jobs])
     words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
     named = (keys.normal, keys.high, keys.low, keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due,
-             keys.slots, keys.counts, keys.held, keys.room_prefix, *results)  # fmt: skip
+             keys.slots, keys.slot_counts, keys.limited_counts, keys.waiting_list_prefix, *results)  # fmt: skip
     reply = partial(_admitted, len(jobs))
-    return scripted(ADMIT, named, (GROUP, worker, keys.free, _json(rules), *words), reply, repeatable=True)
+    return script_call(
+        ADMIT, named, (GROUP, worker, keys.slots_freed, _json(rules), *words), reply, repeatable=True
+    )
 
 
-def line_up(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
+def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
     """Put jobs (id, envelope, line, when it expires) of the lane of `keys` into their lines; gives how many were new.
     Safe to repeat: a known id is left alone."""
     results = tuple([keys.result(each[0]) for each in jobs])
     words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
-    named = (keys.jobs, keys.waiting, keys.due, keys.held, keys.room_prefix, *results)
-    return scripted(LINE_UP, named, (keys.free, keys.lane, *words), int, repeatable=True)
+    named = (keys.jobs, keys.waiting, keys.due, keys.limited_counts, keys.waiting_list_prefix, *results)
+    return script_call(
+        ADD_TO_WAITING_LIST, named, (keys.slots_freed, keys.lane, *words), int, repeatable=True
+    )
 
 
-def pull(keys: QueueKeys, worker: str, rules: Sequence[tuple[Rule, int]]) -> Call[Handed]:
+def admit_waiting(
+    keys: QueueKeys, worker: str, rules: Sequence[tuple[AdmissionRule, int]]
+) -> Call[AdmittedJobs]:
     """Take up to so many jobs of each rule's task out of the waiting room. Not repeatable: what a lost answer carried
     is found among what is this worker's (`calls.mine`)."""
-    named = (keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due, keys.slots, keys.counts, keys.held,
-             keys.room_prefix)  # fmt: skip
-    return scripted(PULL, named, (GROUP, worker, _json(rules)), partial(_pulled, keys.on("g")))
+    named = (keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts, keys.limited_counts,
+             keys.waiting_list_prefix)  # fmt: skip
+    return script_call(
+        ADMIT_WAITING, named, (GROUP, worker, _json(rules)), partial(_pulled, keys.on_lane("g"))
+    )
 
 
-def settle_gated(
-    keys: QueueKeys, settle: Call[int], leaving: Sequence[Delivery], rules: Sequence[tuple[Rule, int]]
-) -> Call[Handed]:
+def settle_limited(
+    keys: QueueKeys,
+    settle: Call[int],
+    leaving: Sequence[Delivery],
+    rules: Sequence[tuple[AdmissionRule, int]],
+) -> Call[AdmittedJobs]:
     """As the call `settle`, for a batch in which those that are `leaving` have slots: these are free then, and who
     waits is handed over."""
     count = cast("int", settle.words[2])
     inner = cast("tuple[str, ...]", settle.words[3 : 3 + count])
     words = settle.words[3 + count :]
-    named = (keys.handed, keys.jobs, keys.waiting, keys.due, keys.slots, keys.counts, keys.held, keys.room_prefix,
+    named = (keys.handed, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts, keys.limited_counts, keys.waiting_list_prefix,
              *inner)  # fmt: skip
     entries = msgspec.json.encode([each.entry.decode() for each in leaving])
-    args = (keys.free, _json(rules), entries, *words)
-    return scripted(SETTLE_GATED, named, args, partial(_settled, keys.on("g")), repeatable=True)
+    args = (keys.slots_freed, _json(rules), entries, *words)
+    return script_call(SETTLE_LIMITED, named, args, partial(_settled, keys.on_lane("g")), repeatable=True)
 
 
-def _json(rules: Sequence[tuple[Rule, int]]) -> bytes:
-    return msgspec.json.encode([rule.words(want) for rule, want in rules])
+def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:
+    return msgspec.json.encode([rule.to_script_arguments(want) for rule, want in rules])
 
 
-def _admitted(jobs: int, raw: Any) -> Admitted:
-    if raw == LOST:
-        return Admitted(None, [])
-    return Admitted(raw[:jobs], [each / 1000 for each in raw[jobs:]])
+def _admitted(jobs: int, raw: Any) -> AdmissionReply:
+    if raw == LEASE_LOST:
+        return AdmissionReply(None, [])
+    return AdmissionReply(raw[:jobs], [each / 1000 for each in raw[jobs:]])
 
 
-def _pulled(keys: QueueKeys, raw: Any) -> Handed:
-    if raw == LOST:
-        return Handed(LOST, [], [], [])
+def _pulled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
+    if raw == LEASE_LOST:
+        return AdmittedJobs(LEASE_LOST, [], [], [])
     return _handed(keys, 0, *raw)
 
 
-def _settled(keys: QueueKeys, raw: Any) -> Handed:
+def _settled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
     return _handed(keys, *raw)
 
 
-def _handed(keys: QueueKeys, owned: int, entries: Any, told: Any) -> Handed:
-    found = [entry_on(keys, entry, flat) for _stream, some in entries for entry, flat in some]
-    return Handed(owned, found, [each[0] for each in told], [each[1] / 1000 for each in told])
+def _handed(keys: QueueKeys, owned: int, entries: Any, told: Any) -> AdmittedJobs:
+    found = [parse_entry(keys, entry, flat) for _stream, some in entries for entry, flat in some]
+    return AdmittedJobs(owned, found, [each[0] for each in told], [each[1] / 1000 for each in told])

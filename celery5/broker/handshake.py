@@ -15,17 +15,17 @@ from typing import Any, Literal, cast
 
 from celery5.broker.call import Word
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.translate import replied
+from celery5.broker.translate import translate_reply
 from celery5.broker.wire import ReplyError
 from celery5.errors import BrokerReplied, BrokerTooOld
 
 Resp = Literal[2, 3]
 
-OLDEST = (6, 2)
+MIN_SERVER_VERSION = (6, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class ServerHello:
     """What the server answered: `server` (redis, valkey), its `version`, and its handle for the connection."""
 
     server: str
@@ -33,7 +33,7 @@ class Greeting:
     client_id: int
 
 
-def greet(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]]:
+def build_hello(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]]:
     """The commands of the handshake."""
     login: tuple[Word, ...] = ()
     if endpoint.password is not None or endpoint.username is not None:
@@ -45,25 +45,25 @@ def greet(endpoint: Endpoint, *, resp: Resp, name: str) -> list[tuple[Word, ...]
     return commands
 
 
-def read_greeting(answers: Sequence[Any], *, where: str) -> Greeting:
+def parse_server_hello(answers: Sequence[Any], *, where: str) -> ServerHello:
     """Read the answers to `greet`. Raises the translated error of a refusal, and `BrokerTooOld`."""
     hello = answers[0]
     if isinstance(hello, ReplyError) and "unknown command" in str(hello):
         raise BrokerTooOld(
-            f"broker {where} does not know HELLO, so it is older than {_dotted(OLDEST)}; upgrade it"
+            f"broker {where} does not know HELLO, so it is older than {_dotted(MIN_SERVER_VERSION)}; upgrade it"
         )
     for answer in answers:
         if isinstance(answer, ReplyError):
-            raise replied(str(answer), where=where)
+            raise translate_reply(str(answer), where=where)
     facts: dict[bytes, Any]
     try:
         facts = cast("Any", hello) if isinstance(hello, dict) else _pairs(cast("list[Any]", hello))
-        greeting = Greeting(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
+        greeting = ServerHello(facts[b"server"].decode(), facts[b"version"].decode(), int(facts[b"id"]))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise BrokerReplied(f"broker {where} gave no sensible answer to HELLO", code="HELLO") from error
-    if greeting.server == "redis" and _numbers(greeting.version) < OLDEST:
+    if greeting.server == "redis" and _numbers(greeting.version) < MIN_SERVER_VERSION:
         raise BrokerTooOld(
-            f"broker {where}: server {greeting.version} is older than {_dotted(OLDEST)}; upgrade the server"
+            f"broker {where}: server {greeting.version} is older than {_dotted(MIN_SERVER_VERSION)}; upgrade the server"
         )
     return greeting
 

@@ -8,56 +8,60 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.keys import Keys
-from celery5.protocol.limits import Imposed, Suspension
+from celery5.protocol.limits import LimitOverride, Suspension
 
-IMPOSE = Script.load("impose")
-IMPOSED = Script.load("imposed")
+SET_OVERRIDE = Script.load("limits/set_override")
+LIST_OVERRIDES = Script.load("limits/list_overrides")
 
-T = TypeVar("T", Imposed, Suspension)
+T = TypeVar("T", LimitOverride, Suspension)
 
 
-class Impositions(msgspec.Struct, frozen=True):
+class StoredOverrides(msgspec.Struct, frozen=True):
     """What is imposed on the tasks of an application, by their names: `limits` (and rates), and who is `suspended`."""
 
-    limits: dict[str, Imposed]
+    limits: dict[str, LimitOverride]
     suspended: dict[str, Suspension]
 
 
-def impose(keys: Keys, task: str, what: Imposed | None) -> Call[bool]:
+def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[bool]:
     """Impose a limit or a rate on a task in place of what was imposed before; None takes it back. Gives whether that
     changes anything."""
-    words = b"" if what is None else msgspec.json.encode(what)
-    return scripted(IMPOSE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True)
+    words = b"" if override is None else msgspec.json.encode(override)
+    return script_call(SET_OVERRIDE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True)
 
 
-def suspend(keys: Keys, task: str, what: Suspension) -> Call[bool]:
+def suspend_task(keys: Keys, task: str, suspension: Suspension) -> Call[bool]:
     """Suspend a task, or give another reason for it."""
-    words = msgspec.json.encode(what)
-    return scripted(IMPOSE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True)
+    words = msgspec.json.encode(suspension)
+    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True)
 
 
-def suspend_instead(keys: Keys, task: str, what: Suspension, before: Suspension | None) -> Call[bool]:
+def suspend_if_unchanged(
+    keys: Keys, task: str, suspension: Suspension, before: Suspension | None
+) -> Call[bool]:
     """Suspend a task that is as it was `before`; None: not suspended. Gives whether that changes anything."""
-    words, only = msgspec.json.encode(what), b"-" if before is None else msgspec.json.encode(before)
-    return scripted(IMPOSE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True)
+    words, only = msgspec.json.encode(suspension), b"-" if before is None else msgspec.json.encode(before)
+    return script_call(
+        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True
+    )
 
 
-def resume(keys: Keys, task: str, only: Suspension | None = None) -> Call[bool]:
+def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Call[bool]:
     """Let a task's jobs run again; with `only`, unless it is suspended in another way by now. Gives whether that
     changes anything."""
-    words = b"" if only is None else msgspec.json.encode(only)
-    return scripted(IMPOSE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True)
+    words = b"" if expected is None else msgspec.json.encode(expected)
+    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True)
 
 
-def imposed(keys: Keys) -> Call[Impositions]:
+def list_overrides(keys: Keys) -> Call[StoredOverrides]:
     """What is imposed now. What cannot be read is passed over: a newer version may have written it."""
-    return scripted(IMPOSED, (keys.limits, keys.suspended), (), _impositions, repeatable=True)
+    return script_call(LIST_OVERRIDES, (keys.limits, keys.suspended), (), _impositions, repeatable=True)
 
 
-def _impositions(raw: Sequence[Any]) -> Impositions:
-    return Impositions(_read(raw[0], Imposed), _read(raw[1], Suspension))
+def _impositions(raw: Sequence[Any]) -> StoredOverrides:
+    return StoredOverrides(_read(raw[0], LimitOverride), _read(raw[1], Suspension))
 
 
 def _read(words: Sequence[bytes], kind: type[T]) -> dict[str, T]:

@@ -8,24 +8,24 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.keys import Keys
 
-POST = Script.load("post")
-LETTERS = Script.load("letters")
-TAKE = Script.load("take")
-ANSWER = Script.load("answer")
+SEND_COMMAND = Script.load("commands/send_command")
+READ_COMMANDS = Script.load("commands/read_commands")
+TAKE_COMMAND = Script.load("commands/take_command")
+REPLY_TO_COMMAND = Script.load("commands/reply_to_command")
 
-MOST = 1000
+MAX_COMMANDS = 1000
 """Commands that wait in one inbox at most."""
-KEPT = 90.0
+COMMAND_TTL = 90.0
 """Seconds that inboxes, nonces and answers are kept: longer than any command lives."""
 
-ELSEWHERE = -1
+TAKEN_BY_OTHER = -1
 """What `take` gives for a command that another process of the same inbox has."""
 
 
-class Letter(msgspec.Struct, frozen=True):
+class QueuedCommand(msgspec.Struct, frozen=True):
     """One command as it came: its entry, its id as it says itself, its bytes (none when there are too many of them),
     and how many there are."""
 
@@ -35,35 +35,45 @@ class Letter(msgspec.Struct, frozen=True):
     size: int
 
 
-def post(keys: Keys, inbox: str, command_id: str, sealed: bytes) -> Call[bool]:
+def send_command(keys: Keys, inbox: str, command_id: str, sealed: bytes) -> Call[bool]:
     """Put a command into an inbox; False when that is full. Safe to repeat."""
-    words = (command_id, sealed, MOST, _ms(KEPT))
+    words = (command_id, sealed, MAX_COMMANDS, _ms(COMMAND_TTL))
     named = (keys.inbox(inbox), keys.nonce(command_id))
-    return scripted(POST, named, words, bool, repeatable=True)
+    return script_call(SEND_COMMAND, named, words, bool, repeatable=True)
 
 
-def letters(keys: Keys, inbox: str, *, count: int, largest: int) -> Call[list[Letter]]:
+def read_commands(keys: Keys, inbox: str, *, count: int, max_bytes: int) -> Call[list[QueuedCommand]]:
     """The oldest commands in an inbox; the bytes of one are left out when there are more than `largest`."""
-    return scripted(LETTERS, (keys.inbox(inbox),), (count, largest), _letters, repeatable=True)
+    return script_call(READ_COMMANDS, (keys.inbox(inbox),), (count, max_bytes), _letters, repeatable=True)
 
 
-def take(keys: Keys, inbox: str, command_id: str, entry: bytes, *, worker: str) -> Call[int]:
+def take_command(keys: Keys, inbox: str, command_id: str, entry: bytes, *, worker: str) -> Call[int]:
     """Take a command out of the inbox; gives 1 when it may be done, 0 when it came before, or ELSEWHERE."""
-    words = (entry, worker, _ms(KEPT))
-    return scripted(TAKE, (keys.inbox(inbox), keys.nonce(command_id)), words, int, repeatable=True)
+    words = (entry, worker, _ms(COMMAND_TTL))
+    return script_call(TAKE_COMMAND, (keys.inbox(inbox), keys.nonce(command_id)), words, int, repeatable=True)
 
 
-def answer(
-    keys: Keys, inbox: str, command_id: str, document: bytes, *, refused: bytes = b"", first: bool = False
+def reply_to_command(
+    keys: Keys,
+    inbox: str,
+    command_id: str,
+    document: bytes,
+    *,
+    refused_entry: bytes = b"",
+    keep_first: bool = False,
 ) -> Call[bool]:
     """Answer a command; `refused` is the entry of one that was not taken. With `first` an answer that is there stays.
     False when it was refused already."""
-    words = (refused, document, _ms(KEPT), int(first))
-    return scripted(ANSWER, (keys.inbox(inbox), keys.answer(command_id)), words, bool, repeatable=True)
+    words = (refused_entry, document, _ms(COMMAND_TTL), int(keep_first))
+    return script_call(
+        REPLY_TO_COMMAND, (keys.inbox(inbox), keys.reply(command_id)), words, bool, repeatable=True
+    )
 
 
-def _letters(raw: Iterable[Any]) -> list[Letter]:
-    return [Letter(entry, said.decode(errors="replace"), sealed, size) for entry, said, sealed, size in raw]
+def _letters(raw: Iterable[Any]) -> list[QueuedCommand]:
+    return [
+        QueuedCommand(entry, said.decode(errors="replace"), sealed, size) for entry, said, sealed, size in raw
+    ]
 
 
 def _ms(seconds: float) -> int:

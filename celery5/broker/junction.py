@@ -12,73 +12,73 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
-from celery5.broker.absent import AWAY, absent
+from celery5.broker.absent import UNREACHABLE, get_unreachable
 from celery5.broker.call import Call
-from celery5.broker.together import atogether, together
+from celery5.broker.together import run_all, run_all_async
 from celery5.errors import BrokerError
 
 T = TypeVar("T")
 
-EVERYWHERE = ("queues", "paused", "limits", "suspended", "schedule-queues", "living:")
+ALL_BROKER_KEYS = ("queues", "paused", "limits", "suspended", "schedule-queues", "living:")
 """An application's keys that each broker has: what they say together is what is so."""
-OF_THE_DEFAULT = ("living:controller", "living:publisher")
+DEFAULT_BROKER_KEYS = ("living:controller", "living:publisher")
 """Of these each process is on the default broker alone: no other one need be there to command it."""
-OF_A_QUEUE = ("SADD", "SREM")
+QUEUE_COMMANDS = ("SADD", "SREM")
 """Commands that change such a key for one queue, which they name: they go to that one's broker."""
 
 
-class Map(NamedTuple):
+class BrokerMap(NamedTuple):
     """Where keys are at home: the names of the brokers, the default one first, and on which a queue of the application
     is. What is another application's is looked for on the default one."""
 
     brokers: Sequence[str]
-    home: Callable[[str], str]
+    broker_of_queue: Callable[[str], str]
     app: str
 
-    def of_key(self, key: str) -> str | None:
+    def find_broker_of_key(self, key: str) -> str | None:
         """The broker of a key; None for all of them."""
         tag, _, rest = key.partition("}:")
         app, _, queue = tag.partition("{")[2].partition(":")
         if queue:
-            return self.home(queue) if app == self.app else self.brokers[0]
-        if rest.startswith(EVERYWHERE) and rest not in OF_THE_DEFAULT:
+            return self.broker_of_queue(queue) if app == self.app else self.brokers[0]
+        if rest.startswith(ALL_BROKER_KEYS) and rest not in DEFAULT_BROKER_KEYS:
             return None
         end = rest.rpartition("@")[2]  # an inbox of a process that is on another broker, and what is about it
         return end if end in self.brokers else self.brokers[0]
 
-    def of_call(self, call: Call[Any]) -> str | None:
+    def find_broker_of_call(self, call: Call[Any]) -> str | None:
         """The broker that a call goes to; None for all of them."""
         words = call.words
-        if words[0] in OF_A_QUEUE and self.of_key(str(words[1])) is None:
-            return self.home(str(words[2]))
+        if words[0] in QUEUE_COMMANDS and self.find_broker_of_key(str(words[1])) is None:
+            return self.broker_of_queue(str(words[2]))
         key = words[3:4] if call.script is not None else words[1:2]
-        return self.of_key(str(key[0])) if key else self.anybody
+        return self.find_broker_of_key(str(key[0])) if key else self.any_reachable
 
     @property
-    def anybody(self) -> str:
+    def any_reachable(self) -> str:
         """Who is asked what any of them knows, the time for instance."""
-        away = absent() or {}
+        away = get_unreachable() or {}
         return next((each for each in self.brokers if each not in away), self.brokers[0])
 
 
-Part = list[tuple[int, Call[Any]]]
+BrokerCalls = list[tuple[int, Call[Any]]]
 """The calls that go to one broker, each with its place among all."""
 
 
 class _Trips:
     """Several calls on their way: which go where, and what came back."""
 
-    def __init__(self, chart: Map, calls: Sequence[Call[Any]]) -> None:
+    def __init__(self, chart: BrokerMap, calls: Sequence[Call[Any]]) -> None:
         self._count = len(calls)
         self._answers: dict[int, list[Any]] = {}
         self._everywhere: set[int] = set()
-        self._left_out = absent()
+        self._left_out = get_unreachable()
         self._error: BrokerError | None = None
         # Whether a broker failed that may have done its part.
         self._maybe_done = False
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, BrokerCalls] = {}
         for at, call in enumerate(calls):
-            broker = chart.of_call(call)
+            broker = chart.find_broker_of_call(call)
             if broker is None:
                 self._everywhere.add(at)
             for each in chart.brokers if broker is None else (broker,):
@@ -101,9 +101,9 @@ class _Trips:
             for (at, _call), answer in zip(part, told, strict=True):
                 self._answers.setdefault(at, []).append(answer)
 
-    def _failed(self, broker: str, part: Part, error: BrokerError) -> None:
+    def _failed(self, broker: str, part: BrokerCalls, error: BrokerError) -> None:
         self._maybe_done = self._maybe_done or error.maybe_done
-        if self._left_out is not None and isinstance(error, AWAY):
+        if self._left_out is not None and isinstance(error, UNREACHABLE):
             self._left_out[broker] = error
             if all(at in self._everywhere for at, _ in part):
                 return
@@ -117,7 +117,7 @@ class _Trips:
             raise self._error
         if self._left_out and len(self._answers) < self._count:
             raise next(iter(self._left_out.values()))  # there is nobody left to ask
-        return [merged(self._answers[at]) for at in range(self._count)]
+        return [merge_replies(self._answers[at]) for at in range(self._count)]
 
 
 class Performs(Protocol):
@@ -144,17 +144,17 @@ class Awaited(Protocol):
         ...
 
 
-class Junction:
+class BrokerRouter:
     """Several brokers, in plain Python. `reach` gives the driver of one of them."""
 
-    def __init__(self, chart: Map, reach: Callable[[str], Performs]) -> None:
-        self._map = chart
-        self._reach = reach
+    def __init__(self, broker_map: BrokerMap, get_driver: Callable[[str], Performs]) -> None:
+        self._map = broker_map
+        self._reach = get_driver
 
     def perform(self, call: Call[T]) -> T:
         """Make one trip, or one to each broker. Raises BrokerError."""
-        broker = self._map.of_call(call)
-        if broker is None or absent() is not None:
+        broker = self._map.find_broker_of_call(call)
+        if broker is None or get_unreachable() is not None:
             return self.perform_all([call])[0]
         return self._reach(broker).perform(call)
 
@@ -163,24 +163,24 @@ class Junction:
         them is away, and the first error is raised then; within `leaving_out` that one is left out."""
         trips = _Trips(self._map, calls)
         if trips.parts:
-            trips.came(together([partial(self._asked, *each) for each in trips.parts.items()]))
+            trips.came(run_all([partial(self._asked, *each) for each in trips.parts.items()]))
         return trips.ended()
 
-    def _asked(self, broker: str, part: Part) -> list[Any]:
+    def _asked(self, broker: str, part: BrokerCalls) -> list[Any]:
         return self._reach(broker).perform_all([call for _, call in part])
 
 
-class AwaitedJunction:
+class AsyncBrokerRouter:
     """Several brokers, in an event loop."""
 
-    def __init__(self, chart: Map, reach: Callable[[str], Any]) -> None:
-        self._map = chart
-        self._reach = reach
+    def __init__(self, broker_map: BrokerMap, get_driver: Callable[[str], Any]) -> None:
+        self._map = broker_map
+        self._reach = get_driver
 
     async def perform(self, call: Call[T]) -> T:
         """As Junction.perform."""
-        broker = self._map.of_call(call)
-        if broker is None or absent() is not None:
+        broker = self._map.find_broker_of_call(call)
+        if broker is None or get_unreachable() is not None:
             return (await self.perform_all([call]))[0]
         redis: Awaited = await self._reach(broker)
         return await redis.perform(call)
@@ -189,31 +189,31 @@ class AwaitedJunction:
         """As Junction.perform_all."""
         trips = _Trips(self._map, calls)
         if trips.parts:
-            trips.came(await atogether([partial(self._asked, *each) for each in trips.parts.items()]))
+            trips.came(await run_all_async([partial(self._asked, *each) for each in trips.parts.items()]))
         return trips.ended()
 
-    async def _asked(self, broker: str, part: Part) -> list[Any]:
+    async def _asked(self, broker: str, part: BrokerCalls) -> list[Any]:
         redis: Awaited = await self._reach(broker)
         return await redis.perform_all([call for _, call in part])
 
 
-def merged(answers: Sequence[Any]) -> Any:
+def merge_replies(replies: Sequence[Any]) -> Any:
     """What several brokers say together: all of what they list, and yes when one says so."""
-    first = answers[0]
-    if len(answers) == 1:
+    first = replies[0]
+    if len(replies) == 1:
         return first
     if isinstance(first, bool):
-        return any(answers)
+        return any(replies)
     if isinstance(first, set):
-        return cast("set[Any]", set()).union(*answers)
+        return cast("set[Any]", set()).union(*replies)
     if isinstance(first, list | tuple):
-        return type(cast("list[Any]", first))(sorted(_all(answers)))
+        return type(cast("list[Any]", first))(sorted(_all(replies)))
     if isinstance(first, Mapping):
-        return {name: what for each in reversed(answers) for name, what in each.items()}
+        return {name: what for each in reversed(replies) for name, what in each.items()}
     if isinstance(first, msgspec.Struct):
         names = first.__struct_fields__
-        return type(first)(*[merged([getattr(each, name) for each in answers]) for name in names])
-    return max(answers)
+        return type(first)(*[merge_replies([getattr(each, name) for each in replies]) for name in names])
+    return max(replies)
 
 
 def _all(answers: Sequence[Iterable[Any]]) -> set[Any]:

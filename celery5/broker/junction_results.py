@@ -9,36 +9,36 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from celery5.broker.absent import AWAY, absent
-from celery5.broker.ambient import AmbientResults
+from celery5.broker.absent import UNREACHABLE, get_unreachable
+from celery5.broker.ambient import AmbientResultWaiter
 from celery5.broker.colour import current_colour
-from celery5.broker.junction import Map
-from celery5.broker.waiting import Enough
+from celery5.broker.junction import BrokerMap
+from celery5.broker.waiting import StopCondition
 from celery5.errors import BrokerError
 
-TURN = 0.05
+POLL_INTERVAL = 0.05
 """Seconds that plain Python waits for one broker before it looks at the next, when the first of many is enough."""
 
 
-class PlainResults(Protocol):
+class PlainResultWaiter(Protocol):
     """Waiting in plain Python."""
 
     def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`."""
         ...
 
 
-class JunctionResults:
+class RoutedResultWaiter:
     """Waits in plain Python. `reach` gives what waits on one broker."""
 
-    def __init__(self, chart: Map, reach: Callable[[str], PlainResults]) -> None:
-        self._map = chart
-        self._reach = reach
+    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], PlainResultWaiter]) -> None:
+        self._map = broker_map
+        self._reach = get_waiter
 
     def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """As BlockingResults.wait, wherever the keys are. A broker that is away is told of when its turn comes."""
         parts = _parts(self._map, keys)
@@ -53,14 +53,14 @@ class JunctionResults:
             left = None if ends == math.inf else max(0.0, ends - time.monotonic())
             try:
                 found |= self._reach(broker).wait(part, timeout=left)
-            except AWAY as error:
+            except UNREACHABLE as error:
                 _leave_out(broker, error)
         return found
 
     def close(self) -> None:
         """Its connections are others' to close."""
 
-    def _first(self, parts: dict[str, list[str]], ends: float, enough: Enough) -> dict[str, bytes]:
+    def _first(self, parts: dict[str, list[str]], ends: float, enough: StopCondition) -> dict[str, bytes]:
         """In short turns, since any broker may have what is enough."""
         found: dict[str, bytes] = {}
         while True:
@@ -68,7 +68,7 @@ class JunctionResults:
             for broker, part in parts.items():
                 missing = [key for key in part if key not in found]
                 if missing:
-                    turn = min(TURN, max(0.0, left))
+                    turn = min(POLL_INTERVAL, max(0.0, left))
                     found |= self._reach(broker).wait(missing, timeout=turn, enough=_with(found, enough))
                 if enough(found):
                     return found
@@ -76,30 +76,30 @@ class JunctionResults:
                 return found
 
 
-class AwaitedJunctionResults:
+class AsyncRoutedResultWaiter:
     """Waits in an event loop. `reach` gives what waits on one broker."""
 
-    def __init__(self, chart: Map, reach: Callable[[str], Any]) -> None:
-        self._map = chart
-        self._reach = reach
+    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], Any]) -> None:
+        self._map = broker_map
+        self._reach = get_waiter
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """As BlockingResults.wait, on all brokers at the same time."""
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
-            one: AmbientResults = await self._reach(broker)
+            one: AmbientResultWaiter = await self._reach(broker)
             return await one.wait(part, timeout=timeout, enough=enough)
         found: dict[str, bytes] = {}
 
         async def wait_on(broker: str, part: list[str]) -> bool:
             """Whether what has come by the end of this is enough."""
             try:
-                results: AmbientResults = await self._reach(broker)
+                results: AmbientResultWaiter = await self._reach(broker)
                 came = await results.wait(part, timeout=timeout, enough=enough and _with(found, enough))
-            except AWAY as error:
+            except UNREACHABLE as error:
                 _leave_out(broker, error)
                 return False
             found.update(came)
@@ -110,10 +110,10 @@ class AwaitedJunctionResults:
         return found
 
 
-Waits = Sequence[Callable[[], Any]]
+WaitFunctions = Sequence[Callable[[], Any]]
 
 
-async def _together_on_trio(waits: Waits) -> None:
+async def _together_on_trio(waits: WaitFunctions) -> None:
     """All of them, until one gives that this is enough, or raises."""
     import trio
 
@@ -135,7 +135,7 @@ async def _together_on_trio(waits: Waits) -> None:
         raise failed[0]
 
 
-async def _together_on_asyncio(waits: Waits) -> None:
+async def _together_on_asyncio(waits: WaitFunctions) -> None:
     import asyncio
 
     tasks = [asyncio.ensure_future(each()) for each in waits]
@@ -149,22 +149,22 @@ async def _together_on_asyncio(waits: Waits) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _parts(chart: Map, keys: Sequence[str]) -> dict[str, list[str]]:
+def _parts(chart: BrokerMap, keys: Sequence[str]) -> dict[str, list[str]]:
     """The keys by broker, in their order."""
     parts: dict[str, list[str]] = {}
     for key in keys:
-        parts.setdefault(chart.of_key(key) or chart.brokers[0], []).append(key)
+        parts.setdefault(chart.find_broker_of_key(key) or chart.brokers[0], []).append(key)
     return parts or {chart.brokers[0]: []}
 
 
 def _leave_out(broker: str, error: BrokerError) -> None:
     """Go on without this one, where it may be left out. Raises its error where not."""
-    left_out = absent()
+    left_out = get_unreachable()
     if left_out is None:
         raise error
     left_out[broker] = error
 
 
-def _with(found: Mapping[str, bytes], enough: Enough) -> Enough:
+def _with(found: Mapping[str, bytes], enough: StopCondition) -> StopCondition:
     """Whether what came here is enough, with what has come elsewhere."""
     return lambda came: enough({**found, **came})

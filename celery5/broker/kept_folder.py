@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from celery5.errors import Misconfigured
 
-OURS = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
+KNOWN_FILES = frozenset({"appendonlydir", "appendonly.aof", "lost+found"})
 """What may be in a folder that is new to us: the data of a backup, and what a disk has."""
 
 
@@ -32,33 +32,33 @@ def make_private(folder: Path) -> os.stat_result:
     return folder.stat()
 
 
-def taken(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
     """The lock of whoever keeps the server in that folder. Raises Misconfigured."""
     try:
         if make_private(folder).st_uid != os.geteuid():
             raise Misconfigured(f"broker: the folder {folder} is another user's")
         _check_is_ours(folder)
         folder.chmod(0o700)
-        lock = lock_at(folder / "controller.lock")
+        lock = open_lock(folder / "controller.lock")
     except OSError as error:
         raise Misconfigured(f"broker: the folder {folder} cannot be used: {error.strerror}") from None
-    if not locks(lock):
+    if not try_lock(lock):
         other = os.pread(lock, 20, 0).decode(errors="replace").strip()
         os.close(lock)
         raise Misconfigured(
             f"broker: another Controller (process {other}) runs the broker in {folder}: with [broker] there is one "
             "Controller; for several, name a broker that they share"
         )
-    sign(lock, os.getpid())
+    write_pid(lock, os.getpid())
     return lock
 
 
-def lock_at(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """The file of a lock, open, and made if it is not there."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def locks(file: int) -> bool:
+def try_lock(file: int) -> bool:
     """Whether this process has the lock now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ def locks(file: int) -> bool:
     return True
 
 
-def sign(lock: int, pid: int) -> None:
+def write_pid(lock: int, pid: int) -> None:
     """Say in the file of a lock for which process it was taken."""
     os.pwrite(lock, f"{pid:<20}\n".encode(), 0)
 
@@ -75,35 +75,35 @@ def sign(lock: int, pid: int) -> None:
 def _check_is_ours(folder: Path) -> None:
     """Raises Misconfigured when something else is in the folder: it might be another server's, and we write there."""
     found = {each.name for each in folder.iterdir()}
-    if "controller.lock" not in found and (strange := sorted(found - OURS)):
+    if "controller.lock" not in found and (strange := sorted(found - KNOWN_FILES)):
         raise Misconfigured(
             f"broker: the folder {folder} has other things in it ({', '.join(strange[:3])}): name a new or an empty one"
         )
 
 
-class Holder(NamedTuple):
+class LockHolder(NamedTuple):
     """A lock that somebody has: who it says that this is (0: it does not), and the file itself."""
 
     pid: int
     file: os.stat_result
 
 
-def holder_of(path: Path) -> Holder | None:
+def find_lock_holder(path: Path) -> LockHolder | None:
     """What is known of whoever has the lock; None when nobody does."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
-        if locks(file):
+        if try_lock(file):
             return None
         said = os.pread(file, 20, 0).strip()
-        return Holder(int(said) if said.isdigit() else 0, os.fstat(file))
+        return LockHolder(int(said) if said.isdigit() else 0, os.fstat(file))
     finally:
         os.close(file)
 
 
-def has_open(pid: int, file: os.stat_result) -> bool:
+def has_file_open(pid: int, file: os.stat_result) -> bool:
     """Whether that process has that file open; no when nobody can tell."""
     with suppress(OSError):
         for each in os.listdir(f"/proc/{pid}/fd"):
@@ -113,14 +113,14 @@ def has_open(pid: int, file: os.stat_result) -> bool:
     return False
 
 
-def password_in(path: Path) -> str:
+def ensure_password(path: Path) -> str:
     """What is in that file, which is made when it is not there, or when a lost disk has left nothing in it."""
     if not path.exists() or not path.read_text().strip():
-        write(path, secrets.token_hex(24))
+        write_private(path, secrets.token_hex(24))
     return path.read_text().strip()
 
 
-def write(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """A file for this user alone, all of it or none."""
     new = path.with_name(f"{path.name}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from celery5.broker import kept_folder
-from celery5.broker.embedded import LONGEST_PATH, binary_of
+from celery5.broker.embedded import MAX_SOCKET_PATH, find_binary
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.protocol.own_broker import OwnBroker
 
@@ -34,7 +34,7 @@ STOP_LIMIT = 60.0
 """Seconds that a server has to end by itself, its data written, before it is killed."""
 ANSWER_LIMIT = 5.0
 """Seconds that one answer may take."""
-LONGEST_LOG = 10**6
+MAX_LOG_BYTES = 10**6
 """Bytes of the server's log; what is longer when it starts is put aside, once."""
 _LAST = 10_000
 _ASK = b"PING\r\nINFO server\r\nQUIT\r\n"
@@ -46,18 +46,18 @@ class KeptServer:
     Raises Misconfigured when its folder cannot be used, or another process keeps a server there; ServerNotFound.
     """
 
-    def __init__(self, told: OwnBroker) -> None:
-        self.folder = Path(told.folder)
-        self.socket = Path(told.socket) if told.socket else self.folder / "redis.sock"
-        self.binary = binary_of(None if told.server == "auto" else os.path.expanduser(told.server))
+    def __init__(self, settings: OwnBroker) -> None:
+        self.folder = Path(settings.folder)
+        self.socket = Path(settings.socket) if settings.socket else self.folder / "redis.sock"
+        self.binary = find_binary(None if settings.server == "auto" else os.path.expanduser(settings.server))
         self.pid = 0
-        self._told = told
+        self._told = settings
         self._child: subprocess.Popen[bytes] | None = None
         self._own = -1
         self._check_socket()
-        self._lock = kept_folder.taken(self.folder)
+        self._lock = kept_folder.lock_folder(self.folder)
         try:
-            self._password = kept_folder.password_in(self.folder / "password") if told.port else ""
+            self._password = kept_folder.ensure_password(self.folder / "password") if settings.port else ""
         except OSError as error:
             os.close(self._lock)
             raise Misconfigured(f"broker: its password cannot be kept: {error}") from None
@@ -70,19 +70,19 @@ class KeptServer:
         return f"unix://{quote(str(self.socket))}?db=0"
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process is there."""
         if self._child is not None:
             return self._child.poll() is None
         return self.pid != 0 and _is_there(self.pid)
 
-    def begin(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+    def start(self, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Have it run, and wait until it answers, unless that is `given_up`. Gives whether it ran already.
 
         Raises BrokerUnavailable with its last words, Misconfigured when another server answers on the socket.
         """
         try:
-            return self._begin(given_up)
+            return self._begin(is_cancelled)
         except OSError as error:
             raise BrokerUnavailable(f"the broker {self.binary} cannot be started: {error}") from None
 
@@ -92,19 +92,19 @@ class KeptServer:
         if not adopted:
             self._end()
             self._hold(given_up)
-            kept_folder.write(file, configuration)
+            kept_folder.write_private(file, configuration)
             self._start(file)
         self._wait_until_it_answers(given_up)
-        kept_folder.write(self.folder / "url", f"{self.url}\n")
+        kept_folder.write_private(self.folder / "url", f"{self.url}\n")
         return adopted
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether it answers, if only that it still reads its data."""
         return self._asked() is not None
 
     def kill(self) -> None:
         """End it at once."""
-        if self.lives:
+        if self.is_running:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self._wait(STOP_LIMIT)
@@ -119,9 +119,9 @@ class KeptServer:
 
     def _check_socket(self) -> None:
         path = self.socket
-        if len(os.fsencode(path)) > LONGEST_PATH:
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise Misconfigured(
-                f"broker: {path} is too long for a socket, {LONGEST_PATH} bytes at most: say socket = in [broker]"
+                f"broker: {path} is too long for a socket, {MAX_SOCKET_PATH} bytes at most: say socket = in [broker]"
             )
         if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
             raise Misconfigured(f"broker: {path} is there, and is no socket")
@@ -150,10 +150,10 @@ class KeptServer:
         another server answers on the socket, or one over this data that no Controller has started."""
         if self._child is not None:
             return False
-        held = kept_folder.holder_of(self.folder / "server.lock")
+        held = kept_folder.find_lock_holder(self.folder / "server.lock")
         # Who began it may have died before it wrote the number down: what is there then is another's.
         found = () if held is None else (held.pid, _said(self.socket, "", ask=False).pid)
-        self.pid = next((each for each in found if held and kept_folder.has_open(each, held.file)), 0)
+        self.pid = next((each for each in found if held and kept_folder.has_file_open(each, held.file)), 0)
         asked = self._asked()
         if asked is not None and held is None:
             raise Misconfigured(
@@ -167,9 +167,9 @@ class KeptServer:
         """Have the lock that the server inherits. Raises Misconfigured when a server has it that does not end."""
         if self._own >= 0:
             return
-        self._own = kept_folder.lock_at(self.folder / "server.lock")
+        self._own = kept_folder.open_lock(self.folder / "server.lock")
         limit = time.monotonic() + STOP_LIMIT
-        while not kept_folder.locks(self._own):
+        while not kept_folder.try_lock(self._own):
             if given_up() or time.monotonic() > limit:
                 raise Misconfigured(
                     f"broker: a server over the data in {self.folder} runs already, and does not end"
@@ -179,7 +179,7 @@ class KeptServer:
     def _start(self, file: Path) -> None:
         path = self.folder / "server.log"
         with suppress(FileNotFoundError):
-            if path.stat().st_size > LONGEST_LOG:
+            if path.stat().st_size > MAX_LOG_BYTES:
                 path.replace(path.with_suffix(".log.1"))
         os.ftruncate(self._own, 0)  # the number of a former one says nothing from now on
         surroundings = {name: value for name, value in os.environ.items() if name not in _NOT_ITS_AFFAIR}
@@ -196,12 +196,12 @@ class KeptServer:
                 pass_fds=(self._own,),
             )
         self.pid = self._child.pid
-        kept_folder.sign(self._own, self.pid)
+        kept_folder.write_pid(self._own, self.pid)
 
     def _wait_until_it_answers(self, given_up: Callable[[], bool]) -> None:
         limit = time.monotonic() + START_LIMIT
         while (asked := self._asked()) is None or asked != (self.pid, True):
-            if not self.lives:
+            if not self.is_running:
                 raise BrokerUnavailable(f"the broker {self.binary} ended: {self._last_words()}")
             if given_up() or time.monotonic() > limit:
                 raise BrokerUnavailable(f"the broker {self.binary} does not answer yet: {self._last_words()}")
@@ -222,7 +222,7 @@ class KeptServer:
         return int(process[1]), b"+PONG" in said.words
 
     def _end(self) -> None:
-        if self.lives:
+        if self.is_running:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
             if not self._wait(STOP_LIMIT):
@@ -231,7 +231,7 @@ class KeptServer:
 
     def _wait(self, seconds: float) -> bool:
         limit = time.monotonic() + seconds
-        while self.lives:
+        while self.is_running:
             if time.monotonic() > limit:
                 return False
             time.sleep(0.02)

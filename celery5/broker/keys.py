@@ -9,7 +9,7 @@ owners and lifetimes is `docs/reference/keys.md`.
 import re
 from dataclasses import dataclass, field, replace
 
-from celery5.protocol.lanes import HANDED, HIGH, LOW, NORMAL
+from celery5.protocol.lanes import ADMITTED, HIGH, LOW, NORMAL
 
 GROUP = "workers"
 """The one consumer group of every queue."""
@@ -56,13 +56,13 @@ class QueueKeys:
     unique: str
     wake: str
     revoke: str
-    mark: str
+    replication_mark: str
     documents: str
     slots: str
-    counts: str
-    held: str
-    free: str
-    room_prefix: str
+    slot_counts: str
+    limited_counts: str
+    slots_freed: str
+    waiting_list_prefix: str
     result_prefix: str
     window_prefix: str
     lane: str = NORMAL
@@ -70,13 +70,13 @@ class QueueKeys:
         default_factory=dict["str", "QueueKeys"], compare=False, repr=False
     )
 
-    def on(self, lane: str) -> "QueueKeys":
+    def on_lane(self, lane: str) -> "QueueKeys":
         """The same queue on the lane of that letter; made once."""
         if lane == self.lane:
             return self
         found = self._lanes.get(lane)
         if found is None:
-            stream = {NORMAL: self.normal, HIGH: self.high, LOW: self.low, HANDED: self.handed}[lane]
+            stream = {NORMAL: self.normal, HIGH: self.high, LOW: self.low, ADMITTED: self.handed}[lane]
             found = self._lanes[lane] = replace(self, stream=stream, lane=lane)
         return found
 
@@ -86,11 +86,11 @@ class QueueKeys:
         return (self.normal, self.high, self.low, self.handed)
 
     @property
-    def beside(self) -> tuple[str, str, str]:
+    def other_streams(self) -> tuple[str, str, str]:
         """The streams of the lanes beside the normal one: high, low, handed."""
         return (self.high, self.low, self.handed)
 
-    def window(self, lock: str) -> str:
+    def unique_window(self, lock: str) -> str:
         """STRING  the last job of a task and key, for as long as `unique_for` says."""
         return self.window_prefix + lock
 
@@ -102,11 +102,11 @@ class QueueKeys:
         """STREAM  the documents that a Data Sink is to be given."""
         return f"{self.documents}:{sink}"
 
-    def taken(self, sink: str) -> str:
+    def claimed_documents(self, sink: str) -> str:
         """ZSET    those that a Router has, or that are to be tried again, by when another may take them in ms."""
         return f"{self.documents}-taken:{sink}"
 
-    def progress(self, sink: str) -> str:
+    def document_progress(self, sink: str) -> str:
         """HASH    the last one that was taken, and how often each was tried in vain."""
         return f"{self.documents}-progress:{sink}"
 
@@ -122,7 +122,7 @@ class Keys:
         """What all keys of the application fit, by the rules of SCAN, and some of others."""
         return re.sub(r"([*?\[\]\\])", r"\\\1", f"celery5:{{{self.app}") + "*"
 
-    def has(self, key: str) -> bool:
+    def owns(self, key: str) -> bool:
         """Whether a key is of the application."""
         head = f"celery5:{{{self.app}"
         return key.startswith(head) and key[len(head) : len(head) + 1] in (":", "}")
@@ -160,7 +160,7 @@ class Keys:
         """STRING  a worker looks at that check for all, until this is gone."""
         return f"celery5:{{{self.app}}}:check-turn:{name}"
 
-    def check_telling(self, name: str) -> str:
+    def check_notice(self, name: str) -> str:
         """STRING  a Scheduler has told the workers of that check, until this is gone."""
         return f"celery5:{{{self.app}}}:check-telling:{name}"
 
@@ -170,7 +170,7 @@ class Keys:
         return f"celery5:{{{self.app}}}:schedule-queues"
 
     @property
-    def schedule_news(self) -> str:
+    def schedule_changes(self) -> str:
         """channel: a schedule was added or changed."""
         return f"celery5:{{{self.app}}}:schedule-news"
 
@@ -182,11 +182,11 @@ class Keys:
         """ZSET    when to look at each of them, in ms."""
         return f"celery5:{{{self.app}:{queue}}}:schedule-times"
 
-    def declared(self, scheduler: str) -> str:
+    def declared_schedules(self, scheduler: str) -> str:
         """STRING  the names of the schedules that a Scheduler's code declares, with a time to live."""
         return f"celery5:{{{self.app}}}:declared:{scheduler}"
 
-    def living(self, kind: str) -> str:
+    def live_processes(self, kind: str) -> str:
         """ZSET    the Schedulers that live, by the end of their lease in ms."""
         return f"celery5:{{{self.app}}}:living:{kind}"
 
@@ -200,7 +200,7 @@ class Keys:
         """STRING  the worker process that is recycled, until this is gone."""
         return f"celery5:{{{self.app}}}:recycling"
 
-    def source(self, name: str) -> str:
+    def source_lease(self, name: str) -> str:
         """STRING  the Router that runs a Data Source which one at a time may, until this is gone."""
         return f"celery5:{{{self.app}}}:source:{name}"
 
@@ -224,16 +224,16 @@ class Keys:
         return f"celery5:{{{self.app}}}:subscriptions"
 
     @property
-    def subscribed(self) -> str:
+    def subscription_deadlines(self) -> str:
         """ZSET    until when each subscription counts, in ms, with a time to live."""
         return f"celery5:{{{self.app}}}:subscribed"
 
     @property
-    def unclaimed(self) -> str:
+    def unclaimed_events(self) -> str:
         """HASH    how many events nobody wanted, by event and version, with a time to live."""
         return f"celery5:{{{self.app}}}:unclaimed"
 
-    def kept(self, subject: str) -> str:
+    def kept_events(self, subject: str) -> str:
         """STREAM  events of one version that nobody wanted, with a time to live."""
         return f"celery5:{{{self.app}}}:kept:{subject}"
 
@@ -245,17 +245,17 @@ class Keys:
         """STRING  that a command was posted, then who took it, so that nobody does it again."""
         return f"celery5:{{{self.app}}}:nonce:{command_id}"
 
-    def answer(self, command_id: str) -> str:
+    def reply(self, command_id: str) -> str:
         """STRING  what came of a command; the channel of the same name announces it."""
         return f"celery5:{{{self.app}}}:answer:{command_id}"
 
-    def told_by(self, result: str) -> tuple[str, str]:
+    def parse_result_key(self, result: str) -> tuple[str, str]:
         """The queue and the id of the job that a result key is of."""
         tag, _, job_id = result.partition("}:result:")
         _, _, queue = tag.partition("{")[2].partition(":")
         return queue, job_id
 
-    def of(self, queue: str) -> QueueKeys:
+    def for_queue(self, queue: str) -> QueueKeys:
         """The keys of one queue."""
         # An application's name has no colon, so no two applications make the same key.
         tag = f"celery5:{{{self.app}:{queue}}}" if queue != EVENTS else f"celery5:{{{self.app}}}:events"
@@ -274,13 +274,13 @@ class Keys:
             unique=f"{tag}:unique",  # HASH    the live job of each task and key
             wake=f"{tag}:wake",  # channel: a job became due earlier than all others
             revoke=f"{tag}:revoke",  # channel: a job was revoked while a worker had it
-            mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
+            replication_mark=f"{tag}:mark",  # STRING  nothing, for a second: what a producer waits for on its replicas
             documents=f"{tag}:documents",  # HASH    which sinks take which; the channel says that there are new ones
             slots=f"{tag}:slots",  # HASH    the gate of each job that has a slot
-            counts=f"{tag}:counts",  # HASH    how many slots are taken, by gate
-            held=f"{tag}:held",  # HASH    how many jobs wait at gates, by task
-            free=f"{tag}:free",  # channel: somebody may go on who waits at a gate
-            room_prefix=f"{tag}:room:",
+            slot_counts=f"{tag}:counts",  # HASH    how many slots are taken, by gate
+            limited_counts=f"{tag}:held",  # HASH    how many jobs wait at gates, by task
+            slots_freed=f"{tag}:free",  # channel: somebody may go on who waits at a gate
+            waiting_list_prefix=f"{tag}:room:",
             result_prefix=f"{tag}:result:",
             window_prefix=f"{tag}:unique:",
         )

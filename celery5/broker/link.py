@@ -18,34 +18,41 @@ from typing import Any
 import trio
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.handshake import Greeting, Resp, greet, read_greeting
+from celery5.broker.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.link_events import (
     BreakerClosed,
     BreakerOpened,
-    Connected,
-    ConnectFailed,
+    LinkConnected,
+    LinkConnectFailed,
     LinkEvent,
+    LinkLost,
     LinkStatistics,
-    Lost,
-    ignore,
+    ignore_event,
 )
 from celery5.broker.pipeline import Pipeline
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translated
+from celery5.broker.translate import translate_error
 from celery5.broker.transport import Connect, Transport, connect
-from celery5.broker.wire import NOT_YET, ProtocolError, PushNotification, Replies, pack, pack_all
+from celery5.broker.wire import (
+    NEED_DATA,
+    ProtocolError,
+    PushNotification,
+    ReplyParser,
+    pack_command,
+    pack_commands,
+)
 from celery5.errors import BrokerError, BrokerUnavailable, CircuitOpen
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.breaker import Breaker, BreakerPolicy, BreakerState
 
 # What a transport and the parser raise when a connection is over.
-BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
+CONNECTION_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
 
 # A connection that did not live this long, in seconds, does not reset the backoff.
-SETTLED = 1.0
+MIN_STABLE_TIME = 1.0
 
-_PING = pack(("PING",))
+_PING = pack_command(("PING",))
 
 
 class Link:
@@ -61,16 +68,16 @@ class Link:
         endpoint: Endpoint,
         timing: Timing,
         name: str,
-        watch: Callable[[LinkEvent], None] = ignore,
+        watch: Callable[[LinkEvent], None] = ignore_event,
         resp: Resp = 2,
-        on_up: Callable[[], None] = lambda: None,
+        on_connected: Callable[[], None] = lambda: None,
         on_push: Callable[[list[Any]], None] = lambda _frame: None,
         connect: Connect = connect,
     ) -> None:
         self.endpoint = endpoint
         self.timing = timing
         self.name = name
-        self.where = endpoint.masked
+        self.where = endpoint.masked_url
         self.pipeline = Pipeline(where=self.where, max_unsent_bytes=timing.max_unsent_bytes, push=on_push)
         self.breaker = Breaker(
             policy=BreakerPolicy(
@@ -81,11 +88,11 @@ class Link:
         )
         self.connected = False
         self.connects = 0
-        self.up_since: float | None = None
-        self.greeting: Greeting | None = None
+        self.connected_since: float | None = None
+        self.greeting: ServerHello | None = None
         self._watch = watch
         self._resp: Resp = resp
-        self._on_up = on_up
+        self._on_up = on_connected
         self._connect = connect
         self._opened = trio.Event()
         self._ended = False
@@ -95,11 +102,11 @@ class Link:
         self._reason = ""
         self._last_failure = ""
         # Set while the pipeline takes calls: checked once per call.
-        self.flowing = False
+        self.is_accepting = False
 
     # ---- what callers use
 
-    async def admit(self) -> None:
+    async def wait_until_accepting(self) -> None:
         """Return when calls may be queued.
 
         Raises CircuitOpen, or BrokerUnavailable when the link is not running.
@@ -118,12 +125,12 @@ class Link:
         if self.breaker.state is not BreakerState.CLOSED:
             raise self._circuit_open(maybe_done=False)
 
-    async def trip(self, ticket: Ticket) -> None:
+    async def perform(self, ticket: PendingRequest) -> None:
         """Queue a ticket and wait until it is done. Raises the ticket's error."""
-        if not self.flowing:
-            await self.admit()
+        if not self.is_accepting:
+            await self.wait_until_accepting()
         pipeline = self.pipeline
-        if pipeline.eager:
+        if pipeline.sends_at_once:
             # A task that is cancelled already must not send anything.
             await trio.lowlevel.checkpoint_if_cancelled()
         pipeline.submit(ticket)
@@ -131,14 +138,16 @@ class Link:
         if ticket.error is not None:
             raise ticket.error
 
-    def begin(self, ticket: Ticket) -> bool:
+    def begin(self, ticket: PendingRequest) -> bool:
         """Send a ticket at once, if nothing else is under way, for somebody who will `finish` it."""
-        ticket.awaited = self.flowing and self.pipeline.eager and self.pipeline.send_alone(ticket)
+        ticket.awaited = (
+            self.is_accepting and self.pipeline.sends_at_once and self.pipeline.send_alone(ticket)
+        )
         return ticket.awaited
 
-    async def finish(self, ticket: Ticket) -> None:
+    async def finish(self, ticket: PendingRequest) -> None:
         """Wait until a ticket that was begun is done. Raises the ticket's error."""
-        if not ticket.over:
+        if not ticket.is_done:
             await self.pipeline.wait(ticket)
         if ticket.error is not None:
             raise ticket.error
@@ -147,7 +156,7 @@ class Link:
         """When a call made now must have its reply; `extra` seconds of the server's time are allowed for."""
         return trio.current_time() + self.timing.reply + extra
 
-    def drop(self, reason: str) -> None:
+    def reconnect(self, reason: str) -> None:
         """End this connection; a new one follows.
 
         `reason` is the whole message that in-flight calls fail with.
@@ -156,7 +165,7 @@ class Link:
             self._reason = reason
             self._scope.cancel()
 
-    def end(self, error: BrokerError) -> None:
+    def fail(self, error: BrokerError) -> None:
         """End the link for good: `run` raises `error`."""
         if self._fatal is None:
             self._fatal = error
@@ -170,7 +179,7 @@ class Link:
             commands=pipeline.commands,
             batches=pipeline.batches,
             connects=self.connects,
-            unsent=pipeline.waiting,
+            unsent=pipeline.unsent_count,
             inflight=len(pipeline.inflight),
         )
 
@@ -185,18 +194,18 @@ class Link:
         self._ended = False
         self._fatal = None
         self._opened.set()
-        self.flowing = self.breaker.state is BreakerState.CLOSED
+        self.is_accepting = self.breaker.state is BreakerState.CLOSED
         try:
             async with trio.open_nursery() as nursery:
                 self._outer = nursery.cancel_scope
                 nursery.start_soon(self._guard)
                 await self._keep_up(task_status)
         finally:
-            self.flowing = False
+            self.is_accepting = False
             self._ended = True
             self.connected = False
             closed = f"the link {self.name!r} to broker {self.where} is closed"
-            self.pipeline.cut(closed)
+            self.pipeline.disconnect(closed)
             self.pipeline.fail_unsent(lambda was_sent: BrokerUnavailable(closed, maybe_done=was_sent))
         if self._fatal is not None:
             raise self._fatal
@@ -216,32 +225,32 @@ class Link:
                 if first and trio.current_time() + pause >= give_up:
                     # An attempt that was cut short by the end of that time says less than the one before.
                     cut_short = trio.current_time() >= give_up
-                    self.end(earlier if cut_short and earlier is not None else error)
+                    self.fail(earlier if cut_short and earlier is not None else error)
                     return
                 earlier = error
-                self._watch(ConnectFailed(self.name, self.where, str(error), pause))
+                self._watch(LinkConnectFailed(self.name, self.where, str(error), pause))
                 attempt += 1
                 await trio.sleep(pause)
                 continue
             except BrokerError as error:
-                self.end(error)
+                self.fail(error)
                 return
             up_since = self._up()
             if first:
                 first = False
                 task_status.started()
             await self._serve(transport, replies)
-            attempt = 0 if trio.current_time() - up_since >= SETTLED else attempt + 1
+            attempt = 0 if trio.current_time() - up_since >= MIN_STABLE_TIME else attempt + 1
             if attempt:
                 await trio.sleep(self._pause(attempt))
 
-    async def _open(self, give_up: float) -> tuple[Transport, Replies]:
+    async def _open(self, give_up: float) -> tuple[Transport, ReplyParser]:
         """One attempt. Raises BrokerUnavailable to try again, any other BrokerError to give up."""
         now = trio.current_time()
-        self.breaker = self.breaker.begin(now)
+        self.breaker = self.breaker.with_probe(now)
         limit = min(self.timing.connect, max(give_up - now, 0.001))
         transport: Transport | None = None
-        replies = Replies()
+        replies = ReplyParser()
         try:
             with trio.fail_after(limit):
                 transport = await self._connect(self.endpoint)
@@ -253,45 +262,49 @@ class Link:
                 raise BrokerUnavailable(
                     f"broker {self.where} did not answer within {limit:g} s of connecting"
                 ) from error
-            if isinstance(error, BROKEN):
-                raise translated(error, maybe_done=False, where=self.where) from error
+            if isinstance(error, CONNECTION_ERRORS):
+                raise translate_error(error, maybe_done=False, where=self.where) from error
             raise
         return transport, replies
 
-    async def _shake_hands(self, transport: Transport, replies: Replies) -> Greeting:
-        commands = greet(self.endpoint, resp=self._resp, name=self.name)
-        await transport.send(pack_all(commands))
+    async def _shake_hands(self, transport: Transport, replies: ReplyParser) -> ServerHello:
+        commands = build_hello(self.endpoint, resp=self._resp, name=self.name)
+        await transport.send(pack_commands(commands))
         answers: list[Any] = []
         while len(answers) < len(commands):
             answer = replies.next()
-            if answer is NOT_YET:
+            if answer is NEED_DATA:
                 received = await transport.receive()
                 if not received:
                     if answers:
-                        read_greeting(answers, where=self.where)  # a server that turns us away may say why
+                        parse_server_hello(
+                            answers, where=self.where
+                        )  # a server that turns us away may say why
                     raise trio.BrokenResourceError("closed during the handshake")
                 replies.feed(received)
             elif type(answer) is not PushNotification:
                 answers.append(answer)
-        return read_greeting(answers, where=self.where)
+        return parse_server_hello(answers, where=self.where)
 
     def _up(self) -> float:
-        now = self.up_since = self.pipeline.heard = trio.current_time()
+        now = self.connected_since = self.pipeline.last_received = trio.current_time()
         was = self.breaker.state
-        self.breaker = self.breaker.succeeded()
-        self.flowing = True
+        self.breaker = self.breaker.after_success()
+        self.is_accepting = True
         self.connected = True
         self.connects += 1
         self._last_failure = ""
         greeting = self.greeting
         assert greeting is not None
-        self._watch(Connected(self.name, self.where, greeting.server, greeting.version, greeting.client_id))
+        self._watch(
+            LinkConnected(self.name, self.where, greeting.server, greeting.version, greeting.client_id)
+        )
         if was is not BreakerState.CLOSED:
             self._watch(BreakerClosed(self.name, self.where))
         self._on_up()
         return now
 
-    async def _serve(self, transport: Transport, replies: Replies) -> None:
+    async def _serve(self, transport: Transport, replies: ReplyParser) -> None:
         """Let the pipeline work over this transport until it breaks or is dropped."""
         self._reason = ""
         try:
@@ -303,27 +316,27 @@ class Link:
             self._scope = None
             self.connected = False
             await transport.aclose()
-        failed, kept = self.pipeline.cut(self._reason)
-        self._watch(Lost(self.name, self.where, self._reason, failed, kept))
+        failed, kept = self.pipeline.disconnect(self._reason)
+        self._watch(LinkLost(self.name, self.where, self._reason, failed, kept))
 
     async def _until_broken(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
             await work(*args)
-        except BROKEN as error:
-            self.drop(str(translated(error, maybe_done=False, where=self.where)))
+        except CONNECTION_ERRORS as error:
+            self.reconnect(str(translate_error(error, maybe_done=False, where=self.where)))
 
     def _failed(self, reason: str) -> float:
         """An attempt failed: tell the breaker, and say how long it wants to rest."""
         now = trio.current_time()
         was = self.breaker.state
-        self.breaker = self.breaker.failed(now)
+        self.breaker = self.breaker.after_failure(now)
         self._last_failure = reason
         if self.breaker.state is not BreakerState.OPEN:
             return 0.0
-        self.flowing = False
-        rest = self.breaker.until - now
+        self.is_accepting = False
+        rest = self.breaker.open_until - now
         if was is BreakerState.CLOSED:
-            is_error = self.breaker.level(now) == "error"
+            is_error = self.breaker.log_level(now) == "error"
             self._watch(BreakerOpened(self.name, self.where, reason, rest, is_error))
             self.pipeline.fail_unsent(lambda was_sent: self._circuit_open(maybe_done=was_sent))
         return rest
@@ -357,9 +370,9 @@ class Link:
                 continue
             if pipeline.inflight:
                 if now >= self._answer_due(pipeline.inflight[0]):
-                    self.drop(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
-            elif not pipeline.unsent and now >= pipeline.heard + self.timing.idle_ping:
-                pipeline.submit(Ticket(_PING, now + self.timing.reply, repeatable=False))
+                    self.reconnect(f"broker {self.where} gave no answer within {self.timing.reply:g} s")
+            elif not pipeline.unsent and now >= pipeline.last_received + self.timing.idle_ping:
+                pipeline.submit(PendingRequest(_PING, now + self.timing.reply, repeatable=False))
 
     def _next_look(self, now: float) -> float:
         pipeline = self.pipeline
@@ -368,14 +381,14 @@ class Link:
             if pipeline.inflight:
                 looks.append(self._answer_due(pipeline.inflight[0]))
             else:
-                looks.append(pipeline.heard + self.timing.idle_ping)
+                looks.append(pipeline.last_received + self.timing.idle_ping)
         # Whatever is due at this very moment was dealt with; never spin.
         return max(min(looks, default=float("inf")), now + 0.001)
 
-    def _answer_due(self, ticket: Ticket) -> float:
+    def _answer_due(self, ticket: PendingRequest) -> float:
         if ticket.replies:
             # Some of a long batch has come: the server is at work as long as it goes on.
-            return max(ticket.deadline, self.pipeline.heard + self.timing.reply)
+            return max(ticket.deadline, self.pipeline.last_received + self.timing.reply)
         return ticket.deadline
 
     def _waited_too_long(self, was_sent: bool) -> BrokerUnavailable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class LinkConnected:
     """The handshake succeeded. `client_id` is the server's handle for this connection."""
 
     link: str
@@ -18,7 +18,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectFailed:
+class LinkConnectFailed:
     """An attempt to connect failed; the next one comes after `pause` seconds."""
 
     link: str
@@ -28,7 +28,7 @@ class ConnectFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LinkLost:
     """A working connection ended.
 
     `failed` calls may or may not have run, `kept` calls wait for the next connection.
@@ -38,7 +38,7 @@ class Lost:
     where: str
     reason: str
     failed: int
-    kept: int
+    requeued: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BreakerOpened:
     link: str
     where: str
     reason: str
-    period: float
+    probe_in: float
     is_error: bool = False
 
 
@@ -61,7 +61,7 @@ class BreakerClosed:
     where: str
 
 
-LinkEvent = Connected | ConnectFailed | Lost | BreakerOpened | BreakerClosed
+LinkEvent = LinkConnected | LinkConnectFailed | LinkLost | BreakerOpened | BreakerClosed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +75,5 @@ class LinkStatistics:
     inflight: int
 
 
-def ignore(_event: LinkEvent) -> None:
+def ignore_event(_event: LinkEvent) -> None:
     """Watch nothing."""

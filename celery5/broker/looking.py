@@ -1,6 +1,6 @@
 """Looking: the trips that tell of a job, or of a queue and its workers, and change nothing.
 
-Floor: broker. Reads: what `inspect.lua` and `overview.lua` say. Writes: nothing.
+Floor: broker. Reads: what `inspect_job.lua` and `get_queue_state.lua` say. Writes: nothing.
 
 None of them goes through the keyspace: what is not in a queue's own few keys is not looked for.
 """
@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.keys import GROUP, QueueKeys
 
-INSPECT = Script.load("inspect")
-OVERVIEW = Script.load("overview", part="lane")
+INSPECT_JOB = Script.load("job/inspect_job")
+GET_QUEUE_STATE = Script.load("scaling/get_queue_state", lib="lane")
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class JobInspection(msgspec.Struct, frozen=True):
     """All that the server says of a job. `held` is seconds that a worker has had it, `due` and `now` are seconds since
     1970, `before` is how many stand before it in its line at a gate; None where that is not so."""
 
@@ -24,11 +24,11 @@ class Sighting(msgspec.Struct, frozen=True):
     document: bytes
     message: bytes
     worker: str
-    held: float | None
+    held_for: float | None
     due: float | None
     deliveries: int
     now: float
-    before: int | None = None
+    jobs_ahead: int | None = None
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class QueueState(msgspec.Struct, frozen=True):
         return self.waiting + self.held + self.scheduled
 
 
-def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
+def inspect_job(keys: QueueKeys, job_id: str) -> Call[JobInspection]:
     """All that is known of a job."""
     named = (
         keys.normal,
@@ -87,25 +87,25 @@ def inspect(keys: QueueKeys, job_id: str) -> Call[Sighting]:
         keys.due,
         keys.waiting,
         keys.dead,
-        keys.room_prefix,
-        *keys.beside,
+        keys.waiting_list_prefix,
+        *keys.other_streams,
     )
-    return scripted(INSPECT, named, (GROUP, job_id), _sighting, repeatable=True)
+    return script_call(INSPECT_JOB, named, (GROUP, job_id), _sighting, repeatable=True)
 
 
-def overview(keys: QueueKeys) -> Call[QueueState]:
+def get_queue_state(keys: QueueKeys) -> Call[QueueState]:
     """What is in a queue, and who works on it."""
 
     def state(raw: Any) -> QueueState:
         return _state(keys.queue, raw)
 
-    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.held, *keys.streams)
-    return scripted(OVERVIEW, named, (GROUP,), state, repeatable=True)
+    named = (keys.due, keys.dead, keys.leases, keys.unique, keys.limited_counts, *keys.streams)
+    return script_call(GET_QUEUE_STATE, named, (GROUP,), state, repeatable=True)
 
 
-def _sighting(raw: Any) -> Sighting:
+def _sighting(raw: Any) -> JobInspection:
     place, document, message, worker, held, due, deliveries, now, before = raw
-    return Sighting(
+    return JobInspection(
         place.decode(errors="replace"),
         document,
         message,

@@ -12,11 +12,18 @@ from typing import Any, TypeVar
 from celery5.broker.asyncio_link import AsyncioLink, dial
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.exchange import SendAgain, Trip, exchange_all, exchange_one, may_send_again, maybe_done
+from celery5.broker.exchange import (
+    ResendAllowed,
+    WireRequest,
+    exchange_all,
+    exchange_one,
+    may_resend,
+    maybe_done,
+)
 from celery5.broker.handshake import Resp
 from celery5.broker.pool import circuit_open, new_breaker
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translated
+from celery5.broker.translate import translate_error
 from celery5.broker.wire import ProtocolError
 from celery5.errors import BrokerError, BrokerReadOnly, BrokerUnavailable
 
@@ -37,13 +44,13 @@ class AsyncioRedis:
         endpoint: Endpoint,
         *,
         timing: Timing = Timing(),  # noqa: B008  frozen
-        connections: int = 10,
+        max_connections: int = 10,
     ) -> None:
         self.endpoint = endpoint
         self.timing = timing
-        self._where = endpoint.masked
-        self._limit = connections
-        self._room = asyncio.Semaphore(connections)
+        self._where = endpoint.masked_url
+        self._limit = max_connections
+        self._room = asyncio.Semaphore(max_connections)
         self._free: list[AsyncioLink] = []
         self._breaker = new_breaker(timing)
         self._closed = False
@@ -74,28 +81,28 @@ class AsyncioRedis:
 
         Raises `CircuitOpen` at once after too many failures in a row; else what `asyncio_link.dial` does.
         """
-        if not self._breaker.allows(time.monotonic()):
+        if not self._breaker.is_allowed(time.monotonic()):
             raise circuit_open(self.endpoint, self.timing)
-        self._breaker = self._breaker.begin(time.monotonic())
+        self._breaker = self._breaker.with_probe(time.monotonic())
         timing = self.timing
         if within is not None and within < timing.connect:
             timing = replace(timing, connect=max(within, 0.01))
         try:
             link = await dial(self.endpoint, timing, resp=resp)
         except BrokerUnavailable:
-            self._breaker = self._breaker.failed(time.monotonic())
+            self._breaker = self._breaker.after_failure(time.monotonic())
             raise
         except BrokerError:
             # Refused is not away: somebody answered.
-            self._breaker = self._breaker.succeeded()
+            self._breaker = self._breaker.after_success()
             raise
         except BaseException:
-            self._breaker = self._breaker.given_up(time.monotonic())
+            self._breaker = self._breaker.after_cancelled_probe(time.monotonic())
             raise
-        self._breaker = self._breaker.succeeded()
+        self._breaker = self._breaker.after_success()
         return link
 
-    async def _drive(self, steps: Generator[Trip, list[Any], T]) -> T:
+    async def _drive(self, steps: Generator[WireRequest, list[Any], T]) -> T:
         trip = next(steps)
         # Whether an attempt was lost that may have run: then every later error has `maybe_done`.
         maybe_done_before = False
@@ -106,7 +113,7 @@ class AsyncioRedis:
                     raws: list[Any] | None = None
                     try:
                         raws = await self._attempt(self._idle() or await self.dial(), trip, last=False)
-                    except SendAgain as lost:
+                    except ResendAllowed as lost:
                         maybe_done_before = maybe_done_before or lost.maybe_done
                     if raws is None:
                         raws = await self._attempt(await self.dial(), trip, last=True)
@@ -137,12 +144,12 @@ class AsyncioRedis:
     def _idle(self) -> AsyncioLink | None:
         while self._free:
             link = self._free.pop()
-            if link.in_order():
+            if link.is_usable():
                 return link
             link.close()
         return None
 
-    async def _attempt(self, link: AsyncioLink, trip: Trip, *, last: bool) -> list[Any]:
+    async def _attempt(self, link: AsyncioLink, trip: WireRequest, *, last: bool) -> list[Any]:
         try:
             await link.send(trip.packed, trip.timeouts[0])
             raws = [await link.receive(timeout) for timeout in trip.timeouts]
@@ -150,9 +157,9 @@ class AsyncioRedis:
             link.close()
             # The loop sends what it can at once, so nobody knows what has left.
             done = maybe_done(trip, sent=True)
-            if may_send_again(trip, sent=True, last=last):
-                raise SendAgain(maybe_done=done) from error
-            raise translated(error, maybe_done=done, where=self._where) from error
+            if may_resend(trip, sent=True, last=last):
+                raise ResendAllowed(maybe_done=done) from error
+            raise translate_error(error, maybe_done=done, where=self._where) from error
         except BaseException:
             # Cancelled between request and reply: the next user of the link would get our reply.
             link.close()

@@ -11,11 +11,11 @@ one.
 from celery5.broker.link_events import (
     BreakerClosed,
     BreakerOpened,
-    Connected,
-    ConnectFailed,
+    LinkConnected,
+    LinkConnectFailed,
     LinkEvent,
+    LinkLost,
     LinkStatistics,
-    Lost,
 )
 from celery5.broker.park import ParkedRedis
 from celery5.broker.push import PushRedis
@@ -25,11 +25,11 @@ from celery5.broker.trio_redis import TrioRedis
 __all__ = [
     "BreakerClosed",
     "BreakerOpened",
-    "ConnectFailed",
-    "Connected",
+    "LinkConnectFailed",
+    "LinkConnected",
     "LinkEvent",
     "LinkStatistics",
-    "Lost",
+    "LinkLost",
     "ParkedRedis",
     "PushRedis",
     "Timing",

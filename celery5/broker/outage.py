@@ -9,7 +9,7 @@ from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.protocol.backoff import full_jitter
 
-PATIENCE = 30.0
+OUTAGE_LIMIT = 30.0
 """Seconds without a connection after which even those who wait without a limit are told."""
 
 
@@ -22,20 +22,20 @@ class Outage:
         self._since = 0.0
         self.error: BrokerError | None = None
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Connected."""
         self._attempts = 0
         self.error = None
 
-    def failed(self, error: BrokerError, now: float) -> bool:
+    def record_failure(self, error: BrokerError, now: float) -> bool:
         """An attempt failed. True when there is no point in another one."""
         if self.error is None:
             self._since = now
         self.error = error
         self._attempts += 1
-        return not isinstance(error, BrokerUnavailable) or now - self._since >= PATIENCE
+        return not isinstance(error, BrokerUnavailable) or now - self._since >= OUTAGE_LIMIT
 
-    def pause(self) -> float:
+    def next_pause(self) -> float:
         """Seconds until the next attempt."""
         start, cap = self._timing.backoff_start, self._timing.backoff_cap
         return full_jitter(self._attempts, start=start, cap=cap, random=random)

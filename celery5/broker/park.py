@@ -20,22 +20,22 @@ from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.exchange import read_reply
 from celery5.broker.link import Link
-from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
-from celery5.broker.ticket import Ticket
+from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.timing import Timing
-from celery5.broker.translate import replied
+from celery5.broker.translate import translate_reply
 from celery5.broker.transport import Connect, connect
 from celery5.broker.trio_redis import TrioRedis
-from celery5.broker.wire import ReplyError, pack
+from celery5.broker.wire import ReplyError, pack_command
 from celery5.errors import BrokerError, BrokerReadOnly
 from celery5.protocol.breaker import BreakerState
 
 T = TypeVar("T")
 
 # Seconds between two requests to unblock: the first can come before the server has begun to block.
-ASK_AGAIN = 0.005
+UNBLOCK_INTERVAL = 0.005
 # Seconds that one such request may take.
-ASK_FOR = 1.0
+UNBLOCK_TIMEOUT = 1.0
 
 
 class ParkedRedis:
@@ -53,17 +53,22 @@ class ParkedRedis:
         control: TrioRedis,
         timing: Timing = Timing(),  # noqa: B008  frozen
         name: str = "celery5-park",
-        watch: Callable[[LinkEvent], None] = ignore,
+        watch: Callable[[LinkEvent], None] = ignore_event,
         on_connected: Callable[[], None] = lambda: None,
         connect: Connect = connect,
     ) -> None:
         self._link = Link(
-            endpoint=endpoint, timing=timing, name=name, watch=watch, on_up=on_connected, connect=connect
+            endpoint=endpoint,
+            timing=timing,
+            name=name,
+            watch=watch,
+            on_connected=on_connected,
+            connect=connect,
         )
-        self._where = endpoint.masked
+        self._where = endpoint.masked_url
         self._control = control
         self._turn = trio.Lock()
-        self._leaving: Ticket | None = None
+        self._leaving: PendingRequest | None = None
         self._asked = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -80,7 +85,7 @@ class ParkedRedis:
         if failure is not None:
             raise failure
 
-    async def perform(self, call: Call[T], take: Callable[[T], None] | None = None) -> T:
+    async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
         """Make one call, blocking or not, and give its decoded reply; others wait for their turn.
 
         `take` is given the reply, unless it is empty, in the very step in which it comes: a turn of the loop before
@@ -97,33 +102,33 @@ class ParkedRedis:
         def heard(raw: Any) -> None:
             if type(raw) is not ReplyError and not _is_empty(raw):
                 try:
-                    decoded.append(call.reply(raw))
+                    decoded.append(call.decode(raw))
                 except Exception:
                     return  # the caller reads it again and raises: an error here would end the connection
-                if take is not None:
-                    take(decoded[0])
+                if on_reply is not None:
+                    on_reply(decoded[0])
 
         async with self._turn:
-            ticket = await self._read(call, pack(call.words), heard)
+            ticket = await self._read(call, pack_command(call.words), heard)
             if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
-                ticket = await self._read(call, pack(call.in_full), heard)
+                ticket = await self._read(call, pack_command(call.with_script_text), heard)
         if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
             await checkpoint_if_cancelled()
         if ticket.error is not None:
             raise ticket.error
         if type(ticket.reply) is ReplyError:
-            error = replied(str(ticket.reply), where=self._where)
+            error = translate_reply(str(ticket.reply), where=self._where)
             if isinstance(error, BrokerReadOnly):
-                self._link.drop(str(error))
+                self._link.reconnect(str(error))
             raise error
         return decoded[0] if decoded else read_reply(call, ticket.reply, where=self._where)
 
-    async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> Ticket:
+    async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> PendingRequest:
         link = self._link
-        if not link.flowing:
-            await link.admit()
-        ticket = Ticket(data, link.deadline(call.blocks), call.repeatable)
-        ticket.heard = heard
+        if not link.is_accepting:
+            await link.wait_until_accepting()
+        ticket = PendingRequest(data, link.deadline(call.blocks), call.repeatable)
+        ticket.on_reply = heard
 
         def leave(_raise_cancel: object) -> Abort:
             if not ticket.sent:
@@ -153,9 +158,9 @@ class ParkedRedis:
                 )
                 # Without the control connection the read ends by itself, when its own time at the server is
                 # over.
-                with suppress(BrokerError), trio.move_on_after(ASK_FOR):
+                with suppress(BrokerError), trio.move_on_after(UNBLOCK_TIMEOUT):
                     await self._control.perform(unblock)
-                await trio.sleep(ASK_AGAIN)
+                await trio.sleep(UNBLOCK_INTERVAL)
 
     @property
     def connected(self) -> bool:
@@ -163,9 +168,9 @@ class ParkedRedis:
         return self._link.connected
 
     @property
-    def up_since(self) -> float | None:
+    def connected_since(self) -> float | None:
         """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.up_since
+        return self._link.connected_since
 
     @property
     def client_id(self) -> int | None:

@@ -9,17 +9,17 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 
 
-def pause(keys: Keys, queue: str) -> Call[bool]:
+def pause_queue(keys: Keys, queue: str) -> Call[bool]:
     """No worker is to read this queue; False when none was to before."""
     return Call(("SADD", keys.paused, queue), bool, repeatable=True)
 
 
-def resume(keys: Keys, queue: str) -> Call[bool]:
+def resume_queue(keys: Keys, queue: str) -> Call[bool]:
     """All may read it again; False when it was not paused."""
     return Call(("SREM", keys.paused, queue), bool, repeatable=True)
 
 
-def paused(keys: Keys) -> Call[set[str]]:
+def list_paused_queues(keys: Keys) -> Call[set[str]]:
     """The queues that nobody is to read."""
     return Call(("SMEMBERS", keys.paused), _names, repeatable=True)
 

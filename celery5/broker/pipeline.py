@@ -20,13 +20,13 @@ from typing import Any
 import trio
 from trio.lowlevel import Abort, current_task, reschedule, wait_task_rescheduled
 
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.transport import Transport
-from celery5.broker.wire import NOT_YET, PushNotification, Replies
+from celery5.broker.wire import NEED_DATA, PushNotification, ReplyParser
 from celery5.errors import BrokerError, BrokerUnavailable
 
 # One write: more than this waits for the next one, so that replies can begin to come back.
-MOST_BYTES = 256 * 1024
+MAX_BATCH_BYTES = 256 * 1024
 
 
 class Pipeline:
@@ -44,7 +44,7 @@ class Pipeline:
         "_withdrawn",
         "batches",
         "commands",
-        "heard",
+        "last_received",
         "inflight",
         "last_batch",
         "max_unsent_bytes",
@@ -56,13 +56,13 @@ class Pipeline:
     def __init__(self, *, where: str, max_unsent_bytes: int, push: Callable[[list[Any]], None]) -> None:
         self.where = where
         self.max_unsent_bytes = max_unsent_bytes
-        self.unsent: deque[Ticket] = deque()
-        self.inflight: deque[Ticket] = deque()
+        self.unsent: deque[PendingRequest] = deque()
+        self.inflight: deque[PendingRequest] = deque()
         self.unsent_bytes = 0
         self.commands = 0
         self.batches = 0
         self.last_batch = 1
-        self.heard = 0.0
+        self.last_received = 0.0
         self._push = push
         self._transport: Transport | None = None
         # The writer while it has nothing to do.
@@ -71,16 +71,16 @@ class Pipeline:
         self._rest = b""
 
     @property
-    def waiting(self) -> int:
+    def unsent_count(self) -> int:
         """How many tickets wait to be sent."""
         return len(self.unsent) - self._withdrawn
 
     @property
-    def eager(self) -> bool:
+    def sends_at_once(self) -> bool:
         """Whether the next ticket would be sent at once by its caller."""
         return self._parked is not None and self.last_batch == 1 and not self.inflight
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: PendingRequest) -> None:
         """Queue a ticket, or send it when it would be alone.
 
         Raises BrokerUnavailable when too much waits already.
@@ -98,7 +98,7 @@ class Pipeline:
         if parked is not None:
             self._wake_writer()
 
-    def send_alone(self, ticket: Ticket) -> bool:
+    def send_alone(self, ticket: PendingRequest) -> bool:
         """Send a ticket, or say that it cannot be sent at once: ask only while `eager`."""
         transport = self._transport
         if transport is None or not transport.immediate:
@@ -117,7 +117,7 @@ class Pipeline:
             self._wake_writer()
         return True
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: PendingRequest) -> None:
         ticket.sent = True
         self.inflight.append(ticket)
         self.commands += ticket.count
@@ -129,7 +129,7 @@ class Pipeline:
         if parked is not None:
             reschedule(parked)
 
-    async def wait(self, ticket: Ticket) -> None:
+    async def wait(self, ticket: PendingRequest) -> None:
         """Park the calling task until its ticket is done.
 
         Cancellation withdraws it or leaves its replies to be dropped.
@@ -145,7 +145,7 @@ class Pipeline:
         ticket.task = current_task()
         await wait_task_rescheduled(abandon)
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, ticket: PendingRequest) -> None:
         """Take back a ticket that waits in `unsent`: it will not be sent."""
         self.unsent_bytes -= len(ticket.data)
         ticket.data = b""
@@ -190,9 +190,9 @@ class Pipeline:
         self._parked = current_task()
         await wait_task_rescheduled(leave)
 
-    def _next_batch(self) -> list[Ticket]:
+    def _next_batch(self) -> list[PendingRequest]:
         unsent = self.unsent
-        if self.unsent_bytes <= MOST_BYTES:
+        if self.unsent_bytes <= MAX_BATCH_BYTES:
             whole = list(unsent)
             unsent.clear()
             self.unsent_bytes = 0
@@ -200,9 +200,9 @@ class Pipeline:
                 self._withdrawn = 0
                 return [ticket for ticket in whole if not ticket.withdrawn]
             return whole
-        batch: list[Ticket] = []
+        batch: list[PendingRequest] = []
         size = 0
-        while unsent and size < MOST_BYTES:
+        while unsent and size < MAX_BATCH_BYTES:
             ticket = unsent.popleft()
             if ticket.withdrawn:
                 self._withdrawn -= 1
@@ -212,11 +212,11 @@ class Pipeline:
         self.unsent_bytes -= size
         return batch
 
-    def _put_back(self, batch: list[Ticket]) -> None:
+    def _put_back(self, batch: list[PendingRequest]) -> None:
         self.unsent.extendleft(reversed(batch))
         self.unsent_bytes += sum(len(ticket.data) for ticket in batch)
 
-    def _sent(self, batch: list[Ticket]) -> None:
+    def _sent(self, batch: list[PendingRequest]) -> None:
         count = 0
         for ticket in batch:
             ticket.sent = True
@@ -226,7 +226,7 @@ class Pipeline:
         self.batches += 1
         self.last_batch = count
 
-    async def read(self, transport: Transport, replies: Replies) -> None:
+    async def read(self, transport: Transport, replies: ReplyParser) -> None:
         """Give each reply to its ticket, until cancelled.
 
         Raises what the transport raises, and ProtocolError.
@@ -236,7 +236,7 @@ class Pipeline:
         while True:
             while True:
                 reply = following()
-                if reply is NOT_YET:
+                if reply is NEED_DATA:
                     break
                 if type(reply) is PushNotification:
                     self._push(reply)
@@ -247,25 +247,25 @@ class Pipeline:
                 if ticket.replies is None:
                     inflight.popleft()
                     ticket.reply = reply
-                    if ticket.heard is not None:
-                        ticket.heard(reply)
-                    ticket.wake()
-                elif ticket.take(reply):
+                    if ticket.on_reply is not None:
+                        ticket.on_reply(reply)
+                    ticket.finish()
+                elif ticket.add_reply(reply):
                     inflight.popleft()
-                    ticket.wake()
+                    ticket.finish()
             data = await receive()
             if not data:
                 raise trio.BrokenResourceError("closed by the server")
-            self.heard = trio.current_time()
+            self.last_received = trio.current_time()
             feed(data)
 
-    def cut(self, reason: str) -> tuple[int, int]:
+    def disconnect(self, reason: str) -> tuple[int, int]:
         """The connection is over: what was in flight fails with `reason`, or is kept where the call may be
         sent again.
 
         Says how many failed and how many are kept, those that were not sent yet included.
         """
-        again: list[Ticket] = []
+        again: list[PendingRequest] = []
         failed = 0
         for ticket in self.inflight:
             if ticket.task is None and not ticket.awaited:
@@ -279,7 +279,7 @@ class Pipeline:
         self.inflight.clear()
         self._put_back(again)
         self.last_batch = 1
-        return failed, self.waiting
+        return failed, self.unsent_count
 
     def fail_unsent(self, error: Callable[[bool], BrokerError], *, until: float = float("inf")) -> None:
         """Fail what waits to be sent and has its deadline at `until` or before.
@@ -293,4 +293,4 @@ class Pipeline:
                 self._withdrawn -= 1
                 continue
             self.unsent_bytes -= len(ticket.data)
-            ticket.fail(error(ticket.was_sent))
+            ticket.fail(error(ticket.sent_before))

@@ -31,9 +31,9 @@ class Dialer:
     def __init__(self, endpoint: Endpoint, timing: Timing) -> None:
         self.endpoint = endpoint
         self.timing = timing
-        self.start_over()
+        self.reset()
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Forget the past: a forked child starts with a lock that nobody holds."""
         self._lock = threading.Lock()
         self._breaker = new_breaker(self.timing)
@@ -52,24 +52,24 @@ class Dialer:
         except CircuitOpen:
             raise
         except BrokerUnavailable:
-            self._learn(lambda breaker: breaker.failed(time.monotonic()))
+            self._learn(lambda breaker: breaker.after_failure(time.monotonic()))
             raise
         except BrokerError:
             # Refused is not away: somebody answered.
-            self._learn(Breaker.succeeded)
+            self._learn(Breaker.after_success)
             raise
         except BaseException:
-            self._learn(lambda breaker: breaker.given_up(time.monotonic()))
+            self._learn(lambda breaker: breaker.after_cancelled_probe(time.monotonic()))
             raise
-        self._learn(Breaker.succeeded)
+        self._learn(Breaker.after_success)
         return link
 
     def _set_out(self) -> None:
         with self._lock:
             now = time.monotonic()
-            if not self._breaker.allows(now):
+            if not self._breaker.is_allowed(now):
                 raise circuit_open(self.endpoint, self.timing)
-            self._breaker = self._breaker.begin(now)
+            self._breaker = self._breaker.with_probe(now)
 
     def _learn(self, event: Callable[[Breaker], Breaker]) -> None:
         with self._lock:
@@ -92,9 +92,9 @@ class Pool:
     def __init__(self, dialer: Dialer, limit: int) -> None:
         self._dialer = dialer
         self._limit = limit
-        self.start_over()
+        self.reset()
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Begin without connections and with locks that nobody holds, as a forked child must."""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -103,7 +103,7 @@ class Pool:
         self._queued = 0
         self._closed = False
 
-    def take(self) -> SocketLink:
+    def acquire(self) -> SocketLink:
         """A connection in order: an idle one, a new one, or one that somebody gives back in time.
 
         Raises what `Dialer.dial` raises, and `BrokerUnavailable` when none became free.
@@ -116,17 +116,17 @@ class Pool:
                 if isinstance(found, _Place):
                     return self._dial(found)
                 link = found
-            if link.in_order():
+            if link.is_usable():
                 return link
             self.discard(link)
 
-    def replacement(self, broken: SocketLink) -> SocketLink:
+    def replace(self, broken: SocketLink) -> SocketLink:
         """A new connection in the place of a broken one. Raises what `Dialer.dial` raises."""
         place, broken.place = broken.place, None
         broken.close()
         return self._dial(place)
 
-    def give_back(self, link: SocketLink) -> None:
+    def release(self, link: SocketLink) -> None:
         """The link is idle and its last reply was read."""
         self._free.append(link)
         # In this order: one who queues counts himself first and then looks for a free one, so none is missed.
@@ -143,7 +143,7 @@ class Pool:
         with self._lock:
             self._room.notify()
 
-    def drop_idle(self) -> None:
+    def close_idle(self) -> None:
         """Close what is idle: the server behind the name has changed its role."""
         while True:
             try:
@@ -155,7 +155,7 @@ class Pool:
     def close(self) -> None:
         """Close what is idle now, and the rest as it is given back. A later `take` opens again."""
         self._closed = True
-        self.drop_idle()
+        self.close_idle()
 
     @property
     def idle(self) -> int:
@@ -163,12 +163,12 @@ class Pool:
         return len(self._free)
 
     @property
-    def used(self) -> int:
+    def in_use(self) -> int:
         """How many are in use, or being opened."""
         return len(self._places) - len(self._free)
 
     @property
-    def queued(self) -> int:
+    def waiting_threads(self) -> int:
         """How many threads wait for one."""
         return self._queued
 
@@ -210,7 +210,7 @@ class Pool:
 
     def _crowded(self) -> BrokerUnavailable:
         return BrokerUnavailable(
-            f"all {self._limit} connections to broker {self._dialer.endpoint.masked} were busy for "
+            f"all {self._limit} connections to broker {self._dialer.endpoint.masked_url} were busy for "
             f"{self._dialer.timing.reply:g} s; raise the number of connections, or use fewer threads"
         )
 
@@ -223,6 +223,6 @@ def new_breaker(timing: Timing) -> Breaker:
 def circuit_open(endpoint: Endpoint, timing: Timing) -> CircuitOpen:
     """The error of an open breaker."""
     return CircuitOpen(
-        f"broker {endpoint.masked} could not be reached {timing.breaker_failures} times in a row and is left alone "
+        f"broker {endpoint.masked_url} could not be reached {timing.breaker_failures} times in a row and is left alone "
         f"for {timing.breaker_reset:g} s; check that it runs"
     )

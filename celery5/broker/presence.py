@@ -1,32 +1,34 @@
 """Presence: the trips that tell that a process without jobs, a Scheduler say, lives, and ask which do.
 
-Floor: broker. Reads and writes: what `present.lua` says; all keys come from `keys.py`.
+Floor: broker. Reads and writes: what `renew_presence.lua` says; all keys come from `keys.py`.
 """
 
 from collections.abc import Iterable
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.keys import Keys
 
-PRESENT = Script.load("present")
+RENEW_PRESENCE = Script.load("cluster/renew_presence")
 
 
-def present(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
+def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
     """The process `name` lives, for so many seconds; gives all of its kind that do."""
-    return scripted(PRESENT, (keys.living(kind),), (name, int(lease * 1000)), _names, repeatable=True)
+    return script_call(
+        RENEW_PRESENCE, (keys.live_processes(kind),), (name, int(lease * 1000)), _names, repeatable=True
+    )
 
 
-def leave(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
+def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
     """The process `name` has ended; gives those of its kind that live."""
-    return scripted(PRESENT, (keys.living(kind),), (name, 0), _names, repeatable=True)
+    return script_call(RENEW_PRESENCE, (keys.live_processes(kind),), (name, 0), _names, repeatable=True)
 
 
-def living(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
+def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
     """The processes of a kind that live."""
-    return leave(keys, kind, "")
+    return end_presence(keys, kind, "")
 
 
-def recycled(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
+def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
     """`worker` goes now, to begin anew, unless another one has done so in the last `seconds`; gives whether it may."""
     ms = int(seconds * 1000)
     return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)

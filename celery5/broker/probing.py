@@ -8,63 +8,63 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.socket_link import dial
 from celery5.broker.timing import Timing
-from celery5.broker.wire import ReplyError, pack_all
+from celery5.broker.wire import ReplyError, pack_commands
 
-ATTEMPT = Script.load("attempt")
+PROBE_PERMISSIONS = Script.load("diagnosis/probe_permissions")
 
 PARAMETERS = ("appendonly", "appendfsync", "save", "maxmemory-policy")
 
 
-class Attempted(msgspec.Struct, frozen=True):
+class PermissionProbe(msgspec.Struct, frozen=True):
     """How many commands were tried, and the server's words on each that the user may not."""
 
     tried: int
     refused: dict[str, str]
 
 
-def info() -> Call[dict[str, str]]:
+def get_server_info() -> Call[dict[str, str]]:
     """What the server says of itself."""
     return Call(("INFO",), _fields, repeatable=True)
 
 
-def parameter(name: str) -> Call[str | None]:
+def get_parameter(name: str) -> Call[str | None]:
     """One parameter of the server; None where it has none of that name."""
     return Call(("CONFIG", "GET", name), _parameter, repeatable=True)
 
 
-def time() -> Call[float]:
+def get_server_time() -> Call[float]:
     """The server's clock, in seconds since 1970."""
     return Call(("TIME",), lambda raw: int(raw[0]) + int(raw[1]) / 1_000_000, repeatable=True)
 
 
-def attempt(key: str, channel: str) -> Call[Attempted]:
+def probe_permissions(key: str, channel: str) -> Call[PermissionProbe]:
     """Try the commands that celery5 uses, on a key that nobody uses, which must not outlive the moment."""
-    return scripted(ATTEMPT, (key,), (channel,), _attempted, repeatable=True)
+    return script_call(PROBE_PERMISSIONS, (key,), (channel,), _attempted, repeatable=True)
 
 
-def scan(cursor: int, pattern: str, *, count: int) -> Call[tuple[int, list[str]]]:
+def scan_keys(cursor: int, pattern: str, *, count: int) -> Call[tuple[int, list[str]]]:
     """Some keys that fit a pattern, and where to go on; 0 at the end."""
     return Call(("SCAN", cursor, "MATCH", pattern, "COUNT", count), _scanned, repeatable=True)
 
 
-def time_to_live(key: str) -> Call[int]:
+def get_ttl(key: str) -> Call[int]:
     """In ms; -1 for a key that stays, -2 for one that is gone."""
     return Call(("PTTL", key), int, repeatable=True)
 
 
-def unblock() -> Call[int]:
+def probe_unblock() -> Call[int]:
     """End the wait of a connection that there is not: whether that is permitted."""
     return Call(("CLIENT", "UNBLOCK", 0), int, repeatable=True)
 
 
-def may_listen(endpoint: Endpoint, channel: str, timing: Timing) -> str:
+def probe_subscribe(endpoint: Endpoint, channel: str, timing: Timing) -> str:
     """Subscribe to a channel for a moment, on a connection of its own; gives the server's words if that is refused."""
     with closing(dial(endpoint, timing, resp=2, name="celery5-doctor")) as link:
-        link.send(pack_all([("SUBSCRIBE", channel)]))
+        link.send(pack_commands([("SUBSCRIBE", channel)]))
         answer = link.receive()
         return str(answer) if isinstance(answer, ReplyError) else ""
 
@@ -79,10 +79,10 @@ def _parameter(raw: Any) -> str | None:
     return values[1].decode(errors="replace") if len(values) > 1 else None
 
 
-def _attempted(raw: Any) -> Attempted:
+def _attempted(raw: Any) -> PermissionProbe:
     tried, *words = raw
     text = [each.decode(errors="replace").strip() for each in words]
-    return Attempted(int(tried), dict(zip(text[::2], text[1::2], strict=True)))
+    return PermissionProbe(int(tried), dict(zip(text[::2], text[1::2], strict=True)))
 
 
 def _scanned(raw: Any) -> tuple[int, list[str]]:

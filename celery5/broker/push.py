@@ -19,12 +19,12 @@ import trio
 
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.link import Link
-from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
-from celery5.broker.ticket import Ticket
+from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.timing import Timing
-from celery5.broker.translate import replied
+from celery5.broker.translate import translate_reply
 from celery5.broker.transport import Connect, connect
-from celery5.broker.wire import ReplyError, pack_all
+from celery5.broker.wire import ReplyError, pack_commands
 from celery5.errors import BrokerError, BrokerUnavailable
 from celery5.protocol.breaker import BreakerState
 
@@ -45,7 +45,7 @@ class PushRedis:
         on_connected: Callable[[], None] = lambda: None,
         timing: Timing = Timing(),  # noqa: B008  frozen
         name: str = "celery5-push",
-        watch: Callable[[LinkEvent], None] = ignore,
+        watch: Callable[[LinkEvent], None] = ignore_event,
         connect: Connect = connect,
     ) -> None:
         self._link = Link(
@@ -54,11 +54,11 @@ class PushRedis:
             name=name,
             watch=watch,
             resp=3,
-            on_up=self._renew,
+            on_connected=self._renew,
             on_push=self._pushed,
             connect=connect,
         )
-        self._where = endpoint.masked
+        self._where = endpoint.masked_url
         self._on_message = on_message
         self._on_connected = on_connected
         self._channels: set[bytes] = set()
@@ -108,12 +108,14 @@ class PushRedis:
                 await self._send("UNSUBSCRIBE", names)
 
     async def _send(self, command: str, names: list[bytes]) -> None:
-        ticket = Ticket(pack_all([(command, *names), ("PING",)]), self._link.deadline(), repeatable=False)
-        ticket.be_patient()
-        await self._link.trip(ticket)
+        ticket = PendingRequest(
+            pack_commands([(command, *names), ("PING",)]), self._link.deadline(), repeatable=False
+        )
+        ticket.allow_error_replies()
+        await self._link.perform(ticket)
         for reply in ticket.replies or ():
             if type(reply) is ReplyError:
-                raise replied(str(reply), where=self._where)
+                raise translate_reply(str(reply), where=self._where)
 
     def _renew(self) -> None:
         self._up.set()
@@ -128,7 +130,7 @@ class PushRedis:
             except BrokerUnavailable:
                 continue  # lost again: the next handshake renews
             except BrokerError as error:
-                self._link.end(error)
+                self._link.fail(error)
                 return
             self._on_connected()
 
@@ -147,9 +149,9 @@ class PushRedis:
         return self._link.connected
 
     @property
-    def up_since(self) -> float | None:
+    def connected_since(self) -> float | None:
         """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.up_since
+        return self._link.connected_since
 
     @property
     def breaker(self) -> BreakerState:

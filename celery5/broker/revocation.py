@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, scripted, text
+from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import GROUP, QueueKeys
-from celery5.protocol.delivery import TOMBSTONE
+from celery5.protocol.delivery import MIN_DOCUMENT_TTL
 
-REVOKE = Script.load("revoke", part="gates")
+REVOKE = Script.load("job/revoke", lib="admission")
 
-PORTION = 200
+BATCH_SIZE = 200
 """Jobs in one trip: a script holds the server up while it runs."""
 
 
@@ -33,25 +33,25 @@ def revoke(keys: QueueKeys, job_ids: Sequence[str], *, ttl: float) -> Call[list[
         keys.low,
         keys.handed,
         keys.documents,
-        keys.held,
-        keys.room_prefix,
+        keys.limited_counts,
+        keys.waiting_list_prefix,
         *map(keys.result, job_ids),
     )
     ids: tuple[Word, ...] = tuple(job_ids)
-    least = int(TOMBSTONE * 1000)
-    return scripted(
+    least = int(MIN_DOCUMENT_TTL * 1000)
+    return script_call(
         REVOKE, named, (GROUP, keys.revoke, int(ttl * 1000), least, *ids), _states, repeatable=True
     )
 
 
-def places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
+def get_places(keys: QueueKeys, job_ids: Sequence[str]) -> Call[list[bytes]]:
     """Where jobs are, as the queue's hash says it: `b""` for one that has no place there."""
     return Call(("HMGET", keys.jobs, *job_ids), _places, repeatable=True)
 
 
-def some_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
+def scan_jobs(keys: QueueKeys, cursor: str) -> Call[tuple[str, list[str]]]:
     """Return some of the jobs that have a place in a queue, and the cursor for the next ones; "0" at the end."""
-    return Call(("HSCAN", keys.jobs, cursor, "COUNT", PORTION), _some, repeatable=True)
+    return Call(("HSCAN", keys.jobs, cursor, "COUNT", BATCH_SIZE), _some, repeatable=True)
 
 
 def _some(raw: Sequence[Any]) -> tuple[str, list[str]]:
@@ -61,7 +61,7 @@ def _some(raw: Sequence[Any]) -> tuple[str, list[str]]:
 
 
 def _states(raw: Iterable[bytes]) -> list[str]:
-    return [text(each) for each in raw]
+    return [decode_text(each) for each in raw]
 
 
 def _places(raw: Any) -> list[bytes]:

@@ -21,10 +21,10 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.handshake import Greeting, Resp, greet, read_greeting
+from celery5.broker.handshake import Resp, ServerHello, build_hello, parse_server_hello
 from celery5.broker.timing import Timing
-from celery5.broker.translate import translated
-from celery5.broker.wire import NOT_YET, ProtocolError, PushNotification, Replies, pack_all
+from celery5.broker.translate import translate_error
+from celery5.broker.wire import NEED_DATA, ProtocolError, PushNotification, ReplyParser, pack_commands
 
 CHUNK = 65536
 
@@ -44,11 +44,11 @@ class SocketLink:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._tls = isinstance(connected, ssl.SSLSocket)
-        self._replies = Replies()
+        self._replies = ReplyParser()
         self._timeout = -1.0
         self._poll = poll()
         self._poll.register(connected, POLLIN)
-        self.greeting: Greeting | None = None
+        self.greeting: ServerHello | None = None
         # Of the pool's: what this link takes up there, for as long as it lives.
         self.place: object = None
 
@@ -61,7 +61,7 @@ class SocketLink:
         """Close our end without a word to the server: a child closes its copy, and the parent's lives on."""
         self._socket.close()
 
-    def in_order(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether an idle link may be used:
 
         neither closed by the server nor with bytes that nobody asked for.
@@ -72,7 +72,7 @@ class SocketLink:
         """Wait until there is something to `drain`, at most `seconds`."""
         return bool(self._poll.poll(max(0.0, seconds) * 1000))
 
-    def allow(self, timeout: float) -> None:
+    def set_timeout(self, timeout: float) -> None:
         """Set the time, in seconds, that each single send and receive may take."""
         if timeout == self._timeout:
             return
@@ -102,7 +102,7 @@ class SocketLink:
         """
         replies = self._replies
         reply = replies.next()
-        if reply is not NOT_YET and type(reply) is not PushNotification:
+        if reply is not NEED_DATA and type(reply) is not PushNotification:
             return reply
         latest = 0.0
         while True:
@@ -110,7 +110,7 @@ class SocketLink:
             reply = replies.next()
             while type(reply) is PushNotification:
                 reply = replies.next()
-            if reply is not NOT_YET:
+            if reply is not NEED_DATA:
                 return reply
             if not latest:
                 latest = time.monotonic() + SLOWEST * self._timeout
@@ -122,7 +122,7 @@ class SocketLink:
         while self._feed_what_is_here():
             pass
         frames: list[Any] = []
-        while (frame := self._replies.next()) is not NOT_YET:
+        while (frame := self._replies.next()) is not NEED_DATA:
             frames.append(frame)
         return frames
 
@@ -177,19 +177,19 @@ def dial(endpoint: Endpoint, timing: Timing, *, resp: Resp, name: str) -> Socket
         connection = client.connection_pool.make_connection()
         connection.connect()
     except Exception as error:
-        raise translated(error, maybe_done=False, where=endpoint.masked) from None
+        raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
     # Taken over: redis-py's object is done, and must not shut the socket down when it goes.
     link = SocketLink(connection._sock)
     connection._sock = None
     try:
-        link.allow(timing.connect)
-        commands = greet(endpoint, resp=resp, name=name)
-        link.send(pack_all(commands))
-        link.greeting = read_greeting([link.receive() for _ in commands], where=endpoint.masked)
-        link.allow(timing.reply)
+        link.set_timeout(timing.connect)
+        commands = build_hello(endpoint, resp=resp, name=name)
+        link.send(pack_commands(commands))
+        link.greeting = parse_server_hello([link.receive() for _ in commands], where=endpoint.masked_url)
+        link.set_timeout(timing.reply)
     except (OSError, ProtocolError) as error:
         link.close()
-        raise translated(error, maybe_done=False, where=endpoint.masked) from None
+        raise translate_error(error, maybe_done=False, where=endpoint.masked_url) from None
     except BaseException:
         link.close()
         raise

@@ -12,13 +12,13 @@ from celery5.broker.wire import ReplyError
 from celery5.errors import BrokerError
 
 
-class Ticket:
+class PendingRequest:
     """One write of `count` commands and the task that waits for their replies.
 
     A ticket that was not sent yet can be withdrawn without a trace. One that was sent keeps its place in the
     row until its replies have come, because replies are told apart by their order alone; when nobody waits
     any more they are dropped. `deadline` is a time of Trio's clock. `repeatable`: may be sent once more when
-    nobody knows whether it ran. `awaited`: if nobody waits for it yet, somebody will. `heard` is called with a
+    nobody knows whether it ran. `awaited`: if nobody waits for it yet, somebody will. `on_reply` is called with a
     single reply in the very step in which it comes, before the task is woken.
     """
 
@@ -28,16 +28,16 @@ class Ticket:
         "data",
         "deadline",
         "error",
-        "heard",
+        "on_reply",
         "missing",
-        "over",
-        "patient",
+        "is_done",
+        "allows_error_replies",
         "repeatable",
         "replies",
         "reply",
         "sent",
         "task",
-        "was_sent",
+        "sent_before",
         "withdrawn",
     )
 
@@ -51,47 +51,47 @@ class Ticket:
         self.replies: list[Any] | None = None if count == 1 else []
         self.reply: Any = None
         self.error: BrokerError | None = None
-        self.heard: Callable[[Any], None] | None = None
+        self.on_reply: Callable[[Any], None] | None = None
         self.task: trio.lowlevel.Task | None = None
         self.awaited = False
-        self.over = False
+        self.is_done = False
         # Whether its bytes have left us over this connection, and whether they had over an earlier one.
         self.sent = False
-        self.was_sent = False
+        self.sent_before = False
         self.withdrawn = False
-        self.patient = False
+        self.allows_error_replies = False
 
-    def be_patient(self) -> None:
+    def allow_error_replies(self) -> None:
         """An error reply is an extra one here, and the expected reply still follows (see `push`)."""
-        self.patient = True
+        self.allows_error_replies = True
         self.replies = []
 
-    def wake(self) -> None:
+    def finish(self) -> None:
         """It is over: let the task that waits go on."""
-        self.over = True
+        self.is_done = True
         task = self.task
         if task is not None:
             self.task = None
             trio.lowlevel.reschedule(task)
 
-    def take(self, reply: Any) -> bool:
+    def add_reply(self, reply: Any) -> bool:
         """Keep one of several replies; true when that was the last."""
         if self.replies is not None:
             self.replies.append(reply)
-        if not (self.patient and type(reply) is ReplyError):
+        if not (self.allows_error_replies and type(reply) is ReplyError):
             self.missing -= 1
         return self.missing == 0
 
     def fail(self, error: BrokerError) -> None:
         """End it with an error."""
         self.error = error
-        self.wake()
+        self.finish()
 
     def reset(self) -> None:
         """Make ready to be sent again, once."""
         self.repeatable = False
         self.sent = False
-        self.was_sent = True
+        self.sent_before = True
         self.missing = self.count
         if self.replies is not None:
             self.replies = []

@@ -13,52 +13,52 @@ from celery5.errors import BrokerError
 T = TypeVar("T")
 
 
-def together(works: Sequence[Callable[[], T]]) -> list[T | BrokerError]:
+def run_all(functions: Sequence[Callable[[], T]]) -> list[T | BrokerError]:
     """What each of them gives, or the broker's error that it raises, in plain Python: all but the last in threads.
     Any other error is raised when all have ended."""
     found: dict[int, T | Exception] = {}
 
     def do(at: int) -> None:
         try:
-            found[at] = works[at]()
+            found[at] = functions[at]()
         except Exception as error:
             found[at] = error
 
     threads = [
         threading.Thread(target=do, args=(at,), daemon=True, name="celery5 broker")
-        for at in range(len(works) - 1)
+        for at in range(len(functions) - 1)
     ]
     for thread in threads:
         thread.start()
-    do(len(works) - 1)
+    do(len(functions) - 1)
     for thread in threads:
         thread.join()
-    return [_value(found[at]) for at in range(len(works))]
+    return [_value(found[at]) for at in range(len(functions))]
 
 
-async def atogether(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T | BrokerError]:
+async def run_all_async(functions: Sequence[Callable[[], Awaitable[T]]]) -> list[T | BrokerError]:
     """`together`, from Trio or asyncio."""
     found: dict[int, T | Exception] = {}
 
     async def do(at: int) -> None:
         try:
-            found[at] = await works[at]()
+            found[at] = await functions[at]()
         except Exception as error:
             found[at] = error
 
-    if len(works) == 1:
+    if len(functions) == 1:
         await do(0)
     elif current_colour() == "trio":
         import trio
 
         async with trio.open_nursery() as nursery:
-            for at in range(len(works)):
+            for at in range(len(functions)):
                 nursery.start_soon(do, at)
     else:
         import asyncio
 
-        await asyncio.gather(*[do(at) for at in range(len(works))])
-    return [_value(found[at]) for at in range(len(works))]
+        await asyncio.gather(*[do(at) for at in range(len(functions))])
+    return [_value(found[at]) for at in range(len(functions))]
 
 
 def _value(what: Any) -> Any:

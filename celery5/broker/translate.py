@@ -24,7 +24,7 @@ from celery5.errors import (
     BrokerUnavailable,
     UnreadableReply,
 )
-from celery5.protocol.masking import escaped
+from celery5.protocol.masking import escape_text
 
 # Redis 6.2 wraps what a command inside a script answered; later servers pass it on as it is.
 _INSIDE_SCRIPT = re.compile(r"^ERR Error running script .*@user_script: ?\d+: -?([A-Z]{3,} .*)$", re.DOTALL)
@@ -54,7 +54,7 @@ DEFAULT_URL = "redis://127.0.0.1:6379/0"
 """Where the broker is looked for when nobody says where it is."""
 
 
-def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
+def translate_error(error: Exception, *, maybe_done: bool, where: str) -> BrokerError:
     """The error of celery5 for `error`; the caller raises it `from` the original.
 
     `maybe_done`: the command had left us when the error came. It only counts when the connection failed: a
@@ -65,13 +65,13 @@ def translated(error: Exception, *, maybe_done: bool, where: str) -> BrokerError
         case BrokerError():
             return error
         case hiredis.ReplyError():
-            return replied(str(error), where=where)
+            return translate_reply(str(error), where=where)
         case redis.exceptions.ResponseError() | redis.exceptions.BusyLoadingError():
-            return replied(_full_text(error), where=where)
+            return translate_reply(_full_text(error), where=where)
         case redis.exceptions.ConnectionError() if _full_text(error).startswith("ERR "):
-            return replied(_full_text(error), where=where)
+            return translate_reply(_full_text(error), where=where)
         case redis.exceptions.AuthenticationError() | redis.exceptions.AuthorizationError():
-            return replied(_full_text(error), where=where)
+            return translate_reply(_full_text(error), where=where)
         case redis.exceptions.DataError():
             return BrokerReplied(f"broker {where}: this cannot be sent: {error}", code="DATA")
         case redis.exceptions.TimeoutError() | TimeoutError():
@@ -92,12 +92,12 @@ def _out_of_reach(where: str, why: str, *, maybe_done: bool) -> BrokerUnavailabl
     return BrokerUnavailable(f"broker {where} cannot be reached: {why}{forgotten}", maybe_done=maybe_done)
 
 
-def replied(text: str, *, where: str) -> BrokerError:
+def translate_reply(text: str, *, where: str) -> BrokerError:
     """The error for an error reply, whose first word decides (`-LOADING Redis is loading ...`)."""
     inside = _INSIDE_SCRIPT.match(text)
     if inside:
         text = inside.group(1)
-    text = escaped(" ".join(text.split()))
+    text = escape_text(" ".join(text.split()))
     code, _, rest = text.partition(" ")
     if code == "LOADING":
         return BrokerLoading(f"broker {where} is still loading its data; try again soon")
@@ -114,14 +114,14 @@ def replied(text: str, *, where: str) -> BrokerError:
     return BrokerReplied(f"broker {where} answered: {text}", code=code)
 
 
-def unreadable(call: Call[Any], error: Exception, *, where: str) -> BrokerError:
+def unreadable_reply(call: Call[Any], error: Exception, *, where: str) -> BrokerError:
     """Return the error for a reply that the decoder of `call` could not read; the caller raises it `from` `error`."""
     if isinstance(error, BrokerError):
         return error
     command = call.script.name if call.script is not None else str(call.words[0])
     keys = [str(word) for word in call.words[1:] if str(word).startswith("celery5:")]
     about = f" about {keys[0]}" if keys else ""
-    why = escaped(" ".join(str(error).split())[:200])
+    why = escape_text(" ".join(str(error).split())[:200])
     unreadable = UnreadableReply(
         f"broker {where}: the reply to {command}{about} cannot be read ({type(error).__name__}: {why}); "
         "another program may have written to this key"

@@ -10,14 +10,14 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.exchange import read_reply, script_unknown, some_done
+from celery5.broker.exchange import any_succeeded, is_script_missing, read_reply
 from celery5.broker.link import Link
-from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore
-from celery5.broker.ticket import Ticket
+from celery5.broker.link_events import LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.timing import Timing
-from celery5.broker.translate import replied, unreadable
+from celery5.broker.translate import translate_reply, unreadable_reply
 from celery5.broker.transport import Connect, connect
-from celery5.broker.wire import ReplyError, pack, pack_all
+from celery5.broker.wire import ReplyError, pack_command, pack_commands
 from celery5.errors import BrokerError, BrokerReadOnly
 from celery5.protocol.breaker import BreakerState
 
@@ -57,11 +57,11 @@ class TrioRedis:
         endpoint: Endpoint,
         timing: Timing = Timing(),  # noqa: B008  frozen
         name: str = "celery5",
-        watch: Callable[[LinkEvent], None] = ignore,
+        watch: Callable[[LinkEvent], None] = ignore_event,
         connect: Connect = connect,
     ) -> None:
         self._link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
-        self._where = endpoint.masked
+        self._where = endpoint.masked_url
         self._reply_within = timing.reply
         # Words that were looked at and found harmless; a set look-up is all that most calls cost.
         self._allowed: set[Any] = set()
@@ -83,33 +83,35 @@ class TrioRedis:
         CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
         """
         ticket = self._ticket(call)
-        await self._link.trip(ticket)
+        await self._link.perform(ticket)
         return await self._decoded(call, ticket)
 
-    def begin(self, call: Call[Any]) -> Ticket | None:
+    def begin(self, call: Call[Any]) -> PendingRequest | None:
         """Send a call at once, for `finish`, which is awaited soon. None, and nothing was sent, unless nothing else is
         under way."""
         ticket = self._ticket(call)
         return ticket if self._link.begin(ticket) else None
 
-    async def finish(self, call: Call[T], ticket: Ticket) -> T:
+    async def finish(self, call: Call[T], ticket: PendingRequest) -> T:
         """Give the decoded reply to a call that was begun. Raises as `perform` does."""
         await self._link.finish(ticket)
         return await self._decoded(call, ticket)
 
-    async def _decoded(self, call: Call[T], ticket: Ticket) -> T:
+    async def _decoded(self, call: Call[T], ticket: PendingRequest) -> T:
         reply = ticket.reply
         if type(reply) is ReplyError:
-            reply = await self._second_answer(call, reply, maybe_done=ticket.was_sent)
+            reply = await self._second_answer(call, reply, maybe_done=ticket.sent_before)
         try:  # in place, not by read_reply: this is done for each call
-            return call.reply(reply)
+            return call.decode(reply)
         except Exception as error:
-            raise unreadable(call, error, where=self._where) from error
+            raise unreadable_reply(call, error, where=self._where) from error
 
-    def _ticket(self, call: Call[Any]) -> Ticket:
+    def _ticket(self, call: Call[Any]) -> PendingRequest:
         if call.words[0] not in self._allowed or call.blocks:
             self._check(call)
-        return Ticket(pack(call.words), trio.current_time() + self._reply_within, call.repeatable)
+        return PendingRequest(
+            pack_command(call.words), trio.current_time() + self._reply_within, call.repeatable
+        )
 
     async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Make several calls in one write, adjacent on the wire, and give their decoded replies in order.
@@ -123,14 +125,14 @@ class TrioRedis:
             if call.words[0] not in self._allowed or call.blocks:
                 self._check(call, alone=False)
         repeatable = all(call.repeatable for call in calls)
-        data = pack_all([call.words for call in calls])
-        ticket = Ticket(data, self._link.deadline(), repeatable, len(calls))
-        await self._link.trip(ticket)
+        data = pack_commands([call.words for call in calls])
+        ticket = PendingRequest(data, self._link.deadline(), repeatable, len(calls))
+        await self._link.perform(ticket)
         replies = [ticket.reply] if ticket.replies is None else ticket.replies
         failure: BrokerError | None = None
         for index, reply in enumerate(replies):
             if type(reply) is ReplyError:
-                maybe_done = ticket.was_sent or some_done(replies)
+                maybe_done = ticket.sent_before or any_succeeded(replies)
                 try:
                     replies[index] = await self._second_answer(calls[index], reply, maybe_done=maybe_done)
                 except BrokerError as error:
@@ -148,17 +150,19 @@ class TrioRedis:
         """
         answer: Any = first
         try:
-            if script_unknown(call, first):
+            if is_script_missing(call, first):
                 # It did not run, so sending it again is no repetition.
-                ticket = Ticket(pack(call.in_full), self._link.deadline(), call.repeatable)
-                await self._link.trip(ticket)
+                ticket = PendingRequest(
+                    pack_command(call.with_script_text), self._link.deadline(), call.repeatable
+                )
+                await self._link.perform(ticket)
                 answer = ticket.reply
                 if type(answer) is not ReplyError:
                     return answer
-                maybe_done = maybe_done or ticket.was_sent
-            error = replied(str(answer), where=self._where)
+                maybe_done = maybe_done or ticket.sent_before
+            error = translate_reply(str(answer), where=self._where)
             if isinstance(error, BrokerReadOnly):
-                self._link.drop(str(error))
+                self._link.reconnect(str(error))
             raise error
         except BrokerError as failure:
             if maybe_done:
@@ -184,9 +188,9 @@ class TrioRedis:
         return self._link.connected
 
     @property
-    def up_since(self) -> float | None:
+    def connected_since(self) -> float | None:
         """The time, on Trio's clock, of the last successful handshake."""
-        return self._link.up_since
+        return self._link.connected_since
 
     @property
     def client_id(self) -> int | None:

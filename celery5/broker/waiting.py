@@ -8,10 +8,10 @@ subscribes, then reads the key, then listens: nothing can slip between, and what
 
 from collections.abc import Callable, Iterable, Mapping
 
-Enough = Callable[[Mapping[str, bytes]], bool]
+StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 
-class Wait:
+class ResultWait:
     """One caller and what it waits for.
 
     `missing` are the keys still to come (as sent, and as the caller wrote them), `found` the documents that
@@ -21,7 +21,9 @@ class Wait:
 
     __slots__ = ("enough", "error", "finished", "found", "missing", "wake")
 
-    def __init__(self, keys: Iterable[str], *, enough: Enough | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, keys: Iterable[str], *, enough: StopCondition | None, wake: Callable[[], None]
+    ) -> None:
         self.missing = {key.encode(): key for key in keys}
         self.found: dict[str, bytes] = {}
         self.enough = enough
@@ -29,7 +31,7 @@ class Wait:
         self.error: BaseException | None = None
         self.finished = not self.missing
 
-    def outcome(self, outage: BaseException | None) -> dict[str, bytes]:
+    def get_documents(self, outage: BaseException | None) -> dict[str, bytes]:
         """What came, or the error that ended it. Without enough the `outage`, if there is one, is to blame."""
         if not self.finished and outage is not None:
             raise outage
@@ -38,14 +40,14 @@ class Wait:
         return self.found
 
 
-class Waiting:
+class ResultWaits:
     """All who wait on one connection."""
 
     def __init__(self) -> None:
-        self._waits: dict[bytes, list[Wait]] = {}
-        self._touched: dict[Wait, None] = {}
+        self._waits: dict[bytes, list[ResultWait]] = {}
+        self._touched: dict[ResultWait, None] = {}
 
-    def join(self, wait: Wait) -> list[bytes]:
+    def add(self, wait: ResultWait) -> list[bytes]:
         """`wait` begins. Gives the keys that nobody else waits for."""
         new: list[bytes] = []
         for key in wait.missing:
@@ -57,7 +59,7 @@ class Waiting:
                 waits.append(wait)
         return new
 
-    def leave(self, wait: Wait) -> list[bytes]:
+    def remove(self, wait: ResultWait) -> list[bytes]:
         """`wait` is over, however it ended. Gives the keys that nobody waits for any more."""
         gone: list[bytes] = []
         for key in wait.missing:
@@ -70,7 +72,7 @@ class Waiting:
         self._touched.pop(wait, None)
         return gone
 
-    def arrive(self, key: bytes, document: bytes) -> bool:
+    def add_document(self, key: bytes, document: bytes) -> bool:
         """A document is there. False when nobody waits for it (any more): it was told already."""
         waits = self._waits.get(key)
         if waits is None:
@@ -84,7 +86,7 @@ class Waiting:
         del self._waits[key]
         return True
 
-    def settle(self) -> bool:
+    def wake_finished(self) -> bool:
         """Finish and wake those for whom what has arrived is enough; true when there was one.
 
         Once for everything that came together: `enough` may be slow with many documents.

@@ -12,21 +12,21 @@ from celery5.broker.asyncio_link import AsyncioLink
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_asyncio import AsyncioRedis
 from celery5.broker.outage import Outage
-from celery5.broker.translate import translated
-from celery5.broker.waiting import Enough, Wait
-from celery5.broker.waiting_talk import READ_AT_ONCE, WaitingTalk, documents_of, look_again_every
+from celery5.broker.translate import translate_error
+from celery5.broker.waiting import ResultWait, StopCondition
+from celery5.broker.waiting_talk import READ_AT_ONCE, ResultWaitProtocol, get_reread_interval, read_documents
 from celery5.broker.wire import ProtocolError, ReplyError
 from celery5.errors import BrokerError, BrokerUnavailable
 
 
-class AsyncioResults:
+class AsyncioResultWaiter:
     """Waits for documents in one event loop. `redis`: the loop's driver. `endpoint`: where the broker is."""
 
     def __init__(self, redis: AsyncioRedis, endpoint: Endpoint) -> None:
         self._redis = redis
         self._timing = redis.timing
-        self._where = endpoint.masked
-        self._talk = WaitingTalk()
+        self._where = endpoint.masked_url
+        self._talk = ResultWaitProtocol()
         self._outage = Outage(redis.timing)
         self._link: AsyncioLink | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -34,18 +34,18 @@ class AsyncioResults:
         self._look_due = 0.0
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
         if timeout is not None and timeout <= 0:
             return await self._look(keys)
         told = asyncio.Event()
-        wait = Wait(keys, enough=enough, wake=told.set)
+        wait = ResultWait(keys, enough=enough, wake=told.set)
         if wait.finished:
             return wait.found
-        if not self._talk.busy:
-            self._outage.over()
-        self._talk.join(wait)
+        if not self._talk.has_waits:
+            self._outage.reset()
+        self._talk.add(wait)
         try:
             self._say()
             if self._reader is None:
@@ -54,12 +54,12 @@ class AsyncioResults:
                 async with asyncio.timeout(timeout):
                     await told.wait()
         finally:
-            self._talk.leave(wait)
+            self._talk.remove(wait)
             self._say()
-            if not self._talk.busy and self._reader is not None:
+            if not self._talk.has_waits and self._reader is not None:
                 self._reader.cancel()
                 self._reader = None
-        return wait.outcome(self._outage.error)
+        return wait.get_documents(self._outage.error)
 
     async def aclose(self) -> None:
         """Close the connection; whoever still waits is told that the broker is unavailable."""
@@ -75,7 +75,7 @@ class AsyncioResults:
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), READ_AT_ONCE):
             some = keys[start : start + READ_AT_ONCE]
-            documents = await self._redis.perform(documents_of(some))
+            documents = await self._redis.perform(read_documents(some))
             found |= documents
         return found
 
@@ -95,45 +95,45 @@ class AsyncioResults:
         try:
             self._link = await self._redis.dial(resp=3)
         except BrokerError as error:
-            if self._outage.failed(error, time.monotonic()):
+            if self._outage.record_failure(error, time.monotonic()):
                 self._talk.fail(error)
-                self._outage.over()
-            await asyncio.sleep(self._outage.pause())
+                self._outage.reset()
+            await asyncio.sleep(self._outage.next_pause())
             return
-        self._outage.over()
-        self._talk.start_over()
-        self._look_due = time.monotonic() + look_again_every(self._timing)
+        self._outage.reset()
+        self._talk.reset()
+        self._look_due = time.monotonic() + get_reread_interval(self._timing)
         self._say()
 
     async def _read_once(self, link: AsyncioLink) -> None:
-        due = min(self._look_due, self._answer_due) if self._talk.asked else self._look_due
+        due = min(self._look_due, self._answer_due) if self._talk.is_reply_due else self._look_due
         try:
-            frames = await link.frames(max(0.0, due - time.monotonic()))
-            self._talk.hear(frames)
+            frames = await link.receive_frames(max(0.0, due - time.monotonic()))
+            self._talk.receive(frames)
             now = time.monotonic()
-            if self._talk.asked and now >= self._answer_due:
+            if self._talk.is_reply_due and now >= self._answer_due:
                 raise TimeoutError
         except (OSError, ProtocolError, ReplyError) as error:
             self._lost(error)
             return
         if now >= self._look_due:
-            self._look_due = now + look_again_every(self._timing)
-            self._talk.look_again()
+            self._look_due = now + get_reread_interval(self._timing)
+            self._talk.recheck()
         self._say()
 
     def _say(self) -> None:
         if self._link is None:
             return
-        asked = self._talk.asked
-        packed = self._talk.to_send()
+        asked = self._talk.is_reply_due
+        packed = self._talk.data_to_send()
         if packed:
             self._link.write(packed)
-        if self._talk.asked and not asked:
+        if self._talk.is_reply_due and not asked:
             self._answer_due = time.monotonic() + self._timing.reply
 
     def _lost(self, error: Exception) -> None:
         self._drop()
-        translation = translated(error, maybe_done=False, where=self._where)
+        translation = translate_error(error, maybe_done=False, where=self._where)
         if not isinstance(translation, BrokerUnavailable):
             self._talk.fail(translation)
 

@@ -18,14 +18,14 @@ from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.outage import Outage
 from celery5.broker.socket_link import SocketLink
-from celery5.broker.translate import translated
-from celery5.broker.waiting import Enough, Wait
-from celery5.broker.waiting_talk import READ_AT_ONCE, WaitingTalk, documents_of, look_again_every
+from celery5.broker.translate import translate_error
+from celery5.broker.waiting import ResultWait, StopCondition
+from celery5.broker.waiting_talk import READ_AT_ONCE, ResultWaitProtocol, get_reread_interval, read_documents
 from celery5.broker.wire import ProtocolError, ReplyError
 from celery5.errors import BrokerError, BrokerUnavailable
 
 
-class BlockingResults:
+class BlockingResultWaiter:
     """Waits for documents in plain Python; thread safe and fork safe.
 
     `redis`: the driver whose breaker guards new connections, too. `endpoint`: where the broker is.
@@ -34,26 +34,26 @@ class BlockingResults:
     def __init__(self, redis: BlockingRedis, endpoint: Endpoint) -> None:
         self._redis = redis
         self._timing = redis.timing
-        self._where = endpoint.masked
-        self.start_over()
+        self._where = endpoint.masked_url
+        self.reset()
         _all_results.add(self)
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """Begin without a connection, with nobody waiting and a free lock, as a forked child must."""
         self._lock = threading.Lock()
-        self._talk = WaitingTalk()
+        self._talk = ResultWaitProtocol()
         self._outage = Outage(self._timing)
         self._link: SocketLink | None = None
         # Weak: a thread that was interrupted on its way out must neither lead nor count for ever.
         self._leader: weakref.ref[_Follower] | None = None
         self._followers: weakref.WeakSet[_Follower] = weakref.WeakSet()
-        self._orphans: deque[Wait] = deque()
+        self._orphans: deque[ResultWait] = deque()
         # On the monotonic clock: when the server must have answered, and when to look again.
         self._answer_due = 0.0
         self._look_due = 0.0
 
     def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`: all, `enough`, or whatever is there after `timeout` seconds.
 
@@ -64,7 +64,7 @@ class BlockingResults:
         if timeout is not None and timeout <= 0:
             return self._look(keys)
         follower = _Follower(self._orphans)
-        wait = follower.wait = Wait(keys, enough=enough, wake=_wake_weakly(follower))
+        wait = follower.wait = ResultWait(keys, enough=enough, wake=_wake_weakly(follower))
         if wait.finished:
             return wait.found
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
@@ -72,20 +72,20 @@ class BlockingResults:
             with self._lock:
                 self._bury_orphans()
                 if not self._followers:
-                    self._outage.over()
+                    self._outage.reset()
                 self._followers.add(follower)
-                self._talk.join(wait)
+                self._talk.add(wait)
                 self._say()
             self._until_finished(wait, follower, deadline)
         finally:
             with self._lock:
-                self._talk.leave(wait)
+                self._talk.remove(wait)
                 self._followers.discard(follower)
                 self._say()
                 if self._is_leader(follower):
                     self._hand_over()
                 follower.wait = None
-        return wait.outcome(self._outage.error)
+        return wait.get_documents(self._outage.error)
 
     def close(self) -> None:
         """Close the connection. Whoever waits makes a new one."""
@@ -96,11 +96,11 @@ class BlockingResults:
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), READ_AT_ONCE):
             some = keys[start : start + READ_AT_ONCE]
-            documents = self._redis.perform(documents_of(some))
+            documents = self._redis.perform(read_documents(some))
             found |= documents
         return found
 
-    def _until_finished(self, wait: Wait, follower: "_Follower", deadline: float) -> None:
+    def _until_finished(self, wait: ResultWait, follower: "_Follower", deadline: float) -> None:
         # An interrupted leader may have found the last document and told nobody.
         while not wait.finished and wait.missing:
             left = deadline - time.monotonic()
@@ -123,14 +123,14 @@ class BlockingResults:
             self._connect(left)
             return
         now = time.monotonic()
-        due = min(self._look_due, self._answer_due if self._talk.asked else self._look_due)
+        due = min(self._look_due, self._answer_due if self._talk.is_reply_due else self._look_due)
         readable = link.wait(min(left, due - now))
         with self._lock:
             if self._link is not link:
                 return
             try:
                 if readable:
-                    self._talk.hear(link.drain())
+                    self._talk.receive(link.drain())
                 self._keep_time()
                 self._say()
             except (OSError, ProtocolError, ReplyError) as error:
@@ -151,9 +151,9 @@ class BlockingResults:
             return
         with self._lock:
             self._link = link
-            self._outage.over()
-            self._talk.start_over()
-            self._look_due = time.monotonic() + look_again_every(self._timing)
+            self._outage.reset()
+            self._talk.reset()
+            self._look_due = time.monotonic() + get_reread_interval(self._timing)
             self._say()
 
     def _say(self) -> None:
@@ -161,9 +161,9 @@ class BlockingResults:
         link = self._link
         if link is None:
             return
-        asked = self._talk.asked
+        asked = self._talk.is_reply_due
         try:
-            packed = self._talk.to_send()
+            packed = self._talk.data_to_send()
             if packed:
                 link.send(packed)
         except OSError as error:
@@ -171,31 +171,31 @@ class BlockingResults:
         except BaseException:
             self._drop()
             raise
-        if self._talk.asked and not asked:
+        if self._talk.is_reply_due and not asked:
             self._answer_due = time.monotonic() + self._timing.reply
 
     def _keep_time(self) -> None:
         """Look again when it is time; raises TimeoutError when an answer is overdue."""
         now = time.monotonic()
-        if self._talk.asked and now >= self._answer_due:
+        if self._talk.is_reply_due and now >= self._answer_due:
             raise TimeoutError
         if now >= self._look_due:
-            self._look_due = now + look_again_every(self._timing)
-            self._talk.look_again()
+            self._look_due = now + get_reread_interval(self._timing)
+            self._talk.recheck()
 
     def _lost(self, error: Exception) -> None:
         """The connection is over; the leader will make a new one. With the lock held."""
         self._drop()
-        translation = translated(error, maybe_done=False, where=self._where)
+        translation = translate_error(error, maybe_done=False, where=self._where)
         if not isinstance(translation, BrokerUnavailable):
             self._talk.fail(translation)
 
     def _failed(self, error: BrokerError) -> float:
-        if self._outage.failed(error, time.monotonic()):
+        if self._outage.record_failure(error, time.monotonic()):
             self._talk.fail(error)
-            self._outage.over()
+            self._outage.reset()
             return 0.0
-        return self._outage.pause()
+        return self._outage.next_pause()
 
     def _drop(self) -> None:
         if self._link is not None:
@@ -215,7 +215,7 @@ class BlockingResults:
     def _bury_orphans(self) -> None:
         """Forget the waits of threads that were interrupted on their way out. With the lock held."""
         while self._orphans:
-            self._talk.leave(self._orphans.popleft())
+            self._talk.remove(self._orphans.popleft())
 
 
 class _Follower:
@@ -226,12 +226,12 @@ class _Follower:
 
     __slots__ = ("__weakref__", "_orphans", "_told", "wait")
 
-    def __init__(self, orphans: deque[Wait]) -> None:
+    def __init__(self, orphans: deque[ResultWait]) -> None:
         # A bare lock: an Event costs five times as much, and most waiters never sleep on it.
         self._told = threading.Lock()
         self._told.acquire()
         self._orphans = orphans
-        self.wait: Wait | None = None
+        self.wait: ResultWait | None = None
 
     def __del__(self) -> None:
         if self.wait is not None:
@@ -257,12 +257,12 @@ def _wake_weakly(follower: _Follower) -> Callable[[], None]:
     return wake
 
 
-_all_results: weakref.WeakSet[BlockingResults] = weakref.WeakSet()
+_all_results: weakref.WeakSet[BlockingResultWaiter] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     for results in list(_all_results):
-        results.start_over()
+        results.reset()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,30 +15,30 @@ import msgspec
 
 from celery5.broker.call import Call, Word
 from celery5.broker.timing import Timing
-from celery5.broker.waiting import Wait, Waiting
-from celery5.broker.wire import PushNotification, ReplyError, pack_all
+from celery5.broker.waiting import ResultWait, ResultWaits
+from celery5.broker.wire import PushNotification, ReplyError, pack_commands
 
 READ_AT_ONCE = 25
 SUBSCRIBE_AT_ONCE = 1000
 
 # Seconds after which whatever is still missing is read again: a safety net, and the connection's sign of life.
-LOOK_AGAIN_EVERY = 5.0
+REREAD_INTERVAL = 5.0
 
 # Channels on which all has been said that there will be. They are left in the next write for something else: one of
 # its own would be every third of a lone waiter's.
-LEFT_TOGETHER = 25
+UNSUBSCRIBE_BATCH = 25
 
 
-def look_again_every(timing: Timing) -> float:
+def get_reread_interval(timing: Timing) -> float:
     """The same for connections with these limits."""
-    return min(LOOK_AGAIN_EVERY, timing.idle_ping)
+    return min(REREAD_INTERVAL, timing.idle_ping)
 
 
-class WaitingTalk:
+class ResultWaitProtocol:
     """The state of that conversation. Call `to_send` after each of the others."""
 
     def __init__(self) -> None:
-        self._waiting = Waiting()
+        self._waiting = ResultWaits()
         # Dicts for their order: sets of strings have another one in each process.
         self._unsubscribed: dict[bytes, None] = {}
         self._unread: dict[bytes, None] = {}
@@ -47,9 +47,9 @@ class WaitingTalk:
         # Whether somebody left who has not all he wanted: what comes now would pile up, with nobody to read it.
         self._gave_up = False
 
-    def join(self, wait: Wait) -> None:
+    def add(self, wait: ResultWait) -> None:
         """`wait` begins."""
-        for key in self._waiting.join(wait):
+        for key in self._waiting.add(wait):
             self._unread[key] = None
             if key in self._stale:
                 # Still subscribed on the server.
@@ -57,13 +57,13 @@ class WaitingTalk:
             else:
                 self._unsubscribed[key] = None
 
-    def leave(self, wait: Wait) -> None:
+    def remove(self, wait: ResultWait) -> None:
         """`wait` is over, however it ended."""
-        missing = self._waiting.leave(wait)
+        missing = self._waiting.remove(wait)
         self._forget(missing)
         self._gave_up = self._gave_up or bool(missing)
 
-    def hear(self, frames: Iterable[Any]) -> None:
+    def receive(self, frames: Iterable[Any]) -> None:
         """Take what has been received, and wake whoever has all he wants.
 
         Raises `ReplyError` when the server refuses: the connection is of no use then.
@@ -80,9 +80,9 @@ class WaitingTalk:
                 for key, document in zip(keys, frame, strict=False):
                     if document is not None:
                         self._arrive(key, document)
-        self._waiting.settle()
+        self._waiting.wake_finished()
 
-    def to_send(self) -> bytes:
+    def data_to_send(self) -> bytes:
         """What is to be sent now; nothing most of the time."""
         commands: list[tuple[Word, ...]] = []
         if self._stale and (self._gave_up or self._unsubscribed or len(self._stale) >= self._most_stale):
@@ -97,13 +97,13 @@ class WaitingTalk:
             for key in self._reading:
                 del self._unread[key]
             commands.append(("MGET", *self._reading))
-        return pack_all(commands) if commands else b""
+        return pack_commands(commands) if commands else b""
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """Read again whatever is missing."""
         self._unread = dict.fromkeys(self._waiting.keys)
 
-    def start_over(self) -> None:
+    def reset(self) -> None:
         """There is a new connection: everything still waited for is to be subscribed and read."""
         self._unsubscribed = dict.fromkeys(self._waiting.keys)
         self._unread = dict(self._unsubscribed)
@@ -115,21 +115,21 @@ class WaitingTalk:
         self._waiting.fail(error)
 
     @property
-    def asked(self) -> bool:
+    def is_reply_due(self) -> bool:
         """Whether the server owes an answer."""
         return bool(self._reading)
 
     @property
-    def busy(self) -> bool:
+    def has_waits(self) -> bool:
         """Whether anybody waits."""
         return bool(self._waiting)
 
     @property
     def _most_stale(self) -> int:
-        return SUBSCRIBE_AT_ONCE if self._waiting else LEFT_TOGETHER
+        return SUBSCRIBE_AT_ONCE if self._waiting else UNSUBSCRIBE_BATCH
 
     def _arrive(self, key: bytes, document: bytes) -> None:
-        if self._waiting.arrive(key, document):
+        if self._waiting.add_document(key, document):
             self._forget([key])
 
     def _forget(self, keys: Iterable[bytes]) -> None:
@@ -149,7 +149,7 @@ def _in_chunks(command: str, keys: Iterable[bytes]) -> list[tuple[Word, ...]]:
     ]
 
 
-def documents_of(keys: Sequence[str]) -> Call[dict[str, bytes]]:
+def read_documents(keys: Sequence[str]) -> Call[dict[str, bytes]]:
     """Read the documents that are there now.
 
     At most `READ_AT_ONCE` keys, or one answer could be very large.

@@ -13,12 +13,12 @@ from celery5.broker.call import Call, Word
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.outage import Outage
 from celery5.broker.push import PushRedis
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.timing import Timing
-from celery5.broker.translate import replied
-from celery5.broker.waiting import Enough, Wait, Waiting
-from celery5.broker.waiting_talk import READ_AT_ONCE, SUBSCRIBE_AT_ONCE, documents_of, look_again_every
-from celery5.broker.wire import ReplyError, pack_all
+from celery5.broker.translate import translate_reply
+from celery5.broker.waiting import ResultWait, ResultWaits, StopCondition
+from celery5.broker.waiting_talk import READ_AT_ONCE, SUBSCRIBE_AT_ONCE, get_reread_interval, read_documents
+from celery5.broker.wire import ReplyError, pack_commands
 from celery5.errors import BrokerError, BrokerUnavailable
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ Key = TypeVar("Key", str, bytes)
 
 # Channels are left a little late and many at a time: one who waits for one result after the other pays
 # nothing for it.
-TIDY_AFTER = 0.05
+UNSUBSCRIBE_DELAY = 0.05
 
 
 class Performs(Protocol):
@@ -49,23 +49,23 @@ class _Ear(PushRedis):
         subscribe is a reply too many.
         """
         commands: list[tuple[Word, ...]] = [("SUBSCRIBE", *channels), ("MGET", *keys)]
-        ticket = Ticket(pack_all(commands), self._link.deadline(), repeatable=False)
-        ticket.be_patient()
+        ticket = PendingRequest(pack_commands(commands), self._link.deadline(), repeatable=False)
+        ticket.allow_error_replies()
         try:
-            await self._link.trip(ticket)
+            await self._link.perform(ticket)
         except BrokerUnavailable:
             self._channels.update(channels)
             raise
         documents: list[bytes | None] = []
         for reply in ticket.replies or ():
             if type(reply) is ReplyError:
-                raise replied(str(reply), where=self._where)
+                raise translate_reply(str(reply), where=self._where)
             documents = reply
         self._channels.update(channels)
         return documents
 
 
-class TrioResults:
+class TrioResultWaiter:
     """Waits for documents in one Trio run; works while `run` runs.
 
     `redis`: what reads. `endpoint`: where the listening connection goes.
@@ -80,7 +80,7 @@ class TrioResults:
     ) -> None:
         self.redis = redis
         self._timing = timing
-        self._where = endpoint.masked
+        self._where = endpoint.masked_url
         self._push = _Ear(
             endpoint=endpoint,
             on_message=self._hear,
@@ -88,8 +88,8 @@ class TrioResults:
             timing=timing,
             name="celery5-results",
         )
-        self._waiting = Waiting()
-        self._bells: dict[Wait, trio.Event] = {}
+        self._waiting = ResultWaits()
+        self._bells: dict[ResultWait, trio.Event] = {}
         self._subscribed: set[bytes] = set()
         self._allowed = False
         self._stale: dict[bytes, None] = {}
@@ -113,43 +113,43 @@ class TrioResults:
             raise failure
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
-        wait = Wait(keys, enough=enough, wake=lambda: self._bells[wait].set())
+        wait = ResultWait(keys, enough=enough, wake=lambda: self._bells[wait].set())
         if wait.finished:
             return wait.found
         if timeout is not None and timeout <= 0:
             return await self._look(list(wait.missing.values()))
         outage = Outage(self._timing)
         self._bells[wait] = trio.Event()
-        self._waiting.join(wait)
+        self._waiting.add(wait)
         try:
             with trio.move_on_after(inf if timeout is None else timeout):
                 await self._until_finished(wait, outage)
         finally:
-            self._abandon(self._waiting.leave(wait))
+            self._abandon(self._waiting.remove(wait))
             del self._bells[wait]
-        return wait.outcome(outage.error or self._away())
+        return wait.get_documents(outage.error or self._away())
 
-    async def _until_finished(self, wait: Wait, outage: Outage) -> None:
+    async def _until_finished(self, wait: ResultWait, outage: Outage) -> None:
         while not wait.finished:
             # Made before looking: a bell that rings meanwhile counts.
             bell = self._bells[wait] = trio.Event()
-            patience = look_again_every(self._timing)
+            patience = get_reread_interval(self._timing)
             try:
                 await self._subscribe_and_read(wait)
-                outage.over()
+                outage.reset()
             except BrokerError as error:
                 self._allowed = False
-                if outage.failed(error, trio.current_time()):
+                if outage.record_failure(error, trio.current_time()):
                     raise
-                patience = outage.pause()
+                patience = outage.next_pause()
             if not wait.finished:
                 with trio.move_on_after(patience):
                     await bell.wait()
 
-    async def _subscribe_and_read(self, wait: Wait) -> None:
+    async def _subscribe_and_read(self, wait: ResultWait) -> None:
         keys = list(wait.missing)
         new = [key for key in keys if key not in self._subscribed]
         for key in new:
@@ -172,9 +172,9 @@ class TrioResults:
         # Whoever wanted them may be gone by now.
         self._abandon([key for key in keys if key not in self._waiting])
 
-    async def _read(self, wait: Wait) -> None:
+    async def _read(self, wait: ResultWait) -> None:
         for some in _chunks(list(wait.missing.values()), READ_AT_ONCE):
-            for key, document in (await self.redis.perform(documents_of(some))).items():
+            for key, document in (await self.redis.perform(read_documents(some))).items():
                 self._hear(key.encode(), document)
             if wait.finished:
                 return
@@ -182,14 +182,14 @@ class TrioResults:
     async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for some in _chunks(keys, READ_AT_ONCE):
-            documents = await self.redis.perform(documents_of(some))
+            documents = await self.redis.perform(read_documents(some))
             found |= documents
         return found
 
     def _hear(self, key: bytes, document: bytes) -> None:
-        if self._waiting.arrive(key, document):
+        if self._waiting.add_document(key, document):
             self._abandon([key])
-            self._waiting.settle()
+            self._waiting.wake_finished()
 
     def _away(self) -> BrokerUnavailable | None:
         if self._push.connected:
@@ -211,7 +211,7 @@ class TrioResults:
         """Leave the channels that nobody listens to."""
         while True:
             await self._untidy.wait()
-            await trio.sleep(TIDY_AFTER)
+            await trio.sleep(UNSUBSCRIBE_DELAY)
             self._untidy = trio.Event()
             stale = [key for key in self._stale if key not in self._waiting]
             self._stale = {}

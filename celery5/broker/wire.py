@@ -14,7 +14,15 @@ from hiredis import ProtocolError, PushNotification, Reader, ReplyError
 
 from celery5.broker.call import Word
 
-__all__ = ["NOT_YET", "ProtocolError", "PushNotification", "Replies", "ReplyError", "pack", "pack_all"]
+__all__ = [
+    "NEED_DATA",
+    "ProtocolError",
+    "PushNotification",
+    "ReplyParser",
+    "ReplyError",
+    "pack_command",
+    "pack_commands",
+]
 
 
 class _NotYet:
@@ -22,23 +30,23 @@ class _NotYet:
         return "NOT_YET"
 
 
-NOT_YET: Final = _NotYet()
+NEED_DATA: Final = _NotYet()
 
 # hiredis declares a tuple of one element.
 _pack_command = cast("Callable[[tuple[Word, ...]], bytes]", vars(hiredis)["pack_command"])
 
 
-def pack(words: tuple[Word, ...]) -> bytes:
+def pack_command(words: tuple[Word, ...]) -> bytes:
     """One command as the bytes to send. Raises TypeError for a word that is not str, bytes, int or float."""
     return _pack_command(words)
 
 
-def pack_all(commands: Sequence[tuple[Word, ...]]) -> bytes:
+def pack_commands(commands: Sequence[tuple[Word, ...]]) -> bytes:
     """Several commands as the bytes to send in one go."""
     return b"".join(map(_pack_command, commands))
 
 
-class Replies:
+class ReplyParser:
     """The replies in what one connection has received: `feed` bytes, then call `next` until it gives
     `NOT_YET`.
 
@@ -48,7 +56,7 @@ class Replies:
     __slots__ = ("feed", "next")
 
     def __init__(self) -> None:
-        reader = Reader(notEnoughData=NOT_YET, replyError=ReplyError, protocolError=ProtocolError)
+        reader = Reader(notEnoughData=NEED_DATA, replyError=ReplyError, protocolError=ProtocolError)
         # Bound once: these two are called for every chunk and every reply.
         self.feed = reader.feed
         self.next: Any = reader.gets

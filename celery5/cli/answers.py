@@ -8,13 +8,13 @@ Answers come from other processes, perhaps of another version: a field that is m
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from celery5.cli.said import span, table
-from celery5.protocol.recycling import in_mib
+from celery5.cli.said import format_duration, format_table
+from celery5.protocol.recycling import format_mib
 
 Row = dict[str, object]
 
 
-def active(worker: str, answer: Any) -> Iterator[Row]:
+def active_table(worker: str, answer: Any) -> Iterator[Row]:
     """Yield a row for each running job."""
     for job in _mappings(answer):
         yield {
@@ -28,7 +28,7 @@ def active(worker: str, answer: Any) -> Iterator[Row]:
         }
 
 
-def stats(worker: str, answer: Any) -> Iterator[Row]:
+def stats_table(worker: str, answer: Any) -> Iterator[Row]:
     """Yield one row."""
     numbers = _mapping(answer)
     memory, process = numbers.get("memory"), _mapping(numbers.get("process"))
@@ -41,12 +41,12 @@ def stats(worker: str, answer: Any) -> Iterator[Row]:
         "running": numbers.get("running", ""),
         "slots": ", ".join(_slots(_mapping(numbers.get("slots")))),
         "queues": ", ".join(_queues(_mapping(numbers.get("queues")))),
-        "memory": in_mib(memory) if isinstance(memory, int) else "",
+        "memory": format_mib(memory) if isinstance(memory, int) else "",
         "loop lag": _span(numbers.get("loop_lag")),
     }
 
 
-def health(worker: str, answer: Any) -> Iterator[Row]:
+def health_table(worker: str, answer: Any) -> Iterator[Row]:
     """Yield a row for each check and each circuit breaker."""
     found = _mapping(answer)
     for check in _mappings(found.get("checks")):
@@ -72,17 +72,17 @@ def health(worker: str, answer: Any) -> Iterator[Row]:
 
 
 TABLES: Mapping[str, tuple[Callable[[str, Any], Iterator[Row]], str]] = {
-    "active": (active, "no job runs"),
-    "stats": (stats, "nobody has answered"),
-    "health": (health, "no checks, and no circuit breaker has seen a failure"),
+    "active": (active_table, "no job runs"),
+    "stats": (stats_table, "nobody has answered"),
+    "health": (health_table, "no checks, and no circuit breaker has seen a failure"),
 }
 """By the name of the command: the function that makes rows of one worker's answer, and the text when there are none."""
 
 
-def shown(command: str, answers: Iterable[tuple[str, Any]]) -> str:
+def format_answers(command: str, answers: Iterable[tuple[str, Any]]) -> str:
     """Return one table of what workers have answered to a command of TABLES, each with its name."""
     rows_of, nothing = TABLES[command]
-    return table([row for worker, answer in answers for row in rows_of(worker, answer)], nothing=nothing)
+    return format_table([row for worker, answer in answers for row in rows_of(worker, answer)], empty=nothing)
 
 
 def _why(found: Mapping[str, Any]) -> Row:
@@ -103,7 +103,7 @@ def _queues(queues: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _span(seconds: object) -> str:
-    return span(seconds) if isinstance(seconds, int | float) else ""
+    return format_duration(seconds) if isinstance(seconds, int | float) else ""
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.broker.scaling import scaling
-from celery5.cli.said import as_json, clock, echo, lines, span
+from celery5.broker.scaling import get_scaling
+from celery5.cli.said import echo, format_duration, format_fields, format_time, to_json
 from celery5.cli.target import Target
 from celery5.strategies import is_scaled
 
@@ -29,17 +29,17 @@ def autoscale() -> None:
 def status(target: Target, *, wants_json: bool) -> None:
     """Show what is wanted, what there is, and who decided so."""
     app = target.load()
-    found = app.perform(scaling(app.keys), instead="") if is_scaled(app.settings) else None
+    found = app.perform(get_scaling(app.keys), instead="") if is_scaled(app.settings) else None
     if wants_json:
-        echo(as_json(found))
+        echo(to_json(found))
     elif found is None:
         echo(_NOTHING)
     else:
         with app.brokers.reachable():  # they are where the scaling is
-            echo(lines(shown(found, app.schedule.schedulers())))
+            echo(format_fields(format_scaling(found, app.schedule.schedulers())))
 
 
-def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
+def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
     """What is known, for people, given the Schedulers that live."""
     course, fields = found.course, dict[str, object]()
     if course is not None:
@@ -51,8 +51,8 @@ def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
             "needed": found.needed,
             "wanted": f"{course.workers}, from {found.minimum} to {found.maximum}",
             "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
-            "last step": clock(course.at) or "none yet",
-            "cool-down": f"{span(cools)} to go" if cools > 0 else "over",
+            "last step": format_time(course.at) or "none yet",
+            "cool-down": f"{format_duration(cools)} to go" if cools > 0 else "over",
         }
     if found.preferred:
         first_last = sorted(found.preferred.items(), key=lambda each: each[1])
@@ -60,7 +60,7 @@ def shown(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
     if found.unseen:
         fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"
     by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
-    return {**fields, "decided": f"{span(max(0.0, time.time() - found.at))} ago by {by}"}
+    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - found.at))} ago by {by}"}
 
 
 _NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

@@ -16,21 +16,21 @@ import click
 
 from celery5.cli.said import echo
 from celery5.errors import (
-    OCCUPIED,
+    EXIT_ALREADY_IN_USE,
+    AlreadyInUse,
     BadArguments,
     BadBrokerURL,
     CeleryError,
     Misconfigured,
-    Occupied,
     UnknownTask,
 )
 
-FAILED = 1
-USAGE = 2
-INTERRUPTED = 130
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 _FIRST = "it comes before the command: celery5 -A module[:app] COMMAND"
-OF_CELERY = {
+CELERY_FLAG_HINTS = {
     "-A": _FIRST,
     "--app": _FIRST,
     "-c": "here it is --concurrency (async jobs), --cpu-slots (jobs in threads) or --processes",
@@ -47,18 +47,20 @@ OF_CELERY = {
 _ASKED_WRONGLY = (Misconfigured, BadBrokerURL, UnknownTask, BadArguments)
 
 
-def guarded(command: Callable[[], Any], failing: Callable[[str], object] = lambda _why: None) -> int:
+def run_reporting_errors(
+    command: Callable[[], Any], on_failure: Callable[[str], object] = lambda _why: None
+) -> int:
     """Run `command` and return the exit code. Unexpected errors pass through. `failing` is called with the error in one
     line before the process ends with it."""
     try:
         code = command()
     except BaseException as error:
-        told = explained(error)
+        told = explain_error(error)
         if told is None:
             if not isinstance(error, SystemExit):
-                failing(_named(next(_leaves(error))))
+                on_failure(_named(next(_leaves(error))))
             raise
-        failing(told[0].removeprefix("Error: "))
+        on_failure(told[0].removeprefix("Error: "))
         if _is_unwritable(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         line, code = told
@@ -66,24 +68,29 @@ def guarded(command: Callable[[], Any], failing: Callable[[str], object] = lambd
     return code if isinstance(code, int) else 0
 
 
-def explained(error: BaseException) -> tuple[str, int] | None:
+def explain_error(error: BaseException) -> tuple[str, int] | None:
     """The line to show and the exit code; None for an error that nobody foresaw.
 
     Trio's nurseries wrap what was raised in groups: the first error of ours inside one is what counts.
     """
     leaves = list(_leaves(error))
     if _is_unwritable(error):
-        return f"Error: what there is to say cannot be written: {cast('OSError', error).strerror}", FAILED
+        return (
+            f"Error: what there is to say cannot be written: {cast('OSError', error).strerror}",
+            EXIT_FAILED,
+        )
     for leaf in leaves:
-        if isinstance(leaf, Occupied):
-            return f"Error: {_one_line(str(leaf))}", OCCUPIED
+        if isinstance(leaf, AlreadyInUse):
+            return f"Error: {_one_line(str(leaf))}", EXIT_ALREADY_IN_USE
         if isinstance(leaf, CeleryError):
-            return f"Error: {_one_line(str(leaf))}", USAGE if isinstance(leaf, _ASKED_WRONGLY) else FAILED
+            return f"Error: {_one_line(str(leaf))}", EXIT_USAGE if isinstance(
+                leaf, _ASKED_WRONGLY
+            ) else EXIT_FAILED
     for leaf in leaves:
         if isinstance(leaf, click.ClickException):
             return f"Error: {_one_line(leaf.format_message()).removesuffix('.')}{_hint(leaf)}", leaf.exit_code
     if any(isinstance(leaf, (KeyboardInterrupt, click.Abort)) for leaf in leaves):
-        return "Interrupted.", INTERRUPTED
+        return "Interrupted.", EXIT_INTERRUPTED
     return None
 
 
@@ -110,8 +117,8 @@ def _one_line(text: str) -> str:
 
 def _hint(error: click.ClickException) -> str:
     """What to write instead, or where to look the usage up, for a mistake that click found."""
-    if isinstance(error, click.NoSuchOption) and error.option_name in OF_CELERY:
-        return f"; {OF_CELERY[error.option_name]}"
+    if isinstance(error, click.NoSuchOption) and error.option_name in CELERY_FLAG_HINTS:
+        return f"; {CELERY_FLAG_HINTS[error.option_name]}"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"; try '{error.ctx.command_path} --help'"
     return ""

@@ -7,15 +7,15 @@ import os
 import signal
 import sys
 
-from celery5.protocol.members import PARENT
+from celery5.protocol.members import PARENT_VARIABLE
 
 
-def follow_parent() -> None:
+def end_with_parent() -> None:
     """Be told to end (SIGTERM) when the parent dies; end now if it is dead already.
 
     What this process starts itself is no child of that parent, so nobody else may find the variable.
     """
-    parent = os.environ.pop(PARENT, "")
+    parent = os.environ.pop(PARENT_VARIABLE, "")
     if sys.platform == "linux" and parent.isdecimal():
         import ctypes
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from celery5.cli.serving import queue_names
-from celery5.dead_letters import rate_of
+from celery5.dead_letters import parse_rate
 from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
-    from celery5.protocol.dead_letters import Choice
+    from celery5.protocol.dead_letters import DeadJobFilter
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +22,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SPAN = r"(\d+(?:\.\d+)?)([smhdw])"
 
 
-def age(text: str) -> float:
+def parse_age_flag(text: str) -> float:
     """A span of time, `90`, `15m`, `2h` or `1d12h`, in seconds."""
     said = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", said):
@@ -32,15 +32,15 @@ def age(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_SPAN, said))
 
 
-def rate(text: str) -> float:
+def parse_rate_flag(text: str) -> float:
     """Jobs in a time, `50`, `50/s`, `100/m` or `1000/h`, in jobs per second."""
     try:
-        return rate_of(text)
+        return parse_rate(text)
     except Misconfigured as error:
         raise click.BadParameter(str(error)) from None
 
 
-def choosing_flags(command: F) -> F:
+def selection_flags(command: F) -> F:
     """Add the flags that say which dead jobs are meant."""
     flags = (
         click.option("--queue", "queues", metavar="A,B", help="Queues to look at; default: all."),
@@ -53,8 +53,10 @@ def choosing_flags(command: F) -> F:
         click.option("--message", metavar="TEXT", help="Whose error says this."),
         click.option("--reason", "reasons", multiple=True, metavar="REASON", help="Dead for this reason."),
         click.option("--sink", "sinks", multiple=True, metavar="NAME", help="Documents for this Data Sink."),
-        click.option("--older-than", type=age, metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."),
-        click.option("--newer-than", type=age, metavar="AGE", help="Dead for less."),
+        click.option(
+            "--older-than", type=parse_age_flag, metavar="AGE", help="Dead for longer: 90, 15m, 2h, 1d12h."
+        ),
+        click.option("--newer-than", type=parse_age_flag, metavar="AGE", help="Dead for less."),
         click.option(
             "--id", "ids", multiple=True, metavar="ID", help="This job; or, with --queue, this entry."
         ),
@@ -64,7 +66,7 @@ def choosing_flags(command: F) -> F:
     return command
 
 
-def chosen(said: dict[str, Any]) -> "Choice":
+def parse_selection(said: dict[str, Any]) -> "DeadJobFilter":
     """What the flags mean. Raises Misconfigured for a name that no queue can have."""
     return {
         "queue": queue_names(said["queues"]) or None,
@@ -82,6 +84,6 @@ def chosen(said: dict[str, Any]) -> "Choice":
     }
 
 
-def narrows(choice: "Choice") -> bool:
+def is_narrowed(choice: "DeadJobFilter") -> bool:
     """Whether a choice means less than all dead jobs of its queues."""
     return any(value is not None for name, value in choice.items() if name != "queue")

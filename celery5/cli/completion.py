@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 else:
     Text = click.ParamType  # generic in newer versions only
 
-PATIENCE = 10.0
+IMPORT_TIMEOUT = 10.0
 """Seconds that the application may take to be imported, on a machine that is busy."""
-WORK = 2.0
+CPU_LIMIT = 2.0
 """Seconds of processor time that it may."""
 
 
@@ -44,7 +44,7 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(kind(context.find_root().command, {}, "celery5", "_CELERY5_COMPLETE").source())
 
 
-def equip(command: click.Command) -> None:
+def add_name_completion(command: click.Command) -> None:
     """Have the parameters of a command, and of those below it, complete names of the application's."""
     for parameter in command.params:
         called = (parameter.metavar or parameter.name or "").lower().rstrip("s")
@@ -53,7 +53,7 @@ def equip(command: click.Command) -> None:
             parameter.type = _Names(names)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            equip(each)
+            add_name_completion(each)
 
 
 class _Names(Text):
@@ -101,7 +101,10 @@ def _too_late(_number: int, _frame: object) -> None:
 @contextmanager
 def _quietly() -> Generator[None, None, None]:
     """Within the limit, without a word on the terminal, and whatever goes wrong."""
-    timers = ((signal.ITIMER_REAL, signal.SIGALRM, PATIENCE), (signal.ITIMER_PROF, signal.SIGPROF, WORK))
+    timers = (
+        (signal.ITIMER_REAL, signal.SIGALRM, IMPORT_TIMEOUT),
+        (signal.ITIMER_PROF, signal.SIGPROF, CPU_LIMIT),
+    )
     before = {number: signal.signal(number, _too_late) for _, number, _ in timers}
     for timer, _, limit in timers:
         signal.setitimer(timer, limit)

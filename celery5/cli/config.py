@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from celery5.cli.said import as_json, cell, echo, table
-from celery5.cli.serving import SETTINGS
+from celery5.cli.said import echo, format_cell, format_table, to_json
+from celery5.cli.serving import SETTING_FLAGS
 from celery5.cli.target import Target
-from celery5.settings import descriptions
+from celery5.settings import get_descriptions
 
 if TYPE_CHECKING:
     from celery5.app import App
 
-FILE = "cluster.toml"
+DEFAULT_FILE = "cluster.toml"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -28,8 +28,8 @@ def config() -> None:
 
 def setting_flags(command: F) -> F:
     """Add the flags that are settings: what `worker start` would make of them."""
-    explained = descriptions()
-    for name in reversed(SETTINGS):
+    explained = get_descriptions()
+    for name in reversed(SETTING_FLAGS):
         flag = f"--{name.replace('_', '-')}"
         if name in ("inbox", "inbox_signatures"):
             command = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=explained[name])(command)
@@ -49,11 +49,11 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
 
     With the flags of `celery5 worker start` it shows what a worker with them would have.
     """
-    from celery5.origins import origins
+    from celery5.origins import get_origins
 
-    found = origins(_configured(target, said))
+    found = get_origins(_configured(target, said))
     if wants_json:
-        echo(as_json(found))
+        echo(to_json(found))
         return
     rows: list[dict[str, object]] = [
         {
@@ -63,7 +63,7 @@ def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any
         }
         for each in found
     ]
-    echo(table(rows, nothing=""))
+    echo(format_table(rows, empty=""))
 
 
 @config.command()
@@ -78,17 +78,17 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
 
     What is allowed and hardly meant is told as a warning.
     """
-    from celery5.configuration import usable
-    from celery5.origins import oddities, origins
+    from celery5.configuration import check_usable
+    from celery5.origins import find_warnings, get_origins
     from celery5.processes import fitness
 
     app = _configured(target, said)
-    settings = usable(app.settings, app.name, app.settings.broker)
-    for each in oddities(settings, os.environ):
-        echo(f"Warning: {cell(each)}", err=True)
-    found = origins(app)
+    settings = check_usable(app.settings, app.name, app.settings.broker)
+    for each in find_warnings(settings, os.environ):
+        echo(f"Warning: {format_cell(each)}", err=True)
+    found = get_origins(app)
     fitness.check(app)
-    if file or os.path.exists(FILE):
+    if file or os.path.exists(DEFAULT_FILE):
         _check_cluster(app, file)
     chosen = sum(each.origin != "default" for each in found)
     echo(f"{len(found)} settings, {chosen} of them said: all can be used")
@@ -96,19 +96,21 @@ def check(target: Target, /, *, file: str, **said: Any) -> None:
 
 def _check_cluster(app: "App", file: str) -> None:
     """Read the description as a Controller would. Raises Misconfigured."""
-    from celery5.origins import strange_variables
-    from celery5.processes.controller import ClusterOptions, describe
-    from celery5.processes.platforms import platform_of
-    from celery5.protocol.cluster import members
+    from celery5.origins import find_unknown_variables
+    from celery5.processes.controller import ClusterOptions, load_cluster
+    from celery5.processes.platforms import make_platform
+    from celery5.protocol.cluster import build_members
 
-    cluster = describe(app, ClusterOptions("", file))
-    platform_of(cluster, app.name, os.environ)
+    cluster = load_cluster(app, ClusterOptions("", file))
+    make_platform(cluster, app.name, os.environ)
     said = [cluster.environment, *(each.environment for each in cluster.groups)]
     for variables in (*said, *(each.environment for each in cluster.hosts.values())):
-        for each in strange_variables(variables):
-            echo(f"Warning: {cell(f'{each} is in {file or FILE}, and is no setting')}", err=True)
-    count = len(members(cluster))
-    echo(f"{file or FILE}: {count} member{'s' * (count != 1)} can be started")
+        for each in find_unknown_variables(variables):
+            echo(
+                f"Warning: {format_cell(f'{each} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
+            )
+    count = len(build_members(cluster))
+    echo(f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)} can be started")
 
 
 def _configured(target: Target, said: dict[str, Any]) -> "App":

@@ -12,8 +12,8 @@ import click
 
 from celery5.broker import calls, pausing
 from celery5.cli import answers
-from celery5.cli.partial import Reached, reaching
-from celery5.cli.said import as_json, cell, echo, paragraph
+from celery5.cli.partial import ReachedBrokers, skip_unreachable
+from celery5.cli.said import clean_lines, echo, format_cell, to_json
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured, UnknownQueue
 from celery5.protocol.budget import KINDS
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from celery5.control import Reply
 
 F = TypeVar("F", bound=Callable[..., Any])
-NOBODY = "no worker of this application lives; celery5 worker start begins one"
+NO_WORKER = "no worker of this application lives; celery5 worker start begins one"
 
 
-class NotDone(CeleryError):
+class CommandNotDone(CeleryError):
     """A worker did not do what it was told, or none is there to do it."""
 
 
-def telling_flags(command: F) -> F:
+def reply_flags(command: F) -> F:
     """Add the flags of all commands that are sent to inboxes and answered."""
     for flag in (
         click.option("--json", "wants_json", is_flag=True, help="For programs."),
@@ -47,7 +47,7 @@ def telling_flags(command: F) -> F:
     return command
 
 
-def control_flags(command: F) -> F:
+def worker_command_flags(command: F) -> F:
     """Add the flags that all commands to workers share."""
     to = click.option(
         "--to",
@@ -55,11 +55,11 @@ def control_flags(command: F) -> F:
         metavar="NAME",
         help="A worker; may be given several times. Default: all that live.",
     )
-    return to(telling_flags(command))
+    return to(reply_flags(command))
 
 
 @click.command()
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def ping(target: Target, /, **said: Any) -> None:
     """Ask workers whether they are there."""
@@ -67,7 +67,7 @@ def ping(target: Target, /, **said: Any) -> None:
 
 
 @click.command()
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def stats(target: Target, /, **said: Any) -> None:
     """Ask workers how they do: jobs, slots, queues, commands, memory, the lag of the loop."""
@@ -75,7 +75,7 @@ def stats(target: Target, /, **said: Any) -> None:
 
 
 @click.command()
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def active(target: Target, /, **said: Any) -> None:
     """Ask workers which jobs they run."""
@@ -84,7 +84,7 @@ def active(target: Target, /, **said: Any) -> None:
 
 @click.command("pause-queue")
 @click.argument("queue")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
     """Have no worker read QUEUE, also none that begins later; with --to those workers alone, while they run."""
@@ -93,7 +93,7 @@ def pause_queue(target: Target, /, queue: str, **said: Any) -> None:
 
 @click.command("resume-queue")
 @click.argument("queue")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
     """Have workers read QUEUE again."""
@@ -102,7 +102,7 @@ def resume_queue(target: Target, /, queue: str, **said: Any) -> None:
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def revoke(target: Target, /, job_id: str, **said: Any) -> None:
     """Stop the job ID in the worker that has it. `celery5 task revoke` finds it wherever it is."""
@@ -111,7 +111,7 @@ def revoke(target: Target, /, job_id: str, **said: Any) -> None:
 
 @click.command()
 @click.option("--cold", is_flag=True, help="Give back what runs now, rather than wait for it to end.")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
     """Have workers end when what runs has ended, or the grace period is over. A fleet does not replace them."""
@@ -119,7 +119,7 @@ def shutdown(target: Target, /, *, cold: bool, **said: Any) -> None:
 
 
 @click.command()
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def reload(target: Target, /, **said: Any) -> None:
     """Have workers read their configuration again."""
@@ -128,7 +128,7 @@ def reload(target: Target, /, **said: Any) -> None:
 
 @click.command("retry-boot-step")
 @click.argument("step")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
     """Have workers try the optional boot STEP again that failed."""
@@ -137,7 +137,7 @@ def retry_boot_step(target: Target, /, step: str, **said: Any) -> None:
 
 @click.command("set-log-level")
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def set_log_level(target: Target, /, level: str, **said: Any) -> None:
     """Have workers log what is of LEVEL or above, until they end."""
@@ -148,7 +148,7 @@ def set_log_level(target: Target, /, level: str, **said: Any) -> None:
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--minimum", type=int, metavar="N", help="Slots that there always are.")
 @click.option("--maximum", type=int, metavar="N", help="Slots that there are at most.")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def budget(
     target: Target, /, kind: str | None, *, minimum: int | None, maximum: int | None, **said: Any
@@ -177,14 +177,14 @@ def budget(
 def run(target: Target, /, task: str, *, arguments: str, named: str, to: str, timeout: float) -> None:
     """Run a job of TASK on one worker, now. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = json_value(arguments, "--args", list), json_value(named, "--kwargs", dict)
+    args, kwargs = parse_json_value(arguments, "--args", list), parse_json_value(named, "--kwargs", dict)
     echo(app.control.run(app.signature(task, *args, **kwargs), to=to, timeout=timeout).id)
 
 
 @click.command()
 @click.argument("command")
 @click.argument("parameters", nargs=-1, metavar="[NAME=JSON]...")
-@control_flags
+@worker_command_flags
 @click.pass_obj
 def tell(target: Target, /, command: str, parameters: tuple[str, ...], **said: Any) -> None:
     """Send any COMMAND: `health`."""
@@ -204,7 +204,7 @@ def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...],
     if to:
         _tell(app, command, {"queue": queue, "here": True}, to=to, **said)
         return
-    with reaching(app, wants_json=said["wants_json"], queues=[queue]) as reached:
+    with skip_unreachable(app, wants_json=said["wants_json"], queues=[queue]) as reached:
         if app.control.workers():
             _refuse_if_away(reached)
             _tell(app, command, {"queue": queue}, to=to, queues=[queue], **said)
@@ -213,16 +213,16 @@ def _have_read(target: Target, command: str, queue: str, *, to: tuple[str, ...],
             _have_later_ones_read(app, command, queue, **said)
 
 
-def _refuse_if_away(reached: Reached) -> None:
+def _refuse_if_away(reached: ReachedBrokers) -> None:
     """Where the queue is, is where that is written."""
-    for error in reached.missed.values():
+    for error in reached.relevant_errors.values():
         raise error
 
 
 def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> None:
     used, paused = (
-        app.perform(calls.queues(app.keys), instead=""),
-        app.perform(pausing.paused(app.keys), instead=""),
+        app.perform(calls.list_queues(app.keys), instead=""),
+        app.perform(pausing.list_paused_queues(app.keys), instead=""),
     )
     known = {
         *used,
@@ -232,15 +232,15 @@ def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> 
     if queue not in known:
         raise UnknownQueue(queue, known)
     pauses = command == "pause-queue"
-    app.perform((pausing.pause if pauses else pausing.resume)(app.keys, queue), instead="")
+    app.perform((pausing.pause_queue if pauses else pausing.resume_queue)(app.keys, queue), instead="")
     if app.control.workers():  # one began meanwhile, and may have looked before
         _tell(app, command, {"queue": queue}, to=(), queues=[queue], **said)
         return
     if said["wants_json"]:
-        echo(as_json([]))
+        echo(to_json([]))
     state = "paused" if pauses else "resumed"
     text = f"no worker of this application lives; those that begin later find {queue} {state}"
-    echo(cell(text), err=said["wants_json"])
+    echo(format_cell(text), err=said["wants_json"])
 
 
 def _tell(
@@ -254,7 +254,7 @@ def _tell(
     one_is_enough: bool = False,
     queues: Sequence[str] = (),
 ) -> None:
-    with reaching(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
+    with skip_unreachable(app, wants_json=wants_json, queues=queues) if not to else nullcontext():
         replies = app.control.send(command, parameters, to=to or None, timeout=timeout)
         _say(replies, command, wants_json=wants_json, one_is_enough=one_is_enough)
 
@@ -263,13 +263,13 @@ def _say(replies: "list[Reply]", command: str, *, wants_json: bool, one_is_enoug
     """Show what each has answered. Raises NotDone."""
     left = [each for each in replies if not each.ok]
     if len(replies) == len(left) == 1 and not wants_json:
-        raise NotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
+        raise CommandNotDone(f"{left[0].worker} did not do it ({left[0].reason}): {left[0].why}")
     if replies or wants_json:
-        echo(as_json(replies) if wants_json else _for_people(replies, command))
+        echo(to_json(replies) if wants_json else _for_people(replies, command))
     if not replies:
-        raise NotDone(NOBODY)
+        raise CommandNotDone(NO_WORKER)
     if left and not (one_is_enough and len(left) < len(replies)):
-        raise NotDone(f"{len(left)} of {len(replies)} did not do it")
+        raise CommandNotDone(f"{len(left)} of {len(replies)} did not do it")
 
 
 def _for_people(replies: "list[Reply]", command: str) -> str:
@@ -278,16 +278,16 @@ def _for_people(replies: "list[Reply]", command: str) -> str:
         return _shown(replies)
     left = [each for each in replies if not each.ok]
     found = [(each.worker, each.answer) for each in replies if each.ok]
-    parts = [answers.shown(command, found)] if found else []
+    parts = [answers.format_answers(command, found)] if found else []
     return "\n\n".join([*parts, *([_shown(left)] if left else [])])
 
 
 def _shown(replies: "list[Reply]") -> str:
     """A line for each worker: its name, whether it did it, and what it says."""
-    width = max(len(cell(each.worker)) for each in replies)
+    width = max(len(format_cell(each.worker)) for each in replies)
     lines = [
-        f"{cell(each.worker):{width}}  {'ok' if each.ok else cell(each.reason)}  "
-        f"{paragraph(as_json(each.answer)) if each.ok else cell(each.why)}"
+        f"{format_cell(each.worker):{width}}  {'ok' if each.ok else format_cell(each.reason)}  "
+        f"{clean_lines(to_json(each.answer)) if each.ok else format_cell(each.why)}"
         for each in replies
     ]
     return "\n".join(lines)
@@ -306,7 +306,7 @@ def _parameter(said: str) -> tuple[str, Any]:
         return name, value
 
 
-def json_value(said: str, flag: str, kind: type[Any]) -> Any:
+def parse_json_value(said: str, flag: str, kind: type[Any]) -> Any:
     """Return the JSON array or object that a flag gives. Raises Misconfigured."""
     import json
 

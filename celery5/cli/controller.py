@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import click
 import msgspec
 
-from celery5.cli.control import telling_flags
-from celery5.cli.said import as_json, echo, inline, span, table
+from celery5.cli.control import reply_flags
+from celery5.cli.said import echo, format_duration, format_table, to_json, to_one_line
 from celery5.cli.serving import broker_flag, configure, queue_names, serving_flags
 from celery5.cli.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
@@ -27,17 +27,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
-OWN = frozenset({"name", "burst", "status_port", "status_host", "config"})
+OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
 """Flags that are about the Controller's own process, and are not its members'."""
-USUAL: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
+FLAG_DEFAULTS: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
 """What flags say that nobody has given."""
-DOING = {"started": "starting", "stopped": "stopping", "restarted": "restarting", "settings": "changed"}
+PROGRESS_WORDS = {
+    "started": "starting",
+    "stopped": "stopping",
+    "restarted": "restarting",
+    "settings": "changed",
+}
 """What to call for people what has only begun when a Controller answers."""
-GONE = 2.0
+BROKER_GONE_AFTER = 2.0
 """Seconds for which a Controller's own broker is away when it has ended, and was not just started again."""
 
 
-class NotDone(CeleryError):
+class ClusterCommandFailed(CeleryError):
     """The Controller did not do what it was told, or the cluster is not as it should be."""
 
 
@@ -75,7 +80,9 @@ def start(target: Target, /, *, development: bool, watch: bool, file: str, **sai
     if said["burst"]:
         raise Misconfigured("--burst is for workers: a Controller starts again what ends")
     flags = {
-        name: each for name, each in said.items() if name not in OWN and each not in (None, USUAL.get(name))
+        name: each
+        for name, each in said.items()
+        if name not in OWN_FLAGS and each not in (None, FLAG_DEFAULTS.get(name))
     }
     if said["config"]:
         flags["config"] = said["config"]
@@ -92,10 +99,10 @@ def _watch(*, development: bool) -> int:
     """Run this command without the flag, and restart it when the code changes."""
     if not development:
         raise click.UsageError("--watch needs --development; otherwise run `controller restart`")
-    from celery5.processes.watch import watch
+    from celery5.processes.watch import run_with_restart
 
     arguments = [each for each in sys.orig_argv[1:] if each != "--watch"]
-    return watch([sys.executable, *arguments], Path.cwd())
+    return run_with_restart([sys.executable, *arguments], Path.cwd())
 
 
 def _develop(app: "App", file: str, said: dict[str, Any]) -> int:
@@ -121,7 +128,7 @@ def _readable(command: Callable[P, None]) -> Callable[P, None]:
         except CeleryError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise NotDone(
+            raise ClusterCommandFailed(
                 "an answer cannot be read: another version sent it, or something that is not a Controller "
                 f"({type(error).__name__}: {error})"
             ) from error
@@ -130,14 +137,14 @@ def _readable(command: Callable[P, None]) -> Callable[P, None]:
 
 
 @controller.command()
-@telling_flags
+@reply_flags
 @click.pass_obj
 @_readable
 def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show how the members of the cluster are. Fails when one is not as it should be."""
     replies = _told(target.load(), "members", {}, timeout)
     if wants_json:
-        echo(as_json([_plain(each) for each in replies]))
+        echo(to_json([_plain(each) for each in replies]))
     else:
         for each in replies:
             if each.ok:
@@ -145,11 +152,11 @@ def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     _all_done(replies)
     wrong = [each.answer["line"] for each in replies if not each.answer["whole"]]
     if wrong:
-        raise NotDone("; ".join(wrong))
+        raise ClusterCommandFailed("; ".join(wrong))
 
 
 @controller.command()
-@telling_flags
+@reply_flags
 @click.option(
     "--wait",
     type=click.FloatRange(0, 3600),
@@ -169,8 +176,8 @@ def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) ->
     replies = _told(app, "shutdown", {}, timeout)
     _all_done(replies)
     if wait and not _have_ended(app, wait, with_broker=with_broker):
-        raise NotDone(f"it was told to, and has not ended after {wait:g} s")
-    echo(as_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping")
+        raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
+    echo(to_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping")
 
 
 _until_done = click.option(
@@ -183,7 +190,7 @@ _until_done = click.option(
 
 
 @controller.command()
-@telling_flags
+@reply_flags
 @_until_done
 @click.pass_obj
 @_readable
@@ -195,7 +202,7 @@ def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) 
 
 @controller.command()
 @click.argument("members", nargs=-1, metavar="[MEMBER]...")
-@telling_flags
+@reply_flags
 @_until_done
 @click.pass_obj
 @_readable
@@ -218,7 +225,7 @@ def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
             if not with_broker:
                 raise
             away_since = away_since or time.monotonic()
-            if time.monotonic() - away_since > GONE:
+            if time.monotonic() - away_since > BROKER_GONE_AFTER:
                 return True
         time.sleep(0.1)
     return False
@@ -229,11 +236,11 @@ def _say(
 ) -> None:
     replies = _told(app, command, parameters, timeout)
     if wants_json:
-        echo(as_json([_plain(each) for each in replies]))
+        echo(to_json([_plain(each) for each in replies]))
     else:
         for each in replies:
             if each.ok:
-                echo(f"{inline(each.worker)}  {inline(_done(each.answer))}")
+                echo(f"{to_one_line(each.worker)}  {to_one_line(_done(each.answer))}")
     _all_done(replies)
     if wait:
         _until_all_are_up(app, wait, timeout)
@@ -252,19 +259,23 @@ def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
         for answer in told:
             if answer["leads"]:
                 if any(each["phase"] == "given up" for each in answer["members"]):
-                    raise NotDone(answer["line"])
+                    raise ClusterCommandFailed(answer["line"])
                 left = ", ".join(answer["pending"])
                 if not left:
                     return
         time.sleep(0.2)
-    raise NotDone(f"it was told to, and is not done after {seconds:g} s: {left or 'no Controller says so'}")
+    raise ClusterCommandFailed(
+        f"it was told to, and is not done after {seconds:g} s: {left or 'no Controller says so'}"
+    )
 
 
 def _done(answer: Mapping[str, Any]) -> str:
     """What becomes of whom, for people."""
     if answer.get("stands_by"):
         return "stands by: it does so when it leads"
-    told = [f"{DOING.get(what, what)}: {', '.join(names)}" for what, names in answer.items() if names]
+    told = [
+        f"{PROGRESS_WORDS.get(what, what)}: {', '.join(names)}" for what, names in answer.items() if names
+    ]
     return "; ".join(told) or "nothing has changed"
 
 
@@ -272,7 +283,9 @@ def _told(app: "App", command: str, parameters: Mapping[str, Any], timeout: floa
     """What the Controllers say to a command. Raises NotDone when none lives."""
     found = _living(app)
     if not found:
-        raise NotDone(f"no Controller of application {app.name!r} lives; celery5 controller start begins one")
+        raise ClusterCommandFailed(
+            f"no Controller of application {app.name!r} lives; celery5 controller start begins one"
+        )
     silent = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
     return [
         msgspec.structs.replace(each, why=silent) if each.reason == "no-answer" else each
@@ -282,10 +295,10 @@ def _told(app: "App", command: str, parameters: Mapping[str, Any], timeout: floa
 
 def _living(app: "App") -> list[str]:
     from celery5.broker import presence
-    from celery5.protocol.orders import inbox_of
+    from celery5.protocol.orders import get_inbox_name
 
-    names = app.perform(presence.living(app.keys, "controller"), instead="")
-    return sorted({inbox_of(each) for each in names})
+    names = app.perform(presence.list_live_processes(app.keys, "controller"), instead="")
+    return sorted({get_inbox_name(each) for each in names})
 
 
 def _all_done(replies: "list[Reply]") -> None:
@@ -295,7 +308,9 @@ def _all_done(replies: "list[Reply]") -> None:
         if not each.ok:
             left.setdefault(f"({each.reason}): {each.why}", []).append(each.worker)
     if left:
-        raise NotDone("; ".join(f"{', '.join(names)} did not do it {why}" for why, names in left.items()))
+        raise ClusterCommandFailed(
+            "; ".join(f"{', '.join(names)} did not do it {why}" for why, names in left.items())
+        )
 
 
 def _plain(reply: "Reply") -> dict[str, Any]:
@@ -313,17 +328,17 @@ def _shown(reply: "Reply") -> str:
             "host": each["host"] or "here",
             "pid": "" if each.get("pid") is None else each["pid"],
             "is": each["phase"],
-            "for": "" if each["for"] is None else span(each["for"]),
+            "for": "" if each["for"] is None else format_duration(each["for"]),
             "died": each["deaths"],
             "restarts": each["restarts"],
-            "told": "" if each["status_age"] is None else f"{span(each['status_age'])} ago",
+            "told": "" if each["status_age"] is None else f"{format_duration(each['status_age'])} ago",
             "says": each["trouble"] or each["status"],
         }
         for each in reply.answer["members"]
     ]
     leader = reply.answer["leader"]
-    since = span(max(0.0, time.time() - leader["since"]))
+    since = format_duration(max(0.0, time.time() - leader["since"]))
     leads = f"leads for {since}: " if reply.answer["leads"] else ""
     line = reply.answer["line"] if reply.answer["whole"] else reply.answer["line"].partition("; ")[0]
-    head = f"{inline(reply.worker)}: {leads}{inline(line)}"
-    return f"{head}\n{table(rows, nothing='no members')}" if leads or rows else head
+    head = f"{to_one_line(reply.worker)}: {leads}{to_one_line(line)}"
+    return f"{head}\n{format_table(rows, empty='no members')}" if leads or rows else head

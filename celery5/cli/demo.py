@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.demo_screen import Screen, require_rich, screen, show_table
-from celery5.cli.said import as_json, echo
+from celery5.cli.demo_screen import ProgressDisplay, make_display, require_rich, show_table
+from celery5.cli.said import echo, to_json
 from celery5.errors import CeleryError, Misconfigured
 from celery5.processes.signals import Interruption
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GRACE_PERIOD = 2.0
 """Seconds that running jobs get after Ctrl-C: reading a file again costs nothing."""
-TIDY_LIMIT = 5.0
+CLEANUP_LIMIT = 5.0
 """Seconds that removing the keys from a shared broker may take."""
 _CLOSING = """\
 Jobs were sent by the thousand, so nearly all of the latency is waiting for a turn: a single job, sent
@@ -36,7 +36,7 @@ What next
   an application of your own       write shop.py: docs/tour.md, in ten minutes
   run it, with nothing to install  celery5 -A shop controller start --development
   see its queues and dead jobs     celery5 -A shop info; celery5 -A shop dlq read; celery5 -A shop doctor"""
-PATIENCE = 10.0
+WAIT_LIMIT = 10.0
 """Seconds for tidying up, after which one more signal ends the process at once."""
 
 
@@ -55,7 +55,7 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
     Everything runs in this process over a private server, which ends with it; CELERY5_BROKER names another one.
     Exits with 1 when the jobs do not count what a plain count of the same files counts.
     """
-    with Interruption(patience=PATIENCE) as interruption:
+    with Interruption(duplicate_window=WAIT_LIMIT) as interruption:
         if not wants_json:
             require_rich()
         found = _files_of(folder or Path(sysconfig.get_path("stdlib")), max_files)
@@ -63,7 +63,7 @@ def demo(folder: Path | None, *, wants_json: bool, concurrency: int | None, max_
         try:
             outcome, seconds = _indexed(app, found, interruption, wants_json=wants_json)
         except Exception:
-            if not interruption.came:
+            if not interruption.was_requested:
                 raise
             raise click.Abort from None  # a server that the same signal hit before it was on its own, for one
         plain = None if outcome is None else _plain(found, interruption, wants_json=wants_json)
@@ -109,12 +109,12 @@ def _indexed(
     import trio
 
     from celery5.examples.index_files.index import EXTRA_JOBS, JOBS_FOR_A_FILE, Index
-    from celery5.processes.development import broker_for
+    from celery5.processes.development import provide_broker
 
     tasks = [task.name for task in JOBS_FOR_A_FILE for _ in folder.files]
-    shown = screen([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
-    index = Index(app, folder, told=shown.ended)
-    with broker_for(app, interruption):
+    shown = make_display([*tasks, *[task.name for task, _ in EXTRA_JOBS]], silent=wants_json)
+    index = Index(app, folder, told=shown.job_ended)
+    with provide_broker(app, interruption):
         return trio.run(_run, app, index, shown, interruption)
 
 
@@ -124,30 +124,30 @@ def _plain(folder: "Folder", interruption: Interruption, *, wants_json: bool) ->
 
     if not wants_json:
         echo("Counting the same files once more, plainly.", err=True)
-    totals = plain_count(folder, is_over=lambda: interruption.came)
-    return None if interruption.came else totals
+    totals = plain_count(folder, is_over=lambda: interruption.was_requested)
+    return None if interruption.was_requested else totals
 
 
 async def _run(
-    app: "App", index: "Index", shown: Screen, interruption: Interruption
+    app: "App", index: "Index", shown: ProgressDisplay, interruption: Interruption
 ) -> "tuple[Outcome | None, float]":
     import trio
 
-    from celery5.processes.development import running
+    from celery5.processes.development import run_in_background
     from celery5.processes.foreground import ServeOptions
 
     outcome, seconds = None, 0.0
     try:
         with trio.CancelScope() as scope:
             token = trio.lowlevel.current_trio_token()
-            interruption.ends(lambda _number: _cancel_soon(token, scope))
-            async with running(app, ServeOptions()):
+            interruption.on_stop(lambda _number: _cancel_soon(token, scope))
+            async with run_in_background(app, ServeOptions()):
                 with shown:
                     began = time.perf_counter()
                     outcome = await index.run()
                     seconds = time.perf_counter() - began
     finally:
-        with trio.move_on_after(TIDY_LIMIT, shield=True):
+        with trio.move_on_after(CLEANUP_LIMIT, shield=True):
             await _tidy(app, index)
     return outcome, seconds
 
@@ -161,11 +161,11 @@ def _cancel_soon(token: Any, scope: Any) -> None:
 
 async def _tidy(app: "App", index: "Index") -> None:
     """Leave nothing on a broker that is not ours. On our own this costs a millisecond."""
-    from celery5.broker.erase import erase
+    from celery5.broker.erase import erase_app
     from celery5.errors import BrokerError
 
     with suppress(BrokerError):
-        for call in erase(app.keys, [app.queue(app.settings.default_queue)], index.under_way):
+        for call in erase_app(app.keys, [app.queue(app.settings.default_queue)], index.under_way):
             await app.aperform(call)
 
 
@@ -198,7 +198,7 @@ def _report(
         speed = {"seconds": round(seconds, 3), "jobs_per_second": round(rate, 1)}
         latency = {"latency_ms": {"p50": round(p50, 1), "p99": round(p99, 1)}}
         check = {"matches": not differences, "differences": differences}
-        echo(as_json({"folder": str(folder.path), **asdict(totals), **counts, **speed, **latency, **check}))
+        echo(to_json({"folder": str(folder.path), **asdict(totals), **counts, **speed, **latency, **check}))
         return
     rows = {
         "files": f"{totals.files:,}",

@@ -17,7 +17,7 @@ from celery5.errors import CeleryError
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-EVERY = 2.0
+LINE_INTERVAL = 2.0
 """Seconds between two lines where there is no terminal to draw on."""
 
 
@@ -25,16 +25,16 @@ class RichMissing(CeleryError):
     """The extra that the demo's screen needs is not installed."""
 
 
-class Screen(Protocol):
+class ProgressDisplay(Protocol):
     """Shows how jobs go on, from the beginning of its `with` block to the end."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exc: object) -> None: ...
-    def ended(self, task: str) -> None:
+    def job_ended(self, task: str) -> None:
         """A job of the task named `task` has ended."""
 
 
-class Silence:
+class NoDisplay:
     """No screen: for `--json`."""
 
     def __enter__(self) -> Self:
@@ -43,11 +43,11 @@ class Silence:
     def __exit__(self, *_exc: object) -> None:
         pass
 
-    def ended(self, task: str) -> None:
+    def job_ended(self, task: str) -> None:
         """Nothing to show."""
 
 
-class Lines:
+class LineDisplay:
     """A line now and then, for a log or a pipe."""
 
     def __init__(self, expected: Mapping[str, int]) -> None:
@@ -56,21 +56,21 @@ class Lines:
         self._next = 0.0
 
     def __enter__(self) -> Self:
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + LINE_INTERVAL
         return self
 
     def __exit__(self, *_exc: object) -> None:
         pass
 
-    def ended(self, task: str) -> None:
+    def job_ended(self, task: str) -> None:
         """Count it, and say so when it is time."""
         self._ended += 1
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
+            self._next = time.monotonic() + LINE_INTERVAL
             click.echo(f"{self._ended} of {self._all} jobs", err=True)
 
 
-class Bars:
+class ProgressBars:
     """A progress bar for each task. Raises RichMissing when rich is not installed."""
 
     def __init__(self, expected: Mapping[str, int]) -> None:
@@ -97,7 +97,7 @@ class Bars:
     def __exit__(self, *_exc: object) -> None:
         self._progress.stop()
 
-    def ended(self, task: str) -> None:
+    def job_ended(self, task: str) -> None:
         """One step on for its bar."""
         self._progress.advance(self._bars[task])
 
@@ -108,11 +108,11 @@ def require_rich() -> None:
         raise RichMissing("the demo's table needs rich: pip install 'celery5[demo]', or use --json")
 
 
-def screen(tasks: Sequence[str], *, silent: bool) -> Screen:
+def make_display(tasks: Sequence[str], *, silent: bool) -> ProgressDisplay:
     """The screen for jobs of these tasks, one name for each job."""
     if silent:
-        return Silence()
-    return Bars(Counter(tasks)) if sys.stderr.isatty() else Lines(Counter(tasks))
+        return NoDisplay()
+    return ProgressBars(Counter(tasks)) if sys.stderr.isatty() else LineDisplay(Counter(tasks))
 
 
 def show_table(title: str, rows: Mapping[str, str]) -> None:

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.choosing import choosing_flags, chosen, narrows
-from celery5.cli.choosing import rate as rate_of
-from celery5.cli.partial import Reached, reaching
-from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, table
+from celery5.cli.choosing import is_narrowed, parse_selection, selection_flags
+from celery5.cli.choosing import parse_rate_flag as rate_of
+from celery5.cli.partial import ReachedBrokers, skip_unreachable
+from celery5.cli.said import clean_lines, echo, format_cell, format_fields, format_table, format_time, to_json
 from celery5.cli.serving import queue_names
 from celery5.cli.target import Target
 from celery5.errors import CeleryError, Misconfigured
-from celery5.protocol.dead_letters import place_of
-from celery5.sinks import sinks_of
+from celery5.protocol.dead_letters import format_position
+from celery5.sinks import get_sink_names
 
 if TYPE_CHECKING:
     from celery5.app import App
-    from celery5.dead_letters import Tally
-    from celery5.protocol.dead_letters import Choice, DeadJob
+    from celery5.dead_letters import DeadLetterTally
+    from celery5.protocol.dead_letters import DeadJob, DeadJobFilter
 
-LIMIT = click.IntRange(min=1)
-REACHABLE = click.option(
+LIMIT_TYPE = click.IntRange(min=1)
+REACHABLE_FLAG = click.option(
     "--reachable", is_flag=True, help="When a broker is away: do what is on the others; else nothing is done."
 )
 _HOW = "--reachable does what is on the others, and so does --queue with theirs"
-WHY = {
+LEFT_REASONS = {
     "key-taken": "another live job has its key",
     "alive": "a job of its id is alive again",
     "corrupt": "there is no message to replay",
@@ -40,7 +40,7 @@ WHY = {
 """Why a job is left alone, in words."""
 
 
-class NotAllDone(CeleryError):
+class IncompleteOperation(CeleryError):
     """Some of the jobs that were meant could not be replayed or purged."""
 
 
@@ -50,8 +50,8 @@ def dlq() -> None:
 
 
 @dlq.command()
-@choosing_flags
-@click.option("--limit", type=LIMIT, default=100, show_default=True, help="Jobs at most.")
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, default=100, show_default=True, help="Jobs at most.")
 @click.option(
     "--newest-first", is_flag=True, help="The newest first, of all queues; default: by queue, oldest first."
 )
@@ -61,12 +61,12 @@ def dlq() -> None:
 @click.pass_obj
 def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
     """Show dead jobs and why they are dead."""
-    app, choice = target.load(), chosen({**said, "limit": limit + 1})
-    with reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+    app, choice = target.load(), parse_selection({**said, "limit": limit + 1})
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
         _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
 
 
-def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_json: bool) -> None:
+def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, wants_json: bool) -> None:
     unknown = _unknown_ids(app, choice)
     page = _Page(app.dlq.read(**choice), limit)
     if wants_json:
@@ -74,11 +74,11 @@ def _read(app: "App", choice: "Choice", *, limit: int, traceback: bool, wants_js
     elif traceback:
         _print_stories(page)
     else:
-        echo(table([_row(job) for job in page], nothing="no dead jobs"))
+        echo(format_table([_row(job) for job in page], empty="no dead jobs"))
     if not page.last:
         _warn_of_unknown_sinks(app, choice)
-    if page.goes_on:
-        echo(f"only the first {limit}; the next ones: --after {cell(page.last)}", err=True)
+    if page.update_block:
+        echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
     _refuse(unknown)
 
 
@@ -89,19 +89,19 @@ class _Page:
         self._jobs = jobs
         self._limit = limit
         self.last = ""
-        self.goes_on = False
+        self.update_block = False
 
     def __iter__(self) -> "Iterator[DeadJob]":
         for number, job in enumerate(self._jobs):
             if number == self._limit:
-                self.goes_on = True
+                self.update_block = True
                 return
-            self.last = place_of(job)
+            self.last = format_position(job)
             yield job
 
 
 @dlq.command()
-@choosing_flags
+@selection_flags
 @click.option(
     "--by",
     type=click.Choice(["cause", "reason", "task", "error", "queue"]),
@@ -113,32 +113,32 @@ class _Page:
 @click.pass_obj
 def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
     """Count dead jobs by what they have in common."""
-    app, choice = target.load(), chosen(said)
-    with reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+    app, choice = target.load(), parse_selection(said)
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
         counts = app.dlq.count(by, **choice)
         rows = [{by: name, "jobs": number} for name, number in counts.items()]
-        echo(as_json(counts) if wants_json else table(rows, nothing="no dead jobs"))
+        echo(to_json(counts) if wants_json else format_table(rows, empty="no dead jobs"))
         if not counts:
             _warn_of_unknown_sinks(app, choice)
         _refuse(_unknown_ids(app, choice))
 
 
 @dlq.command()
-@choosing_flags
-@click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
 @click.option("--rate", type=rate_of, metavar="N/s", help="No more jobs than this: 50/s, 100/m.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@REACHABLE
+@REACHABLE_FLAG
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def replay(
     target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
 ) -> None:
     """Put dead jobs back on their queues, with all their attempts anew."""
-    app, choice = target.load(), chosen(said)
+    app, choice = target.load(), parse_selection(said)
     with (
         _interrupted_by_sigterm(),
-        reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
     ):
         going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to)
         if going.begin(reachable=reachable):
@@ -146,30 +146,30 @@ def replay(
 
 
 @dlq.command()
-@choosing_flags
-@click.option("--limit", type=LIMIT, help="Jobs at most, the oldest of each queue first.")
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@REACHABLE
+@REACHABLE_FLAG
 @click.option("--json", "wants_json", is_flag=True, help="For programs.")
 @click.pass_obj
 def purge(
     target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
 ) -> None:
     """Remove dead jobs for good. Asks first when nothing says which."""
-    choice = chosen(said)
-    asks = not (narrows(choice) or yes or dry_run)
+    choice = parse_selection(said)
+    asks = not (is_narrowed(choice) or yes or dry_run)
     if asks and not sys.stdin.isatty():
         raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
     app = target.load()
     with (
         _interrupted_by_sigterm(),
-        reaching(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
     ):
         going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
         if going.begin(reachable=reachable):
             if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
-                raise NotAllDone("nothing was purged")
+                raise IncompleteOperation("nothing was purged")
             going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
 
 
@@ -189,12 +189,12 @@ class _Going:
     def __init__(
         self,
         app: "App",
-        choice: "Choice",
+        choice: "DeadJobFilter",
         done: str,
         *,
         dry_run: bool,
         wants_json: bool,
-        reached: Reached,
+        reached: ReachedBrokers,
     ) -> None:
         self._app = app
         self._reached = reached
@@ -204,7 +204,7 @@ class _Going:
         self._json = wants_json
         self._before: Mapping[str, int] = {}
         self._unknown: list[str] = []
-        self._tally: Tally | None = None
+        self._tally: DeadLetterTally | None = None
         self._terminal = sys.stderr.isatty()
 
     @property
@@ -216,11 +216,13 @@ class _Going:
         """Count what is meant, and say it. Whether there is anything. Raises NotAllDone when a broker that has some of
         it is away, unless those that can be reached are enough."""
         self._before = self._app.dlq.count("cause", **self._choice)
-        if self._reached.missed and not reachable:
-            raise NotAllDone(f"nothing was {self._done}, since not all brokers can be reached: {_HOW}")
+        if self._reached.relevant_errors and not reachable:
+            raise IncompleteOperation(
+                f"nothing was {self._done}, since not all brokers can be reached: {_HOW}"
+            )
         self._unknown = _unknown_ids(self._app, self._choice)
         if not self._before:
-            echo(as_json(self._told()) if self._json else "no dead jobs")
+            echo(to_json(self._told()) if self._json else "no dead jobs")
             _warn_of_unknown_sinks(self._app, self._choice)
             _refuse(self._unknown)
             return False
@@ -229,7 +231,7 @@ class _Going:
             echo(f"{self.meant}{would}:\n{_causes(self._before)}")
         return True
 
-    def progress(self, tally: "Tally") -> None:
+    def progress(self, tally: "DeadLetterTally") -> None:
         """Tell somebody at a terminal how far it has come."""
         self._tally = tally
         if self._terminal:
@@ -246,7 +248,7 @@ class _Going:
             raise
         self._clear()
         if self._json:
-            echo(as_json(self._told()))
+            echo(to_json(self._told()))
         elif not self._dry_run:
             self._say()
         self._refuse_what_is_left()
@@ -277,14 +279,16 @@ class _Going:
         assert self._tally is not None
         left = {why: number for why, number in self._tally.left.items() if why != "gone"}
         if left:
-            told = ", ".join(f"{number} {why} ({WHY[why]})" for why, number in left.items())
+            told = ", ".join(f"{number} {why} ({LEFT_REASONS[why]})" for why, number in left.items())
             would = "would not be" if self._dry_run else "were not"
             also = f"; {_no_such(self._unknown)}" if self._unknown else ""
-            raise NotAllDone(f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}{also}")
+            raise IncompleteOperation(
+                f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}{also}"
+            )
         _refuse(self._unknown)
 
 
-def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
+def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
     """The ids that were asked for and that no dead job has. Whom a filter leaves out is there all the same."""
     asked = choice.get("ids") or ()
     if not asked:
@@ -294,32 +298,32 @@ def _unknown_ids(app: "App", choice: "Choice") -> list[str]:
     return [each for each in dict.fromkeys(asked) if each not in known]
 
 
-def _warn_of_unknown_sinks(app: "App", choice: "Choice") -> None:
+def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
     """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
     away, too: so this is no failure."""
     if not app.tasks:  # its code is not here, so its sinks are not known
         return
-    known = sinks_of(app.tasks.values())
+    known = get_sink_names(app.tasks.values())
     strange = [each for each in choice.get("sink") or () if each not in known]
     if strange:
-        are = f"the sinks are {', '.join(map(cell, known))}" if known else "no task has a sink"
-        echo(f"Warning: no sink is named {', '.join(map(cell, strange))}; {are}", err=True)
+        are = f"the sinks are {', '.join(map(format_cell, known))}" if known else "no task has a sink"
+        echo(f"Warning: no sink is named {', '.join(map(format_cell, strange))}; {are}", err=True)
 
 
 def _refuse(unknown: list[str]) -> None:
     if unknown:
-        raise NotAllDone(_no_such(unknown))
+        raise IncompleteOperation(_no_such(unknown))
 
 
 def _no_such(unknown: list[str]) -> str:
-    return f"no dead job has the id {', '.join(map(cell, unknown))} (an entry's id needs its --queue)"
+    return f"no dead job has the id {', '.join(map(format_cell, unknown))} (an entry's id needs its --queue)"
 
 
 def _print_json(page: _Page) -> None:
     """One array, job by job: there may be many."""
     number = 0
     for number, job in enumerate(page, 1):
-        echo(("[" if number == 1 else ",") + as_json(_fields(job)), nl=False)
+        echo(("[" if number == 1 else ",") + to_json(_fields(job)), nl=False)
     echo("]" if number else "[]")
 
 
@@ -332,15 +336,15 @@ def _print_stories(page: _Page) -> None:
 
 def _story(job: "DeadJob") -> str:
     fields = {"args": job.args, "kwargs": job.kwargs, "worker": job.worker, "replays": job.replays}
-    text = lines({**_row(job), **{name: value for name, value in fields.items() if value}})
-    return f"{text}\n\n{paragraph(job.traceback)}" if job.traceback else text
+    text = format_fields({**_row(job), **{name: value for name, value in fields.items() if value}})
+    return f"{text}\n\n{clean_lines(job.traceback)}" if job.traceback else text
 
 
 def _row(job: "DeadJob") -> dict[str, object]:
     return {
         "queue": job.queue,
         "entry": job.entry,
-        "died": clock(job.died),
+        "died": format_time(job.died),
         "job": job.id,
         "task": job.task,
         "attempt": job.attempt,
@@ -361,7 +365,7 @@ def _fields(job: "DeadJob") -> dict[str, object]:
 
 def _causes(counts: Mapping[str, int]) -> str:
     width = max(len(str(number)) for number in counts.values())
-    return "\n".join(f"  {number:{width}}  {cell(cause)}" for cause, number in counts.items())
+    return "\n".join(f"  {number:{width}}  {format_cell(cause)}" for cause, number in counts.items())
 
 
 def _jobs(number: int) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.boundary import FAILED
-from celery5.cli.said import as_json, cell, echo
+from celery5.cli.boundary import EXIT_FAILED
+from celery5.cli.said import echo, format_cell, to_json
 from celery5.cli.target import Target
 from celery5.errors import BrokerError, Misconfigured
 
@@ -33,37 +33,37 @@ def doctor(target: Target, *, wants_json: bool, limit: float) -> int:
 
     A line for each: ok, warn or fail, and what to do. Exits with 1 when one fails.
     """
-    from celery5.doctor import checks_of, checks_of_host, examined
+    from celery5.doctor import get_checks, get_host_checks, run_checks
     from celery5.protocol.diagnosis import Finding
-    from celery5.settings import WrongSettings
+    from celery5.settings import InvalidSettings
 
     found: list[Finding] = []
     try:
-        checks = checks_of(target.load(serves=True))
+        checks = get_checks(target.load(serves=True))
     except (Misconfigured, BrokerError) as error:
         if not target.name:
             raise
         why = " ".join(str(error).split())
-        which = "settings" if isinstance(error, WrongSettings) else "application"
+        which = "settings" if isinstance(error, InvalidSettings) else "application"
         found.append(Finding(which, "fail", why, "correct it: all else needs the application"))
-        checks = checks_of_host()
+        checks = get_host_checks()
     for each in found:
         _show(each, wants_json)
-    for each in examined(checks, limit=limit):
+    for each in run_checks(checks, limit=limit):
         _show(each, wants_json)
         found.append(each)
     if wants_json:
-        echo(as_json(found))
+        echo(to_json(found))
     else:
         counts = Counter(each.state for each in found)
         echo(f"\n{counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail")
-    return FAILED if any(each.state == "fail" for each in found) else 0
+    return EXIT_FAILED if any(each.state == "fail" for each in found) else 0
 
 
 def _show(each: "Finding", wants_json: bool) -> None:
     """A line as soon as it is known, and below it what to do."""
     if wants_json:
         return
-    echo(f"{each.state:4}  {each.check:12}  {cell(each.says)}")
+    echo(f"{each.state:4}  {each.check:12}  {format_cell(each.says)}")
     if each.state != "ok" and each.remedy:
-        echo(f"{'':20}{cell(each.remedy)}")
+        echo(f"{'':20}{format_cell(each.remedy)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from celery5.cli.said import as_json, echo, inline, table
+from celery5.cli.said import echo, format_table, to_json, to_one_line
 from celery5.cli.target import Target
 from celery5.errors import BrokerError, CeleryError, Misconfigured
 
@@ -50,12 +50,12 @@ def list_events(target: Target, *, wants_json: bool) -> None:
         for each in found
     ]
     if wants_json:
-        echo(as_json({"events": found, **counted(there), "routers": _routers(there)}))
+        echo(to_json({"events": found, **count_waiting(there), "routers": _routers(there)}))
     else:
-        echo(table(rows, nothing="no events: none is declared or sent"))
-        if rows or waiting(there):
-            echo(f"\nfor a Router: {inline(waiting(there)) or 'none wait'}")
-    if app.events.own or there.waiting:
+        echo(format_table(rows, empty="no events: none is declared or sent"))
+        if rows or format_waiting(there):
+            echo(f"\nfor a Router: {to_one_line(format_waiting(there)) or 'none wait'}")
+    if app.events.has_own_events or there.waiting:
         _warn(app.name, there)
 
 
@@ -69,7 +69,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
     found = [each for each in all_of_them if each.event == name]
     if not found:
         raise _unknown(name, [each.event for each in all_of_them])
-    echo(as_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
+    echo(to_json(found) if wants_json else "\n\n".join(_told(each) for each in found))
 
 
 @event.command()
@@ -85,8 +85,8 @@ def send(
     app = target.load(needs_code=True)
     kind = _named(app, name, version)
     said = dict(_field(each) for each in fields)
-    sent = app.events.send([app.events.made(kind, said)])[0]
-    echo(as_json(sent) if wants_json else sent.id)
+    sent = app.events.send([app.events.make_event(kind, said)])[0]
+    echo(to_json(sent) if wants_json else sent.id)
     with suppress(BrokerError):  # it is sent, or in the backlog: that nobody can be asked now changes nothing
         _warn(app.name, app.events.waiting())
 
@@ -109,7 +109,7 @@ def unsubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
             raise _unknown(name, known)
         raise UnknownEvent(f"{task} is not subscribed to {name}{_meant(task, there)}")
     app.events.unsubscribe(name, task, app=subscriber)
-    echo(f"{inline(task)} gets no more {inline(name)}")
+    echo(f"{to_one_line(task)} gets no more {to_one_line(name)}")
 
 
 @event.command()
@@ -121,18 +121,18 @@ def resubscribe(target: Target, *, name: str, task: str, subscriber: str) -> Non
     """Allow a subscription again that was taken back: workers that declare it do so within a minute."""
     if not target.load().events.resubscribe(name, task, app=subscriber):
         raise UnknownEvent(f"no subscription of {task} to {name} was taken back")
-    echo(f"{inline(task)} gets {inline(name)} as soon as a worker declares it")
+    echo(f"{to_one_line(task)} gets {to_one_line(name)} as soon as a worker declares it")
 
 
-def counted(there: "QueueState") -> dict[str, int]:
+def count_waiting(there: "QueueState") -> dict[str, int]:
     """The events that wait for a Router, that one is at, that wait for their time, that are buried: for programs."""
     return {"waiting": there.waiting, "held": there.held, "scheduled": there.scheduled, "dead": there.dead}
 
 
-def waiting(there: "QueueState") -> str:
+def format_waiting(there: "QueueState") -> str:
     """The same for people; '' when there are none."""
     words = {"waiting": "wait", "held": "at Routers", "scheduled": "scheduled", "dead": "buried"}
-    return ", ".join(f"{count} {words[name]}" for name, count in counted(there).items() if count)
+    return ", ".join(f"{count} {words[name]}" for name, count in count_waiting(there).items() if count)
 
 
 def _routers(there: "QueueState") -> list[str]:
@@ -199,4 +199,4 @@ def _told(state: "EventState") -> str:
     head = f"{state.event}, version {state.version}\nfields: {fields}\nkept: {state.kept}\nunclaimed: {state.unclaimed}"
     if state.taken_back:
         head += f"\ntaken back: {', '.join(f'{each.task} of {each.app}' for each in state.taken_back)}"
-    return f"{head}\n{table(rows, nothing='nobody is subscribed')}"
+    return f"{head}\n{format_table(rows, empty='nobody is subscribed')}"

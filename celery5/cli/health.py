@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from celery5.cli.boundary import FAILED
-from celery5.cli.said import echo, inline
+from celery5.cli.boundary import EXIT_FAILED
+from celery5.cli.said import echo, to_one_line
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
-from celery5.probe import Answer, ask
+from celery5.probe import ProbeResponse, send_probe
 
 if TYPE_CHECKING:
-    from celery5.cli.partial import Reached
+    from celery5.cli.partial import ReachedBrokers
     from celery5.overview import AppState
 
 
@@ -83,14 +83,14 @@ def health(
         raise Misconfigured(
             f"--processes {processes}: there are no so many ports from {port} on; 65535 is the last"
         )
-    answers = {each: ask(host, each, path, within=timeout) for each in range(port, last + 1)}
+    answers = {each: send_probe(host, each, path, timeout=timeout) for each in range(port, last + 1)}
     if wants_json:
         reports = [_as_value(f"{host}:{each}", answer) for each, answer in answers.items()]
         echo(json.dumps({"ok": all(each.ok for each in answers.values()), "processes": reports}))
     else:
         for each, answer in answers.items():
-            echo(f"{host}:{each} {inline(_in_words(answer, live=live))}")
-    return 0 if all(each.ok for each in answers.values()) else FAILED
+            echo(f"{host}:{each} {to_one_line(_in_words(answer, live=live))}")
+    return 0 if all(each.ok for each in answers.values()) else EXIT_FAILED
 
 
 def _place(url: str) -> tuple[str, int]:
@@ -104,7 +104,7 @@ def _place(url: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _report(answer: Answer) -> dict[str, Any]:
+def _report(answer: ProbeResponse) -> dict[str, Any]:
     try:
         found: object = json.loads(answer.body)
     except ValueError:
@@ -112,12 +112,12 @@ def _report(answer: Answer) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _as_value(where: str, answer: Answer) -> dict[str, Any]:
+def _as_value(where: str, answer: ProbeResponse) -> dict[str, Any]:
     more = {"why": answer.why} if answer.why else {}
     return {"where": where, "status": answer.status, **_report(answer), "ok": answer.ok, **more}
 
 
-def _in_words(answer: Answer, *, live: bool) -> str:
+def _in_words(answer: ProbeResponse, *, live: bool) -> str:
     """One line: what it is, or what is wrong."""
     what = "alive" if live else "ready"
     report = _report(answer)
@@ -136,24 +136,27 @@ def _from_redis(target: Target, *, wants_json: bool) -> int:
             "whose health? write celery5 health --port N for a worker with a --status-port, "
             "or celery5 -A module[:app] health for all that Redis knows of"
         )
-    from celery5.cli.partial import reaching
+    from celery5.cli.partial import skip_unreachable
 
     app = target.load()
-    with reaching(app, wants_json=wants_json) as reached:
+    with skip_unreachable(app, wants_json=wants_json) as reached:
         return _told(app.info(), reached, wants_json=wants_json)
 
 
-def _told(state: "AppState", reached: "Reached", *, wants_json: bool) -> int:
+def _told(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
     workers = {one.name: one.alive for queue in state.queues.values() for one in queue.workers}
     beside = {"routers": state.routers, "schedulers": state.schedulers}
-    ok = any(workers.values()) and not reached.away
+    ok = any(workers.values()) and not reached.errors
     if wants_json:
         away = [{"broker": each.broker, "error": each.error} for each in reached.unreachable()]
         echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
     else:
         for name, alive in sorted(workers.items()):
-            echo(f"{inline(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
+            echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
         if not any(workers.values()):
             lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
-            echo(f"no worker of {state.app} lives" + (f", but others do: {inline(lives)}" if lives else ""))
-    return 0 if ok else FAILED
+            echo(
+                f"no worker of {state.app} lives"
+                + (f", but others do: {to_one_line(lives)}" if lives else "")
+            )
+    return 0 if ok else EXIT_FAILED

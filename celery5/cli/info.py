@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.autoscale import shown
-from celery5.cli.event import counted, waiting
-from celery5.cli.limiting import suspensions
-from celery5.cli.partial import Reached, reaching
-from celery5.cli.queue import unread
-from celery5.cli.said import as_json, echo, lines, span, table
+from celery5.cli.autoscale import format_scaling
+from celery5.cli.event import count_waiting, format_waiting
+from celery5.cli.limiting import format_suspensions
+from celery5.cli.partial import ReachedBrokers, skip_unreachable
+from celery5.cli.queue import format_unread_warning
+from celery5.cli.said import echo, format_duration, format_fields, format_table, to_json
 from celery5.cli.target import Target
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ def info(target: Target, queue: str | None, *, wants_json: bool) -> None:
     """Show the queues, what is in them, who works on them, and the Routers, Schedulers, Controllers and publishers that
     live."""
     app = target.load()
-    with reaching(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
+    with skip_unreachable(app, wants_json=wants_json, queues=[queue] if queue else []) as reached:
         state = app.info(queue)
         if wants_json:
-            echo(as_json(_plain(app, state, reached)))
+            echo(to_json(_plain(app, state, reached)))
         else:
             _show(app, state)
 
 
-def _plain(app: "App", state: "AppState", reached: Reached) -> dict[str, object]:
+def _plain(app: "App", state: "AppState", reached: ReachedBrokers) -> dict[str, object]:
     """For programs."""
     return {
         "app": state.app,
-        "broker": app.connections.masked,
+        "broker": app.connections.masked_url,
         "queues": state.queues,
         "scaling": state.scaling,
-        "events": counted(state.events),
+        "events": count_waiting(state.events),
         "routers": state.routers,
         "schedulers": state.schedulers,
         "controllers": state.controllers,
@@ -55,26 +55,26 @@ def _plain(app: "App", state: "AppState", reached: Reached) -> dict[str, object]
 
 def _show(app: "App", state: "AppState") -> None:
     """For people."""
-    echo(f"{state.app} at {app.connections.masked}\n")
-    echo(table(_queues(state), nothing="no queues yet: nothing was sent"))
+    echo(f"{state.app} at {app.connections.masked_url}\n")
+    echo(format_table(_queues(state), empty="no queues yet: nothing was sent"))
     if undelivered := _documents(state):
-        echo("\n" + table(undelivered, nothing=""))
-    beside = _beside(state, events=app.events.own)
-    if named := suspensions(app):
+        echo("\n" + format_table(undelivered, empty=""))
+    beside = _beside(state, events=app.events.has_own_events)
+    if named := format_suspensions(app):
         beside["suspended"] = named
-    if named := unread(app, list(state.queues.values())):
+    if named := format_unread_warning(app, list(state.queues.values())):
         beside["unread"] = named
     if beside:
-        echo("\n" + lines(beside))
+        echo("\n" + format_fields(beside))
     if state.queues:
-        echo("\n" + table(_workers(state), nothing="no workers"))
+        echo("\n" + format_table(_workers(state), empty="no workers"))
     if state.scaling is not None:
-        echo("\n" + lines(shown(state.scaling, state.schedulers)))
+        echo("\n" + format_fields(format_scaling(state.scaling, state.schedulers)))
 
 
 def _beside(state: "AppState", *, events: bool) -> dict[str, object]:
     """What there is besides queues and workers."""
-    wait = waiting(state.events)
+    wait = format_waiting(state.events)
     return {
         **({"events": wait or "none wait"} if wait or events else {}),
         **({"routers": ", ".join(state.routers) or "none lives"} if state.routers or wait or events else {}),
@@ -93,13 +93,13 @@ def _queues(state: "AppState") -> list[dict[str, object]]:
         {
             "queue": each.queue,
             "waiting": each.waiting,
-            "oldest": "" if each.oldest_waiting is None else f"{span(each.oldest_waiting)} ago",
+            "oldest": "" if each.oldest_waiting is None else f"{format_duration(each.oldest_waiting)} ago",
             "running": each.running,
             "held": each.held,
             "scheduled": each.scheduled,
-            "next due": "" if each.next_due is None else f"in {span(each.next_due)}",
+            "next due": "" if each.next_due is None else f"in {format_duration(each.next_due)}",
             "dead": each.dead,
-            "oldest dead": "" if each.oldest_dead is None else f"{span(each.oldest_dead)} ago",
+            "oldest dead": "" if each.oldest_dead is None else f"{format_duration(each.oldest_dead)} ago",
             "keys": each.keys,
             "workers": sum(one.alive for one in each.workers),
             "paused": "yes" if each.paused else "",
@@ -123,7 +123,7 @@ def _workers(state: "AppState") -> list[dict[str, object]]:
             "worker": one.name,
             "queue": each.queue,
             "running": one.running,
-            "lease": f"{span(one.lease)} to go"
+            "lease": f"{format_duration(one.lease)} to go"
             if one.alive
             else "lapsed: its jobs are about to be recovered",
         }

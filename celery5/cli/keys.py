@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from celery5.cli.said import as_json, echo, table
+from celery5.cli.said import echo, format_table, to_json
 from celery5.cli.target import Target
 
 
@@ -35,9 +35,9 @@ def new(target: Target, *, authority: bool) -> None:
 def show(target: Target, *, wants_json: bool) -> None:
     """Show where the keys are, and each certificate there."""
     keyring = target.load().control.keyring
-    found = keyring.certificates()
+    found = keyring.list_certificates()
     if wants_json:
-        echo(as_json({"folder": str(keyring.folder), "certificates": found}))
+        echo(to_json({"folder": str(keyring.folder), "certificates": found}))
         return
     echo(f"{keyring.folder}\n")
     rows: list[dict[str, object]] = [
@@ -49,7 +49,7 @@ def show(target: Target, *, wants_json: bool) -> None:
         }
         for each in found
     ]
-    echo(table(rows, nothing="no keys yet: the first command that is signed makes them"))
+    echo(format_table(rows, empty="no keys yet: the first command that is signed makes them"))
 
 
 @keys.command()
@@ -72,7 +72,7 @@ def revoke(target: Target, what: str) -> None:
     keyring = target.load().control.keyring
     for fingerprint in keyring.revoke(what):
         echo(f"revoked: {fingerprint}")
-    if remedy := keyring.remedy():
+    if remedy := keyring.get_remedy():
         echo(
             f"commands signed with {keyring.folder / 'mine.pem'} are refused here from now on, until: {remedy}"
         )

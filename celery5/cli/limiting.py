@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, cell, clock, echo, span, table
+from celery5.cli.partial import skip_unreachable
+from celery5.cli.said import echo, format_cell, format_duration, format_table, format_time, to_json
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from celery5.app import App
     from celery5.limiting import TaskLimits
 
-NONE = "none"
+NO_LIMIT = "none"
 """Takes back what was imposed."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -32,16 +32,20 @@ def limit(target: Target, name: str, limit: str) -> None:
     time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
     app = target.load(needs_code=True)
     limits = app.limits
-    with reaching(app):
-        if limit == NONE:
+    with skip_unreachable(app):
+        if limit == NO_LIMIT:
             done = limits.lift(name)
-            echo(f"{cell(name)}: its own limit again" if done else f"{cell(name)}: nothing was imposed")
+            echo(
+                f"{format_cell(name)}: its own limit again"
+                if done
+                else f"{format_cell(name)}: nothing was imposed"
+            )
         elif _NUMBER.fullmatch(limit):
-            limits.impose(name, int(limit))
-            echo(f"{cell(name)}: limit {cell(limit)}")
+            limits.set(name, int(limit))
+            echo(f"{format_cell(name)}: limit {format_cell(limit)}")
         elif "/" in limit:
-            limits.impose(name, limit)
-            echo(f"{cell(name)}: rate {cell(limit)}")
+            limits.set(name, limit)
+            echo(f"{format_cell(name)}: rate {format_cell(limit)}")
         else:
             raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
 
@@ -55,9 +59,9 @@ def suspend(target: Target, name: str, why: str) -> None:
 
     Workers hear of it in moments: until then some jobs may still begin."""
     app = target.load(needs_code=True)
-    with reaching(app):
+    with skip_unreachable(app):
         app.limits.suspend(name, why=why)
-        echo(f"{cell(name)}: suspended")
+        echo(f"{format_cell(name)}: suspended")
 
 
 @click.command()
@@ -66,9 +70,9 @@ def suspend(target: Target, name: str, why: str) -> None:
 def resume(target: Target, name: str) -> None:
     """Let the jobs of TASK, which was suspended, run again in their order."""
     app = target.load(needs_code=True)
-    with reaching(app):
+    with skip_unreachable(app):
         done = app.limits.resume(name)
-        echo(f"{cell(name)}: resumed" if done else f"{cell(name)}: was not suspended")
+        echo(f"{format_cell(name)}: resumed" if done else f"{format_cell(name)}: was not suspended")
 
 
 @click.command("limits")
@@ -77,13 +81,13 @@ def resume(target: Target, name: str) -> None:
 def show_limits(target: Target, *, wants_json: bool) -> None:
     """Show what is imposed on tasks, and which are suspended."""
     app = target.load()
-    with reaching(app, wants_json=wants_json):
-        _show(app.limits.told(), wants_json=wants_json)
+    with skip_unreachable(app, wants_json=wants_json):
+        _show(app.limits.list(), wants_json=wants_json)
 
 
 def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
     if wants_json:
-        echo(as_json(list(told.values())))
+        echo(to_json(list(told.values())))
         return
     rows: list[dict[str, object]] = [
         {
@@ -91,27 +95,30 @@ def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
             "limit": "" if each.limit is None else each.limit,
             "rate": each.rate,
             "suspended": each.why or ("yes" if each.suspended else ""),
-            "until": clock(each.until) if each.until else "",
+            "until": format_time(each.until) if each.until else "",
             "by": ", ".join(dict.fromkeys(filter(None, (each.limited_by, each.suspended_by)))),
         }
         for each in told.values()
     ]
-    echo(table(rows, nothing="nothing is imposed on any task"))
+    echo(format_table(rows, empty="nothing is imposed on any task"))
 
 
-def suspensions(target: "App") -> str:
+def format_suspensions(target: "App") -> str:
     """Which tasks are suspended, and why; '' when none is."""
-    found = [each for each in target.limits.told().values() if each.suspended]
+    found = [each for each in target.limits.list().values() if each.suspended]
     words = [f"{each.task} ({each.why})" if each.why else each.task for each in found]
-    return cell(", ".join(words))
+    return format_cell(", ".join(words))
 
 
-def suspended(what: "TaskLimits | None", now: float) -> str:
+def format_suspension(what: "TaskLimits | None", now: float) -> str:
     """Since when a task is suspended, by whom and why; '' when it is not."""
     if what is None or not what.suspended:
         return ""
-    since = f"since {clock(what.suspended_since)} ({span(max(0.0, now - what.suspended_since))} ago)"
-    known = (since if clock(what.suspended_since) else "", what.suspended_by and f"by {what.suspended_by}")
+    since = f"since {format_time(what.suspended_since)} ({format_duration(max(0.0, now - what.suspended_since))} ago)"
+    known = (
+        since if format_time(what.suspended_since) else "",
+        what.suspended_by and f"by {what.suspended_by}",
+    )
     why = f": {what.why}" if what.why else ""
     return (
         f"{' '.join(filter(None, ('its task is', *known)))}{why}; to go on: celery5 task resume {what.task}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery5.app import App, default_app
 from celery5.errors import Misconfigured
-from celery5.settings import WrongSettings
+from celery5.settings import InvalidSettings
 from celery5.task import Task
 
 
@@ -75,7 +75,7 @@ def _imported(name: str, here: str) -> ModuleType:
 
 def _raise_if_said_elsewhere(error: BaseException) -> None:
     """A wrong setting of the environment or the configuration is no fault of the module that asked for it first."""
-    if isinstance(error, WrongSettings) and not error.in_code:
+    if isinstance(error, InvalidSettings) and not error.in_code:
         raise error
 
 
@@ -115,8 +115,8 @@ def _only(module: ModuleType) -> App:
             f"module {module.__name__!r} has no celery5 App and no tasks; "
             'write app = App("name") in it, or name another module'
         )
-    owners = {each.app for each in tasks if not each.is_free}
-    if len(owners) == 1 and not any(each.is_free for each in tasks):
+    owners = {each.app for each in tasks if not each.has_no_app}
+    if len(owners) == 1 and not any(each.has_no_app for each in tasks):
         return owners.pop()
     app = default_app()
     app.module = module.__name__

@@ -16,7 +16,7 @@ from importlib import import_module
 import click
 
 import celery5
-from celery5.cli.boundary import USAGE, guarded
+from celery5.cli.boundary import EXIT_USAGE, run_reporting_errors
 from celery5.cli.said import echo
 from celery5.cli.target import Target
 
@@ -41,7 +41,7 @@ COMMANDS = (
     "worker",
 )
 """Each is a command or a group of commands in the module of its name in `celery5.cli`."""
-COMPLETES = "_CELERY5_COMPLETE"
+COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
 """What a shell that completes a command sets, by click's convention."""
 CHILD = "CELERY5_PARENT"
 """What a Controller sets for its members (`protocol/members.py`), said here, too: a probe is to load as little as can
@@ -50,7 +50,7 @@ THREADS_LIMIT = 2.0
 """Seconds that threads get which are left when a command is done."""
 
 
-class Tree(click.Group):
+class CommandTree(click.Group):
     """A group that imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,7 +63,7 @@ class Tree(click.Group):
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
                 self.add_command(getattr(import_module(f"celery5.cli.{name}"), name))
-                if COMPLETES in os.environ:
+                if COMPLETION_VARIABLE in os.environ:
                     import_module("celery5.cli.completion").equip(self.commands[name])
         return super().get_command(ctx, cmd_name)
 
@@ -77,12 +77,14 @@ class Tree(click.Group):
 
 
 def _hint_of(words: list[str]) -> str:
-    from celery5.spellings import hint_of_command  # only now: a probe pays for each module that is loaded
+    from celery5.spellings import find_command_hint  # only now: a probe pays for each module that is loaded
 
-    return hint_of_command(words)
+    return find_command_hint(words)
 
 
-@click.group(cls=Tree, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandTree, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.option(
     "-A",
     "--app",
@@ -115,16 +117,18 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
     context.obj = Target("", app_name) if without_code else Target(target)
     if context.invoked_subcommand is None:
         echo(context.get_help(), err=True)
-        context.exit(USAGE)
+        context.exit(EXIT_USAGE)
 
 
 def _report_failure(error: str) -> None:
     """Report why this process is about to end to the Controller or systemd that started it, if any."""
     if "NOTIFY_SOCKET" in os.environ:
-        from celery5.protocol.members import status_of_failure
-        from celery5.services.systemd_notify import from_environment, insist
+        from celery5.protocol.members import format_failure_status
+        from celery5.services.systemd_notify import notify_with_retry, read_notify_settings
 
-        insist(from_environment(os.environ, os.getpid())["address"], f"STATUS={status_of_failure(error)}")
+        notify_with_retry(
+            read_notify_settings(os.environ, os.getpid())["address"], f"STATUS={format_failure_status(error)}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -135,8 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if CHILD in os.environ:
         import_module("celery5.cli.child").follow_parent()
-    code = guarded(
-        lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), failing=_report_failure
+    code = run_reporting_errors(
+        lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
     )
     if threading.active_count() > 1:  # daemons, too: an executor's threads are waited for whatever they are
         limit = threading.Timer(THREADS_LIMIT, os._exit, (code,))

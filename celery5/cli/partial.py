@@ -12,64 +12,69 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 import msgspec
 
-from celery5.cli.boundary import FAILED
-from celery5.cli.said import as_json, cell, echo
+from celery5.cli.boundary import EXIT_FAILED
+from celery5.cli.said import echo, format_cell, to_json
 from celery5.errors import BrokerError
 
 if TYPE_CHECKING:
     from celery5.app import App
 
 
-class Unreachable(msgspec.Struct, frozen=True):
+class UnreachableBroker(msgspec.Struct, frozen=True):
     """A broker that is away, and why nobody got through to it."""
 
     broker: str
     error: str
 
 
-class Reached(NamedTuple):
+class ReachedBrokers(NamedTuple):
     """Which brokers a command did not reach; it grows while it asks."""
 
-    away: Mapping[str, BrokerError]
-    about: Collection[str]
+    errors: Mapping[str, BrokerError]
+    relevant: Collection[str]
 
     @property
-    def missed(self) -> dict[str, BrokerError]:
+    def relevant_errors(self) -> dict[str, BrokerError]:
         """Those that matter."""
-        return {name: error for name, error in self.away.items() if name in self.about}
+        return {name: error for name, error in self.errors.items() if name in self.relevant}
 
-    def unreachable(self) -> list[Unreachable]:
+    def unreachable(self) -> list[UnreachableBroker]:
         """For programs: the field `unreachable`."""
-        return [Unreachable(name, " ".join(str(error).split())) for name, error in self.missed.items()]
+        return [
+            UnreachableBroker(name, " ".join(str(error).split()))
+            for name, error in self.relevant_errors.items()
+        ]
 
 
 @contextmanager
-def reaching(
+def skip_unreachable(
     app: "App", *, wants_json: bool = False, queues: Collection[str] = ()
-) -> Generator[Reached, None, None]:
+) -> Generator[ReachedBrokers, None, None]:
     """Within this block all brokers are asked and those that are away are left out. At its end they are told of on
     stderr, as JSON when that is wanted, and the command ends with `FAILED`. Those that have none of the `queues` do not
     matter, if any are named."""
-    about = {app.brokers.home(queue) for queue in queues} if queues else app.brokers.names
+    about = {app.brokers.broker_of_queue(queue) for queue in queues} if queues else app.brokers.names
     with app.brokers.reachable() as away:
-        reached = Reached(away, about)
+        reached = ReachedBrokers(away, about)
         try:
             yield reached
         except Exception as error:
             if all(error is not each for each in away.values()):  # else it tells of this itself
                 _warn(reached, wants_json=wants_json)
             raise
-        if reached.missed:
+        if reached.relevant_errors:
             _warn(reached, wants_json=wants_json)
-            click.get_current_context().exit(FAILED)
+            click.get_current_context().exit(EXIT_FAILED)
 
 
-def _warn(reached: Reached, *, wants_json: bool) -> None:
+def _warn(reached: ReachedBrokers, *, wants_json: bool) -> None:
     found = reached.unreachable()
     if not found:
         return
     if wants_json:
-        echo(as_json({"unreachable": found}), err=True)
+        echo(to_json({"unreachable": found}), err=True)
         return
-    named = "; ".join(f"broker {cell(each.broker)} cannot be reached ({cell(each.error)})" for each in found)
+    named = "; ".join(
+        f"broker {format_cell(each.broker)} cannot be reached ({format_cell(each.error)})" for each in found
+    )
     echo(f"Warning: what is there is left out: {named}", err=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.serving import attending_flags, configure
+from celery5.cli.serving import auxiliary_process_flags, configure
 from celery5.cli.target import Target
 
 _FILE = click.Path(dir_okay=False)
@@ -56,7 +56,7 @@ def publisher() -> None:
     metavar="N..M",
     help="Connections to a broker; default: 1.",
 )
-@attending_flags
+@auxiliary_process_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:
     """Be a Publisher until stopped. One for an application is enough for a host."""

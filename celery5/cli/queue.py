@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from celery5.brokers import ALIKE
-from celery5.cli.limiting import suspensions
-from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, cell, echo, inline, table
+from celery5.brokers import SIMILARITY_CUTOFF
+from celery5.cli.limiting import format_suspensions
+from celery5.cli.partial import skip_unreachable
+from celery5.cli.said import echo, format_cell, format_table, to_json, to_one_line
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
 
@@ -36,17 +36,17 @@ def list_queues(target: Target, *, wants_json: bool) -> None:
 
     Of the waiting ones, `high` and `low` have such a priority."""
     app = target.load()
-    with reaching(app, wants_json=wants_json):
+    with skip_unreachable(app, wants_json=wants_json):
         states = list(app.info().queues.values())
         rows = _rows(states, wants_json=wants_json)
-        echo(as_json(rows) if wants_json else table(rows, nothing="no queues yet: nothing was sent"))
-        if not wants_json and (named := suspensions(app)):
-            echo(f"\nsuspended  {inline(named)}")
-        if not wants_json and (named := unread(app, states)):
-            echo(f"\nunread  {inline(named)}")
+        echo(to_json(rows) if wants_json else format_table(rows, empty="no queues yet: nothing was sent"))
+        if not wants_json and (named := format_suspensions(app)):
+            echo(f"\nsuspended  {to_one_line(named)}")
+        if not wants_json and (named := format_unread_warning(app, states)):
+            echo(f"\nunread  {to_one_line(named)}")
 
 
-def unread(app: "App", states: "Sequence[QueueState]") -> str:
+def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
     """Return which queues have jobs and no worker, and for each the queue that may have been meant; '' for none.
 
     Any name is a queue, so a misspelt one looks like any other until here.
@@ -58,11 +58,11 @@ def unread(app: "App", states: "Sequence[QueueState]") -> str:
     found: list[str] = []
     for each in states:
         if each.unread:
-            near = get_close_matches(each.queue, used - {each.queue}, n=1, cutoff=ALIKE)
+            near = get_close_matches(each.queue, used - {each.queue}, n=1, cutoff=SIMILARITY_CUTOFF)
             meant = f", did you mean {near[0]}?" if near and each.queue not in used else ""
             jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
             found.append(f"{each.queue} ({jobs}, no worker{meant})")
-    return cell("; ".join(found))
+    return format_cell("; ".join(found))
 
 
 @queue.command()
@@ -78,7 +78,7 @@ def purge(target: Target, /, name: str, *, yes: bool) -> None:
         if not sys.stdin.isatty():
             raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
         click.confirm(f"Revoke all jobs that wait on {name}?", err=True, abort=True)
-    with reaching(app, queues=[name]):
+    with skip_unreachable(app, queues=[name]):
         many = app.empty(name)
         echo(f"{name}: {many} job{'' if many == 1 else 's'} revoked")
 

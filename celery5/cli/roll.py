@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.control import NOBODY, telling_flags
-from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, echo, span, table
+from celery5.cli.control import NO_WORKER, reply_flags
+from celery5.cli.partial import skip_unreachable
+from celery5.cli.said import echo, format_duration, format_table, to_json
 from celery5.cli.target import Target
-from celery5.protocol.recycling import in_mib
+from celery5.protocol.recycling import format_mib
 
 if TYPE_CHECKING:
     from celery5.control import Reply
 
 
 @click.command("list")
-@telling_flags
+@reply_flags
 @click.pass_obj
 def list_workers(target: Target, /, *, wants_json: bool, timeout: float) -> None:
     """Show each worker: how long it has run, what it has done, the memory it takes, and when it is recycled."""
     app = target.load()
-    with reaching(app, wants_json=wants_json):
+    with skip_unreachable(app, wants_json=wants_json):
         replies = app.control.send("stats", timeout=timeout)
         rows = [_row(each, wants_json=wants_json) for each in replies if _is_worker(each)]
-        echo(as_json(rows) if wants_json else table(rows, nothing=NOBODY))
+        echo(to_json(rows) if wants_json else format_table(rows, empty=NO_WORKER))
 
 
 def _is_worker(reply: "Reply") -> bool:
@@ -46,7 +46,7 @@ def _row(reply: "Reply", *, wants_json: bool) -> dict[str, object]:
     return {
         "worker": reply.worker,
         "state": state,
-        "up": span(said["uptime"]) if said else "",
+        "up": format_duration(said["uptime"]) if said else "",
         "jobs": f"{said['done']} of {jobs}" if jobs else said.get("done", ""),
         "running": said.get("running", ""),
         "memory": _memory(said.get("memory"), memory),
@@ -57,4 +57,4 @@ def _memory(now: int | None, most: int | None) -> str:
     """What it takes, and may."""
     if now is None:
         return ""
-    return f"{in_mib(now)} of {in_mib(most)}" if most else in_mib(now)
+    return f"{format_mib(now)} of {format_mib(most)}" if most else format_mib(now)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.serving import attending_flags, configure, processes_flag
+from celery5.cli.serving import auxiliary_process_flags, configure, processes_flag
 from celery5.cli.target import Target
 
 
@@ -18,7 +18,7 @@ def router() -> None:
 
 @router.command()
 @processes_flag("Router")
-@attending_flags
+@auxiliary_process_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:
     """Be a Router until stopped. There may be any number of them.

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from celery5.cli.partial import reaching
-from celery5.cli.said import as_json, clock, echo, inline, lines, table
+from celery5.cli.partial import skip_unreachable
+from celery5.cli.said import echo, format_fields, format_table, format_time, to_json, to_one_line
 from celery5.cli.target import Target
 from celery5.errors import Misconfigured
-from celery5.protocol.routes import DEFAULT
+from celery5.protocol.routes import DEFAULT_BROKER
 
 if TYPE_CHECKING:
     from celery5.protocol.triggers import AnyTrigger
     from celery5.scheduled import ScheduleState
 
-FOR_PROGRAMS = click.option("--json", "wants_json", is_flag=True, help="For programs.")
-NAME = click.argument("name")
-OVERDUE = 5.0
+JSON_FLAG = click.option("--json", "wants_json", is_flag=True, help="For programs.")
+NAME_ARGUMENT = click.argument("name")
+OVERDUE_AFTER = 5.0
 """Seconds after which a fire time that nobody published is overdue: a living Scheduler looks this often."""
 
 
@@ -32,18 +32,18 @@ def schedule() -> None:
 
 
 @schedule.command("list")
-@FOR_PROGRAMS
+@JSON_FLAG
 @click.pass_obj
 def list_schedules(target: Target, *, wants_json: bool) -> None:
     """Show each schedule: when it fired last, when it fires next, and how often it did, and did not."""
     app = target.load()
-    with reaching(app, wants_json=wants_json) as reached:
+    with skip_unreachable(app, wants_json=wants_json) as reached:
         found = app.schedule.list()
         if wants_json:
-            echo(as_json(found))
+            echo(to_json(found))
             return
         active = any(each.state == "active" for each in found)
-        if active and not app.schedule.schedulers() and DEFAULT not in reached.away:
+        if active and not app.schedule.schedulers() and DEFAULT_BROKER not in reached.errors:
             echo(f"no Scheduler of {app.name} lives: nothing fires until celery5 scheduler start", err=True)
         _show(found)
 
@@ -54,7 +54,7 @@ def _show(found: "list[ScheduleState]") -> None:
             "schedule": each.name,
             "when": each.when,
             "state": each.state,
-            "last": clock(each.last or 0),
+            "last": format_time(each.last or 0),
             "next": _next(each),
             "fired": each.fired,
             "missed": each.missed,
@@ -62,12 +62,12 @@ def _show(found: "list[ScheduleState]") -> None:
         }
         for each in found
     ]
-    echo(table(rows, nothing="no schedules: none was added, and no Scheduler has declared any"))
+    echo(format_table(rows, empty="no schedules: none was added, and no Scheduler has declared any"))
 
 
 @schedule.command()
-@NAME
-@FOR_PROGRAMS
+@NAME_ARGUMENT
+@JSON_FLAG
 @click.pass_obj
 def show(target: Target, name: str, *, wants_json: bool) -> None:
     """Show all that is known of a schedule."""
@@ -75,7 +75,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 
 
 @schedule.command()
-@NAME
+@NAME_ARGUMENT
 @click.argument("task")
 @click.option("--cron", metavar="LINE", help="A line of a crontab: '0 3 * * *'.")
 @click.option("--every", type=float, metavar="SECONDS", help="An interval.")
@@ -87,7 +87,7 @@ def show(target: Target, name: str, *, wants_json: bool) -> None:
 @click.option("--misfire", type=click.Choice(["skip", "once", "catch-up"]), default="once", show_default=True)
 @click.option("--overlap", type=click.Choice(["allow", "skip", "queue"]), default="allow", show_default=True)
 @click.option("--jitter", type=float, default=0.0, metavar="SECONDS", help="Put off by up to so much.")
-@FOR_PROGRAMS
+@JSON_FLAG
 @click.pass_obj
 def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: Any) -> None:
     """Add a schedule NAME, which sends jobs of TASK."""
@@ -105,8 +105,8 @@ def add(target: Target, /, name: str, task: str, *, wants_json: bool, **said: An
 
 
 @schedule.command()
-@NAME
-@FOR_PROGRAMS
+@NAME_ARGUMENT
+@JSON_FLAG
 @click.pass_obj
 def pause(target: Target, name: str, *, wants_json: bool) -> None:
     """Let a schedule rest until it is resumed."""
@@ -114,8 +114,8 @@ def pause(target: Target, name: str, *, wants_json: bool) -> None:
 
 
 @schedule.command()
-@NAME
-@FOR_PROGRAMS
+@NAME_ARGUMENT
+@JSON_FLAG
 @click.pass_obj
 def resume(target: Target, name: str, *, wants_json: bool) -> None:
     """Have a schedule go on, with its next time that is still to come."""
@@ -123,32 +123,32 @@ def resume(target: Target, name: str, *, wants_json: bool) -> None:
 
 
 @schedule.command()
-@NAME
-@FOR_PROGRAMS
+@NAME_ARGUMENT
+@JSON_FLAG
 @click.pass_obj
 def remove(target: Target, name: str, *, wants_json: bool) -> None:
     """Remove a schedule; jobs that it has sent stay."""
     app = target.load()
     gone = app.schedule.remove(name)
     if wants_json:
-        echo(as_json(gone))
+        echo(to_json(gone))
         return
     comes_back = (
         " It is declared in code: a Scheduler that begins declares it again."
         if gone.origin != "runtime"
         else ""
     )
-    echo(f"removed {inline(gone.name)}.{comes_back}")
+    echo(f"removed {to_one_line(gone.name)}.{comes_back}")
 
 
 @schedule.command()
-@NAME
-@FOR_PROGRAMS
+@NAME_ARGUMENT
+@JSON_FLAG
 @click.pass_obj
 def trigger(target: Target, name: str, *, wants_json: bool) -> None:
     """Send a schedule's job now; its times stay as they are."""
     sent = target.load().schedule.trigger(name)
-    echo(as_json({"id": sent.id}) if wants_json else sent.id)
+    echo(to_json({"id": sent.id}) if wants_json else sent.id)
 
 
 def _when(line: str | None, seconds: float | None, moment: str | None, zone: str | None) -> "AnyTrigger":
@@ -178,8 +178,8 @@ def _next(state: "ScheduleState") -> str:
     """When it fires next, and whether it should have done so already."""
     if state.next is None:
         return ""
-    overdue = time.time() - state.next > state.jitter + OVERDUE
-    return f"{clock(state.next)}{' overdue' if overdue else ''}"
+    overdue = time.time() - state.next > state.jitter + OVERDUE_AFTER
+    return f"{format_time(state.next)}{' overdue' if overdue else ''}"
 
 
 def _json(flag: str, text: str, kind: type) -> Any:
@@ -195,18 +195,18 @@ def _json(flag: str, text: str, kind: type) -> Any:
 
 def _say(state: "ScheduleState", *, wants_json: bool) -> None:
     if wants_json:
-        echo(as_json(state))
+        echo(to_json(state))
         return
     limit = "" if state.misfire.limit is None else f", {state.misfire.limit:g} s at most"
     echo(
-        lines(
+        format_fields(
             {
                 "schedule": state.name,
                 "task": state.task,
                 "queue": state.queue,
                 "when": state.when,
                 "state": state.state,
-                "last": clock(state.last or 0),
+                "last": format_time(state.last or 0),
                 "next": _next(state),
                 "fired": state.fired,
                 "missed": state.missed,

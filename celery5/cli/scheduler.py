@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.serving import attending_flags, configure
+from celery5.cli.serving import auxiliary_process_flags, configure
 from celery5.cli.target import Target
 
 
@@ -17,7 +17,7 @@ def scheduler() -> None:
 
 
 @scheduler.command()
-@attending_flags
+@auxiliary_process_flags
 @click.pass_obj
 def start(target: Target, /, **said: Any) -> int:
     """Be a Scheduler until stopped. There may be any number of them."""

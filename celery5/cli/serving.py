@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SETTINGS = (
+SETTING_FLAGS = (
     "broker",
     "concurrency",
     "cpu_slots",
@@ -98,7 +98,7 @@ def serving_flags(command: F) -> F:
     return _with((*_OF_JOBS, *_FLAGS), command)
 
 
-def attending_flags(command: F) -> F:
+def auxiliary_process_flags(command: F) -> F:
     """Add the flags of a process that runs no jobs: `scheduler start` and `router start`."""
     return _with((broker_flag, *_FLAGS), command)
 
@@ -128,7 +128,7 @@ def configure(app: "App", said: dict[str, Any]) -> "ServeOptions":
     config = said.pop("config")
     if config:
         app.use_config(config)
-    app.configure(**{name: said.pop(name) for name in SETTINGS if name in said})
+    app.configure(**{name: said.pop(name) for name in SETTING_FLAGS if name in said})
     return ServeOptions(queues=queue_names(said.pop("queues", None)), **said)
 
 

@@ -5,7 +5,7 @@ Floor: cli. Reads: nothing. Writes: nothing.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from celery5.cli.said import echo, inline
+from celery5.cli.said import echo, to_one_line
 from celery5.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Target(NamedTuple):
             try:
                 _ = app.settings
             except Misconfigured as error:
-                echo(f"Warning: going on without the configuration: {inline(str(error))}", err=True)
+                echo(f"Warning: going on without the configuration: {to_one_line(str(error))}", err=True)
                 app.use_config(None)
         return app
 

@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery5.cli.choosing import age
-from celery5.cli.control import json_value
+from celery5.cli.choosing import parse_age_flag
+from celery5.cli.control import parse_json_value
 from celery5.cli.limiting import COMMANDS as LIMITING
-from celery5.cli.limiting import suspended
-from celery5.cli.said import as_json, cell, clock, echo, lines, paragraph, span, table
+from celery5.cli.limiting import format_suspension
+from celery5.cli.said import (
+    clean_lines,
+    echo,
+    format_cell,
+    format_duration,
+    format_fields,
+    format_table,
+    format_time,
+    to_json,
+)
 from celery5.cli.target import Target
 from celery5.errors import BrokerUnavailable, CeleryError
 
 if TYPE_CHECKING:
     from celery5.app import App
     from celery5.protocol.envelope import Failure
-    from celery5.protocol.story import JobStory
+    from celery5.protocol.story import JobDetails
     from celery5.result import AsyncResult
 
 
@@ -56,12 +65,12 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
             f"nothing is known of job {job_id!r} {where}: it was never sent, or its result has expired"
         )
     if wants_json:
-        echo(as_json(story))
+        echo(to_json(story))
         return
-    waits = not story.ended and not story.worker
+    waits = not story.has_ended and not story.worker
     with app.brokers.reachable():
-        imposed = suspended(app.limits.told().get(story.task), time.time()) if waits else ""
-    echo("\n".join(told(story, time.time(), imposed)))
+        imposed = format_suspension(app.limits.list().get(story.task), time.time()) if waits else ""
+    echo("\n".join(format_story(story, time.time(), imposed)))
 
 
 @task.command()
@@ -70,14 +79,17 @@ def show(target: Target, job_id: str, queue: str | None, *, wants_json: bool) ->
 @click.option("--kwargs", "named", default="{}", metavar="JSON", help="Its named arguments: '{\"n\": 2}'.")
 @click.option("--queue", help="The queue to send it to; default: the task's.")
 @click.option(
-    "--countdown", type=age, metavar="SPAN", help="Delay until it is due: 90 (seconds), 15m, 2h, 1d12h."
+    "--countdown",
+    type=parse_age_flag,
+    metavar="SPAN",
+    help="Delay until it is due: 90 (seconds), 15m, 2h, 1d12h.",
 )
 @click.option("--key", help="Idempotency key: sent only if no live job of the task has it.")
 @click.pass_obj
 def send(target: Target, /, name: str, *, arguments: str, named: str, **options: Any) -> None:
     """Send a job of TASK. Prints the job's id."""
     app = target.load(needs_code=True)
-    args, kwargs = json_value(arguments, "--args", list), json_value(named, "--kwargs", dict)
+    args, kwargs = parse_json_value(arguments, "--args", list), parse_json_value(named, "--kwargs", dict)
     declared = app.signature(name).task
     handle = declared.options(**{word: each for word, each in options.items() if each is not None}).delay(
         *args, **kwargs
@@ -108,7 +120,7 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
         told, handle = done.get(job_id, (False, None))
         state = handle.status().value if handle else "UNKNOWN"
         rows.append({"id": job_id, "queue": handle.queue if handle else "", "revoked": told, "state": state})
-    echo(as_json(rows) if wants_json else table(rows, nothing=""))
+    echo(to_json(rows) if wants_json else format_table(rows, empty=""))
     left = [f"{row['id']} ({row['state']})" for row in rows if not row["revoked"]]
     if left:
         raise NotRevoked(
@@ -119,10 +131,10 @@ def revoke(target: Target, job_ids: tuple[str, ...], queue: str | None, *, wants
 
 def _found(
     app: "App", job_ids: Iterable[str], queue: str | None
-) -> "tuple[list[tuple[str, JobStory | None]], str]":
+) -> "tuple[list[tuple[str, JobDetails | None]], str]":
     """What is known of each job; and why nothing is of one that may be on a broker that is away. Raises that, when
     nothing is of any."""
-    stories, away = list[tuple[str, "JobStory | None"]](), list[BrokerUnavailable]()
+    stories, away = list[tuple[str, "JobDetails | None"]](), list[BrokerUnavailable]()
     for each in dict.fromkeys(job_ids):
         try:
             stories.append((each, app.find(each, queue=queue)))
@@ -134,22 +146,22 @@ def _found(
     return stories, str(away[0]) if away else ""
 
 
-def told(story: "JobStory", now: float, imposed: str = "") -> Iterator[str]:
+def format_story(story: "JobDetails", now: float, imposed: str = "") -> Iterator[str]:
     """The story for people, part by part. `now` is seconds since 1970, `imposed` says that its task is suspended."""
     fields = [*_fields(story, now), ("suspended", imposed)]
-    yield lines({name: value for name, value in fields if value not in ("", None)})
+    yield format_fields({name: value for name, value in fields if value not in ("", None)})
     if story.failure is not None and story.failure.traceback:
-        yield f"\n{paragraph(story.failure.traceback)}"
+        yield f"\n{clean_lines(story.failure.traceback)}"
     earlier = [each for each in story.failures if each != story.failure]
     if earlier:
         yield "\nattempts that failed"
-        yield from (f"  {each.attempt}  {cell(_attempt(each))}" for each in earlier)
+        yield from (f"  {each.attempt}  {format_cell(_attempt(each))}" for each in earlier)
 
 
-def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
+def _fields(story: "JobDetails", now: float) -> Iterator[tuple[str, object]]:
     yield "id", story.id
     yield "queue", story.queue
-    yield "state", story.state.value + (", revoked" if story.revoked and not story.ended else "")
+    yield "state", story.state.value + (", revoked" if story.revoked and not story.has_ended else "")
     yield "task", story.task
     yield "attempt", _of(story)
     yield "sections", ", ".join(f"{many} for {name}" for name, many in (story.sections or {}).items())
@@ -158,8 +170,8 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "key", story.key
     yield "priority", story.priority if story.priority != "normal" else ""
     yield "worker", story.worker
-    yield "args", cell(story.args) if story.args else None
-    yield "kwargs", cell(story.kwargs) if story.kwargs else None
+    yield "args", format_cell(story.args) if story.args else None
+    yield "kwargs", format_cell(story.kwargs) if story.kwargs else None
     yield "sent", _moment(story.sent, now)
     yield "due", _moment(story.due, now)
     yield "waits at", _gate(story)
@@ -167,14 +179,14 @@ def _fields(story: "JobStory", now: float) -> Iterator[tuple[str, object]]:
     yield "taken", _moment(story.taken, now)
     yield "started", _moment(story.started, now)
     yield "finished", _moment(story.finished, now)
-    yield "took", span(max(0.0, story.finished - story.started)) if story.started else None
+    yield "took", format_duration(max(0.0, story.finished - story.started)) if story.started else None
     yield "reason", story.reason or _why(story)
     yield "entry", story.grave
     yield "error", f"{story.failure.type}: {story.failure.message}" if story.failure else None
-    yield "value", cell(as_json(story.value)) if story.state == "SUCCESS" else None
+    yield "value", format_cell(to_json(story.value)) if story.state == "SUCCESS" else None
 
 
-def _why(story: "JobStory") -> str:
+def _why(story: "JobDetails") -> str:
     """Why a job has ended that was not to be run, or not to its end."""
     if story.state == "EXPIRED":
         return "no worker began it before it expired"
@@ -183,25 +195,25 @@ def _why(story: "JobStory") -> str:
     return ""
 
 
-def _gate(story: "JobStory") -> str:
+def _gate(story: "JobDetails") -> str:
     """Before which gate a job waits that is held there."""
     if not story.gate or story.before is None:
         return ""
     return f"the gate of {story.gate}; {story.before} stand before it in its line"
 
 
-def _of(story: "JobStory") -> str:
+def _of(story: "JobDetails") -> str:
     for_sections = sum((story.sections or {}).values())
     most = "" if story.max_retries is None else f" of {story.max_retries + 1 + for_sections}"
     return f"{story.attempt}{most}"
 
 
 def _moment(moment: float, now: float) -> str:
-    if not clock(moment):
+    if not format_time(moment):
         return ""
-    return f"{clock(moment)} ({f'in {span(moment - now)}' if moment > now else f'{span(now - moment)} ago'})"
+    return f"{format_time(moment)} ({f'in {format_duration(moment - now)}' if moment > now else f'{format_duration(now - moment)} ago'})"
 
 
 def _attempt(failure: "Failure") -> str:
-    where = " ".join(filter(None, (clock(failure.at), failure.worker)))
+    where = " ".join(filter(None, (format_time(failure.at), failure.worker)))
     return f"{failure.type}: {failure.message}" + (f" ({where})" if where else "")

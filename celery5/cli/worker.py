@@ -39,10 +39,10 @@ def start(target: Target, /, **said: Any) -> int:
     from celery5.processes.foreground import serve
 
     app.brokers.check()  # a URL that cannot be understood is told of at once
-    if options.processes > 1 and not app.brokers.several:
+    if options.processes > 1 and not app.brokers.is_multi_broker:
         from celery5.broker import calls
 
         # A broker that is away is told of once, too, not by each process.
-        app.perform(calls.queues(app.keys), instead="aperform")
+        app.perform(calls.list_queues(app.keys), instead="aperform")
         app.close()
     return serve(app, options)

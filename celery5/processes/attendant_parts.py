@@ -16,69 +16,78 @@ import trio
 from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, Step
-from celery5.bootsteps.listen import Hears, Listen
+from celery5.bootsteps.boot import BootGraph, Step
+from celery5.bootsteps.listen import ChannelHandler, ChannelSubscriptions
 from celery5.broker.on_trio import PushRedis, Timing, TrioRedis
 from celery5.log import Log
-from celery5.processes.connection_parts import LooksAgain, make_push
-from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import live
-from celery5.processes.worker import WorkerOptions, address_of
-from celery5.services.board import RETRY, Board
-from celery5.services.commands import Commands, Handler
-from celery5.services.inbox import Inbox, OwnPost
-from celery5.services.log_again import LogAgain, log_handlers
+from celery5.processes.connection_parts import ReconnectObserver, make_push
+from celery5.processes.link_log import ConnectionLog
+from celery5.processes.lives import run_incarnations
+from celery5.processes.worker import WorkerOptions, make_inbox_address
+from celery5.services.board import RETRY_COMMAND, StepStatus
+from celery5.services.commands import CommandHandler, CommandRegistry
+from celery5.services.inbox import Inbox, SelfCommandQueue
+from celery5.services.log_again import LogRetry, log_handlers
 from celery5.services.presence import Presence
 from celery5.services.process_commands import ProcessCommands
-from celery5.services.reloader import Next, Reloader
-from celery5.services.systemd_notify import SystemdNotify, from_environment
-from celery5.services.vital_sources import Commanded, Connections, LogKept
-from celery5.services.vitals import Source, Vitals, VitalSigns
+from celery5.services.reloader import NextIncarnation, Reloader
+from celery5.services.systemd_notify import SystemdNotify, read_notify_settings
+from celery5.services.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
+from celery5.services.vitals import ProcessStatus, StatusPhase, StatusSource
 from celery5.wiring import build
 
-Known = tuple[str, ...]
+StepNames = tuple[str, ...]
 
 
-class Listens(LooksAgain, Protocol):
+class ChannelListener(ReconnectObserver, Protocol):
     """A part that is told what is said on channels, and looks again when something may have been missed."""
 
     @property
     def channels(self) -> list[str]: ...
 
-    def hear(self, channel: bytes, payload: bytes, /) -> None: ...
+    def on_message(self, channel: bytes, payload: bytes, /) -> None: ...
 
 
-def make_hearers(listeners: Sequence[Listens]) -> dict[bytes, Hears]:
+def make_channel_handlers(listeners: Sequence[ChannelListener]) -> dict[bytes, ChannelHandler]:
     """Which channel is whose."""
-    return {channel.encode(): each.hear for each in listeners for channel in each.channels}
+    return {channel.encode(): each.on_message for each in listeners for channel in each.channels}
 
 
-def make_lookers(listeners: Sequence[Listens]) -> Sequence[LooksAgain]:
+def make_reconnect_observers(listeners: Sequence[ChannelListener]) -> Sequence[ReconnectObserver]:
     """Who looks again when something may have been said while nobody listened."""
     return listeners
 
 
-def make_usual(
-    process_commands: ProcessCommands, reloader: Reloader, board: Board, log: Log
-) -> dict[str, Handler]:
+def make_common_handlers(
+    process_commands: ProcessCommands, reloader: Reloader, step_status: StepStatus, log: Log
+) -> dict[str, CommandHandler]:
     """The commands that all such processes know."""
     return {
         **process_commands.handlers,
-        "reload": reloader.handle,
-        RETRY: board.retry,
+        "reload": reloader.handle_command,
+        RETRY_COMMAND: step_status.handle_command,
         **log_handlers(log),
     }
 
 
 def make_sources(
-    redis: TrioRedis, push: PushRedis, inbox_counts: Mapping[str, int], log: Log, more: Sequence[Source]
-) -> tuple[Source, ...]:
+    redis: TrioRedis,
+    push: PushRedis,
+    command_counts: Mapping[str, int],
+    log: Log,
+    extra_sources: Sequence[StatusSource],
+) -> tuple[StatusSource, ...]:
     """Who is asked for /readyz and /metrics."""
-    return (Connections(redis=redis, push=push), Commanded(inbox_counts), LogKept(log), *more)
+    return (
+        ConnectionStatus(redis=redis, push=push),
+        CommandMetrics(command_counts),
+        LogMetrics(log),
+        *extra_sources,
+    )
 
 
-def make_ground(
-    redis: TrioRedis, push: PushRedis, listen: Listen, presence: Presence, inbox: Inbox
+def make_base_steps(
+    redis: TrioRedis, push: PushRedis, listen: ChannelSubscriptions, presence: Presence, inbox: Inbox
 ) -> tuple[Step, ...]:
     """The first part of the boot graph."""
     return (
@@ -90,51 +99,62 @@ def make_ground(
     )
 
 
-def make_top(
-    log_again: LogAgain, vital_signs: VitalSigns, systemd: SystemdNotify, reloader: Reloader, last: Known
+def make_final_steps(
+    log_again: LogRetry,
+    status_phase: StatusPhase,
+    systemd: SystemdNotify,
+    reloader: Reloader,
+    required_steps: StepNames,
 ) -> tuple[Step, ...]:
     """The last part: `last` are the steps without which the process is not up."""
     return (
         Step("log-again", log_again, ("redis",)),
-        Step("vitals", vital_signs, last),
+        Step("vitals", status_phase, required_steps),
         Step("systemd", systemd, ("vitals",)),
-        Step("reloader", reloader, last),
+        Step("reloader", reloader, required_steps),
     )
 
 
-GROUND: Mapping[str, Any] = {
+BASE_PARTS: Mapping[str, Any] = {
     "redis": TrioRedis,
     "push": value(make_push),
-    "hearers": value(make_hearers),
-    "lookers": value(make_lookers),
-    "listen": Listen,
+    "channel_handlers": value(make_channel_handlers),
+    "reconnect_observers": value(make_reconnect_observers),
+    "listen": ChannelSubscriptions,
     "presence": Presence,
-    "board": Board,
+    "step_status": StepStatus,
     "process_commands": ProcessCommands,
-    "usual": value(make_usual),
-    "commands": Commands,
-    "posts": OwnPost,
+    "common_handlers": value(make_common_handlers),
+    "commands": CommandRegistry,
+    "posts": SelfCommandQueue,
     "inbox": Inbox,
-    "log_again": LogAgain,
+    "log_again": LogRetry,
     "sources": value(make_sources),
-    "vital_signs": VitalSigns,
+    "vital_signs": StatusPhase,
     "reloader": Reloader,
-    "ground": value(make_ground),
-    "top": value(make_top),
+    "base_steps": value(make_base_steps),
+    "final_steps": value(make_final_steps),
 }
 """A process page adds `listeners`, `handlers` (with `usual` in it), `follows`, `more`, `last` and `steps`."""
 
 
-def given(
-    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next, *, kind: str
+def make_common_values(
+    app: App,
+    options: WorkerOptions,
+    name: str,
+    log: Log,
+    done: trio.Event,
+    next_incarnation: NextIncarnation,
+    *,
+    kind: str,
 ) -> dict[str, Any]:
     """The values that the parts in `GROUND` ask for by name."""
-    vitals = options.vitals or Vitals(app=app.name)
+    vitals = options.process_status or ProcessStatus(app=app.name)
 
     def another() -> bool:
-        return next_life.due
+        return next_incarnation.is_due
 
-    notification = from_environment({} if options.beside else os.environ, os.getpid())
+    notification = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
     return {
         "app": app,
         "kind": kind,
@@ -145,47 +165,57 @@ def given(
         "worker": name,
         "lease_seconds": app.settings.lease,
         "log": log,
-        "watch": LinkLog(log=log),
-        "address": address_of(app, options, name),
+        "watch": ConnectionLog(log=log),
+        "address": make_inbox_address(app, options, name),
         "keyring": app.control.keyring,
         "inbox_counts": Counter[str](),
-        "commanded": options.commanded,
+        "commanded": options.performed_commands,
         "configuration": app.configuration,
         "reload": options.reload,
-        "next_life": next_life,
-        "bell": options.bell,
-        "stuck": options.stuck,
-        "done": done,
+        "next_incarnation": next_incarnation,
+        "bell": options.reload_bell,
+        "stuck": options.on_stuck,
+        "stop_requested": done,
         "vitals": vitals,
-        "another": another,
-        "systemd": SystemdNotify(**notification, status=lambda: _line(vitals), leaving=lambda: not another()),
+        "is_restarting": another,
+        "systemd": SystemdNotify(
+            **notification, status=lambda: _line(vitals), is_exiting=lambda: not another()
+        ),
     }
 
 
-async def attend(
+async def run_auxiliary_process(
     app: App,
     options: WorkerOptions,
     kind: str,
     parts: Injector,
-    given: Callable[[App, WorkerOptions, str, Log, trio.Event, Next], dict[str, Any]],
+    make_values: Callable[[App, WorkerOptions, str, Log, trio.Event, NextIncarnation], dict[str, Any]],
     *,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Be a process of that kind until cancelled: each life is built of its `parts` and what they are `given`."""
-    vitals = options.vitals or Vitals(app=app.name)
-    options = replace(options, vitals=vitals)
+    vitals = options.process_status or ProcessStatus(app=app.name)
+    options = replace(options, process_status=vitals)
 
-    def boot_of(name: str, next_life: Next) -> Boot:
+    def boot_of(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         log.event(f"{kind}:starting", name=name)
-        return build(Boot, parts, **given(app, options, name, log, done, next_life))
+        return build(BootGraph, parts, **make_values(app, options, name, log, done, next_incarnation))
 
-    await live(
-        kind, boot_of, vitals, name=options.name, first=options.incarnation, log=log, task_status=task_status
+    await run_incarnations(
+        kind,
+        boot_of,
+        vitals,
+        name=options.name,
+        first_name=options.incarnation,
+        log=log,
+        task_status=task_status,
     )
 
 
-def _line(vitals: Vitals) -> str:
-    wrong = "; ".join(f"{name}: {why}" for name, why in vitals.ready().conditions.items() if why)
+def _line(process_status: ProcessStatus) -> str:
+    wrong = "; ".join(
+        f"{name}: {why}" for name, why in process_status.get_readiness().conditions.items() if why
+    )
     return wrong or "ready"

@@ -25,36 +25,36 @@ from celery5.errors import BadArguments, CeleryError
 from celery5.protocol.envelope import Failure
 from celery5.protocol.frames import (
     VERSION,
-    Cancel,
+    BoxHello,
+    BoxHome,
+    BoxLogLine,
+    BoxReady,
+    CancelJob,
     FromBox,
-    Hello,
-    Home,
-    Line,
-    Ready,
-    Run,
-    SoftLimit,
-    answer_of,
-    frame,
-    read_to_box,
+    RunJob,
+    SoftLimitReached,
+    decode_to_box,
+    encode_frame,
+    to_box_reply,
 )
-from celery5.protocol.verdict import Outcome, Reason, Refused
-from celery5.runners.box_launcher import end_with
-from celery5.runners.ending import failure_of
-from celery5.runners.in_box import InBox
-from celery5.stdlib_log import routed
+from celery5.protocol.verdict import Outcome, PermanentFailure, Reason
+from celery5.runners.box_launcher import die_with_parent
+from celery5.runners.ending import make_failure
+from celery5.runners.in_box import BoxMainThread
+from celery5.stdlib_log import captured_logging
 from celery5.task import Task
 
 NAME = "celery5-box"
 
 
-class Wire:
+class BoxPipes:
     """The two pipes to the worker, out of user code's reach: its stdin is empty, and what it prints goes to stderr."""
 
     def __init__(self) -> None:
         self.incoming: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._out = os.dup(1)
         self._lock = threading.Lock()
-        self.undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.defer_errors: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         os.close(nowhere)
@@ -63,66 +63,66 @@ class Wire:
         if isinstance(stdout, io.TextIOWrapper):
             cast("io.TextIOWrapper[Any]", stdout).reconfigure(line_buffering=True)
 
-    def say(self, said: FromBox) -> None:
+    def send(self, said: FromBox) -> None:
         """Write one frame, from any thread. Ends the process when nobody reads it any more."""
-        left = memoryview(frame(said))
+        left = memoryview(encode_frame(said))
         try:
-            with self.undisturbed(), self._lock:
+            with self.defer_errors(), self._lock:
                 while left:
                     left = left[os.write(self._out, left) :]
         except OSError:
             _end_all()
 
-    def tell(self, event: str, level: Any, /, **fields: Any) -> None:
+    def send_event(self, event: str, level: Any, /, **fields: Any) -> None:
         """A line for the worker's log, from what celery5 itself says here."""
-        self._line(Line(level=level, event=event, fields=_plain(fields)))
+        self._line(BoxLogLine(level=level, event=event, fields=_plain(fields)))
 
-    def take(self, message: dict[str, Any]) -> None:
+    def send_log_record(self, message: dict[str, Any]) -> None:
         """A line for the worker's log, from Python's own."""
         said, logger, level = (str(message.pop(name, "")) for name in ("message", "logger", "level"))
         message.pop("message_type", None)
-        self._line(Line(message=said, level=cast("Any", level), logger=logger, fields=_plain(message)))
+        self._line(BoxLogLine(message=said, level=cast("Any", level), logger=logger, fields=_plain(message)))
 
-    def _line(self, line: Line) -> None:
+    def _line(self, line: BoxLogLine) -> None:
         with contextlib.suppress(TypeError, ValueError):
-            self.say(line)
+            self.send(line)
 
 
 def main() -> None:
     """Be a box until the worker ends it."""
-    end_with(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[1]))
     # Ended by force, it says where it was.
     faulthandler.register(signal.SIGTERM, file=2, all_threads=False, chain=True)
-    wire = Wire()
-    hello = read_to_box(wire.incoming.readline())
-    if not isinstance(hello, Hello) or hello.python is None:
+    wire = BoxPipes()
+    hello = decode_to_box(wire.incoming.readline())
+    if not isinstance(hello, BoxHello) or hello.python is None:
         sys.exit("a box is started by a worker of celery5, which says hello")
     app = _app_of(hello.python)
-    inside, runs = InBox(wire.tell), queue.SimpleQueue[Run | None]()
-    wire.undisturbed = inside.undisturbed
+    inside, runs = BoxMainThread(wire.send_event), queue.SimpleQueue[RunJob | None]()
+    wire.defer_errors = inside.defer_errors
     threading.Thread(target=_listen, args=(wire, inside, runs), name=NAME, daemon=True).start()
-    wire.say(Ready(VERSION, ("soft-limit", "cancel")))
-    with routed(wire.take, "info"):
+    wire.send(BoxReady(VERSION, ("soft-limit", "cancel")))
+    with captured_logging(wire.send_log_record, "info"):
         for run in iter(runs.get, None):
             outcome = _run(app, inside, run)
-            inside.finish()
+            inside.end_job()
             with contextlib.suppress(Exception):  # a stream of the user's own
                 sys.stdout.flush()
-            wire.say(answer_of(outcome, run.id))
+            wire.send(to_box_reply(outcome, run.id))
 
 
-def _listen(wire: Wire, inside: InBox, runs: "queue.SimpleQueue[Run | None]") -> None:
+def _listen(wire: BoxPipes, inside: BoxMainThread, runs: "queue.SimpleQueue[RunJob | None]") -> None:
     """In a thread of its own: what the worker says."""
     for line in wire.incoming:
-        match read_to_box(line):
-            case Run() as run:
-                inside.begin(run.id)
+        match decode_to_box(line):
+            case RunJob() as run:
+                inside.start_job(run.id)
                 runs.put(run)
-            case SoftLimit() | Cancel() as said:
-                inside.hear(said)
+            case SoftLimitReached() | CancelJob() as said:
+                inside.on_message(said)
             case _:
                 pass
-    if inside.busy:
+    if inside.is_busy:
         _end_all()
     runs.put(None)
 
@@ -132,7 +132,7 @@ def _end_all() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _app_of(home: Home) -> App:
+def _app_of(home: BoxHome) -> App:
     """The worker's application, as it is here."""
     sys.path[:] = [*home.path, *(each for each in sys.path if each not in home.path)]
     importlib.import_module(home.module)
@@ -148,7 +148,7 @@ def _app_of(home: Home) -> App:
     return app
 
 
-def _apps(home: Home) -> Iterator[App]:
+def _apps(home: BoxHome) -> Iterator[App]:
     for module in (sys.modules[home.module], *list(sys.modules.values())):
         yield from (
             each for each in list(vars(module).values()) if isinstance(each, App) and each.name == home.app
@@ -157,20 +157,20 @@ def _apps(home: Home) -> Iterator[App]:
         yield default_app()
 
 
-def _run(app: App, inside: InBox, run: Run) -> Outcome:
+def _run(app: App, inside: BoxMainThread, run: RunJob) -> Outcome:
     """One job's outcome."""
     if run.task not in app.tasks:
         text = f"no task {run.task!r} in its box: is it declared when the box imports module {app.module!r}?"
-        return Refused(Reason.UNKNOWN_TASK, Failure(type="UnknownTask", message=text))
+        return PermanentFailure(Reason.UNKNOWN_TASK, Failure(type="UnknownTask", message=text))
     task: Task[Any, Any] = app.tasks[run.task]
     try:
         args, kwargs = task.parameters.decode(run.args, run.kwargs)
     except BadArguments as error:
-        return Refused(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
+        return PermanentFailure(Reason.BAD_ARGUMENTS, Failure(type="BadArguments", message=str(error)))
     except (Exception, SystemExit) as error:  # the user's code: __post_init__, a validator
-        return Refused(Reason.BAD_ARGUMENTS, failure_of(error))
+        return PermanentFailure(Reason.BAD_ARGUMENTS, make_failure(error))
     function = task.deduplicate if run.policy and task.deduplicate is not None else task.function
-    return inside.perform(run, task.loop, function, args, kwargs)
+    return inside.run_job(run, task.loop, function, args, kwargs)
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

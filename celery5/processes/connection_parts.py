@@ -6,20 +6,20 @@ Floor: processes. Reads: nothing. Writes: nothing.
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery5.bootsteps.listen import Hears
+from celery5.bootsteps.listen import ChannelHandler
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, PushRedis, Timing, TrioRedis
-from celery5.processes.link_log import LinkLog
+from celery5.processes.link_log import ConnectionLog
 
 
-class LooksAgain(Protocol):
+class ReconnectObserver(Protocol):
     """A part that looks again when something may have been missed."""
 
-    def look_again(self) -> None: ...
+    def recheck(self) -> None: ...
 
 
 def make_reader(
-    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: LinkLog
+    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: ConnectionLog
 ) -> ParkedRedis:
     """The connection for blocking reads; the shared one ends its waits."""
     return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
@@ -27,20 +27,20 @@ def make_reader(
 
 def make_push(
     endpoint: Endpoint,
-    hearers: dict[bytes, Hears],
-    lookers: Sequence[LooksAgain],
+    channel_handlers: dict[bytes, ChannelHandler],
+    reconnect_observers: Sequence[ReconnectObserver],
     timing: Timing,
     name: str,
-    watch: LinkLog,
+    watch: ConnectionLog,
 ) -> PushRedis:
     """The connection that listens. While it was down, anything may have been said."""
 
     def heard(channel: bytes, payload: bytes) -> None:
-        hearers[channel](channel, payload)
+        channel_handlers[channel](channel, payload)
 
     def again() -> None:
-        for each in lookers:
-            each.look_again()
+        for each in reconnect_observers:
+            each.recheck()
 
     return PushRedis(
         endpoint=endpoint, on_message=heard, on_connected=again, timing=timing, name=name, watch=watch

@@ -20,48 +20,53 @@ import trio
 from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.boot import BootGraph, Step
 from celery5.broker.kept_server import STOP_LIMIT, KeptServer
 from celery5.broker.on_trio import TrioRedis
 from celery5.errors import Misconfigured
 from celery5.log import Log
 from celery5.processes import router, scheduler
-from celery5.processes.attendant_parts import GROUND, Listens, given
-from celery5.processes.described import Meaning
-from celery5.processes.foreground import ServeOptions, serve_here
-from celery5.processes.lives import Page, live
-from celery5.processes.own_broker import StoppedBefore, looked_after, own_broker, placed
-from celery5.processes.own_log import own_log
-from celery5.processes.platforms import platform_of
-from celery5.processes.scaling_parts import make_ways
+from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener, make_common_values
+from celery5.processes.described import DescriptionChecker
+from celery5.processes.foreground import ServeOptions, serve_in_process
+from celery5.processes.lives import ProcessKind, run_incarnations
+from celery5.processes.own_broker import (
+    StoppedBeforeReady,
+    resolve_paths,
+    running_own_broker,
+    supervised_server,
+)
+from celery5.processes.own_log import open_log
+from celery5.processes.platforms import make_platform
+from celery5.processes.scaling_parts import make_broker_connections
 from celery5.processes.signals import Interruption
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.cluster import Cluster, Group, members, read
-from celery5.protocol.cluster_words import FLAGS
-from celery5.protocol.foreman import Crew
+from celery5.protocol.cluster import Cluster, Group, build_members, parse_cluster
+from celery5.protocol.cluster_words import FLAG_TYPES
+from celery5.protocol.foreman import ClusterState
 from celery5.protocol.members import Kind
-from celery5.protocol.own_broker import VARIABLE
-from celery5.protocol.recycling import SUPERVISED
-from celery5.services.all_up import AllUp
-from celery5.services.commands import Handler
-from celery5.services.foreman import Foreman, end_limit
+from celery5.protocol.own_broker import BROKER_VARIABLE
+from celery5.protocol.recycling import SUPERVISED_VARIABLE
+from celery5.services.all_up import ClusterReady
+from celery5.services.commands import CommandHandler
+from celery5.services.foreman import Foreman, get_end_limit
 from celery5.services.foreman_commands import ForemanCommands
 from celery5.services.inbox import Inbox
 from celery5.services.leadership import Leadership
-from celery5.services.log_again import LogAgain
-from celery5.services.queue_depths import QueueDepths, Way
-from celery5.services.reloader import Next
-from celery5.services.systemd_notify import SystemdNotify, from_environment, notify
-from celery5.services.vitals import Source, Vitals, VitalSigns
-from celery5.strategies import autoscale_of
+from celery5.services.log_again import LogRetry
+from celery5.services.queue_depths import DepthBroker, QueueDepths
+from celery5.services.reloader import NextIncarnation
+from celery5.services.systemd_notify import SystemdNotify, notify, read_notify_settings
+from celery5.services.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.strategies import get_autoscale
 from celery5.wiring import build
 
 KIND = "controller"
 STOP_SURPLUS = 20.0
 """Seconds beyond what all members may take to end after which the Controller is ended."""
-FOR_EVER = 10.0**9
+NO_LIMIT = 10.0**9
 """Seconds: the whole cluster is waited for as long as it takes; systemd has a limit of its own."""
-FILE = "cluster.toml"
+DEFAULT_FILE = "cluster.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,110 +80,113 @@ class ClusterOptions:
     flags: Mapping[str, Any] | None = None
 
 
-def describe(app: App, options: ClusterOptions) -> Cluster:
+def load_cluster(app: App, options: ClusterOptions) -> Cluster:
     """The cluster that is meant: by its description, else one worker, and a Router and a Scheduler where the
     application needs them. May block. Raises Misconfigured."""
-    path = Path(options.file or FILE)
+    path = Path(options.file or DEFAULT_FILE)
     if options.file or path.exists():
         try:
-            cluster = _placed(read(path.read_bytes(), Meaning()), path)
+            cluster = _placed(parse_cluster(path.read_bytes(), DescriptionChecker()), path)
         except Misconfigured as error:
             raise Misconfigured(f"cluster description {path}: {error}") from None
         except OSError as error:
             raise Misconfigured(f"cluster description {path} cannot be read: {error.strerror}") from None
     else:
         kinds: tuple[tuple[Kind, bool], ...] = (
-            ("router", router.needed(app)),
-            ("scheduler", scheduler.needed(app)),
+            ("router", router.is_needed(app)),
+            ("scheduler", scheduler.is_needed(app)),
         )
         groups = [Group(kind="worker"), *[Group(kind=kind) for kind, wanted in kinds if wanted]]
         cluster = Cluster(groups=tuple(groups))
-    return replace_groups(cluster, options.flags or {})
+    return apply_flags(cluster, options.flags or {})
 
 
 def _placed(cluster: Cluster, file: Path) -> Cluster:
     if cluster.broker is None:
         return cluster
-    return msgspec.structs.replace(cluster, broker=placed(cluster.broker, file.parent))
+    return msgspec.structs.replace(cluster, broker=resolve_paths(cluster.broker, file.parent))
 
 
-def replace_groups(cluster: Cluster, flags: Mapping[str, Any]) -> Cluster:
+def apply_flags(cluster: Cluster, flags: Mapping[str, Any]) -> Cluster:
     """The same, with `flags` for all groups whose kind knows them and that do not say another thing."""
     groups = tuple(
         msgspec.structs.replace(
-            each, flags={**{name: flags[name] for name in flags if name in FLAGS[each.kind]}, **each.flags}
+            each,
+            flags={**{name: flags[name] for name in flags if name in FLAG_TYPES[each.kind]}, **each.flags},
         )
         for each in cluster.groups
     )
     return msgspec.structs.replace(cluster, groups=groups)
 
 
-def make_listeners(inbox: Inbox) -> tuple[Listens, ...]:
+def make_listeners(inbox: Inbox) -> tuple[ChannelListener, ...]:
     """Who is told what is said on channels."""
     return (inbox,)
 
 
-def make_handlers(usual: dict[str, Handler], foreman_commands: ForemanCommands) -> dict[str, Handler]:
+def make_handlers(
+    common_handlers: dict[str, CommandHandler], foreman_commands: ForemanCommands
+) -> dict[str, CommandHandler]:
     """What this Controller does when it is told to."""
-    return {**usual, **foreman_commands.handlers}
+    return {**common_handlers, **foreman_commands.handlers}
 
 
-def make_more(foreman: Foreman, leadership: Leadership) -> tuple[Source, ...]:
+def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[StatusSource, ...]:
     """Who else knows how this process does."""
     return (foreman, leadership)
 
 
-def make_depth_ways(app: App, redis: TrioRedis) -> dict[str, Way]:
+def make_depth_connections(app: App, redis: TrioRedis) -> dict[str, DepthBroker]:
     """Return the ways to all brokers: a Controller measures all queues."""
-    return dict(make_ways(app, redis))
+    return dict(make_broker_connections(app, redis))
 
 
-def make_leads(leadership: Leadership) -> Leadership:
+def make_leadership(leadership: Leadership) -> Leadership:
     """Who says whether this Controller is the one that acts."""
     return leadership
 
 
 def make_steps(
-    ground: tuple[Step, ...],
+    base_steps: tuple[Step, ...],
     leadership: Leadership,
     foreman: Foreman,
     foreman_commands: ForemanCommands,
-    vital_signs: VitalSigns,
-    all_up: AllUp,
+    status_phase: StatusPhase,
+    cluster_ready: ClusterReady,
     systemd: SystemdNotify,
-    log_again: LogAgain,
+    log_again: LogRetry,
     queue_depths: QueueDepths,
     cluster: Cluster,
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom. The members are the first to go: until the last of them
     has ended this process answers and is there."""
-    limit = end_limit(members(cluster)) + STOP_SURPLUS
+    limit = get_end_limit(build_members(cluster)) + STOP_SURPLUS
     return (
-        *ground,
+        *base_steps,
         Step("log-again", log_again, ("redis",)),
-        Step("vitals", vital_signs, ("presence", "inbox")),
+        Step("vitals", status_phase, ("presence", "inbox")),
         Step("leadership", leadership, ("redis",)),
         Step("foreman", foreman, ("vitals", "log-again", "leadership"), stop_limit=limit),
         Step("depths", queue_depths, ("redis",)),
         Step("hangup", foreman_commands, ("foreman",)),
-        Step("all-up", all_up, ("foreman",), start_limit=FOR_EVER),
+        Step("all-up", cluster_ready, ("foreman",), start_limit=NO_LIMIT),
         Step("systemd", systemd, ("all-up",)),
     )
 
 
 ControllerParts = Injector(
-    **GROUND,
+    **BASE_PARTS,
     listeners=value(make_listeners),
     handlers=value(make_handlers),
-    follows=(),
-    more=value(make_more),
+    presence_listeners=(),
+    more=value(make_extra_sources),
     last=(),
     leadership=Leadership,
-    leads=value(make_leads),
+    leader=value(make_leadership),
     foreman=Foreman,
     foreman_commands=ForemanCommands,
-    all_up=AllUp,
-    depth_ways=value(make_depth_ways),
+    cluster_ready=ClusterReady,
+    depth_brokers=value(make_depth_connections),
     measured=None,
     queue_depths=QueueDepths,
     steps=value(make_steps),
@@ -186,24 +194,24 @@ ControllerParts = Injector(
 """Every part of a Controller. A part is built from the names of its constructor's parameters."""
 
 
-def given_of_cluster(
+def make_cluster_values(
     app: App, options: ClusterOptions, log: Log | None = None, server: KeptServer | None = None
 ) -> dict[str, Any]:
     """The values about its cluster that the parts ask for by name; members use its own `server`, if it has one. Raises
     Misconfigured."""
-    cluster = describe(app, options)
-    broker = {} if server is None else {VARIABLE: server.url}
+    cluster = load_cluster(app, options)
+    broker = {} if server is None else {BROKER_VARIABLE: server.url}
     return {
         "cluster": cluster,
-        "describe": partial(describe, app, options),
-        "crew": Crew(cluster, chance=random.random),
-        "platform": platform_of(cluster, app.name, os.environ, log),
-        "surroundings": {"CELERY5_APP": options.target, SUPERVISED: "1", **broker},
+        "load_cluster": partial(load_cluster, app, options),
+        "cluster_state": ClusterState(cluster, random=random.random),
+        "platform": make_platform(cluster, app.name, os.environ, log),
+        "member_environment": {"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
         "grace": app.settings.grace_period,
-        "autoscale": autoscale_of(app.settings),
-        "home": app.brokers.home,
+        "autoscale": get_autoscale(app.settings),
+        "home": app.brokers.broker_of_queue,
         "measures": app.settings.status_port is not None,
-        "tell": _Status(from_environment(os.environ, os.getpid())["address"]),
+        "on_status": _Status(read_notify_settings(os.environ, os.getpid())["address"]),
     }
 
 
@@ -219,27 +227,27 @@ async def run(
 ) -> None:
     """Be a Controller until cancelled, and look after a `server` of its own until the last is done. Raises BrokerError
     when Redis lets nobody in."""
-    vitals = options.vitals or Vitals(app=app.name)
-    options = replace(options, vitals=vitals, reload=False)  # its members do that themselves
-    of_cluster = given_of_cluster(app, cluster_options, log, server)
-    status: _Status = of_cluster["tell"]
+    vitals = options.process_status or ProcessStatus(app=app.name)
+    options = replace(options, process_status=vitals, reload=False)  # its members do that themselves
+    of_cluster = make_cluster_values(app, cluster_options, log, server)
+    status: _Status = of_cluster["on_status"]
 
-    def boot_of(name: str, next_life: Next) -> Boot:
+    def boot_of(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         log.event("controller:starting", name=name)
-        told = given(app, options, name, log, done, next_life, kind=KIND)
-        notification = from_environment(os.environ, os.getpid())
+        told = make_common_values(app, options, name, log, done, next_incarnation, kind=KIND)
+        notification = read_notify_settings(os.environ, os.getpid())
         told["systemd"] = SystemdNotify(
-            **notification, status=lambda: status.line, leaving=lambda: not next_life.due
+            **notification, status=lambda: status.line, is_exiting=lambda: not next_incarnation.is_due
         )
-        return build(Boot, ControllerParts, **{**told, **of_cluster})
+        return build(BootGraph, ControllerParts, **{**told, **of_cluster})
 
-    async with looked_after(server, of_cluster["cluster"].hung_after, log):
-        await live(
+    async with supervised_server(server, of_cluster["cluster"].hung_after, log):
+        await run_incarnations(
             KIND,
             boot_of,
             vitals,
             name=options.name,
-            first=options.incarnation,
+            first_name=options.incarnation,
             log=log,
             task_status=task_status,
         )
@@ -260,20 +268,22 @@ class _Status:
 
 def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> int:
     """Keep the cluster alive until stopped; gives the exit code. Raises BrokerError, Misconfigured."""
-    if not cluster_options.file and Path(FILE).exists():
+    if not cluster_options.file and Path(DEFAULT_FILE).exists():
         # Should it be gone at a reload, that is a mistake.
-        cluster_options = replace(cluster_options, file=FILE)
-    cluster = describe(app, cluster_options)
-    platform_of(cluster, app.name, os.environ)
-    limit = end_limit(members(cluster, grace=app.settings.grace_period)) + 2 * STOP_SURPLUS
+        cluster_options = replace(cluster_options, file=DEFAULT_FILE)
+    cluster = load_cluster(app, cluster_options)
+    make_platform(cluster, app.name, os.environ)
+    limit = get_end_limit(build_members(cluster, grace=app.settings.grace_period)) + 2 * STOP_SURPLUS
     limit += STOP_LIMIT if cluster.broker else 0
     with (
-        suppress(StoppedBefore),
+        suppress(StoppedBeforeReady),
         Interruption(limit=limit) as interruption,
-        own_broker(app, cluster.broker, lambda: interruption.came) as server,
-        own_log(app, options.log_format, options.log_level, name=options.name) as journal,
+        running_own_broker(app, cluster.broker, lambda: interruption.was_requested) as server,
+        open_log(app, options.log_format, options.log_level, name=options.name) as journal,
     ):
-        page = Page(KIND, partial(run, cluster_options=cluster_options, server=server), lambda _app: None)
-        told = WorkerOptions(name=options.name, reload=False, journal=journal)
-        trio.run(partial(serve_here, page=page), app, told, interruption)
+        page = ProcessKind(
+            KIND, partial(run, cluster_options=cluster_options, server=server), lambda _app: None
+        )
+        told = WorkerOptions(name=options.name, reload=False, log_writer=journal)
+        trio.run(partial(serve_in_process, kind=page), app, told, interruption)
     return 0

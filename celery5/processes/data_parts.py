@@ -13,13 +13,13 @@ from celery5.bootsteps.boot import Step
 from celery5.broker.keys import Keys
 from celery5.broker.on_trio import TrioRedis
 from celery5.log import Log
-from celery5.processes.several import Afar
-from celery5.protocol.routes import DEFAULT
-from celery5.services.event_ingestion import Home
+from celery5.processes.several import RemoteRedis
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.services.event_ingestion import BrokerLookup
 from celery5.services.sink_delivery import SinkDelivery
 from celery5.services.source_ingestion import SourceIngestion
-from celery5.sinks import Outlet, all_outlets, all_takers
-from celery5.sources import subscriptions
+from celery5.sinks import SinkOptions, get_all_recipients, get_all_sink_options
+from celery5.sources import group_by_source
 
 
 def make_data_steps(sink_delivery: SinkDelivery, source_ingestion: SourceIngestion) -> tuple[Step, ...]:
@@ -30,43 +30,43 @@ def make_data_steps(sink_delivery: SinkDelivery, source_ingestion: SourceIngesti
     )
 
 
-def make_routed(app: App, redis: TrioRedis) -> Any:
+def make_routing_redis(app: App, redis: TrioRedis) -> Any:
     """What reaches the broker of each queue: the process' own connection where there is one broker."""
-    return Afar(app) if app.brokers.several else redis
+    return RemoteRedis(app) if app.brokers.is_multi_broker else redis
 
 
-def make_home(app: App) -> Home:
+def make_home(app: App) -> BrokerLookup:
     """Which broker a queue is on; another application's count as being here."""
 
     def home(name: str, queue: str, /) -> str:
-        return app.brokers.home(queue) if name == app.name else DEFAULT
+        return app.brokers.broker_of_queue(queue) if name == app.name else DEFAULT_BROKER
 
     return home
 
 
 def make_sink_delivery(
-    routed: Any,
+    routing_redis: Any,
     keys: Keys,
-    outlets: Sequence[Outlet],
-    takers: Mapping[str, str],
+    outlets: Sequence[SinkOptions],
+    recipients: Mapping[str, str],
     queue_names: Sequence[str],
     message_limit: int,
     log: Log,
 ) -> SinkDelivery:
     """What gives Data Sinks the documents of all brokers."""
     return SinkDelivery(
-        redis=routed,
+        redis=routing_redis,
         keys=keys,
-        outlets=outlets,
-        takers=takers,
+        sink_options=outlets,
+        recipients=recipients,
         queue_names=queue_names,
         message_limit=message_limit,
         log=log,
     )
 
 
-DATA: Mapping[str, Any] = {
-    "routed": value(make_routed),
+DATA_PARTS: Mapping[str, Any] = {
+    "routing_redis": value(make_routing_redis),
     "home": value(make_home),
     "sink_delivery": value(make_sink_delivery),
     "source_ingestion": SourceIngestion,
@@ -74,15 +74,15 @@ DATA: Mapping[str, Any] = {
 """The parts."""
 
 
-def given_of_data(app: App) -> dict[str, Any]:
+def make_data_values(app: App) -> dict[str, Any]:
     """The values that they ask for by name. Raises Misconfigured when two sinks or sources have one name."""
     tasks = list(app.tasks.values())
     default = app.settings.default_queue
     return {
-        "outlets": all_outlets(tasks),
-        "takers": all_takers(tasks),
+        "outlets": get_all_sink_options(tasks),
+        "takers": get_all_recipients(tasks),
         "queue_names": sorted({default, *(task.queue for task in tasks)}),
-        "subscriptions": subscriptions(tasks),
+        "subscriptions": group_by_source(tasks),
         "send": app.asend_jobs,
     }
 

@@ -10,36 +10,36 @@ from typing import Any, cast
 
 from celery5.broker.endpoint import Endpoint
 from celery5.errors import BadBrokerURL, Misconfigured
-from celery5.protocol.cluster_words import OF_PUBLISHERS, Judge
+from celery5.protocol.cluster_words import PUBLISHER_FLAGS, ValueChecker
 from celery5.protocol.job import Options
 from celery5.protocol.members import Kind
-from celery5.settings import PREFIX, Settings, fault_of_variable, shown, value_of
+from celery5.settings import PREFIX, Settings, find_variable_fault, format_value, parse_value
 
 
-class Meaning(Judge):
+class DescriptionChecker(ValueChecker):
     """Judges flags that are settings, and variables that say settings, by what settings may be."""
 
-    def flag(self, kind: Kind, name: str, value: Any) -> str:
+    def check_flag(self, kind: Kind, name: str, value: Any) -> str:
         """About a flag: a setting's value, or the names of queues."""
-        setting = f"publisher_{name}" if name in OF_PUBLISHERS else name
+        setting = f"publisher_{name}" if name in PUBLISHER_FLAGS else name
         try:
             if name == "queues":
                 for each in value:
                     Options(queue=each).checked()
             elif setting in Settings.__struct_fields__:
-                _brokers(setting, value_of(setting, str(value) if name == "max_memory" else value))
+                _brokers(setting, parse_value(setting, str(value) if name == "max_memory" else value))
         except (Misconfigured, BadBrokerURL) as error:
-            return f"is {shown(value)}: {error}"
+            return f"is {format_value(value)}: {error}"
         return ""
 
-    def variable(self, name: str, value: str) -> str:
+    def check_variable(self, name: str, value: str) -> str:
         """About a variable: one of ours that is misspelt, or says what no such setting can be."""
-        if fault := fault_of_variable(name, value):
+        if fault := find_variable_fault(name, value):
             return fault
         setting = name.removeprefix(PREFIX).lower()
         try:
             if value and name in (f"{PREFIX}BROKER", f"{PREFIX}BROKERS"):
-                _brokers(setting, value_of(setting, value))
+                _brokers(setting, parse_value(setting, value))
         except BadBrokerURL as error:
             return f"is no broker: {error}"
         return ""

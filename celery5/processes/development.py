@@ -18,15 +18,15 @@ from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
 from celery5.log import Log
 from celery5.processes import fitness, router, scheduler, worker
-from celery5.processes.foreground import ServeOptions, run_beside, serve_here, stopping
-from celery5.processes.lives import Page, new_name
-from celery5.processes.own_log import own_log
+from celery5.processes.foreground import ServeOptions, make_interruption, run_companion, serve_in_process
+from celery5.processes.lives import ProcessKind, new_incarnation_name
+from celery5.processes.own_log import open_log
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
 from celery5.processes.signals import Interruption
-from celery5.processes.understudy import standing_by
+from celery5.processes.understudy import start_sidecar
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.masking import escaped
+from celery5.protocol.masking import escape_text
 
 
 def serve(app: App, options: ServeOptions) -> int:
@@ -36,13 +36,13 @@ def serve(app: App, options: ServeOptions) -> int:
     ServerNotFound.
     """
     fitness.check(app)
-    broker = next(iter(worker.brokers_of(app, WorkerOptions(options.queues))))
+    broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(options.queues))))
     with (
         # First, so that it keeps nothing open that is to end with this process.
-        standing_by(app, broker) as understudy,
-        stopping(app) as interruption,
-        broker_for(app, interruption) as url,
-        own_log(app, options.log_format, options.log_level, name=options.name) as journal,
+        start_sidecar(app, broker) as understudy,
+        make_interruption(app) as interruption,
+        provide_broker(app, interruption) as url,
+        open_log(app, options.log_format, options.log_level, name=options.name) as journal,
     ):
         if not os.environ.get("CELERY5_BROKER"):
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
@@ -51,11 +51,11 @@ def serve(app: App, options: ServeOptions) -> int:
             options.queues,
             options.burst,
             options.name,
-            understudy=understudy,
-            journal=journal,
-            routed=router.needed(app),
+            sidecar=understudy,
+            log_writer=journal,
+            has_router=router.is_needed(app),
         )
-        trio.run(partial(serve_here, beside=beside(app)), app, told, interruption)
+        trio.run(partial(serve_in_process, companions=find_companions(app)), app, told, interruption)
     return 0
 
 
@@ -66,20 +66,20 @@ def _sign(app: App) -> None:
     if not (settings.inbox and settings.inbox_signatures):
         return
     try:
-        if keyring.begin():
+        if keyring.create_keys():
             sys.stderr.write(f"commands are signed with new keys, in {keyring.folder}\n")
     except Misconfigured as error:
-        sys.stderr.write(f"Warning: commands cannot be signed: {escaped(str(error))}\n")
+        sys.stderr.write(f"Warning: commands cannot be signed: {escape_text(str(error))}\n")
 
 
-def beside(app: App) -> tuple[Page, ...]:
+def find_companions(app: App) -> tuple[ProcessKind, ...]:
     """What an application needs beside its worker: a Router and a Scheduler, when it has what only they do."""
-    routing = (ROUTER,) if router.needed(app) else ()
-    return (*routing, SCHEDULER) if scheduler.needed(app) else routing
+    routing = (ROUTER,) if router.is_needed(app) else ()
+    return (*routing, SCHEDULER) if scheduler.is_needed(app) else routing
 
 
 @contextmanager
-def broker_for(app: App, interruption: Interruption | None = None) -> Generator[str, None, None]:
+def provide_broker(app: App, interruption: Interruption | None = None) -> Generator[str, None, None]:
     """A broker for `app`: the configured one, else an embedded server for as long as the block lasts. Gives its URL.
 
     An `interruption` that ends the process at once removes the server first.
@@ -92,7 +92,7 @@ def broker_for(app: App, interruption: Interruption | None = None) -> Generator[
     with EmbeddedServer.start() as server:
         app.use_broker(server.url)
         if interruption is not None:
-            interruption.last_things(partial(_remove, server))
+            interruption.set_exit_hook(partial(_remove, server))
         try:
             yield server.url
         finally:
@@ -107,19 +107,23 @@ def _remove(server: EmbeddedServer) -> None:
 
 
 @asynccontextmanager
-async def running(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event, None]:
+async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[trio.Event, None]:
     """A worker for `app` in this Trio run, up when the block begins and stopped in order when it ends.
 
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
     """
     told = WorkerOptions(
-        options.queues, options.burst, options.name, new_name(options.name), routed=router.needed(app)
+        options.queues,
+        options.burst,
+        options.name,
+        new_incarnation_name(options.name),
+        has_router=router.is_needed(app),
     )
     log = Log(worker=told.incarnation, app=app.name)
     done = trio.Event()
     async with trio.open_nursery() as nursery:
-        for each in beside(app):
-            await nursery.start(partial(run_beside, each, app, None, lambda: None))
+        for each in find_companions(app):
+            await nursery.start(partial(run_companion, each, app, None, lambda: None))
         await nursery.start(partial(worker.run, app, told, log=log, done=done))
         try:
             yield done

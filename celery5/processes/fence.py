@@ -11,22 +11,24 @@ import os
 from celery5.app import App
 from celery5.broker import leading
 from celery5.errors import BrokerUnavailable, Misconfigured, Superseded
-from celery5.protocol.leadership import EPOCH, is_superseded
+from celery5.protocol.leadership import EPOCH_VARIABLE, is_superseded
 
 
-def pass_fence(app: App, *, without_redis: bool = False) -> bool:
+def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
     """Whether a Controller has started this process. Raises Superseded when another one leads by now; BrokerUnavailable
     when nobody knows, unless it may begin `without_redis`.
 
     The variable is for this process alone: what a job starts is no affair of the Controller's.
     """
-    said = os.environ.pop(EPOCH, "")
+    said = os.environ.pop(EPOCH_VARIABLE, "")
     if not said:
         return False
     if not (said.isascii() and said.isdigit()):
-        raise Misconfigured(f"{EPOCH} is {said!r}: it is a number, which a Controller gives what it starts")
+        raise Misconfigured(
+            f"{EPOCH_VARIABLE} is {said!r}: it is a number, which a Controller gives what it starts"
+        )
     try:
-        record = app.perform(leading.leader(app.keys), instead="aperform")
+        record = app.perform(leading.get_leader(app.keys), instead="aperform")
     except BrokerUnavailable:
         if not without_redis:
             raise

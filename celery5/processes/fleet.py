@@ -24,18 +24,18 @@ from functools import partial
 from celery5.app import App
 from celery5.processes.signals import Terminal
 from celery5.protocol.backoff import full_jitter
-from celery5.protocol.masking import escaped
-from celery5.protocol.recycling import RECYCLED
-from celery5.services.systemd_notify import Notification, insist, notify, taken_from_environment
+from celery5.protocol.masking import escape_text
+from celery5.protocol.recycling import RESTART_EXIT_CODE
+from celery5.services.systemd_notify import NotifySettings, notify, notify_with_retry, take_notify_settings
 
-DEATHS = 100
+MAX_DEATHS = 100
 """Deaths within PERIOD seconds after which the fleet gives up: jobs that kill workers are buried long before."""
-PERIOD = 60.0
-IN_VAIN = 5
+DEATH_WINDOW = 60.0
+MAX_FAILED_STARTS = 5
 """Children that could not start, while none has ever come up, after which the fleet gives up."""
 KILL_AFTER = 50.0
 """Seconds beyond the grace period that children get before they are killed."""
-KILL_AGAIN = 0.5
+KILL_INTERVAL = 0.5
 """Seconds between two looks at children that should be dead."""
 _PASSED_ON = (signal.SIGHUP, signal.SIGUSR1)
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGIO, *_PASSED_ON)
@@ -63,7 +63,7 @@ class _Fleet:
     app: App
     wanted: int
     burst: bool
-    systemd: Notification
+    systemd: NotifySettings
     word: str
     terminal: Terminal
     pipe: tuple[int, int] = field(default_factory=os.pipe)
@@ -71,7 +71,7 @@ class _Fleet:
     ready: set[int] = field(default_factory=set)
     retiring: set[int] = field(default_factory=set)
     starts: list[float] = field(default_factory=list)
-    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=DEATHS))
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DEATHS))
     begun: bool = False
     in_vain: int = 0
     code: int = 0
@@ -91,18 +91,18 @@ class _Fleet:
         """When to kill who is left, once it is stopping."""
         if self.stopping is None:
             return None
-        return max(self.stopping + self.app.settings.grace_period + KILL_AFTER, self.killed + KILL_AGAIN)
+        return max(self.stopping + self.app.settings.grace_period + KILL_AFTER, self.killed + KILL_INTERVAL)
 
 
-def supervise(app: App, *, processes: int, burst: bool = False, word: str = "worker") -> int | Child:
+def supervise(app: App, *, processes: int, burst: bool = False, kind: str = "worker") -> int | Child:
     """Fork `processes` children and keep them alive. Returns a Child in each child, an exit code in the parent. `word`
     is what they are called.
 
     A child that ends with 0 is done in a `burst`; else it is replaced like any other. One that ends because it is to be
     recycled is replaced at once, and that is no death.
     """
-    systemd, terminal = taken_from_environment(os.environ, os.getpid()), Terminal()
-    fleet = _Fleet(app, processes, burst, systemd, word, terminal)
+    systemd, terminal = take_notify_settings(os.environ, os.getpid()), Terminal()
+    fleet = _Fleet(app, processes, burst, systemd, kind, terminal)
     fleet.starts.extend([0.0] * processes)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     for each in (signal.SIGALRM, signal.SIGIO, *_PASSED_ON):
@@ -230,7 +230,7 @@ def _reap(fleet: _Fleet) -> None:
         fleet.wanted -= retired
         if retired or (code == 0 and (fleet.burst or fleet.stopping is not None)):
             continue
-        if code == RECYCLED and was_ready:
+        if code == RESTART_EXIT_CODE and was_ready:
             fleet.starts += [0.0] if fleet.stopping is None else []
             continue
         _tell_people(f"{fleet.word} process {pid} ended with {code}")
@@ -245,15 +245,15 @@ def _replace(fleet: _Fleet, *, could_not_start: bool) -> None:
     now = time.monotonic()
     fleet.deaths.append(now)
     fleet.in_vain += could_not_start
-    often = len(fleet.deaths) == DEATHS and now - fleet.deaths[0] < PERIOD
+    often = len(fleet.deaths) == MAX_DEATHS and now - fleet.deaths[0] < DEATH_WINDOW
     # Once one has come up the others can, too, as soon as the broker is back or a job that kills them is buried.
-    in_vain = fleet.in_vain >= IN_VAIN and not fleet.begun
+    in_vain = fleet.in_vain >= MAX_FAILED_STARTS and not fleet.begun
     if often or in_vain:
         _tell_people(f"{fleet.word} processes {'cannot start' if in_vain else 'keep ending'}: giving up")
         fleet.code = 1
         _stop(fleet)
         return
-    recent = sum(now - each < PERIOD for each in fleet.deaths)
+    recent = sum(now - each < DEATH_WINDOW for each in fleet.deaths)
     fleet.starts.append(now + full_jitter(recent - 1, start=0.05, cap=5.0, random=random.random))
 
 
@@ -267,7 +267,7 @@ def _tell_systemd(fleet: _Fleet, what: str) -> None:
     """Once."""
     if fleet.told != what:
         fleet.told = what
-        insist(fleet.systemd["address"], what, _status(fleet))
+        notify_with_retry(fleet.systemd["address"], what, _status(fleet))
 
 
 def _status(fleet: _Fleet) -> str:
@@ -275,7 +275,7 @@ def _status(fleet: _Fleet) -> str:
 
 
 def _tell_people(line: str) -> None:
-    sys.stderr.write(escaped(line) + "\n")
+    sys.stderr.write(escape_text(line) + "\n")
     sys.stderr.flush()
 
 

@@ -5,19 +5,26 @@ Floor: processes. Reads: nothing. Writes: log messages.
 
 from dataclasses import asdict
 
-from celery5.broker.on_trio import BreakerClosed, BreakerOpened, Connected, ConnectFailed, LinkEvent, Lost
+from celery5.broker.on_trio import (
+    BreakerClosed,
+    BreakerOpened,
+    LinkConnected,
+    LinkConnectFailed,
+    LinkEvent,
+    LinkLost,
+)
 from celery5.log import Level, Log
 
 _SAID: dict[type, tuple[str, Level]] = {
-    Connected: ("redis:connected", "info"),
-    ConnectFailed: ("redis:connect-failed", "debug"),
-    Lost: ("redis:lost", "warning"),
+    LinkConnected: ("redis:connected", "info"),
+    LinkConnectFailed: ("redis:connect-failed", "debug"),
+    LinkLost: ("redis:lost", "warning"),
     BreakerOpened: ("redis:breaker-opened", "warning"),
     BreakerClosed: ("redis:breaker-closed", "info"),
 }
 
 
-class LinkLog:
+class ConnectionLog:
     """Writes each link event as one log message."""
 
     def __init__(self, *, log: Log) -> None:

@@ -17,69 +17,69 @@ from typing import Any
 import trio
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.bootsteps.boot import BootFailed, BootGraph
 from celery5.errors import BrokerReplied, BrokerUnavailable, LeaseLost
 from celery5.log import Log
 from celery5.protocol.backoff import full_jitter
 from celery5.protocol.job import new_id
-from celery5.services.passing import is_spoilt, is_transient
-from celery5.services.reloader import Next, Reload
-from celery5.services.vitals import Vitals
+from celery5.services.passing import is_key_corrupt, is_transient
+from celery5.services.reloader import ConfigurationChanged, NextIncarnation
+from celery5.services.vitals import ProcessStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ProcessKind:
     """A kind of process: the `word` for it, how it is `run` until cancelled (see `celery5.processes.worker.run`), what
     `check`s before that whether the application can be served so, and whether an `understudy` stands by."""
 
-    word: str
+    name: str
     run: Callable[..., Awaitable[None]]
     check: Callable[[App], None]
-    understudy: bool = False
+    has_sidecar: bool = False
 
 
-async def live(
-    word: str,
-    boot_of: Callable[[str, Next], Boot],
-    vitals: Vitals,
+async def run_incarnations(
+    kind: str,
+    make_boot: Callable[[str, NextIncarnation], BootGraph],
+    process_status: ProcessStatus,
     *,
     name: str,
-    first: str,
+    first_name: str,
     log: Log,
-    patient: bool = False,
+    wait_for_broker: bool = False,
     task_status: trio.TaskStatus[None],
-    missed: Callable[[Exception], None] | None = None,
+    on_unreachable: Callable[[Exception], None] | None = None,
 ) -> None:
     """Live until cancelled. `boot_of` puts an incarnation together, given its own name, which begins with `name`; the
     `first` one may be known already. `word` is what the log calls it: worker, router. Raises BrokerError when Redis
     lets nobody in, and, unless it is `patient`, when it is away at first or refuses; with `missed` that is told there,
     once, and waited for."""
-    status = _Once(task_status, log, word)
-    at_first = not patient
-    lives, next_life = itertools.count(), Next()
+    status = _Once(task_status, log, kind)
+    at_first = not wait_for_broker
+    lives, next_incarnation = itertools.count(), NextIncarnation()
     while True:
         # Never used twice: what a former incarnation held is for recovery, not for us.
-        own, first = first or new_name(name), ""
-        log.named(own)
-        vitals.starting(own)
-        boot = boot_of(own, next_life)
+        own, first_name = first_name or new_incarnation_name(name), ""
+        log.set_worker(own)
+        process_status.mark_starting(own)
+        boot = make_boot(own, next_incarnation)
         try:
             await boot.run(task_status=status)
-        except* Reload:
-            log.event(f"{word}:reloading", name=own)
+        except* ConfigurationChanged:
+            log.event(f"{kind}:reloading", name=own)
             lives = itertools.count()
         except* _SURVIVABLE as ended:
-            final = _final(ended, at_first=at_first, told_away=missed is not None)
+            final = _final(ended, at_first=at_first, told_away=on_unreachable is not None)
             if final is not None:
                 raise final from None
-            hint = {"hint": _SPOILT} if any(map(is_spoilt, _leaves(ended))) else {}
-            log.event(f"{word}:again", "error", name=own, why=_first_of(ended), **hint)
-            if missed is not None and not status.said:
-                missed(BrokerUnavailable(_first_of(ended)))
-                missed = _nobody
-        next_life.begins()
+            hint = {"hint": _SPOILT} if any(map(is_key_corrupt, _leaves(ended))) else {}
+            log.event(f"{kind}:again", "error", name=own, why=_first_of(ended), **hint)
+            if on_unreachable is not None and not status.said:
+                on_unreachable(BrokerUnavailable(_first_of(ended)))
+                on_unreachable = _nobody
+        next_incarnation.apply_settings()
         # The first life must find Redis; whoever lost it later waits for it, and does not ask too often.
-        at_first = at_first and not (missed is None or status.said)
+        at_first = at_first and not (on_unreachable is None or status.said)
         life = next(lives)
         await trio.sleep(full_jitter(life, start=0.1, cap=1.0, random=random.random) if life else 0)
 
@@ -88,7 +88,7 @@ _SURVIVABLE = (LeaseLost, BootFailed, BrokerUnavailable, BrokerReplied)
 """The errors that a process may survive by beginning again: `begins_again` decides for each."""
 
 
-def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bool:
+def should_restart(error: BaseException, *, is_first: bool, unreachable_reported: bool) -> bool:
     """Return whether a process begins again after this error of an incarnation, instead of ending.
 
     A process that begins again waits for the same errors as a running one: a broker that cannot be reached, or that
@@ -104,11 +104,11 @@ def begins_again(error: BaseException, *, at_first: bool, told_away: bool) -> bo
         case LeaseLost():
             return True
         case BootFailed():
-            return not at_first
-        case BrokerReplied() if is_spoilt(error):
+            return not is_first
+        case BrokerReplied() if is_key_corrupt(error):
             return True  # Redis works: when the key is repaired, no process needs a restart
         case _:
-            return (told_away or not at_first) and is_transient(error)
+            return (unreachable_reported or not is_first) and is_transient(error)
 
 
 def _final(
@@ -117,7 +117,7 @@ def _final(
     """Return the errors of a group that end the process, as a group; None when there are none."""
 
     def survived(error: BaseException) -> bool:
-        return begins_again(error, at_first=at_first, told_away=told_away)
+        return should_restart(error, is_first=at_first, unreachable_reported=told_away)
 
     return group.split(survived)[1]
 
@@ -164,6 +164,6 @@ _SPOILT = (
 )
 
 
-def new_name(name: str = "") -> str:
+def new_incarnation_name(name: str = "") -> str:
     """A name that no incarnation has had: `name`, else host and process, and a new word."""
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{new_id()[:6]}"

@@ -25,25 +25,25 @@ from typing import Any, Self, cast
 import trio
 
 from celery5.log import Log
-from celery5.loop import Block
+from celery5.loop import LoopBlock
 from celery5.runners import on_trio
-from celery5.runners.context import CURRENT
+from celery5.runners.context import CURRENT_JOB
 from celery5.services.status_port import StatusPort
 from celery5.services.systemd_notify import notify
 from celery5.services.task_execution import TaskExecution
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 
-PART = 0.25
+SAMPLE_FRACTION = 0.25
 """The part of the setting between two looks at the loop: the times that are logged are as exact as that."""
-OFTEN, SELDOM = 0.01, 1.0
+MIN_INTERVAL, MAX_INTERVAL = 0.01, 1.0
 """Bounds of that, in seconds."""
-LONGEST_PAUSE = 60.0
+MAX_WARNING_INTERVAL = 60.0
 """The most seconds between two warnings of one block: each comes at twice the time of the one before."""
-BUSY = 0.1
+MIN_CPU_SHARE = 0.1
 """The part of a pause that this process must have computed in, if the interpreter's lock was held then."""
-FRAMES = 30
+MAX_FRAMES = 30
 """Frames of a stack that are logged, the innermost."""
-DEEPEST = 2000
+MAX_DEPTH = 2000
 """Frames that are looked at."""
 
 _IDLE = ("trio._core._io_epoll", "trio._core._io_kqueue", "trio._core._io_windows")
@@ -52,21 +52,27 @@ _STEPS = "unrolled_run"
 """The function of Trio's that makes each step of each of its tasks."""
 
 
-class LoopWatch:
+class LoopWatchdog:
     """A context manager for the main thread inside a Trio run: while the block lasts, it watches the loop.
 
     `threshold` is in seconds; 0 watches nothing. `address` is that of systemd's notification socket, if there is one.
     """
 
     def __init__(
-        self, *, threshold: float, vitals: Vitals, port: StatusPort, address: str | None, log: Log
+        self,
+        *,
+        threshold: float,
+        process_status: ProcessStatus,
+        port: StatusPort,
+        address: str | None,
+        log: Log,
     ) -> None:
         self._threshold = threshold
-        self._vitals = vitals
+        self._vitals = process_status
         self._port = port
         self._address = address
         self._log = log
-        self._every = min(max(threshold * PART, OFTEN), SELDOM)
+        self._every = min(max(threshold * SAMPLE_FRACTION, MIN_INTERVAL), MAX_INTERVAL)
         self._main = threading.get_ident()
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread: threading.Thread | None = None
@@ -109,19 +115,19 @@ class LoopWatch:
         with self._lock:  # whole: a late `loop:blocked` of the thread must not come after this
             now = time.monotonic()
             seconds, self._turned, self._asked = now - self._turned, now, False
-            if self._vitals.loop.now is None:
+            if self._vitals.loop.current is None:
                 return
             block = self._block(seconds)
             self._told, self._seen = 0.0, Counter()
             self._log.event("loop:resumed", "warning", **_fields(block))
-            self._vitals.loop.ended(block)
-            notify(self._address, f"STATUS={_line(self._vitals.line())}")
+            self._vitals.loop.end_block(block)
+            notify(self._address, f"STATUS={_line(self._vitals.format_summary())}")
 
     # ---- in the thread
 
     def _watch(self) -> None:
         while not self._ends:
-            if self._vitals.loop.now is not None and self._port.answer_for(self._every):
+            if self._vitals.loop.current is not None and self._port.serve_while_blocked(self._every):
                 now, locked = time.monotonic(), False  # this thread served clients, for as long as they took
             else:
                 began, computed = time.monotonic(), time.process_time()
@@ -129,7 +135,7 @@ class LoopWatch:
                 now = time.monotonic()
                 slept, computed = now - began, time.process_time() - computed
                 locked = slept > self._every + self._threshold / 2
-                if locked and computed < BUSY * slept:
+                if locked and computed < MIN_CPU_SHARE * slept:
                     self._excuse(slept)
                     continue
             with suppress(Exception):  # what it looks at changes meanwhile, and the next look comes soon
@@ -156,7 +162,7 @@ class LoopWatch:
         seconds = now - self._turned
         blocked = (asked or locked) and seconds >= self._threshold and self._vitals.phase != "starting"
         if blocked:
-            found = job_on(frame)
+            found = find_job(frame)
             if locked or found != _NOBODY or not is_idle(frame):
                 self._note(found, seconds, frame, asked=asked)
         if not asked:
@@ -169,10 +175,10 @@ class LoopWatch:
                 return
             self._seen[found] += 1
             block = self._block(seconds)
-            self._vitals.loop.goes_on(block)
+            self._vitals.loop.update_block(block)
             if block.seconds >= self._told:
-                self._told = block.seconds + min(block.seconds, LONGEST_PAUSE)
-                self._log.event("loop:blocked", "warning", **_fields(block), stack=stack_of(frame))
+                self._told = block.seconds + min(block.seconds, MAX_WARNING_INTERVAL)
+                self._log.event("loop:blocked", "warning", **_fields(block), stack=format_stack(frame))
                 notify(self._address, f"STATUS={_line(block.why)}")
 
     def _ask(self) -> None:
@@ -184,20 +190,20 @@ class LoopWatch:
             except trio.RunFinishedError:
                 self._ends = True
 
-    def _block(self, seconds: float) -> Block:
+    def _block(self, seconds: float) -> LoopBlock:
         jobs = Counter({found: count for found, count in self._seen.items() if found != _NOBODY})
         ((task, job), _), *_ = jobs.most_common(1) or [(_NOBODY, 0)]
-        return Block(round(seconds, 3), task, job, max(len(jobs) - 1, 0))
+        return LoopBlock(round(seconds, 3), task, job, max(len(jobs) - 1, 0))
 
 
-def job_on(frame: FrameType | None) -> tuple[str, str]:
+def find_job(frame: FrameType | None) -> tuple[str, str]:
     """Return the task and the id of the job that runs in a stack of the loop's thread; '' for both if none does."""
     for each in _outwards(frame):
-        if each.f_code is TaskExecution.EXECUTOR:
+        if each.f_code is TaskExecution.EXECUTOR_CODE:
             envelope = each.f_locals["delivery"].envelope
             return envelope.task, envelope.id
         if each.f_code.co_name == _STEPS and (task := each.f_locals.get("task")) is not None:
-            job = task.context.get(CURRENT)  # a task that the job has started
+            job = task.context.get(CURRENT_JOB)  # a task that the job has started
             return _NOBODY if job is None else (job.task, job.id)
     return _NOBODY
 
@@ -207,11 +213,11 @@ def is_idle(frame: FrameType | None) -> bool:
     return frame is None or frame.f_globals.get("__name__") in _IDLE
 
 
-def stack_of(frame: FrameType | None) -> str:
+def format_stack(frame: FrameType | None) -> str:
     """Return the innermost frames of a stack as text, from the job's own function on if there is one."""
     found: list[tuple[FrameType, int]] = []
     for each in _outwards(frame):
-        if each.f_code.co_filename == on_trio.__file__ or len(found) >= FRAMES:
+        if each.f_code.co_filename == on_trio.__file__ or len(found) >= MAX_FRAMES:
             break
         found.append((each, each.f_lineno))
     return "".join(traceback.StackSummary.extract(reversed(found)).format())
@@ -219,13 +225,13 @@ def stack_of(frame: FrameType | None) -> str:
 
 def _outwards(frame: FrameType | None) -> "list[FrameType]":
     found: list[FrameType] = []
-    while frame is not None and len(found) < DEEPEST:
+    while frame is not None and len(found) < MAX_DEPTH:
         found.append(frame)
         frame = frame.f_back
     return found
 
 
-def _fields(block: Block) -> dict[str, object]:
+def _fields(block: LoopBlock) -> dict[str, object]:
     others = {"others": block.others} if block.others else {}
     return {"task": block.task, "job": block.job, "seconds": block.seconds, **others}
 

@@ -16,44 +16,44 @@ from celery5.app import App
 from celery5.broker.kept_server import KeptServer
 from celery5.errors import BrokerUnavailable, Misconfigured
 from celery5.log import Log
-from celery5.protocol.masking import masked
+from celery5.protocol.masking import mask_passwords
 from celery5.protocol.own_broker import OwnBroker
-from celery5.services.own_server import OwnServer
-from celery5.settings import source_of
+from celery5.services.own_server import BrokerSupervisor
+from celery5.settings import find_source
 
 
-def placed(told: OwnBroker, beside: Path) -> OwnBroker:
+def resolve_paths(broker: OwnBroker, folder: Path) -> OwnBroker:
     """The same with whole paths: what is relative is so to the folder of the description."""
-    whole = beside.absolute()
+    whole = folder.absolute()
 
     def path(said: str) -> str:
         return os.path.normpath(whole / Path(said).expanduser())
 
     return msgspec.structs.replace(
-        told, folder=path(told.folder), socket=path(told.socket) if told.socket else ""
+        broker, folder=path(broker.folder), socket=path(broker.socket) if broker.socket else ""
     )
 
 
-class StoppedBefore(Exception):
+class StoppedBeforeReady(Exception):
     """Who was told to stop did so before the broker was up."""
 
 
 @contextmanager
-def own_broker(
-    app: App, told: OwnBroker | None, given_up: Callable[[], bool]
+def running_own_broker(
+    app: App, broker: OwnBroker | None, is_stopping: Callable[[], bool]
 ) -> Generator[KeptServer | None, None, None]:
     """The broker that the description tells of, for as long as the block lasts; None when it tells of none.
 
     Raises Misconfigured when the application says another one, or another Controller runs it; ServerNotFound;
-    BrokerUnavailable when it does not come up; StoppedBefore when that is `given_up`.
+    BrokerUnavailable when it does not come up; StoppedBeforeReady when that is `given_up`.
     """
-    if told is None:
+    if broker is None:
         yield None
         return
-    server = KeptServer(told)
+    server = KeptServer(broker)
     try:
         _check(app, server.url)
-        _begin(server, given_up)
+        _begin(server, is_stopping)
         app.use_broker(server.url)
         sys.stderr.write(f"producers reach the broker with CELERY5_BROKER=\"$(cat '{server.folder}/url')\"\n")
         try:
@@ -66,21 +66,23 @@ def own_broker(
 
 def _begin(server: KeptServer, given_up: Callable[[], bool]) -> None:
     try:
-        server.begin(given_up)
+        server.start(given_up)
     except BrokerUnavailable:
         if given_up():
-            raise StoppedBefore from None
+            raise StoppedBeforeReady from None
         raise
 
 
 @asynccontextmanager
-async def looked_after(server: KeptServer | None, hung_after: float, log: Log) -> AsyncGenerator[None, None]:
+async def supervised_server(
+    server: KeptServer | None, hung_after: float, log: Log
+) -> AsyncGenerator[None, None]:
     """Have it go on while the block lasts, also while that ends: what ends in it needs the broker."""
     if server is None:
         yield
         return
     scope = trio.CancelScope(shield=True)
-    service = OwnServer(server=server, hung_after=hung_after, log=log)
+    service = BrokerSupervisor(server=server, hung_after=hung_after, log=log)
 
     async def look(*, task_status: trio.TaskStatus[None]) -> None:
         with scope:
@@ -96,9 +98,9 @@ async def looked_after(server: KeptServer | None, hung_after: float, log: Log) -
 
 def _check(app: App, url: str) -> None:
     """Members get the URL by their environment, against which code wins. Producers should find the same."""
-    source = source_of("broker", app.said, os.environ, None)
+    source = find_source("broker", app.explicit_settings, os.environ, None)
     if source is not None and source.raw != url:
         raise Misconfigured(
-            f"{source.where} says another broker than [broker] in the cluster description, which is at {masked(url)}: "
+            f"{source.where} says another broker than [broker] in the cluster description, which is at {mask_passwords(url)}: "
             "leave one of them out, or say the same"
         )

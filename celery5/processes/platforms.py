@@ -12,25 +12,25 @@ from celery5.errors import Misconfigured, PlatformError
 from celery5.log import Log
 from celery5.platform import Platform
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.remote_units import Place
+from celery5.protocol.remote_units import RemoteSetup
 from celery5.services import systemd_place
-from celery5.services.hosts import Hosts
+from celery5.services.hosts import MultiHostPlatform
 from celery5.services.remote_host import RemoteHost
-from celery5.services.ssh_line import SSHLine
+from celery5.services.ssh_line import SSHConnection
 from celery5.services.sub_processes import SubProcesses
 from celery5.services.systemd_units import SystemdUnits
 
-Makes = Callable[..., Platform]
+PlatformFactory = Callable[..., Platform]
 
-OURS: Mapping[str, Makes] = {"processes": SubProcesses, "systemd": SystemdUnits}
+BUILT_IN_PLATFORMS: Mapping[str, PlatformFactory] = {"processes": SubProcesses, "systemd": SystemdUnits}
 """celery5's own platforms, by the names that descriptions have for them."""
 
 
-def platform_of(cluster: Cluster, app: str, environ: Mapping[str, str], log: Log | None = None) -> Platform:
+def make_platform(cluster: Cluster, app: str, environ: Mapping[str, str], log: Log | None = None) -> Platform:
     """The platform for a description: what is named there, and for its hosts ssh. A platform of the user's own has all
     members, those on hosts, too. Raises Misconfigured."""
-    name = chosen(cluster.platform, environ)
-    makes = OURS.get(name) or _users(name)
+    name = resolve_platform_name(cluster.platform, environ)
+    makes = BUILT_IN_PLATFORMS.get(name) or _users(name)
     try:
         made: Any = makes(cluster=cluster, app=app)
     except TypeError as error:
@@ -42,16 +42,16 @@ def platform_of(cluster: Cluster, app: str, environ: Mapping[str, str], log: Log
     if not isinstance(made, Platform):
         raise Misconfigured(f"platform {name!r} lacks a method: see celery5.platform.Platform")
     platform: Platform = made
-    if not cluster.hosts or name not in OURS:
+    if not cluster.hosts or name not in BUILT_IN_PLATFORMS:
         return platform
-    there = {host: remote_host(cluster, host, app, log) for host in cluster.hosts}
-    return Hosts(here=platform, there=there)
+    there = {host: make_remote_host(cluster, host, app, log) for host in cluster.hosts}
+    return MultiHostPlatform(local=platform, remote=there)
 
 
-def remote_host(cluster: Cluster, name: str, app: str, log: Log | None = None) -> RemoteHost:
+def make_remote_host(cluster: Cluster, name: str, app: str, log: Log | None = None) -> RemoteHost:
     """The members on one host of a description. Their unit bears twice as long with a start as the Foreman does."""
     host = cluster.hosts[name]
-    place = Place(
+    place = RemoteSetup(
         app=app,
         command=host.command,
         directory=host.directory,
@@ -60,21 +60,23 @@ def remote_host(cluster: Cluster, name: str, app: str, log: Log | None = None) -
         start_limit=2 * cluster.start_limit,
         hung_after=cluster.hung_after,
     )
-    return RemoteHost(name=name, place=place, line=SSHLine(name=name, destination=host.ssh), log=log)
+    return RemoteHost(
+        name=name, setup=place, connection=SSHConnection(name=name, destination=host.ssh), log=log
+    )
 
 
-def chosen(name: str, environ: Mapping[str, str]) -> str:
+def resolve_platform_name(name: str, environ: Mapping[str, str]) -> str:
     """What `auto` means here: systemd, for a Controller that is a service of systemd's itself and may ask it (C91)."""
     if name != "auto":
         return name
-    return "systemd" if systemd_place.chosen(environ, os.getpid()) else "processes"
+    return "systemd" if systemd_place.should_use_systemd(environ, os.getpid()) else "processes"
 
 
-def _users(name: str) -> Makes:
+def _users(name: str) -> PlatformFactory:
     """A class of the user's. Raises Misconfigured."""
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
-        known = ", ".join(["auto", *OURS])
+        known = ", ".join(["auto", *BUILT_IN_PLATFORMS])
         raise Misconfigured(f"platform {name!r} is not known: {known}, or module:Class of your own")
     try:
         found: Any = importlib.import_module(module)
@@ -82,4 +84,4 @@ def _users(name: str) -> Makes:
         raise Misconfigured(f"platform {name!r}: {type(error).__name__}: {error}") from None
     if not callable(getattr(found, attribute, None)):
         raise Misconfigured(f"platform {name!r}: module {module} has no class {attribute}")
-    return cast("Makes", getattr(found, attribute))
+    return cast("PlatformFactory", getattr(found, attribute))

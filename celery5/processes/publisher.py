@@ -17,51 +17,56 @@ import trio
 from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot, Step
-from celery5.bootsteps.meanwhile import Meanwhile
+from celery5.bootsteps.boot import BootGraph, Step
+from celery5.bootsteps.meanwhile import BackgroundBoot
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.on_trio import Timing
-from celery5.daemon_line import usual_socket
+from celery5.daemon_line import get_default_socket
 from celery5.errors import Misconfigured
 from celery5.log import Log
-from celery5.messages_backlog import Room, backlog_for
+from celery5.messages_backlog import BacklogCapacity, make_backlog
 from celery5.processes import attendant_parts
-from celery5.processes.attendant_parts import GROUND, Listens
-from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import Page
+from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
+from celery5.processes.link_log import ConnectionLog
+from celery5.processes.lives import ProcessKind
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.daemon_address import LOOPBACK, connections_in, door_in, fitting
-from celery5.protocol.routes import DEFAULT
-from celery5.services.board import Board
-from celery5.services.commands import Handler
-from celery5.services.doors import Doors, Plan, inherited
+from celery5.protocol.daemon_address import (
+    LOOPBACK_HOSTS,
+    check_socket_path,
+    parse_connections,
+    parse_optional_tcp,
+)
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.services.board import StepStatus
+from celery5.services.commands import CommandHandler
+from celery5.services.doors import PublisherSockets, SocketPlan, get_inherited_sockets
 from celery5.services.inbox import Inbox
 from celery5.services.listener import Listener
-from celery5.services.log_again import LogAgain
+from celery5.services.log_again import LogRetry
 from celery5.services.message_publisher import MessagePublisher
 from celery5.services.messages_store import MessagesStore
 from celery5.services.publishing_checks import PublishingChecks
-from celery5.services.reloader import Next, Reloader
+from celery5.services.reloader import NextIncarnation, Reloader
 from celery5.services.systemd_notify import SystemdNotify
-from celery5.services.vitals import Source, VitalSigns
+from celery5.services.vitals import StatusPhase, StatusSource
 
 KIND = "publisher"
-FAREWELL = 10.0
+STOP_MARGIN = 10.0
 """Seconds that a step has to end beyond the grace period."""
 
 Publishers = Mapping[str, MessagePublisher]
 Stores = Mapping[str, MessagesStore]
 
 
-def make_listeners(inbox: Inbox) -> tuple[Listens, ...]:
+def make_listeners(inbox: Inbox) -> tuple[ChannelListener, ...]:
     """Who is told what is said on channels."""
     return (inbox,)
 
 
-def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
+def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
     """What this Publisher does when it is told to."""
-    return {**usual}
+    return {**common_handlers}
 
 
 def make_own_checks(app: App, keys: Keys, log: Log) -> PublishingChecks:
@@ -76,7 +81,7 @@ def make_publishers(
     keys: Keys,
     timing: Timing,
     name: str,
-    watch: LinkLog,
+    watch: ConnectionLog,
     own_checks: PublishingChecks,
     log: Log,
 ) -> Publishers:
@@ -86,31 +91,40 @@ def make_publishers(
         keys=keys,
         timing=replace(timing, first_connect=float("inf")),
         name=name,
-        watch=watch,
+        on_link_event=watch,
         own_checks=own_checks,
-        connections=connections_in(app.settings.publisher_connections),
-        drain=app.settings.grace_period,
+        connections=parse_connections(app.settings.publisher_connections),
+        drain_limit=app.settings.grace_period,
         log=log,
     )
     return {broker: make(store=stores[broker], endpoint=endpoint) for broker, endpoint in endpoints.items()}
 
 
-def make_more(
+def make_extra_sources(
     listener: Listener, stores: Stores, publishers: Publishers, own_checks: PublishingChecks
-) -> tuple[Source, ...]:
+) -> tuple[StatusSource, ...]:
     """Who else knows how this process does."""
     return (listener, *stores.values(), *publishers.values(), own_checks)
 
 
-def make_company(ground: tuple[Step, ...], log_again: LogAgain, board: Board, log: Log, stuck: Any) -> Boot:
+def make_broker_boot(
+    base_steps: tuple[Step, ...], log_again: LogRetry, step_status: StepStatus, log: Log, stuck: Any
+) -> BootGraph:
     """What needs Redis to be there."""
-    return Boot(steps=(*ground, Step("log-again", log_again, ("redis",))), board=board, log=log, stuck=stuck)
+    return BootGraph(
+        steps=(*base_steps, Step("log-again", log_again, ("redis",))),
+        step_status=step_status,
+        log=log,
+        on_stuck=stuck,
+    )
 
 
-def make_top(vital_signs: VitalSigns, systemd: SystemdNotify, reloader: Reloader) -> tuple[Step, ...]:
+def make_final_steps(
+    status_phase: StatusPhase, systemd: SystemdNotify, reloader: Reloader
+) -> tuple[Step, ...]:
     """The last part of the boot graph."""
     return (
-        Step("vitals", vital_signs, ("listener",)),
+        Step("vitals", status_phase, ("listener",)),
         Step("systemd", systemd, ("vitals",)),
         Step("reloader", reloader, ("listener",)),
     )
@@ -122,11 +136,11 @@ def make_steps(
     own_checks: PublishingChecks,
     publishers: Publishers,
     listener: Listener,
-    meanwhile: Meanwhile,
-    top: tuple[Step, ...],
+    meanwhile: BackgroundBoot,
+    final_steps: tuple[Step, ...],
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
-    limit = app.settings.grace_period + FAREWELL
+    limit = app.settings.grace_period + STOP_MARGIN
     return (
         Step("checks", own_checks),
         Step("meanwhile", meanwhile),
@@ -136,31 +150,31 @@ def make_steps(
             for each, publisher in publishers.items()
         ],
         Step("listener", listener, [f"publisher-{each}" for each in publishers], stop_limit=limit),
-        *top,
+        *final_steps,
     )
 
 
 _PARTS: Mapping[str, Any] = {
-    **GROUND,
+    **BASE_PARTS,
     "listeners": value(make_listeners),
     "handlers": value(make_handlers),
     "own_checks": value(make_own_checks),
     "publishers": value(make_publishers),
-    "doors": Doors,
+    "sockets": PublisherSockets,
     "listener": Listener,
-    "company": value(make_company),
-    "meanwhile": Meanwhile,
-    "more": value(make_more),
-    "top": value(make_top),
+    "broker_boot": value(make_broker_boot),
+    "meanwhile": BackgroundBoot,
+    "extra_sources": value(make_extra_sources),
+    "final_steps": value(make_final_steps),
     "steps": value(make_steps),
 }
 PublisherParts = Injector(**_PARTS)
 """Every part of a Publisher. A part is built from the names of its constructor's parameters."""
 
 
-def plan_of(app: App) -> Plan:
+def make_listen_plan(app: App) -> SocketPlan:
     """Where it listens, by the application's settings. Raises Misconfigured."""
-    settings, tcp = app.settings, door_in(app.settings.publisher_tcp)
+    settings, tcp = app.settings, parse_optional_tcp(app.settings.publisher_tcp)
     if tcp and not settings.publisher_certificate and not settings.publisher_plain and not _is_here(tcp[0]):
         raise Misconfigured(
             f"publisher_tcp is {settings.publisher_tcp!r}: what comes from other hosts speaks TLS; give it a "
@@ -168,63 +182,76 @@ def plan_of(app: App) -> Plan:
         )
     if settings.publisher_client_ca and not settings.publisher_certificate:
         raise Misconfigured("publisher_client_ca is for TLS: give a publisher_certificate, too")
-    path = fitting(settings.publisher_socket) if settings.publisher_socket else str(usual_socket(app.name))
-    return Plan(
+    path = (
+        check_socket_path(settings.publisher_socket)
+        if settings.publisher_socket
+        else str(get_default_socket(app.name))
+    )
+    return SocketPlan(
         path,
         tcp,
         settings.publisher_certificate,
         settings.publisher_key,
         settings.publisher_client_ca,
-        inherited(os.environ, os.getpid()),
+        get_inherited_sockets(os.environ, os.getpid()),
         settings.publisher_plain,
     )
 
 
 def _is_here(host: str) -> bool:
     try:
-        return host in LOOPBACK or ip_address(host).is_loopback
+        return host in LOOPBACK_HOSTS or ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def endpoints_of(app: App) -> Mapping[str, Endpoint]:
+def get_endpoints(app: App) -> Mapping[str, Endpoint]:
     """The application's brokers, by name."""
-    return {name: app.brokers.of(name).endpoint for name in app.brokers.names}
+    return {name: app.brokers.get(name).endpoint for name in app.brokers.names}
 
 
-class Larder:
+class StoreCache:
     """The stores of one process: what is in memory outlives an incarnation."""
 
     def __init__(self) -> None:
-        self._stores: dict[tuple[str, str], tuple[MessagesStore, Room]] = {}
+        self._stores: dict[tuple[str, str], tuple[MessagesStore, BacklogCapacity]] = {}
 
-    def of(self, app: App, brokers: Mapping[str, Endpoint], log: Log) -> Stores:
+    def get_stores(self, app: App, brokers: Mapping[str, Endpoint], log: Log) -> Stores:
         """The store of each broker, as the settings want them now."""
         settings, found = app.settings, dict[str, MessagesStore]()
         for broker in brokers:
             where = (broker, settings.publisher_backlog)
             if where not in self._stores:
-                room = Room(settings.publisher_backlog_messages, settings.publisher_backlog_bytes)
-                backlog = backlog_for(settings.publisher_backlog, app=app.name, broker=broker, room=room)
+                room = BacklogCapacity(settings.publisher_backlog_messages, settings.publisher_backlog_bytes)
+                backlog = make_backlog(settings.publisher_backlog, app=app.name, broker=broker, capacity=room)
                 self._stores[where] = MessagesStore(broker=broker, backlog=backlog, log=log), room
             found[broker], room = self._stores[where]
-            room.messages, room.bytes = settings.publisher_backlog_messages, settings.publisher_backlog_bytes
+            room.max_messages, room.max_bytes = (
+                settings.publisher_backlog_messages,
+                settings.publisher_backlog_bytes,
+            )
         return found
 
 
-def given(
-    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next, larder: Larder
+def make_values(
+    app: App,
+    options: WorkerOptions,
+    name: str,
+    log: Log,
+    done: trio.Event,
+    next_incarnation: NextIncarnation,
+    store_cache: StoreCache,
 ) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    endpoints = endpoints_of(app)
+    endpoints = get_endpoints(app)
     return {
-        **attendant_parts.given(app, options, name, log, done, next_life, kind=KIND),
+        **attendant_parts.make_common_values(app, options, name, log, done, next_incarnation, kind=KIND),
         "app_name": app.name,
-        "follows": (),
-        "plan": plan_of(app),
+        "presence_listeners": (),
+        "plan": make_listen_plan(app),
         "endpoints": endpoints,
-        "stores": larder.of(app, endpoints, log),
-        "broker_of": app.brokers.home,
+        "stores": store_cache.get_stores(app, endpoints, log),
+        "broker_of": app.brokers.broker_of_queue,
         "message_limit": app.settings.message_limit,
     }
 
@@ -239,16 +266,18 @@ async def run(
 ) -> None:
     """Be a Publisher until cancelled; `done` is set when a command has it end. Of the options those about queues and
     jobs mean nothing to it."""
-    known = partial(given, larder=Larder())
-    await attendant_parts.attend(
+    known = partial(make_values, store_cache=StoreCache())
+    await attendant_parts.run_auxiliary_process(
         app, options, KIND, PublisherParts, known, log=log, done=done, task_status=task_status
     )
 
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application's settings make no Publisher."""
-    plan_of(app)
-    backlog_for(app.settings.publisher_backlog, app=app.name, broker=DEFAULT, room=Room(1, 1))
+    make_listen_plan(app)
+    make_backlog(
+        app.settings.publisher_backlog, app=app.name, broker=DEFAULT_BROKER, capacity=BacklogCapacity(1, 1)
+    )
     for each in app.publisher_check.known.values():
         if each.scope != "local":
             raise Misconfigured(
@@ -256,5 +285,5 @@ def check(app: App) -> None:
             )
 
 
-PUBLISHER = Page(KIND, run, check)
+PUBLISHER = ProcessKind(KIND, run, check)
 """What publishes for the processes of a host."""

@@ -17,39 +17,39 @@ from dependencies import Injector, value
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Step
-from celery5.bootsteps.join_events import JoinEvents
-from celery5.bootsteps.open_publishing import OpenPublishing
+from celery5.bootsteps.join_events import EventsMembership
+from celery5.bootsteps.open_publishing import LentConnection
 from celery5.broker.keys import EVENTS
 from celery5.broker.on_trio import ParkedRedis, TrioRedis
 from celery5.log import Log
 from celery5.processes import attendant_parts
-from celery5.processes.attendant_parts import GROUND, Listens
+from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
 from celery5.processes.connection_parts import make_reader
-from celery5.processes.data_parts import DATA, given_of_data, has_data, make_data_steps
-from celery5.processes.lives import Page
-from celery5.processes.worker import WorkerOptions, known_of
-from celery5.services.circuits import Circuits
-from celery5.services.commands import Handler, PostsToItself
-from celery5.services.event_acts import EventActs
+from celery5.processes.data_parts import DATA_PARTS, has_data, make_data_steps, make_data_values
+from celery5.processes.lives import ProcessKind
+from celery5.processes.worker import WorkerOptions, make_status_values
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import CommandHandler, SelfCommandSender
+from celery5.services.event_acts import EventActions
 from celery5.services.event_ingestion import EventIngestion
 from celery5.services.heartbeat import Heartbeat
 from celery5.services.inbox import Inbox
 from celery5.services.lease import Lease
 from celery5.services.mover import Mover
 from celery5.services.recoverer import Recoverer
-from celery5.services.reloader import Next
+from celery5.services.reloader import NextIncarnation
 from celery5.services.sink_delivery import SinkDelivery
 from celery5.services.source_ingestion import SourceIngestion
-from celery5.services.vital_sources import Connections, Documents, LeaseHeld, Routed
-from celery5.services.vitals import Source, Vitals
+from celery5.services.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
+from celery5.services.vitals import ProcessStatus, StatusSource
 from celery5.sinks import check_sinks
 
 KIND = "router"
-NEVER = 10**9
+UNLIMITED_DELIVERIES = 10**9
 """Routers that an event may take down before it is buried: it runs no code of anybody's."""
 
 
-class Wakes:
+class MoverListener:
     """The channel on which it is said that an event falls due before all others."""
 
     def __init__(self, *, mover: Mover) -> None:
@@ -60,48 +60,57 @@ class Wakes:
         """The channels to listen to."""
         return self._mover.channels
 
-    def hear(self, channel: bytes, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         """It was said."""
-        self._mover.wake(channel, payload)
+        self._mover.on_message(channel, payload)
 
-    def look_again(self) -> None:
+    def recheck(self) -> None:
         """It may have been said while nobody listened."""
-        self._mover.look_again()
+        self._mover.recheck()
 
 
-def make_listeners(inbox: Inbox, wakes: Wakes, sink_delivery: SinkDelivery) -> tuple[Listens, ...]:
+def make_listeners(
+    inbox: Inbox, mover_listener: MoverListener, sink_delivery: SinkDelivery
+) -> tuple[ChannelListener, ...]:
     """Who is told what is said on channels."""
-    return (inbox, wakes, sink_delivery)
+    return (inbox, mover_listener, sink_delivery)
 
 
-def make_wake(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
+def make_heartbeat_listeners(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear)
+    return (mover.on_heartbeat, recoverer.on_heartbeat)
 
 
-def make_handlers(usual: dict[str, Handler]) -> dict[str, Handler]:
+def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
     """What this Router does when it is told to: its command ingestion."""
-    return {**usual}
+    return {**common_handlers}
 
 
-def make_more(
+def make_extra_sources(
     reader: ParkedRedis,
     lease: Lease,
     sink_delivery: SinkDelivery,
     source_ingestion: SourceIngestion,
     event_ingestion: EventIngestion,
-) -> tuple[Source, ...]:
+) -> tuple[StatusSource, ...]:
     """Who else knows how this process does."""
-    documents = Documents(
-        given=sink_delivery.told, waiting=sink_delivery.waiting, taken=source_ingestion.told
+    documents = DocumentMetrics(
+        delivered=sink_delivery.get_counts,
+        waiting=sink_delivery.get_waiting_counts,
+        published=source_ingestion.get_counts,
     )
-    return (Connections(reader=reader), LeaseHeld(lease), Routed(event_ingestion.routed), documents)
+    return (
+        ConnectionStatus(reader=reader),
+        LeaseStatus(lease),
+        EventMetrics(event_ingestion.counts),
+        documents,
+    )
 
 
 def make_event_steps(
     reader: ParkedRedis,
-    join: JoinEvents,
-    publishing: OpenPublishing,
+    join: EventsMembership,
+    publishing: LentConnection,
     heartbeat: Heartbeat,
     mover: Mover,
     recoverer: Recoverer,
@@ -119,17 +128,17 @@ def make_event_steps(
     )
 
 
-def make_added() -> tuple[BootStep, ...]:
+def make_app_steps() -> tuple[BootStep, ...]:
     """The application's own services that run here, supervised: its data sources."""
     return ()
 
 
-def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
+def make_injectable_values(app: App, worker: str, posts: SelfCommandSender) -> dict[str, Any]:
     """What their code may ask for by name."""
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
 
 
-def make_ground(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple[Step, ...]:
+def make_base_steps(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple[Step, ...]:
     """The first part of the boot graph. Its lease is one among the events' consumers, not a presence."""
     return (
         Step("redis", redis),
@@ -139,70 +148,70 @@ def make_ground(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple
     )
 
 
-def make_last(event_steps: tuple[Step, ...], data_steps: tuple[Step, ...]) -> tuple[str, ...]:
+def make_required_steps(event_steps: tuple[Step, ...], data_steps: tuple[Step, ...]) -> tuple[str, ...]:
     """What must be up before the process counts as up."""
     return ("inbox", *[step.name for step in (*event_steps, *data_steps)])
 
 
 def make_steps(
-    ground: tuple[Step, ...],
+    base_steps: tuple[Step, ...],
     event_steps: tuple[Step, ...],
     data_steps: tuple[Step, ...],
-    top: tuple[Step, ...],
+    final_steps: tuple[Step, ...],
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
-    return (*ground, *event_steps, *data_steps, *top)
+    return (*base_steps, *event_steps, *data_steps, *final_steps)
 
 
 _PARTS: Mapping[str, Any] = {
-    **GROUND,
-    **DATA,
+    **BASE_PARTS,
+    **DATA_PARTS,
     "reader": value(make_reader),
-    "wakes": Wakes,
+    "mover_listener": MoverListener,
     "listeners": value(make_listeners),
-    "join": JoinEvents,
-    "publishing": OpenPublishing,
+    "join": EventsMembership,
+    "publishing": LentConnection,
     "heartbeat": Heartbeat,
-    "wake": value(make_wake),
+    "wake": value(make_heartbeat_listeners),
     "mover": Mover,
     "recoverer": Recoverer,
-    "event_acts": EventActs,
+    "event_acts": EventActions,
     "event_ingestion": EventIngestion,
-    "circuits": Circuits,
+    "circuits": CircuitBreakers,
     "handlers": value(make_handlers),
-    "more": value(make_more),
-    "ground": value(make_ground),
+    "extra_sources": value(make_extra_sources),
+    "base_steps": value(make_base_steps),
     "event_steps": value(make_event_steps),
     "data_steps": value(make_data_steps),
-    "added": value(make_added),
-    "offered": value(make_offered),
-    "last": value(make_last),
+    "added": value(make_app_steps),
+    "offered": value(make_injectable_values),
+    "required_steps": value(make_required_steps),
     "steps": value(make_steps),
 }
 RouterParts = Injector(**_PARTS)
 """Every part of a Router. A part is built from the names of its constructor's parameters."""
 
 
-def needed(app: App) -> bool:
+def is_needed(app: App) -> bool:
     """Whether the application has what only a Router does."""
-    return has_data(app) or app.events.own
+    return has_data(app) or app.events.has_own_events
 
 
-def given(
-    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_life: Next
+def make_values(
+    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_incarnation: NextIncarnation
 ) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    settings, vitals = app.settings, options.vitals or Vitals(app=app.name)
+    settings, vitals = app.settings, options.process_status or ProcessStatus(app=app.name)
     lease = Lease(seconds=settings.lease)
     return {
-        **attendant_parts.given(app, options, name, log, done, next_life, kind=KIND),
-        **known_of(options, vitals, lease, next_life),
-        **given_of_data(app),
+        **attendant_parts.make_common_values(app, options, name, log, done, next_incarnation, kind=KIND),
+        **make_status_values(options, vitals, lease, next_incarnation),
+        **make_data_values(app),
         "consumed": (app.queue(EVENTS),),
         "lease": lease,
-        "understudy": None,
+        "sidecar": None,
         "tasks": dict[str, Any](),
-        "max_deliveries": NEVER,
+        "max_deliveries": UNLIMITED_DELIVERIES,
         "results_ttl": settings.results_ttl,
         "read_block": settings.read_block,
         "event_retention": settings.event_retention,
@@ -221,15 +230,15 @@ async def run(
 ) -> None:
     """Be a Router until cancelled; `done` is set when a command has it end. Of the options those about queues and jobs
     mean nothing to it. Raises BrokerError when Redis lets nobody in."""
-    await attendant_parts.attend(
-        app, options, KIND, RouterParts, given, log=log, done=done, task_status=task_status
+    await attendant_parts.run_auxiliary_process(
+        app, options, KIND, RouterParts, make_values, log=log, done=done, task_status=task_status
     )
 
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application cannot be served by a Router."""
-    check_sinks(given_of_data(app)["outlets"])
+    check_sinks(make_data_values(app)["outlets"])
 
 
-ROUTER = Page(KIND, run, check)
+ROUTER = ProcessKind(KIND, run, check)
 """What takes in events, data and commands."""

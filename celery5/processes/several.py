@@ -20,59 +20,59 @@ from celery5.broker.call import Call
 from celery5.connections import AwaitingRedis
 from celery5.errors import Misconfigured
 from celery5.log import Log
-from celery5.protocol.orders import inbox_of
-from celery5.protocol.routes import DEFAULT
+from celery5.protocol.orders import get_inbox_name
+from celery5.protocol.routes import DEFAULT_BROKER
 
 T = TypeVar("T")
 
 
-def by_broker(app: App, queues: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def group_by_broker(app: App, queues: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The queues of each broker that has any of them, the default one first. Raises Misconfigured."""
     homes: dict[str, list[str]] = {}
     for queue in queues:
-        homes.setdefault(app.brokers.home(queue), []).append(queue)
-    order = sorted(homes, key=lambda name: name != DEFAULT)
+        homes.setdefault(app.brokers.broker_of_queue(queue), []).append(queue)
+    order = sorted(homes, key=lambda name: name != DEFAULT_BROKER)
     return {name: tuple(homes[name]) for name in order}
 
 
-def name_on(broker: str, name: str) -> str:
+def name_for_broker(broker: str, name: str) -> str:
     """What a process that is called `name`, if it is, is called on a broker: commands find it by that."""
-    if broker == DEFAULT:
+    if broker == DEFAULT_BROKER:
         return name
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}@{broker}"
 
 
-def check_name(app: App, name: str) -> None:
+def check_worker_name(app: App, name: str) -> None:
     """Raises Misconfigured for a name that looks like one on another broker: commands would not find it."""
-    end = inbox_of(f"{name}:").rpartition("@")[2]
+    end = get_inbox_name(f"{name}:").rpartition("@")[2]
     if "@" in name and end in app.brokers.names:
         raise Misconfigured(f"the name {name!r} ends like those on broker {end!r}: use another one")
 
 
 @dataclass
-class Roll:
+class StartupStatus:
     """Which lives are up. `answered` when each of them has come up, or has found that its broker is away."""
 
-    awaited: set[str]
+    pending: set[str]
     up: set[str] = field(default_factory=set[str])
     errors: list[Exception] = field(default_factory=list[Exception])
     answered: trio.Event = field(default_factory=trio.Event)
-    first: trio.Event = field(default_factory=trio.Event)
+    first_answered: trio.Event = field(default_factory=trio.Event)
 
-    def is_up(self, broker: str) -> None:
+    def mark_up(self, broker: str) -> None:
         """This one is."""
         self.up.add(broker)
         self._heard(broker)
 
-    def missed(self, broker: str, error: Exception) -> None:
+    def mark_unreachable(self, broker: str, error: Exception) -> None:
         """This one is not, for now."""
         self.errors.append(error)
         self._heard(broker)
 
     def _heard(self, broker: str) -> None:
-        self.awaited.discard(broker)
-        self.first.set()
-        if not self.awaited:
+        self.pending.discard(broker)
+        self.first_answered.set()
+        if not self.pending:
             self.answered.set()
 
 
@@ -86,21 +86,21 @@ class _Up(trio.TaskStatus[None]):
         self._told()
 
 
-Run = Callable[[trio.TaskStatus[None], Callable[[Exception], None]], Awaitable[None]]
+RunOnBroker = Callable[[trio.TaskStatus[None], Callable[[Exception], None]], Awaitable[None]]
 """One life: says when it is up, and with which error its broker was away before that."""
 
 
-async def on_each(
-    lives: Mapping[str, Run], log: Log, task_status: trio.TaskStatus[None], *, one_first: bool
+async def run_on_each_broker(
+    incarnations: Mapping[str, RunOnBroker], log: Log, task_status: trio.TaskStatus[None], *, one_first: bool
 ) -> None:
     """Live on all brokers until cancelled; started as soon as each has answered or is known to be away. With
     `one_first` the others begin when the first is up, and it must be. Raises the BrokerError when all are away."""
-    roll = Roll(set(lives))
+    roll = StartupStatus(set(incarnations))
     async with trio.open_nursery() as nursery:
-        for number, (broker, run) in enumerate(lives.items()):
+        for number, (broker, run) in enumerate(incarnations.items()):
             nursery.start_soon(_one, broker, run, roll, log)
             if one_first and number == 0:
-                await roll.first.wait()
+                await roll.first_answered.wait()
                 if not roll.up:
                     raise roll.errors[0]
         await roll.answered.wait()
@@ -109,20 +109,24 @@ async def on_each(
         task_status.started()
 
 
-async def _one(broker: str, run: Run, roll: Roll, log: Log) -> None:
+async def _one(broker: str, run: RunOnBroker, roll: StartupStatus, log: Log) -> None:
     def up() -> None:
-        roll.is_up(broker)
+        roll.mark_up(broker)
 
     def missed(error: Exception) -> None:
         log.event(
-            "broker:away", "warning", broker=broker, why=str(error), hint="the others are served meanwhile"
+            "broker:connect-failed",
+            "warning",
+            broker=broker,
+            why=str(error),
+            hint="the others are served meanwhile",
         )
-        roll.missed(broker, error)
+        roll.mark_unreachable(broker, error)
 
     await run(_Up(up), missed)
 
 
-class Afar:
+class RemoteRedis:
     """One broker, for what has no life there. Without one: that of each call."""
 
     def __init__(self, app: App, broker: str = "") -> None:
@@ -139,4 +143,4 @@ class Afar:
 
     async def _reach(self) -> AwaitingRedis:
         app = self._app
-        return await (app.brokers.of(self._broker) if self._broker else app.connections).awaiting()
+        return await (app.brokers.get(self._broker) if self._broker else app.connections).get_async_driver()

@@ -51,10 +51,10 @@ class Interruption:
     signal, because it was commanded to, `must_end` by the same clock.
     """
 
-    def __init__(self, *, limit: float | None = None, patience: float = 0.0, parent: int = 0) -> None:
+    def __init__(self, *, limit: float | None = None, duplicate_window: float = 0.0, parent: int = 0) -> None:
         self._parent = parent
         self._limit = limit
-        self._patience = patience
+        self._patience = duplicate_window
         self._owner = os.getpid()
         self._first: signal.Signals | None = None
         self._at = 0.0
@@ -67,28 +67,28 @@ class Interruption:
         self._ticks = False
 
     @property
-    def came(self) -> bool:
+    def was_requested(self) -> bool:
         """Whether a signal has arrived."""
         return self._first is not None
 
-    def ends(self, end: Callable[[signal.Signals], object]) -> None:
+    def on_stop(self, end: Callable[[signal.Signals], object]) -> None:
         """Call `end`, which must be safe in a signal handler, at the first signal; at once if it has already been."""
         self._end = end
         if self._first is not None:
             end(self._first)
 
-    def reloads(self, reload: Callable[[], object]) -> None:
+    def on_reload(self, reload: Callable[[], object]) -> None:
         """Call `reload`, which must be safe in a signal handler, at each SIGHUP. Without it SIGHUP ends the process in
         order, as it does when its terminal was closed."""
         self._reload = reload
 
-    def must_end(self) -> None:
+    def start_deadline(self) -> None:
         """The block is to be left, as after a signal: should it not be within `limit` seconds, the process is ended."""
         if self._bell[1] >= 0 and not self._ticks:
             self._ticks = True
             os.write(self._bell[1], b"!")  # starting a thread here could wait for a lock that we hold
 
-    def last_things(self, do: Callable[[], object] | None) -> None:
+    def set_exit_hook(self, do: Callable[[], object] | None) -> None:
         """Call `do` before the process is ended at once. It must neither wait nor lock."""
         self._last_things = do
 
@@ -116,7 +116,7 @@ class Interruption:
             self._first, self._at = signal.Signals(number), time.monotonic()
             if self._parent and _lives(self._parent):
                 self._patience = 0.0
-            self.must_end()
+            self.start_deadline()
             if self._end is not None:
                 self._end(self._first)
         elif time.monotonic() - self._at >= self._patience:

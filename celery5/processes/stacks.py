@@ -26,26 +26,26 @@ from typing import Any, Self, cast
 import trio
 
 from celery5.log import Log
-from celery5.runners.context import CURRENT
-from celery5.runners.on_trio import driven
+from celery5.runners.context import CURRENT_JOB
+from celery5.runners.on_trio import find_driven_coroutine
 
-NUMBER = signal.SIGUSR1
-LATE = 1.0
+DUMP_SIGNAL = signal.SIGUSR1
+LOOP_TIMEOUT = 1.0
 """Seconds that the event loop has to turn."""
-TASKS = 500
+MAX_TASKS = 500
 """Tasks that are told of in one dump, at most; and as many threads."""
-FRAMES = 40
+MAX_FRAMES = 40
 """Frames that are told of each, at most: the innermost."""
-DEEPEST = 2000
+MAX_DEPTH = 2000
 """Frames that are looked at."""
-REST = 0.2
+DUMP_INTERVAL = 0.2
 """Seconds between two dumps: what comes meanwhile is the same one."""
 _NAME = 200
 _END = b"\0"
 _CAUGHT = re.compile(r'File "(.*)", line (\d+) in (.*)')
 
 
-class Stacks:
+class StackDump:
     """A context manager for the main thread inside a Trio run: while the block lasts, SIGUSR1 dumps to `log`."""
 
     def __init__(self, log: Log) -> None:
@@ -60,19 +60,19 @@ class Stacks:
         self._token = trio.lowlevel.current_trio_token()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)  # nobody waits in a signal handler
-        faulthandler.register(NUMBER, file=self._pipe[1], all_threads=False, chain=False)
+        faulthandler.register(DUMP_SIGNAL, file=self._pipe[1], all_threads=False, chain=False)
         self._thread = threading.Thread(target=self._listen, name="celery5-stacks", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        faulthandler.unregister(NUMBER)
+        faulthandler.unregister(DUMP_SIGNAL)
         ear, mouth = self._pipe
         with suppress(BlockingIOError):
             os.write(mouth, _END)  # the end of the pipe alone may not come: forked processes have it, too
         os.close(mouth)
         if self._thread is not None:
-            self._thread.join(LATE)
+            self._thread.join(LOOP_TIMEOUT)
         if self._thread is None or not self._thread.is_alive():
             os.close(ear)
 
@@ -86,7 +86,7 @@ class Stacks:
         """In a thread: wait for what faulthandler writes."""
         said = b""
         while _END not in said and (said := os.read(self._pipe[0], 65536)) and _END not in said:
-            time.sleep(REST)
+            time.sleep(DUMP_INTERVAL)
             while select.select([self._pipe[0]], [], [], 0)[0] and (more := os.read(self._pipe[0], 65536)):
                 said += more
             with suppress(Exception):  # what it looks at changes meanwhile
@@ -105,33 +105,35 @@ class Stacks:
         if token is not None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(look, "turns")
-        if not done.wait(LATE):
+        if not done.wait(LOOP_TIMEOUT):
             look("blocked")
 
     def _tell(self, caught: str, loop: str) -> None:
         """One message about the whole, one for each task (one for all that are alike), one for each thread."""
-        tasks = list(islice(_below(self._root), TASKS + 1))
+        tasks = list(islice(_below(self._root), MAX_TASKS + 1))
         threads = {each.ident: each.name for each in threading.enumerate()}
         frames = list(cast("Any", sys)._current_frames().items())
         self._log.event(
-            "process:stacks",
+            "process:stacks-dumped",
             "warning",  # it was asked for, so it is told at any usual level
             loop=loop,
-            tasks=len(tasks) if len(tasks) <= TASKS else f"more than {TASKS}: these are the first",
+            tasks=len(tasks) if len(tasks) <= MAX_TASKS else f"more than {MAX_TASKS}: these are the first",
             threads=len(frames),
             main=_read(caught),
         )
-        for (name, where, job), count in Counter(map(_shown, tasks[:TASKS])).items():
+        for (name, where, job), count in Counter(map(_shown, tasks[:MAX_TASKS])).items():
             alike = {"count": count} if count > 1 else {}
-            self._log.event("process:task", "warning", name=name, **dict(job), **alike, frames=list(where))
-        for ident, frame in frames[:TASKS]:
+            self._log.event(
+                "process:task-dumped", "warning", name=name, **dict(job), **alike, frames=list(where)
+            )
+        for ident, frame in frames[:MAX_TASKS]:
             name = threads.get(ident, "?")
-            self._log.event("process:thread", "warning", name=name[:_NAME], frames=_called(frame))
+            self._log.event("process:thread-dumped", "warning", name=name[:_NAME], frames=_called(frame))
 
 
 def _read(caught: str) -> list[str]:
     """Where the main thread was when the signal came, by faulthandler: the outermost frame first."""
-    return [f"{where}:{line} in {what}" for where, line, what in _CAUGHT.findall(caught)][:FRAMES][::-1]
+    return [f"{where}:{line} in {what}" for where, line, what in _CAUGHT.findall(caught)][:MAX_FRAMES][::-1]
 
 
 def _below(root: trio.lowlevel.Task | None) -> Iterator[trio.lowlevel.Task]:
@@ -146,16 +148,16 @@ def _below(root: trio.lowlevel.Task | None) -> Iterator[trio.lowlevel.Task]:
 
 def _shown(task: trio.lowlevel.Task) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
     """The name of a task, where it waits, and the job that it runs, if it does."""
-    job = task.context.get(CURRENT)
+    job = task.context.get(CURRENT_JOB)
     about = () if job is None else (("job", job.id), ("task", job.task))
     return task.name[:_NAME], tuple(_awaited(task)), about
 
 
 def _awaited(task: trio.lowlevel.Task) -> Iterable[str]:
     """Where a task waits, the outermost frame first. Of one that runs right now only its beginning can be seen."""
-    found: deque[str] = deque(maxlen=FRAMES)
+    found: deque[str] = deque(maxlen=MAX_FRAMES)
     with suppress(Exception):  # it goes on while the loop's own thread does not ask
-        for frame, line in islice(_all_frames(task), DEEPEST):
+        for frame, line in islice(_all_frames(task), MAX_DEPTH):
             found.append(_place(frame, line))
     return found
 
@@ -167,7 +169,7 @@ def _all_frames(task: trio.lowlevel.Task) -> Iterator[tuple[FrameType, int]]:
         last = None
         for last, line in trio.lowlevel.Task.iter_await_frames(of):
             yield last, line
-        coroutine = None if last is None else driven(last)
+        coroutine = None if last is None else find_driven_coroutine(last)
         of = None if coroutine is None else SimpleNamespace(coro=coroutine)
 
 
@@ -175,7 +177,7 @@ def _called(frame: FrameType) -> list[str]:
     """Where a thread is, the outermost frame first."""
     found: list[str] = []
     at: FrameType | None = frame
-    while at is not None and len(found) < FRAMES:
+    while at is not None and len(found) < MAX_FRAMES:
         found.append(_place(at, at.f_lineno))
         at = at.f_back
     return found[::-1]

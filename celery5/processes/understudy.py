@@ -28,28 +28,36 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
-from celery5.processes.worker_parts import budgets_for
-from celery5.protocol.budget import ceiling
-from celery5.protocol.liveness import HUNG_AFTER, Life, Sign, Vigil, heard, judge_life, read_stat
-from celery5.protocol.masking import escaped
-from celery5.protocol.routes import DEFAULT
-from celery5.runners.process_group import started_at
-from celery5.services.black_box import BlackBox
-from celery5.services.heartbeat import BEATS
+from celery5.processes.worker_parts import resolve_budgets
+from celery5.protocol.budget import get_max_slots
+from celery5.protocol.liveness import (
+    HUNG_AFTER,
+    Liveness,
+    ProcessObservation,
+    ProcessSample,
+    assess_liveness,
+    observe_heartbeat,
+    parse_stat,
+)
+from celery5.protocol.masking import escape_text
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.runners.process_group import get_start_ticks
+from celery5.services.black_box import SidecarMemory
+from celery5.services.heartbeat import BEATS_PER_LEASE
 from celery5.services.lease import now
-from celery5.services.recoverer import PORTION
+from celery5.services.recoverer import BATCH
 
-LATE = 1.5
+MISSED_BEATS = 1.5
 """Beats that must be missing before the understudy steps in."""
-LINGER = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds after the end of the pipe in which the worker must end, too; else it has only closed its files."""
-LIMITS = Timing(connect=1.0, reply=1.0)
+RECOVERY_TIMING = Timing(connect=1.0, reply=1.0)
 """For recovery. A broker that is away or hangs must hold up nobody: leases put the jobs back, too."""
-NAME = "understudy"
+PROCESS_NAME = "understudy"
 """What `ps` and `top` call the process, where they can be told."""
 
 
-class Said(msgspec.Struct, array_like=True, frozen=True):
+class BeatReport(msgspec.Struct, array_like=True, frozen=True):
     """What the worker says after a beat: its name, the queues that it has joined, where its broker is. With `left` it
     has left them, or tried to, and has no lease to renew any more. With no name: nothing need be done for it."""
 
@@ -63,35 +71,37 @@ class Understudy:
     """The worker's end: tell it of each beat, and when the queues were left. It lasts as long as the process, whatever
     names the worker has one after the other."""
 
-    def __init__(self, app: App, *, mouth: int, black_box: BlackBox, broker: str = DEFAULT) -> None:
-        self._black_box = black_box
+    def __init__(
+        self, app: App, *, write_fd: int, sidecar_memory: SidecarMemory, broker: str = DEFAULT_BROKER
+    ) -> None:
+        self._black_box = sidecar_memory
         self._app = app
         self._broker = broker
-        self._mouth = mouth
+        self._mouth = write_fd
         self._unsent = b""
-        self._last = Said()
+        self._last = BeatReport()
         self._gone = False
-        os.set_blocking(mouth, False)
+        os.set_blocking(write_fd, False)
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._black_box.understudy
+        return self._black_box.sidecar_pid
 
-    def started(self) -> BlackBox:
+    def begin_worker(self) -> SidecarMemory:
         """A worker begins, under a name of its own; gives the black box, which is empty."""
-        self._black_box.wipe()
+        self._black_box.reset()
         return self._black_box
 
-    def beaten(self, worker: str, queues: tuple[str, ...]) -> bool:
+    def report_beat(self, worker: str, queues: tuple[str, ...]) -> bool:
         """The leases of `worker` were renewed. False, once, when there is no understudy any more."""
-        self._last = Said(worker, queues, self._app.brokers.of(self._broker).endpoint)
+        self._last = BeatReport(worker, queues, self._app.brokers.get(self._broker).endpoint)
         return self._tell(self._last)
 
-    def left(self, *, holding: bool) -> None:
+    def report_left(self, *, holding: bool) -> None:
         """The worker has left its queues, or tried to: its leases are never renewed again. `holding`: it may still
         hold jobs, which are put back when the process has ended."""
-        self._tell(msgspec.structs.replace(self._last, left=True) if holding else Said())
+        self._tell(msgspec.structs.replace(self._last, left=True) if holding else BeatReport())
 
     def close(self) -> None:
         """It is not needed any more."""
@@ -99,7 +109,7 @@ class Understudy:
             os.close(self._mouth)
         self._mouth, self._gone = -1, True
 
-    def _tell(self, said: Said) -> bool:
+    def _tell(self, said: BeatReport) -> bool:
         """Never blocks: what a stopped understudy does not read is left out, and said again with the next beat."""
         if self._gone:
             return True
@@ -115,17 +125,17 @@ class Understudy:
 
 
 @contextmanager
-def standing_by(app: App, broker: str = DEFAULT) -> Generator[Understudy, None, None]:
+def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Understudy, None, None]:
     """An understudy for this process, and what it is on one `broker`, while the block lasts. Call it while
     there is one thread.
 
     The black box has a slot for each job that may ever run at once, whatever the worker is told meanwhile.
     """
-    most = {kind: ceiling(budget) for kind, budget in budgets_for(app).items()}
+    most = {kind: get_max_slots(budget) for kind, budget in resolve_budgets(app).items()}
     # While a box is being ended, another one may have begun in its slot.
-    black_box = BlackBox(slots=sum(most.values()), boxes=2 * most["boxed"])
+    black_box = SidecarMemory(slots=sum(most.values()), boxes=2 * most["boxed"])
     mouth = _fork(app, black_box)
-    one = Understudy(app, mouth=mouth, black_box=black_box, broker=broker)
+    one = Understudy(app, write_fd=mouth, sidecar_memory=black_box, broker=broker)
     # A process that a job forks must not keep the pipe open when we are gone.
     os.register_at_fork(after_in_child=one.close)
     try:
@@ -134,7 +144,7 @@ def standing_by(app: App, broker: str = DEFAULT) -> Generator[Understudy, None, 
         one.close()
 
 
-def _fork(app: App, black_box: BlackBox) -> int:
+def _fork(app: App, black_box: SidecarMemory) -> int:
     """Start the process; gives the end of the pipe on which to speak to it.
 
     It is no child of ours, or a job that waits for all its children would wait for it. Its session is its own, and it
@@ -171,12 +181,12 @@ def _handle_of(pid: int) -> int:
         return -1
 
 
-def _become_understudy(app: App, black_box: BlackBox, worker: int, life: int, ear: int) -> NoReturn:
+def _become_understudy(app: App, black_box: SidecarMemory, worker: int, life: int, ear: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
         if pid := os.fork():
-            black_box.understudy = pid
+            black_box.sidecar_pid = pid
         else:
             # No object of the worker's is ever finalised here: it might close a file whose number is ours now.
             gc.disable()
@@ -204,13 +214,13 @@ def _keep_only(*kept: int) -> None:
                 os.close(each)
     os.chdir("/")
     with suppress(OSError), open("/proc/self/comm", "w") as comm:
-        comm.write(NAME)
+        comm.write(PROCESS_NAME)
 
 
 class _Watch:
     """The understudy's end."""
 
-    def __init__(self, app: App, black_box: BlackBox, worker: int, life: int, ear: int) -> None:
+    def __init__(self, app: App, black_box: SidecarMemory, worker: int, life: int, ear: int) -> None:
         self._app = app
         self._box = black_box
         self._pid = worker
@@ -220,27 +230,27 @@ class _Watch:
         for each in (ear, life):
             if each >= 0:
                 self._poll.register(each, select.POLLIN)
-        self._interval = app.settings.lease / BEATS
+        self._interval = app.settings.lease / BEATS_PER_LEASE
         self._unread = b""
-        self._said = Said()
-        self._vigil = Vigil(now())
+        self._said = BeatReport()
+        self._vigil = ProcessObservation(now())
         self._next = 0.0
         self._lost = ""
         self._hung = False
         self._unheard = False
         # A slow server costs the worker its lease only when it is slower than the worker's own beats may be.
-        within = max(app.settings.lease / 2, LIMITS.reply)
+        within = max(app.settings.lease / 2, RECOVERY_TIMING.reply)
         usual = Timing()
         self._patience = Timing(connect=min(within, usual.connect), reply=min(within, usual.reply))
         self._redis: BlockingRedis | None = None
 
     def stand_by(self) -> None:
         """Until the worker has ended: step in when it is silent. Then put back what it held."""
-        life = Life.WORKING
-        while life is not Life.GONE and not self._has_ended():
+        life = Liveness.WORKING
+        while life is not Liveness.GONE and not self._has_ended():
             if self._watches and now() >= self._next:
                 life = self._step_in()
-        if (self._said.worker or self._box.boxes) and self._really_ended():
+        if (self._said.worker or self._box.box_groups) and self._really_ended():
             self._end_boxes()
             if self._said.worker:
                 self._recover()
@@ -265,21 +275,21 @@ class _Watch:
     def _hear(self, words: bytes) -> None:
         *lines, self._unread = (self._unread + words).split(b"\n")
         if lines:
-            self._said = msgspec.json.decode(lines[-1], type=Said)
-            self._vigil, self._hung, self._unheard = heard(now()), False, False
-            self._next = now() + LATE * self._interval
+            self._said = msgspec.json.decode(lines[-1], type=BeatReport)
+            self._vigil, self._hung, self._unheard = observe_heartbeat(now()), False, False
+            self._next = now() + MISSED_BEATS * self._interval
 
-    def _step_in(self) -> Life:
+    def _step_in(self) -> Liveness:
         """Renew the worker's leases if it lives; gives what it is taken for. Lost leases are never renewed."""
         self._next = now() + self._interval
-        self._vigil, life = judge_life(self._vigil, _look_at(self._pid), hung_after=HUNG_AFTER)
-        if life is Life.HUNG and not self._hung:
+        self._vigil, life = assess_liveness(self._vigil, _look_at(self._pid), hung_after=HUNG_AFTER)
+        if life is Liveness.HUNG and not self._hung:
             self._hung = True
             _say(f"worker {self._said.worker} (pid {self._pid}) hangs: its lease is not renewed any more")
-        if not life.counts:
+        if not life.is_alive:
             return life
         lease, asked = self._app.settings.lease, now()
-        beats = [calls.beat(keys, self._said.worker, lease=lease) for keys in self._queues()]
+        beats = [calls.renew_lease(keys, self._said.worker, lease=lease) for keys in self._queues()]
         try:
             pulses = self._broker(self._patience).perform_all(beats)
         except BrokerError as error:
@@ -300,26 +310,26 @@ class _Watch:
         if self._life >= 0:
             last = select.poll()
             last.register(self._life, select.POLLIN)
-            return bool(last.poll(LINGER * 1000))
-        end = now() + LINGER
+            return bool(last.poll(EXIT_TIMEOUT * 1000))
+        end = now() + EXIT_TIMEOUT
         while now() < end:
             sign = _look_at(self._pid)
-            if not sign.state or judge_life(self._vigil, sign)[1] is Life.GONE:
+            if not sign.state or assess_liveness(self._vigil, sign)[1] is Liveness.GONE:
                 return True
             select.select([], [], [], 0.01)
         return False
 
     def _end_boxes(self) -> None:
         """Before their jobs run elsewhere. The kernel has ended the boxes, but not what they have started."""
-        for group, birth in self._box.boxes:
-            if started_at(group) in (birth, 0):  # not a stranger, who has its id since it ended
+        for group, birth in self._box.box_groups:
+            if get_start_ticks(group) in (birth, 0):  # not a stranger, who has its id since it ended
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
 
     def _recover(self) -> None:
         """Put back what the worker held. What it had not begun is not counted, and nothing once it had left."""
         name, left = self._said.worker, self._said.left
-        begun = {} if left else self._box.begun(self._said.queues)
+        begun = {} if left else self._box.get_started_entries(self._said.queues)
         back = buried = 0
         settings = self._app.settings
         try:
@@ -328,16 +338,16 @@ class _Watch:
                     keys,
                     worker=name,
                     max_deliveries=settings.max_deliveries,
-                    limit=PORTION,
+                    limit=BATCH,
                     ttl=settings.results_ttl,
                     message_limit=settings.message_limit,
-                    begun=begun.get(keys.queue, []),
+                    begun_entries=begun.get(keys.queue, []),
                 )
                 # Once more than it seems to need: where a job has forked, the dead worker's last read may still stand
                 # at the server, and takes what was put back.
-                while (done := self._broker(LIMITS).perform(call)).more or done.back:
-                    back, buried = back + done.back, buried + done.buried
-                buried += done.buried
+                while (done := self._broker(RECOVERY_TIMING).perform(call)).has_more or done.requeued:
+                    back, buried = back + done.requeued, buried + done.dead_lettered
+                buried += done.dead_lettered
         except CeleryError as error:
             broker = self._said.broker
             own = broker is not None and broker.kind == "unix" and not os.path.exists(broker.path)
@@ -361,24 +371,24 @@ class _Watch:
         return self._redis
 
 
-def _look_at(pid: int) -> Sign:
+def _look_at(pid: int) -> ProcessSample:
     """What the kernel tells of a process; where it tells nothing, whether there is one."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return read_stat(file.read(), at=now(), ticks=os.sysconf("SC_CLK_TCK"))
+            return parse_stat(file.read(), at=now(), ticks=os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError):
         pass
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return Sign(now(), "X")
+        return ProcessSample(now(), "X")
     except PermissionError:
         pass
-    return Sign(now())
+    return ProcessSample(now())
 
 
 def _say(line: str) -> None:
     """On stderr, unless that would make us wait."""
     with suppress(OSError):
         if select.select([], [2], [], 0)[1]:
-            os.write(2, escaped(line).encode() + b"\n")
+            os.write(2, escape_text(line).encode() + b"\n")

@@ -7,35 +7,42 @@ from collections.abc import Mapping
 
 from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
 from celery5.log import Log
-from celery5.services.circuits import Circuits
+from celery5.services.circuits import CircuitBreakers
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
+from celery5.services.ledger import InFlightJobs
 from celery5.services.task_execution import TaskExecution
-from celery5.services.vital_sources import Commanded, Connections, Guarded, LeaseHeld, LogKept, Work
-from celery5.services.vitals import Source
+from celery5.services.vital_sources import (
+    BreakerMetrics,
+    CommandMetrics,
+    ConnectionStatus,
+    JobMetrics,
+    LeaseStatus,
+    LogMetrics,
+)
+from celery5.services.vitals import StatusSource
 
 
 def make_sources(
     redis: TrioRedis,
     reader: ParkedRedis,
     push: PushRedis,
-    circuits: Circuits,
+    circuit_breakers: CircuitBreakers,
     lease: Lease,
-    ledger: Ledger,
+    in_flight: InFlightJobs,
     queues: Mapping[str, TasksQueue],
     budget: ConcurrencyBudget,
     task_execution: TaskExecution,
-    inbox_counts: Mapping[str, int],
+    command_counts: Mapping[str, int],
     log: Log,
-) -> tuple[Source, ...]:
+) -> tuple[StatusSource, ...]:
     """Who is asked for /readyz and /metrics."""
     return (
-        Connections(redis=redis, reader=reader, push=push),
-        Guarded(circuits),
-        LeaseHeld(lease),
-        Work(ledger=ledger, queues=queues, budget=budget, execution=task_execution),
-        Commanded(inbox_counts),
-        LogKept(log),
+        ConnectionStatus(redis=redis, reader=reader, push=push),
+        BreakerMetrics(circuit_breakers),
+        LeaseStatus(lease),
+        JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
+        CommandMetrics(command_counts),
+        LogMetrics(log),
     )

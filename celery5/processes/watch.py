@@ -17,23 +17,23 @@ from pathlib import Path
 from types import FrameType
 
 from celery5.broker.embedded import EmbeddedServer
-from celery5.protocol.members import PARENT
+from celery5.protocol.members import PARENT_VARIABLE
 
-PERIOD = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks."""
-SETTLING = 20
+MAX_SETTLE_POLLS = 20
 """The most looks after a change until no file changes any more: an editor or git may be writing many."""
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """The most files that are watched; others are ignored."""
 END_LIMIT = 600.0
 """Seconds after which a controller that was told to end is killed. It has a limit of its own, by its grace period."""
-LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
+IGNORED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 
-Snapshot = Mapping[str, tuple[int, int]]
+FileStates = Mapping[str, tuple[int, int]]
 """The time in ns and the size of each file."""
 
 
-def snapshot(folder: Path) -> Snapshot:
+def read_file_states(folder: Path) -> FileStates:
     """Return the Python files below a folder as they are now, without hidden folders and virtual environments."""
     found: dict[str, tuple[int, int]] = {}
     for path in _python_files(str(folder)):
@@ -42,7 +42,7 @@ def snapshot(folder: Path) -> Snapshot:
         except OSError:
             continue
         found[path] = state.st_mtime_ns, state.st_size
-        if len(found) == MOST_FILES:
+        if len(found) == MAX_FILES:
             break
     return found
 
@@ -53,7 +53,7 @@ def _python_files(folder: str) -> Iterator[str]:
             name
             for name in folders
             if not name.startswith(".")
-            and name not in LEFT_OUT
+            and name not in IGNORED_FOLDERS
             and not os.path.exists(os.path.join(where, name, "pyvenv.cfg"))
         )
         for name in sorted(files):
@@ -61,12 +61,12 @@ def _python_files(folder: str) -> Iterator[str]:
                 yield os.path.join(where, name)
 
 
-def changed(before: Snapshot, now: Snapshot) -> list[str]:
+def find_changed_files(before: FileStates, now: FileStates) -> list[str]:
     """Return the names of the files that are new, gone or changed."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
-def watch(command: Sequence[str], folder: Path) -> int:
+def run_with_restart(command: Sequence[str], folder: Path) -> int:
     """Run `command` until stopped, again whenever a Python file below `folder` has changed. Return its exit code.
 
     The first SIGTERM or SIGINT is passed on as one that ends it in order, the second as one that ends it at once.
@@ -88,7 +88,7 @@ class _Watched:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
-        self._environment = {**environment, PARENT: str(os.getpid())}
+        self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._stopping = False
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -99,14 +99,14 @@ class _Watched:
             self._child.terminate()
 
     def run(self, folder: Path) -> int:
-        seen = snapshot(folder)
+        seen = read_file_states(folder)
         self._start()
         told = False
         while not self._stopping:
-            time.sleep(PERIOD)
-            now = snapshot(folder)
+            time.sleep(POLL_INTERVAL)
+            now = read_file_states(folder)
             code = None if self._child is None else self._child.poll()
-            if names := changed(seen, now):
+            if names := find_changed_files(seen, now):
                 seen, told = self._settled(folder, now), False
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 _say(f"{os.path.relpath(names[0], folder)}{more} changed: starting again")
@@ -119,10 +119,10 @@ class _Watched:
                 told = True
         return self._end()
 
-    def _settled(self, folder: Path, now: Snapshot) -> Snapshot:
-        for _ in range(SETTLING):
-            time.sleep(PERIOD / 5)
-            before, now = now, snapshot(folder)
+    def _settled(self, folder: Path, now: FileStates) -> FileStates:
+        for _ in range(MAX_SETTLE_POLLS):
+            time.sleep(POLL_INTERVAL / 5)
+            before, now = now, read_file_states(folder)
             if before == now:
                 break
         return now

@@ -16,31 +16,31 @@ from typing import Any
 import trio
 
 from celery5.app import App
-from celery5.bootsteps.boot import Boot
+from celery5.bootsteps.boot import BootGraph
 from celery5.broker.keys import EVENTS
 from celery5.broker.on_trio import Timing
-from celery5.checks import all_checks
-from celery5.log import Journal, Log, Silence
+from celery5.checks import get_all_checks
+from celery5.log import Log, LogWriter, NullLog
 from celery5.processes import several
-from celery5.processes.link_log import LinkLog
-from celery5.processes.lives import live
-from celery5.processes.several import name_on
+from celery5.processes.link_log import ConnectionLog
+from celery5.processes.lives import run_incarnations
+from celery5.processes.several import name_for_broker
 from celery5.processes.understudy import Understudy
-from celery5.processes.worker_parts import WorkerParts, budgets_for
+from celery5.processes.worker_parts import WorkerParts, resolve_budgets
 from celery5.protocol.budget import KINDS
-from celery5.protocol.orders import inbox_of
-from celery5.protocol.prefetch import Pace
-from celery5.protocol.recycling import Limits, bytes_in
-from celery5.protocol.routes import DEFAULT
-from celery5.services.inbox import Address
+from celery5.protocol.orders import get_inbox_name
+from celery5.protocol.prefetch import DurationEstimate
+from celery5.protocol.recycling import RecyclingLimits, parse_bytes
+from celery5.protocol.routes import DEFAULT_BROKER
+from celery5.services.inbox import InboxAddress
 from celery5.services.internal_queues import TasksQueue
 from celery5.services.lease import Lease
-from celery5.services.recycling import Anew
-from celery5.services.reloader import Bell, Next
+from celery5.services.recycling import RestartMode
+from celery5.services.reloader import NextIncarnation, ReloadSignal
 from celery5.services.shared_queues import SharedSlots
-from celery5.services.systemd_notify import SystemdNotify, from_environment
-from celery5.services.vitals import Vitals
-from celery5.sinks import all_takers
+from celery5.services.systemd_notify import SystemdNotify, read_notify_settings
+from celery5.services.vitals import ProcessStatus
+from celery5.sinks import get_all_recipients
 from celery5.wiring import build
 
 
@@ -62,23 +62,23 @@ class WorkerOptions:
     burst: bool = False
     name: str = ""
     incarnation: str = ""
-    paused: set[str] = field(default_factory=set[str])
-    commanded: dict[str, float] = field(default_factory=dict[str, float])
-    understudy: Understudy | None = None
-    vitals: Vitals | None = None
-    journal: Journal | None = None
+    paused_queues: set[str] = field(default_factory=set[str])
+    performed_commands: dict[str, float] = field(default_factory=dict[str, float])
+    sidecar: Understudy | None = None
+    process_status: ProcessStatus | None = None
+    log_writer: LogWriter | None = None
     processes: int = 1
     reload: bool = True
-    beside: bool = False
-    routed: bool = False
-    stuck: Callable[[], None] = lambda: None
-    anew: Anew = field(default_factory=Anew)
-    bell: Bell = field(default_factory=Bell)
-    introduced: bool = False
-    broker: str = DEFAULT
-    understudies: Mapping[str, Understudy] = field(default_factory=dict[str, Understudy])
+    shares_process: bool = False
+    has_router: bool = False
+    on_stuck: Callable[[], None] = lambda: None
+    restart_mode: RestartMode = field(default_factory=RestartMode)
+    reload_bell: ReloadSignal = field(default_factory=ReloadSignal)
+    skips_startup_warnings: bool = False
+    broker: str = DEFAULT_BROKER
+    sidecars: Mapping[str, Understudy] = field(default_factory=dict[str, Understudy])
     slots: SharedSlots | None = None
-    another: bool = False
+    is_secondary: bool = False
 
 
 async def run(
@@ -91,9 +91,9 @@ async def run(
 ) -> None:
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
     if not app.tasks:
-        log.event("worker:no-tasks", "warning", hint=_NO_TASKS)
-    several.check_name(app, options.name)
-    homes = brokers_of(app, options)
+        log.event("worker:tasks-not-found", "warning", hint=_NO_TASKS)
+    several.check_worker_name(app, options.name)
+    homes = get_queues_by_broker(app, options)
     if len(homes) == 1:
         (broker,) = homes
         await _live(app, replace(options, broker=broker), log, done, task_status)
@@ -105,12 +105,12 @@ async def run(
         lives = _Lives(app, options, log).all_of(homes, ends)
         for each in ends if options.burst else ends[1:]:
             nursery.start_soon(_pass_on, each, ends if options.burst else [each], done)
-        await several.on_each(lives, log, task_status, one_first=bool(app.bootsteps))
+        await several.run_on_each_broker(lives, log, task_status, one_first=bool(app.bootsteps))
 
 
-def brokers_of(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:
+def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:
     """The queues that this worker consumes, by their brokers."""
-    return several.by_broker(app, _queues(app, options))
+    return several.group_by_broker(app, _queues(app, options))
 
 
 async def _pass_on(end: trio.Event, all_of: Sequence[trio.Event], done: trio.Event) -> None:
@@ -126,14 +126,14 @@ class _Lives:
     def __init__(self, app: App, options: WorkerOptions, log: Log) -> None:
         self._app = app
         self._log = log
-        self._vitals = options.vitals or Vitals(app=app.name)
-        self._options = replace(options, vitals=self._vitals, slots=SharedSlots(KINDS))
+        self._vitals = options.process_status or ProcessStatus(app=app.name)
+        self._options = replace(options, process_status=self._vitals, slots=SharedSlots(KINDS))
         self._others: list[trio.CancelScope] = []
         self._settings = app.settings
 
     def all_of(
         self, homes: Mapping[str, tuple[str, ...]], ends: Sequence[trio.Event]
-    ) -> dict[str, several.Run]:
+    ) -> dict[str, several.RunOnBroker]:
         """One for each broker; each has an end of its own."""
         makes = [self._first, *[self._another] * (len(homes) - 1)]
         return {
@@ -141,31 +141,33 @@ class _Lives:
             for make, (broker, queues), end in zip(makes, homes.items(), ends, strict=True)
         }
 
-    def _first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.Run:
+    def _first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.RunOnBroker:
         told = replace(self._options, queues=queues, broker=broker)
         return lambda status, missed: _live(self._app, told, self._log, end, status, missed, self._begins)
 
-    def _another(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.Run:
+    def _another(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.RunOnBroker:
         options = self._options
         told = replace(
             options,
             queues=queues,
             broker=broker,
-            vitals=self._vitals.one_beside(broker),
+            process_status=self._vitals.add_incarnation(broker),
             incarnation="",
-            paused=set[str](),
-            commanded=dict[str, float](),
-            understudy=options.understudies.get(broker),
+            paused_queues=set[str](),
+            performed_commands=dict[str, float](),
+            sidecar=options.sidecars.get(broker),
             reload=False,
-            beside=True,
-            routed=False,
-            anew=Anew(),
-            bell=Bell(),
-            another=True,
+            shares_process=True,
+            has_router=False,
+            restart_mode=RestartMode(),
+            reload_bell=ReloadSignal(),
+            is_secondary=True,
         )
 
         async def run(status: trio.TaskStatus[None], missed: Callable[[Exception], None]) -> None:
-            log = Log(worker=name_on(broker, options.name), app=self._app.name, journal=options.journal)
+            log = Log(
+                worker=name_for_broker(broker, options.name), app=self._app.name, writer=options.log_writer
+            )
             try:
                 while True:
                     with trio.CancelScope() as scope:
@@ -195,118 +197,135 @@ async def _live(
     begins: Callable[[], None] = lambda: None,
 ) -> None:
     """Be a worker on one broker."""
-    vitals = options.vitals or Vitals(app=app.name)
-    options = replace(options, vitals=vitals)
-    name = name_on(options.broker, options.name)
+    vitals = options.process_status or ProcessStatus(app=app.name)
+    options = replace(options, process_status=vitals)
+    name = name_for_broker(options.broker, options.name)
 
-    def boot_of(name: str, next_life: Next) -> Boot:
+    def boot_of(name: str, next_incarnation: NextIncarnation) -> BootGraph:
         begins()
         log.event("worker:starting", name=name, queues=list(_queues(app, options)), tasks=len(app.tasks))
-        return build(Boot, WorkerParts, **_given(app, options, name, log, done, next_life))
+        return build(BootGraph, WorkerParts, **_given(app, options, name, log, done, next_incarnation))
 
-    await live(
+    await run_incarnations(
         "worker",
         boot_of,
         vitals,
         name=name,
-        first=options.incarnation if options.broker == DEFAULT else "",
+        first_name=options.incarnation if options.broker == DEFAULT_BROKER else "",
         log=log,
-        patient=options.anew.again,
+        wait_for_broker=options.restart_mode.is_restarted,
         task_status=task_status,
-        missed=missed,
+        on_unreachable=missed,
     )
 
 
 def check(app: App) -> None:
     """Raises Misconfigured when the application's boot steps or health checks do not fit, before any process is there
     to find out."""
-    all_checks(app)
+    get_all_checks(app)
     if app.bootsteps:
-        build(Boot, WorkerParts, **_given(app, WorkerOptions(), "", Silence(), trio.Event(), Next()))
+        build(
+            BootGraph,
+            WorkerParts,
+            **_given(app, WorkerOptions(), "", NullLog(), trio.Event(), NextIncarnation()),
+        )
 
 
 def _given(
-    app: App, options: WorkerOptions, worker: str, log: Log, done: trio.Event, next_life: Next
+    app: App,
+    options: WorkerOptions,
+    worker: str,
+    log: Log,
+    done: trio.Event,
+    next_incarnation: NextIncarnation,
 ) -> dict[str, Any]:
     """The values that the parts ask for by name."""
-    settings, understudy = app.settings, options.understudy
-    black_box = None if understudy is None else understudy.started()
-    lease = Lease(seconds=settings.lease, black_box=black_box)
+    settings, understudy = app.settings, options.sidecar
+    black_box = None if understudy is None else understudy.begin_worker()
+    lease = Lease(seconds=settings.lease, sidecar_memory=black_box)
     return {
         "app": app,
         "kind": "worker",
         "tasks": app.tasks,
         "keys": app.keys,
         "consumed": tuple(app.queue(name) for name in _queues(app, options)),
-        "endpoint": app.brokers.of(options.broker).endpoint,
+        "endpoint": app.brokers.get(options.broker).endpoint,
         "broker": options.broker,
-        "steps_here": not options.another,
+        "steps_here": not options.is_secondary,
         "timing": Timing(),
         "name": f"celery5:{worker}",
         "worker": worker,
         "log": log,
-        "watch": LinkLog(log=log),
+        "watch": ConnectionLog(log=log),
         "lease": lease,
-        "address": address_of(app, options, worker),
+        "address": make_inbox_address(app, options, worker),
         "keyring": app.control.keyring,
         "inbox_counts": Counter[str](),
-        "understudy": understudy,
-        "black_box": black_box,
-        "queues": options.slots.queues() if options.slots else {kind: TasksQueue() for kind in KINDS},
+        "sidecar": understudy,
+        "sidecar_memory": black_box,
+        "queues": options.slots.make_queues() if options.slots else {kind: TasksQueue() for kind in KINDS},
         "process": options.slots.process if options.slots else "",
-        "paces": {kind: Pace() for kind in KINDS},
-        "budgets": budgets_for(app),
+        "duration_estimates": {kind: DurationEstimate() for kind in KINDS},
+        "budgets": resolve_budgets(app),
         **_measuring(app),
-        **known_of(options, options.vitals or Vitals(app=app.name), lease, next_life),
+        **make_status_values(
+            options, options.process_status or ProcessStatus(app=app.name), lease, next_incarnation
+        ),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
-        "takers": all_takers(app.tasks.values()),
-        "subscribed": app.events.subscriptions() if not options.another else {},
+        "takers": get_all_recipients(app.tasks.values()),
+        "subscribed": app.events.group_subscriptions() if not options.is_secondary else {},
         "burst": options.burst,
-        "anew": options.anew,
-        "recycle_at": Limits(settings.max_jobs, bytes_in(settings.max_memory)),
-        "awaited": (app.queue(EVENTS),) if options.routed else (),
-        "paused": options.paused,
-        "commanded": options.commanded,
+        "restart_mode": options.restart_mode,
+        "recycle_at": RecyclingLimits(settings.max_jobs, parse_bytes(settings.max_memory)),
+        "awaited": (app.queue(EVENTS),) if options.has_router else (),
+        "paused": options.paused_queues,
+        "commanded": options.performed_commands,
         "configuration": app.configuration,
         "reload": options.reload,
-        "next_life": next_life,
-        "bell": options.bell,
-        "stuck": options.stuck,
-        "checks": all_checks(app),
-        "done": done,
+        "next_incarnation": next_incarnation,
+        "bell": options.reload_bell,
+        "stuck": options.on_stuck,
+        "checks": get_all_checks(app),
+        "stop_requested": done,
     }
 
 
 def _measuring(app: App) -> dict[str, Any]:
     """Return the values for whoever measures the queues."""
-    return {"home": app.brokers.home, "measures": app.settings.status_port is not None}
+    return {"home": app.brokers.broker_of_queue, "measures": app.settings.status_port is not None}
 
 
-def known_of(options: WorkerOptions, vitals: Vitals, lease: Lease, next_life: Next) -> dict[str, Any]:
+def make_status_values(
+    options: WorkerOptions, process_status: ProcessStatus, lease: Lease, next_incarnation: NextIncarnation
+) -> dict[str, Any]:
     """The values for those who tell others how the process does."""
 
     def another() -> bool:
-        return lease.lost or next_life.due
+        return lease.is_lost or next_incarnation.is_due
 
     def leaving() -> bool:
-        return not another() and not (options.anew.due and options.anew.in_place)
+        return not another() and not (options.restart_mode.is_due and options.restart_mode.in_place)
 
-    notification = from_environment({} if options.beside else os.environ, os.getpid())
+    notification = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
     return {
-        "vitals": vitals,
-        "loop_blocks": vitals.loop,
-        "tally": vitals.jobs,
-        "another": another,
-        "systemd": SystemdNotify(**notification, status=vitals.line, leaving=leaving),
+        "vitals": process_status,
+        "loop_blocks": process_status.loop,
+        "tally": process_status.jobs,
+        "is_restarting": another,
+        "systemd": SystemdNotify(**notification, status=process_status.format_summary, is_exiting=leaving),
     }
 
 
-def address_of(app: App, options: WorkerOptions, worker: str) -> Address:
+def make_inbox_address(app: App, options: WorkerOptions, worker: str) -> InboxAddress:
     """Where this process is commanded."""
     settings, lasting = app.settings, bool(options.name)
-    return Address(
-        app.name, inbox_of(worker), open=settings.inbox, signed=settings.inbox_signatures, lasting=lasting
+    return InboxAddress(
+        app.name,
+        get_inbox_name(worker),
+        is_open=settings.inbox,
+        is_signed=settings.inbox_signatures,
+        is_durable=lasting,
     )
 
 
@@ -321,7 +340,7 @@ def _used(app: App) -> set[str]:
     """The queues that the application's tasks and their subscriptions name, and the default queue."""
     default = app.settings.default_queue
     named = (task.queue for task in app.tasks.values())
-    return {default, *named, *app.events.queues()}
+    return {default, *named, *app.events.list_queues()}
 
 
 _SETTINGS = (

@@ -12,129 +12,129 @@ from dependencies import Injector, value
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Step
-from celery5.bootsteps.join_queues import JoinQueues
-from celery5.bootsteps.listen import Hears, Listen
-from celery5.bootsteps.open_publishing import OpenPublishing
+from celery5.bootsteps.join_queues import QueueMembership
+from celery5.bootsteps.listen import ChannelHandler, ChannelSubscriptions
+from celery5.bootsteps.open_publishing import LentConnection
 from celery5.broker.keys import QueueKeys
 from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
 from celery5.log import Log
-from celery5.own_commands import handlers_of
-from celery5.processes.box_home import home_of
-from celery5.processes.connection_parts import LooksAgain, make_push, make_reader
-from celery5.processes.several import Afar
+from celery5.own_commands import make_own_handlers
+from celery5.processes.box_home import make_box_home
+from celery5.processes.connection_parts import ReconnectObserver, make_push, make_reader
+from celery5.processes.several import RemoteRedis
 from celery5.processes.vital_parts import make_sources
-from celery5.protocol.budget import Budget, fixed
-from celery5.protocol.budget_words import budgets_in
+from celery5.protocol.budget import Budget, fixed_budget
+from celery5.protocol.budget_words import parse_budgets
 from celery5.protocol.events import Subscription
-from celery5.protocol.routes import DEFAULT
+from celery5.protocol.routes import DEFAULT_BROKER
 from celery5.runners.boxed import BoxedRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
-from celery5.services.black_box import BlackBox
-from celery5.services.board import RETRY, Board
+from celery5.services.black_box import SidecarMemory
+from celery5.services.board import RETRY_COMMAND, StepStatus
 from celery5.services.burst import Burst
-from celery5.services.circuits import Circuits
-from celery5.services.commands import Commands, Handler, PostsToItself
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import CommandHandler, CommandRegistry, SelfCommandSender
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.consumer import Consumer
 from celery5.services.deadlines import Deadlines
 from celery5.services.fine_timer import FineTimer
-from celery5.services.gates import Gates
-from celery5.services.health import Health
+from celery5.services.gates import AdmissionControl
+from celery5.services.health import HealthMonitor
 from celery5.services.heartbeat import Heartbeat
-from celery5.services.impositions import Impositions
-from celery5.services.inbox import Inbox, OwnPost
+from celery5.services.impositions import LimitOverrides
+from celery5.services.inbox import Inbox, SelfCommandQueue
 from celery5.services.internal_queues import ResultsQueue
-from celery5.services.judgement import Judgement
-from celery5.services.lanes import NEWS, Lanes
-from celery5.services.ledger import Ledger
-from celery5.services.log_again import LogAgain, log_handlers
+from celery5.services.judgement import OutcomeHandler
+from celery5.services.lanes import NEW_LANE, QueueLanes
+from celery5.services.ledger import InFlightJobs
+from celery5.services.log_again import LogRetry, log_handlers
 from celery5.services.mover import Mover
-from celery5.services.pauses import Pauses
+from celery5.services.pauses import PausedQueues
 from celery5.services.preferences import Preferences
 from celery5.services.process_commands import ProcessCommands
-from celery5.services.queue_depths import QueueDepths, Way
-from celery5.services.reach import Reach
-from celery5.services.reading import Reading
-from celery5.services.recent import Recent
+from celery5.services.queue_depths import DepthBroker, QueueDepths
+from celery5.services.reach import PrefetchFactor
+from celery5.services.reading import ReadOrder
+from celery5.services.recent import RecentJobs
 from celery5.services.recoverer import Recoverer
 from celery5.services.recycling import Recycling
 from celery5.services.reloader import Reloader
 from celery5.services.reporter import Reporter
 from celery5.services.result_publisher import ResultPublisher
 from celery5.services.revocations import Revocations
-from celery5.services.rooms import Rooms
+from celery5.services.rooms import QueueCapacity
 from celery5.services.subscriptions import Subscriptions
-from celery5.services.suspects import Suspects
+from celery5.services.suspects import IsolatedJobs
 from celery5.services.systemd_notify import SystemdNotify
 from celery5.services.task_execution import TaskExecution
-from celery5.services.turnstile import Turnstile
-from celery5.services.unpublishable import Unpublishable
-from celery5.services.vitals import VitalSigns
+from celery5.services.turnstile import AdmissionState
+from celery5.services.unpublishable import UnpublishableRetries
+from celery5.services.vitals import StatusPhase
 from celery5.services.worker_commands import WorkerCommands
 from celery5.strategies import is_scaled
 
 
-def budgets_for(app: App) -> dict[str, Budget]:
+def resolve_budgets(app: App) -> dict[str, Budget]:
     """How many jobs of each kind may run at once: what the application says, else its setting `budgets`, else the
     number of slots that there is a setting for, which does not move."""
     settings = app.settings
     usual = {
-        "trio": fixed(settings.concurrency),
-        "asyncio": fixed(settings.concurrency),
-        "thread": fixed(settings.cpu_slots),
-        "boxed": fixed(settings.box_slots),
+        "trio": fixed_budget(settings.concurrency),
+        "asyncio": fixed_budget(settings.concurrency),
+        "thread": fixed_budget(settings.cpu_slots),
+        "boxed": fixed_budget(settings.box_slots),
     }
-    return {**usual, **budgets_in(settings.budgets), **app.budgets}
+    return {**usual, **parse_budgets(settings.budgets), **app.budgets}
 
 
-def make_hearers(
+def make_channel_handlers(
     mover: Mover,
     revocations: Revocations,
     inbox: Inbox,
     heartbeat: Heartbeat,
-    gates: Gates,
-    impositions: Impositions,
-) -> dict[bytes, Hears]:
+    gates: AdmissionControl,
+    impositions: LimitOverrides,
+) -> dict[bytes, ChannelHandler]:
     """Which channel is whose."""
 
     def woken(channel: bytes, payload: bytes) -> None:
-        if payload == NEWS:
-            heartbeat.ask()
+        if payload == NEW_LANE:
+            heartbeat.beat_now()
         else:
-            mover.wake(channel, payload)
+            mover.on_message(channel, payload)
 
-    all_of_them: dict[str, Hears] = dict.fromkeys(mover.channels, woken)
-    all_of_them |= dict.fromkeys(revocations.channels, revocations.hear)
-    all_of_them |= dict.fromkeys(inbox.channels, inbox.hear)
-    all_of_them |= dict.fromkeys(gates.channels, gates.hear)
-    all_of_them |= dict.fromkeys(impositions.channels, impositions.hear)
+    all_of_them: dict[str, ChannelHandler] = dict.fromkeys(mover.channels, woken)
+    all_of_them |= dict.fromkeys(revocations.channels, revocations.on_message)
+    all_of_them |= dict.fromkeys(inbox.channels, inbox.on_message)
+    all_of_them |= dict.fromkeys(gates.channels, gates.on_message)
+    all_of_them |= dict.fromkeys(impositions.channels, impositions.on_message)
     return {each.encode(): hears for each, hears in all_of_them.items()}
 
 
-def make_lookers(
-    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: Pauses, impositions: Impositions
-) -> tuple[LooksAgain, ...]:
+def make_reconnect_observers(
+    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: PausedQueues, impositions: LimitOverrides
+) -> tuple[ReconnectObserver, ...]:
     """Who looks again when something may have been said while nobody listened."""
     return (mover, revocations, inbox, pauses, impositions)
 
 
 def make_boxes(
-    app: App, budget: ConcurrencyBudget, log: Log, worker: str, black_box: BlackBox | None
+    app: App, budget: ConcurrencyBudget, log: Log, worker: str, sidecar_memory: SidecarMemory | None
 ) -> BoxedRunner:
     """Where boxed tasks run."""
     settings = app.settings
     return BoxedRunner(
         tasks=app.tasks,
-        slots=lambda: budget.slots("boxed"),
-        home=lambda: home_of(app),
-        tell=log.event,
+        get_slots=lambda: budget.get_slots("boxed"),
+        get_home=lambda: make_box_home(app),
+        log_event=log.event,
         worker=worker,
-        limit=settings.message_limit,
-        jobs=settings.box_jobs,
-        idle=settings.box_idle,
-        groups=black_box,
+        result_limit=settings.message_limit,
+        max_jobs=settings.box_jobs,
+        idle_timeout=settings.box_idle,
+        box_groups=sidecar_memory,
     )
 
 
@@ -142,50 +142,57 @@ def make_runners(
     asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: ConcurrencyBudget
 ) -> dict[str, Any]:
     """Where each kind of task runs."""
-    threads = ThreadRunner(slots=budget.slots("thread"))
-    budget.follow(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
+    threads = ThreadRunner(slots=budget.get_slots("thread"))
+    budget.add_listener(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
 
 
-def make_wake(
+def make_heartbeat_listeners(
     mover: Mover,
     recoverer: Recoverer,
     revocations: Revocations,
-    lanes: Lanes,
-    gates: Gates,
-    impositions: Impositions,
+    lanes: QueueLanes,
+    gates: AdmissionControl,
+    impositions: LimitOverrides,
 ) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
-    return (mover.hear, recoverer.hear, revocations.beat, lanes.hear, gates.beat, impositions.beat)
+    return (
+        mover.on_heartbeat,
+        recoverer.on_heartbeat,
+        revocations.on_heartbeat,
+        lanes.on_heartbeat,
+        gates.on_heartbeat,
+        impositions.on_heartbeat,
+    )
 
 
 def make_handlers(
     app: App,
     worker_commands: WorkerCommands,
     reloader: Reloader,
-    board: Board,
+    step_status: StepStatus,
     budget: ConcurrencyBudget,
     preferences: Preferences,
-    health: Health,
-    reach: Reach,
+    health: HealthMonitor,
+    prefetch_factor: PrefetchFactor,
     log: Log,
-) -> dict[str, Handler]:
+) -> dict[str, CommandHandler]:
     """What this worker does when it is told to."""
     return {
-        **handlers_of(app.command.known),
+        **make_own_handlers(app.command.known),
         **worker_commands.handlers,
-        "reload": reloader.handle,
-        RETRY: board.retry,
-        "check-expired": health.expired,
-        "health": health.answer,
-        "budget": budget.order,
-        "prefetch": reach.order,
-        "prefer": preferences.order,
+        "reload": reloader.handle_command,
+        RETRY_COMMAND: step_status.handle_command,
+        "check-expired": health.check_expired,
+        "health": health.report_health,
+        "budget": budget.handle_command,
+        "prefetch": prefetch_factor.handle_command,
+        "prefer": preferences.handle_command,
         **log_handlers(log),
     }
 
 
-def make_depth_ways(broker: str, redis: TrioRedis) -> dict[str, Way]:
+def make_depth_connections(broker: str, redis: TrioRedis) -> dict[str, DepthBroker]:
     """Return the way to the broker that its queues are on."""
     return {broker: redis}
 
@@ -200,12 +207,12 @@ def make_reports(app: App) -> bool:
     return is_scaled(app.settings)
 
 
-def make_missed(pauses: Pauses) -> Callable[[], None]:
+def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
     """What is looked at again when a command came too late to be done."""
-    return pauses.look_again
+    return pauses.recheck
 
 
-def make_added(app: App, steps_here: bool) -> tuple[BootStep, ...]:
+def make_app_steps(app: App, steps_here: bool) -> tuple[BootStep, ...]:
     """The application's own boot steps and services, which one life of a process has."""
     return app.bootsteps if steps_here else ()
 
@@ -221,7 +228,7 @@ def make_subscriptions(
 ) -> Subscriptions:
     """What tells of subscriptions, on the default broker, where Routers look."""
     return Subscriptions(
-        redis=redis if broker == DEFAULT else Afar(app, DEFAULT),
+        redis=redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER),
         subscribed=subscribed,
         subscription_ttl=subscription_ttl,
         event_catch_up=event_catch_up,
@@ -229,15 +236,15 @@ def make_subscriptions(
     )
 
 
-def make_offered(app: App, worker: str, posts: PostsToItself) -> dict[str, Any]:
+def make_injectable_values(app: App, worker: str, posts: SelfCommandSender) -> dict[str, Any]:
     """What their code may ask for by name."""
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
 
 
-def make_aside(
+def make_background_steps(
     burst_watch: Burst,
-    log_again: LogAgain,
-    vital_signs: VitalSigns,
+    log_again: LogRetry,
+    status_phase: StatusPhase,
     systemd: SystemdNotify,
     reloader: Reloader,
     reporter: Reporter,
@@ -251,7 +258,7 @@ def make_aside(
         Step("subscriptions", subscriptions, ("redis",)),
         Step("burst", burst_watch, ("consumer",)),
         Step("log-again", log_again, ("redis",)),
-        Step("vitals", vital_signs, ("consumer",)),
+        Step("vitals", status_phase, ("consumer",)),
         Step("systemd", systemd, ("vitals",)),
         Step("reloader", reloader, ("consumer",)),
         Step("recycling", recycling, ("consumer",)),
@@ -259,19 +266,19 @@ def make_aside(
     )
 
 
-def make_ground(
+def make_base_steps(
     redis: TrioRedis,
     reader: ParkedRedis,
     push: PushRedis,
-    listen: Listen,
-    join: JoinQueues,
-    publishing: OpenPublishing,
+    listen: ChannelSubscriptions,
+    join: QueueMembership,
+    publishing: LentConnection,
     heartbeat: Heartbeat,
     mover: Mover,
     recoverer: Recoverer,
     inbox: Inbox,
-    pauses: Pauses,
-    impositions: Impositions,
+    pauses: PausedQueues,
+    impositions: LimitOverrides,
 ) -> tuple[Step, ...]:
     """The first part of the boot graph: what a worker stands on."""
     return (
@@ -291,23 +298,23 @@ def make_ground(
 
 
 def make_steps(
-    ground: tuple[Step, ...],
+    base_steps: tuple[Step, ...],
     budget: ConcurrencyBudget,
     asyncio_runner: AsyncioRunner,
     boxes: BoxedRunner,
     deadlines: Deadlines,
     fine_timer: FineTimer,
     revocations: Revocations,
-    health: Health,
+    health: HealthMonitor,
     result_publisher: ResultPublisher,
-    gates: Gates,
+    gates: AdmissionControl,
     task_execution: TaskExecution,
     consumer: Consumer,
-    aside: tuple[Step, ...],
+    background_steps: tuple[Step, ...],
 ) -> tuple[Step, ...]:
     """The boot graph: up from the top, down from the bottom."""
     return (
-        *ground,
+        *base_steps,
         Step("budget", budget),
         Step("asyncio", asyncio_runner),
         Step("boxes", boxes),
@@ -327,7 +334,7 @@ def make_steps(
         Step(
             "consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses", "limits", "gates")
         ),
-        *aside,
+        *background_steps,
     )
 
 
@@ -335,20 +342,20 @@ WorkerParts = Injector(
     redis=TrioRedis,
     reader=value(make_reader),
     push=value(make_push),
-    hearers=value(make_hearers),
-    lookers=value(make_lookers),
-    listen=Listen,
-    join=JoinQueues,
-    publishing=OpenPublishing,
-    lanes=Lanes,
-    reading=Reading,
+    channel_handlers=value(make_channel_handlers),
+    reconnect_observers=value(make_reconnect_observers),
+    listen=ChannelSubscriptions,
+    join=QueueMembership,
+    publishing=LentConnection,
+    lanes=QueueLanes,
+    read_order=ReadOrder,
     preferences=Preferences,
-    ledger=Ledger,
-    recent=Recent,
-    suspects=Suspects,
-    turnstile=Turnstile,
-    rooms=Rooms,
-    gates=Gates,
+    in_flight=InFlightJobs,
+    recent=RecentJobs,
+    isolated_jobs=IsolatedJobs,
+    admission=AdmissionState,
+    queue_capacity=QueueCapacity,
+    admission_control=AdmissionControl,
     results=ResultsQueue,
     asyncio_runner=AsyncioRunner,
     boxes=value(make_boxes),
@@ -356,45 +363,45 @@ WorkerParts = Injector(
     budget=ConcurrencyBudget,
     deadlines=Deadlines,
     fine_timer=FineTimer,
-    circuits=Circuits,
-    health=Health,
-    judgement=Judgement,
+    circuits=CircuitBreakers,
+    health=HealthMonitor,
+    outcome_handler=OutcomeHandler,
     handlers=value(make_handlers),
     process_commands=ProcessCommands,
     worker_commands=WorkerCommands,
-    commands=Commands,
-    board=Board,
-    added=value(make_added),
-    offered=value(make_offered),
-    posts=OwnPost,
-    missed=value(make_missed),
+    commands=CommandRegistry,
+    step_status=StepStatus,
+    added=value(make_app_steps),
+    offered=value(make_injectable_values),
+    posts=SelfCommandQueue,
+    missed=value(make_recheck),
     inbox=Inbox,
-    pauses=Pauses,
-    impositions=Impositions,
+    pauses=PausedQueues,
+    limit_overrides=LimitOverrides,
     revocations=Revocations,
     heartbeat=Heartbeat,
-    wake=value(make_wake),
+    heartbeat_listeners=value(make_heartbeat_listeners),
     mover=Mover,
     recoverer=Recoverer,
-    unpublishable=Unpublishable,
+    unpublishable_retries=UnpublishableRetries,
     result_publisher=ResultPublisher,
     task_execution=TaskExecution,
     consumer=Consumer,
     burst_watch=Burst,
     subscriptions=value(make_subscriptions),
-    log_again=LogAgain,
+    log_again=LogRetry,
     sources=value(make_sources),
-    vital_signs=VitalSigns,
+    status_phase=StatusPhase,
     reloader=Reloader,
     recycling=Recycling,
-    reach=Reach,
+    prefetch_factor=PrefetchFactor,
     reports=value(make_reports),
     reporter=Reporter,
-    depth_ways=value(make_depth_ways),
+    depth_brokers=value(make_depth_connections),
     measured=value(make_measured),
     queue_depths=QueueDepths,
-    ground=value(make_ground),
-    aside=value(make_aside),
+    base_steps=value(make_base_steps),
+    background_steps=value(make_background_steps),
     steps=value(make_steps),
 )
 """Every part of a worker. A part is built from the names of its constructor's parameters."""

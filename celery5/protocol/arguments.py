@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Raw
 
 from celery5.errors import BadArguments, BadResult, Misconfigured
-from celery5.protocol.envelope import DEEPEST, NO_KWARGS, is_nested_deeper
+from celery5.protocol.envelope import MAX_DEPTH, NO_KWARGS, is_nested_deeper
 
 _EMPTY = inspect.Parameter.empty
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -78,8 +78,8 @@ def _encode(value: Any) -> bytes:
 def _encode_call(value: Any) -> bytes:
     """JSON of one half of a call. Raises ValueError for what the scripts could not read."""
     encoded = _encode(value)
-    if len(encoded) > 2 * DEEPEST and is_nested_deeper(encoded, DEEPEST):
-        raise ValueError(f"it is nested deeper than {DEEPEST}")
+    if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
     return encoded
 
 
@@ -155,21 +155,21 @@ class Parameters:
         self._task = task
         self._function = function
         self._signature = inspect.signature(function)
-        self.unresolved: bool = False
+        self.has_unresolved: bool = False
         self._read_annotations()
-        self._is_late: bool = self.unresolved
+        self._is_late: bool = self.has_unresolved
 
     def resolve(self) -> None:
         """Look again at annotations that could not be resolved before. Raises Misconfigured when one has no JSON
         form."""
         self._is_late = False
-        if self.unresolved:
+        if self.has_unresolved:
             self._read_annotations()
 
     def _read_annotations(self) -> None:
-        hints, self.unresolved = _hints(self._function)
-        self.returns: Any = self._known("the result", hints.get("return", Any))
-        self.result_type: ResultType = ResultType(self.returns)
+        hints, self.has_unresolved = _hints(self._function)
+        self.return_annotation: Any = self._known("the result", hints.get("return", Any))
+        self.result_type: ResultType = ResultType(self.return_annotation)
         self._types = {
             name: self._known(f"parameter {name!r}", hints.get(name, Any))
             for name in self._signature.parameters
@@ -191,7 +191,7 @@ class Parameters:
         self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
 
     @property
-    def positional(self) -> tuple[str, ...]:
+    def positional_names(self) -> tuple[str, ...]:
         """The names of the parameters that may be given by position, in order."""
         return self._names
 
@@ -215,7 +215,7 @@ class Parameters:
             self.decode(raw_args, raw_kwargs)
         return raw_args, raw_kwargs
 
-    def canonical(self, args: Raw, kwargs: Raw) -> bytes:
+    def encode_canonical(self, args: Raw, kwargs: Raw) -> bytes:
         """One text for all spellings of an encoded call: by position or by name, with a default said or left out, keys
         of a mapping in any order."""
         call = self._bind(*self.decode(args, kwargs))
@@ -236,7 +236,7 @@ class Parameters:
             self._bind(values, named)
         return values, named
 
-    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    def encode_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """JSON of a decoded call's arguments, all by name, with the defaults of those that were left out: what a box in
         another language is given. Raises BadArguments."""
         call = self._bind(args, kwargs)
@@ -349,7 +349,7 @@ class Parameters:
             _decoder(annotation)
             bare = _class_without_json(annotation)
         except NameError:  # it is a dataclass, say, of which a field is
-            self.unresolved = True
+            self.has_unresolved = True
             return Any
         except (TypeError, NotImplementedError) as error:
             raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None

@@ -20,11 +20,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from celery5.protocol.backoff import exponential
-from celery5.protocol.situation import Situation
+from celery5.protocol.situation import ClusterSnapshot
 
-STEP = 2
+STEP_FACTOR = 2
 """One step makes anything at most so many times as large, or as small."""
-MARGIN = 0.2
+SLOT_MARGIN = 0.2
 """The share of all slots that must be left when fewer workers would do."""
 
 
@@ -39,7 +39,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a strategy sees: the `situation`, the scale that is wanted `now`, and between what it must lie: at least
     `minimum` and at most `maximum` workers, reading ahead at most `prefetch` times as far as usual."""
 
-    situation: Situation
+    snapshot: ClusterSnapshot
     now: Scale
     minimum: int
     maximum: int
@@ -47,13 +47,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def per_worker(self, kind: str) -> float:
         """How many jobs of a kind one worker may run at once, in the mean of those that live."""
-        members = self.situation.members
-        return self.situation.most(kind) / len(members) if members else 0.0
+        members = self.snapshot.workers
+        return self.snapshot.max_slots(kind) / len(members) if members else 0.0
 
     def needed(self, *, margin: float = 0.0) -> int:
         """How many workers would have a slot for each job, with a share of their slots left over. Jobs of a kind that
         no worker has slots for need one worker; so do jobs while no worker lives."""
-        demand = self.situation.demand()
+        demand = self.snapshot.demand()
         if not demand:
             return 0
         slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
@@ -61,7 +61,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         return max(math.ceil(round(demand[kind] / each, 6)) if each else 1 for kind, each in slots.items())
 
 
-class ScalingStrategy(Protocol):
+class AutoscaleStrategy(Protocol):
     """Says what scale it wants (C104). What it gives is kept within the limits, and is taken only when no cool-down
     lasts; less than there is, only when it has wanted less for a while. It is asked every few seconds, and must not
     wait for anything."""
@@ -78,17 +78,17 @@ def prefetch_first(load: Load) -> Scale:
     """
     now = load.now
     needed = load.needed()
-    if needed and now.workers and not load.situation.members:
+    if needed and now.workers and not load.snapshot.workers:
         return now  # workers were asked for, and none has come yet: what one of them can do is not known
     if needed > now.workers:
         if now.prefetch < load.prefetch and now.workers:
-            return Scale(now.workers, min(now.prefetch * STEP, load.prefetch))
-        return Scale(min(needed, max(now.workers * STEP, 1)), now.prefetch)
-    enough = max(load.needed(margin=MARGIN), load.minimum)
+            return Scale(now.workers, min(now.prefetch * STEP_FACTOR, load.prefetch))
+        return Scale(min(needed, max(now.workers * STEP_FACTOR, 1)), now.prefetch)
+    enough = max(load.needed(margin=SLOT_MARGIN), load.minimum)
     if enough < now.workers:
-        return Scale(max(enough, now.workers // STEP), now.prefetch)
-    if now.workers <= load.minimum and load.needed(margin=MARGIN) <= now.workers:
-        return Scale(now.workers, max(now.prefetch / STEP, 1.0))
+        return Scale(max(enough, now.workers // STEP_FACTOR), now.prefetch)
+    if now.workers <= load.minimum and load.needed(margin=SLOT_MARGIN) <= now.workers:
+        return Scale(now.workers, max(now.prefetch / STEP_FACTOR, 1.0))
     return now
 
 
@@ -108,10 +108,10 @@ class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
     longest_cooldown: float = 60.0
     quiet: float = 300.0
     patience: float = 30.0
-    strategy: ScalingStrategy = prefetch_first
+    strategy: AutoscaleStrategy = prefetch_first
 
 
-class Course(msgspec.Struct, frozen=True, kw_only=True):
+class AutoscaleState(msgspec.Struct, frozen=True, kw_only=True):
     """Where an autoscaler is, which is kept between looks. Times are seconds since 1970 by Redis.
 
     The scale that is wanted: `workers` and `prefetch`, the latter for workers that read one of the `crowded` queues.
@@ -131,75 +131,79 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
         """What is wanted."""
         return Scale(self.workers, self.prefetch)
 
-    def prefetch_of(self, queues: tuple[str, ...]) -> float:
+    def get_prefetch(self, queues: tuple[str, ...]) -> float:
         """The factor for a worker that reads these queues."""
         return 1.0 if set(self.crowded).isdisjoint(queues) else self.prefetch
 
 
-def begin(policy: Autoscale, situation: Situation) -> Course:
+def make_initial_state(policy: Autoscale, snapshot: ClusterSnapshot) -> AutoscaleState:
     """Where an autoscaler begins: with as many workers as there are, within its limits."""
-    return Course(workers=min(max(len(situation.members), policy.minimum), policy.maximum))
+    return AutoscaleState(workers=min(max(len(snapshot.workers), policy.minimum), policy.maximum))
 
 
-def resume(known: Course | None, policy: Autoscale, situation: Situation) -> Course | None:
+def resume_state(
+    previous: AutoscaleState | None, policy: Autoscale, snapshot: ClusterSnapshot
+) -> AutoscaleState | None:
     """Where an autoscaler goes on: at the course that is known. Before its first step it begins again at each look,
     with as many workers as there are; unless not all of them can be seen: then it stays, or does not begin (None)."""
-    if known is not None and known.at:
-        return known
-    return known if situation.unseen else begin(policy, situation)
+    if previous is not None and previous.at:
+        return previous
+    return previous if snapshot.unreachable else make_initial_state(policy, snapshot)
 
 
-def cool_until(course: Course, policy: Autoscale) -> float:
+def get_cooldown_end(state: AutoscaleState, policy: Autoscale) -> float:
     """Until when nothing changes."""
-    if not course.events:
+    if not state.events:
         return -math.inf
-    return course.at + exponential(course.events - 1, start=policy.cooldown, cap=policy.longest_cooldown)
+    return state.at + exponential(state.events - 1, start=policy.cooldown, cap=policy.longest_cooldown)
 
 
-def advance(course: Course, policy: Autoscale, situation: Situation, now: float) -> Course:
+def get_next_state(
+    state: AutoscaleState, policy: Autoscale, snapshot: ClusterSnapshot, now: float
+) -> AutoscaleState:
     """One look, at the time `now`. A step was made when its `at` is another one than before, or its scale is.
 
     Limits that have changed hold at once, without waiting for a cool-down. While a broker is not seen nothing else
     becomes less, and the patience for less begins anew afterwards. Raises whatever the user's strategy raises, and
     ValueError when it gives no numbers.
     """
-    course = _within(course, policy)
-    until = cool_until(course, policy)
-    if now >= until + policy.quiet and course.events:
-        course = msgspec.structs.replace(course, events=0)
-    elif course.at > now and course.events:
+    state = _within(state, policy)
+    until = get_cooldown_end(state, policy)
+    if now >= until + policy.quiet and state.events:
+        state = msgspec.structs.replace(state, events=0)
+    elif state.at > now and state.events:
         # The clock was put back: no cool-down lasts for ever.
-        course = msgspec.structs.replace(course, at=now)
+        state = msgspec.structs.replace(state, at=now)
     load = Load(
-        situation=situation,
-        now=course.scale,
+        snapshot=snapshot,
+        now=state.scale,
         minimum=policy.minimum,
         maximum=policy.maximum,
         prefetch=policy.prefetch,
     )
     wanted = _bounded(policy.strategy(load), policy)
-    if situation.unseen:
-        wanted = Scale(max(wanted.workers, course.workers), max(wanted.prefetch, course.prefetch))
-    less = wanted != course.scale and wanted.workers <= course.workers and wanted.prefetch <= course.prefetch
-    since = (now if course.low_since is None else min(course.low_since, now)) if less else None
-    crowded = _crowded(course, course.scale, situation)
-    course = msgspec.structs.replace(course, low_since=since, crowded=crowded)
-    if wanted == course.scale or now < cool_until(course, policy):
-        return course
+    if snapshot.unreachable:
+        wanted = Scale(max(wanted.workers, state.workers), max(wanted.prefetch, state.prefetch))
+    less = wanted != state.scale and wanted.workers <= state.workers and wanted.prefetch <= state.prefetch
+    since = (now if state.low_since is None else min(state.low_since, now)) if less else None
+    crowded = _crowded(state, state.scale, snapshot)
+    state = msgspec.structs.replace(state, low_since=since, crowded=crowded)
+    if wanted == state.scale or now < get_cooldown_end(state, policy):
+        return state
     if since is not None and now < since + policy.patience:
-        return course
-    return Course(
+        return state
+    return AutoscaleState(
         workers=wanted.workers,
         prefetch=wanted.prefetch,
-        crowded=_crowded(course, wanted, situation),
-        events=course.events + 1,
+        crowded=_crowded(state, wanted, snapshot),
+        events=state.events + 1,
         at=now,
         # What comes next must be enough for a while again, beginning with this step.
         low_since=now if less else None,
     )
 
 
-def _within(course: Course, policy: Autoscale) -> Course:
+def _within(course: AutoscaleState, policy: Autoscale) -> AutoscaleState:
     workers, prefetch = _bounded(course.scale, policy)
     return msgspec.structs.replace(course, workers=workers, prefetch=prefetch)
 
@@ -216,25 +220,25 @@ def _bounded(scale: Scale, policy: Autoscale) -> Scale:
     )
 
 
-def _crowded(course: Course, wanted: Scale, situation: Situation) -> tuple[str, ...]:
+def _crowded(course: AutoscaleState, wanted: Scale, situation: ClusterSnapshot) -> tuple[str, ...]:
     """The queues whose workers are to read further ahead: those that had more jobs than their workers have slots since
     that began; all, when there are none but somebody wants it all the same."""
     if wanted.prefetch <= 1:
         return ()
     demand: dict[tuple[str, str], int] = {}
-    for line in situation.lines:
+    for line in situation.task_loads:
         key = (line.queue, line.kind)
         demand[key] = demand.get(key, 0) + line.demand
     crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(situation, queue, kind)}
-    all_of_them = {queue for each in situation.members for queue in each.queues}
+    all_of_them = {queue for each in situation.workers for queue in each.queues}
     return tuple(sorted(crowded | set(course.crowded) or all_of_them))
 
 
-def _slots(situation: Situation, queue: str, kind: str) -> int:
-    return sum(each.most.get(kind, 0) for each in situation.members if queue in each.queues)
+def _slots(situation: ClusterSnapshot, queue: str, kind: str) -> int:
+    return sum(each.max_slots.get(kind, 0) for each in situation.workers if queue in each.queues)
 
 
-def steps(before: Course, after: Course) -> Mapping[str, tuple[float, float]]:
+def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, tuple[float, float]]:
     """What has changed from one look to the next: by name, from what to what."""
     return {
         name: (was, now)

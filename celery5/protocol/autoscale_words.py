@@ -11,27 +11,29 @@ from typing import Any, cast
 from celery5.errors import Misconfigured
 from celery5.protocol.autoscale import Autoscale
 
-MOST_WORKERS = 10_000
+MAX_WORKERS = 10_000
 """Workers that one application can be scaled to."""
-FURTHEST = 16.0
+MAX_PREFETCH_FACTOR = 16.0
 """The largest factor on how far workers read ahead."""
-LONGEST = 7 * 86400.0
+MAX_SECONDS = 7 * 86400.0
 """Seconds that each of its times may be."""
 
 _HINT = "write minimum=1 maximum=10"
 _SECONDS = ("cooldown", "longest_cooldown", "quiet", "patience")
 _NAMES = ("minimum", "maximum", "prefetch", *_SECONDS, "strategy")
 
-Named = Callable[[str], Any]
+FunctionLoader = Callable[[str], Any]
 """Gives the function that `module:function` names. Raises Misconfigured."""
 
 
-def autoscale_in(said: str | Mapping[str, Any], named: Named | None = None) -> Autoscale | None:
+def parse_autoscale(
+    value: str | Mapping[str, Any], load_function: FunctionLoader | None = None
+) -> Autoscale | None:
     """How to scale, as it was said: '' is not at all. Raises Misconfigured with one line that says what is wrong.
 
     A strategy is a function, or `module:function`, which `named` finds; without it such a name is not looked at.
     """
-    told = _told(said) if isinstance(said, str) else dict(said)
+    told = _told(value) if isinstance(value, str) else dict(value)
     if not told:
         return None
     _refuse_strange(told)
@@ -43,13 +45,13 @@ def autoscale_in(said: str | Mapping[str, Any], named: Named | None = None) -> A
         raise Misconfigured(f"autoscale: the minimum, {minimum}, is over the maximum, {maximum}")
     fields |= {"minimum": minimum, "maximum": maximum}
     if "prefetch" in fields:
-        fields["prefetch"] = _number("prefetch", fields["prefetch"], 1.0, FURTHEST, "a factor")
+        fields["prefetch"] = _number("prefetch", fields["prefetch"], 1.0, MAX_PREFETCH_FACTOR, "a factor")
     for name in _SECONDS:
         if name in fields:
             least = 0.1 if "cooldown" in name else 0.0
-            fields[name] = _number(name, fields[name], least, LONGEST, "seconds")
+            fields[name] = _number(name, fields[name], least, MAX_SECONDS, "seconds")
     if "strategy" in fields:
-        fields["strategy"] = _strategy(fields["strategy"], named)
+        fields["strategy"] = _strategy(fields["strategy"], load_function)
         if fields["strategy"] is None:
             del fields["strategy"]
     return Autoscale(**fields)
@@ -78,7 +80,7 @@ def _told(text: str) -> dict[str, Any]:
 def _whole(name: str, value: object, least: int) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         value = int(value)
-    if type(value) is not int or not least <= value <= MOST_WORKERS:
+    if type(value) is not int or not least <= value <= MAX_WORKERS:
         raise Misconfigured(
             f"autoscale: {name} is {value!r}: give a number of worker processes, {least} or more"
         )
@@ -95,7 +97,7 @@ def _number(name: str, value: object, least: float, most: float, what: str) -> f
     return number
 
 
-def _strategy(value: object, named: Named | None) -> Any:
+def _strategy(value: object, named: FunctionLoader | None) -> Any:
     if isinstance(value, str):
         if not all(value.partition(":")):
             raise Misconfigured(f"autoscale: strategy is {value!r}: write module:function")

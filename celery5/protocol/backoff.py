@@ -37,7 +37,7 @@ def full_jitter(attempt: int, *, start: float, cap: float, random: Callable[[], 
     return random() * exponential(attempt, start=start, cap=cap)
 
 
-class OwnBackoff:
+class CustomBackoff:
     """A function of the user's own that says how long to wait (Fennel's `retry_backoff`, F45).
 
     It is called on the worker with the number of the retry, from 0, and gives seconds. What it gets wrong costs

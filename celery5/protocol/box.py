@@ -11,7 +11,7 @@ import msgspec
 from celery5.errors import Misconfigured
 from celery5.protocol.retry import LONGEST
 
-LEAST_MEMORY = 1024 * 1024
+MIN_MEMORY = 1024 * 1024
 
 
 ENVIRONMENT = (
@@ -55,9 +55,9 @@ class Box(msgspec.Struct, frozen=True):
             raise Misconfigured(f"Box(command={command!r}): give the program and its words, as texts")
         msgspec.structs.force_setattr(self, "command", words)
         memory: Any = self.memory
-        if memory is not None and not (type(memory) is int and memory >= LEAST_MEMORY):
+        if memory is not None and not (type(memory) is int and memory >= MIN_MEMORY):
             raise Misconfigured(
-                f"Box(memory={memory!r}): give bytes, {LEAST_MEMORY} or more, as in 512 * 2**20"
+                f"Box(memory={memory!r}): give bytes, {MIN_MEMORY} or more, as in 512 * 2**20"
             )
         cpu: Any = self.cpu
         if cpu is not None and not (type(cpu) in (int, float) and 0 < cpu <= LONGEST):
@@ -75,7 +75,7 @@ class Box(msgspec.Struct, frozen=True):
             )
         msgspec.structs.force_setattr(self, "environment", names)
 
-    def variables(self, environ: Mapping[str, str]) -> dict[str, str] | None:
+    def get_variables(self, environ: Mapping[str, str]) -> dict[str, str] | None:
         """Return the variables that the box gets of `environ`; None for all, which a box in Python needs to import the
         application as its worker did."""
         if self.is_python:
@@ -89,10 +89,10 @@ class Box(msgspec.Struct, frozen=True):
         return not self.command
 
 
-def box_of(said: object, task: str) -> Box | None:
+def parse_box(said: object, task: str) -> Box | None:
     """What `boxed=` means for a task. Raises Misconfigured for what is neither a Box nor true or false."""
     if said is True:
-        return PYTHON
+        return PYTHON_BOX
     if said is False or said is None:
         return None
     if not isinstance(said, Box):
@@ -100,5 +100,5 @@ def box_of(said: object, task: str) -> Box | None:
     return said
 
 
-PYTHON = Box()
+PYTHON_BOX = Box()
 """A box in Python without limits."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 from celery5.errors import Misconfigured
 
-Growth = Literal["none", "linear", "exponential"]
+PeriodGrowth = Literal["none", "linear", "exponential"]
 Mode = Literal["delay", "fail", "watch", "off"]
 
 
@@ -33,9 +33,9 @@ class BreakerEvent(Enum):
 
     SUCCESS = "success"
     FAILURE = "failure"
-    LIMIT = "the last failure that it takes"
+    LAST_FAILURE = "the last failure that it takes"
     PROBE = "the open period is over and a probe is let through"
-    GIVE_UP = "the probe was cancelled: nothing was learnt"
+    PROBE_CANCELLED = "the probe was cancelled: nothing was learnt"
 
 
 _CLOSED, _OPEN, _HALF = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
@@ -45,23 +45,23 @@ TRANSITIONS: Mapping[BreakerState, Mapping[BreakerEvent, BreakerState]] = {
     _CLOSED: {
         BreakerEvent.SUCCESS: _CLOSED,
         BreakerEvent.FAILURE: _CLOSED,
-        BreakerEvent.LIMIT: _OPEN,
+        BreakerEvent.LAST_FAILURE: _OPEN,
         BreakerEvent.PROBE: _CLOSED,
-        BreakerEvent.GIVE_UP: _CLOSED,
+        BreakerEvent.PROBE_CANCELLED: _CLOSED,
     },
     _OPEN: {
         BreakerEvent.SUCCESS: _OPEN,
         BreakerEvent.FAILURE: _OPEN,
-        BreakerEvent.LIMIT: _OPEN,
+        BreakerEvent.LAST_FAILURE: _OPEN,
         BreakerEvent.PROBE: _HALF,
-        BreakerEvent.GIVE_UP: _OPEN,
+        BreakerEvent.PROBE_CANCELLED: _OPEN,
     },
     _HALF: {
         BreakerEvent.SUCCESS: _CLOSED,
         BreakerEvent.FAILURE: _OPEN,
-        BreakerEvent.LIMIT: _OPEN,
+        BreakerEvent.LAST_FAILURE: _OPEN,
         BreakerEvent.PROBE: _HALF,
-        BreakerEvent.GIVE_UP: _OPEN,
+        BreakerEvent.PROBE_CANCELLED: _OPEN,
     },
 }
 
@@ -88,7 +88,7 @@ class BreakerPolicy:
     allowed: Mapping[str, int] | None = None
     within: float = 10.0
     reset: float = 30.0
-    growth: Growth = "none"
+    growth: PeriodGrowth = "none"
     longest: float = 600.0
     error_after: int = 3
     error_within: float = 300.0
@@ -121,7 +121,7 @@ class BreakerPolicy:
                 f"not {self.growth!r} and {self.mode!r}"
             )
 
-    def period(self, opened: int) -> float:
+    def get_open_period(self, opened: int) -> float:
         """Seconds of the open period when the breaker has opened `opened` times in a row (counted from 1)."""
         times = max(opened, 1)
         if self.growth == "linear":
@@ -148,45 +148,45 @@ class Breaker:
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
     opened: int = 0
-    until: float = 0.0
+    open_until: float = 0.0
     failed_at: tuple[float, ...] = ()
-    seen: tuple[tuple[str, float], ...] = ()
+    bad_states: tuple[tuple[str, float], ...] = ()
     trips: tuple[float, ...] = ()
-    loud_until: float = -inf
+    error_until: float = -inf
 
     @property
-    def is_restless(self) -> bool:
+    def needs_success(self) -> bool:
         """Whether a success would change it."""
         return self.state is not _CLOSED or (self.failures > 0 and self.policy.window is None)
 
-    def level(self, now: float) -> Literal["warning", "error"]:
+    def log_level(self, now: float) -> Literal["warning", "error"]:
         """How loudly a trip at that time is told (C41)."""
-        return "error" if now < self.loud_until else "warning"
+        return "error" if now < self.error_until else "warning"
 
-    def allows(self, now: float) -> bool:
+    def is_allowed(self, now: float) -> bool:
         """Whether a call may pass now.
 
         When open and due, the caller that goes must first `begin` the probe.
         """
         if self.state is _CLOSED:
             return True
-        return self.state is _OPEN and now >= self.until
+        return self.state is _OPEN and now >= self.open_until
 
-    def begin(self, now: float) -> "Breaker":
+    def with_probe(self, now: float) -> "Breaker":
         """A call that was allowed sets out: an open breaker becomes half-open, so that nobody else goes with it."""
-        if self.state is _OPEN and now < self.until:
+        if self.state is _OPEN and now < self.open_until:
             return self
         return replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE])
 
-    def succeeded(self) -> "Breaker":
+    def after_success(self) -> "Breaker":
         """A call came back well. What lies in a window is not forgotten for it, unless this closes the breaker."""
         state = TRANSITIONS[self.state][BreakerEvent.SUCCESS]
         if state is not _CLOSED or (self.state is _CLOSED and self.policy.window is not None):
             return self
-        seen = self.seen if self.state is _CLOSED else ()
-        return replace(self, state=state, failures=0, opened=0, until=0.0, failed_at=(), seen=seen)
+        seen = self.bad_states if self.state is _CLOSED else ()
+        return replace(self, state=state, failures=0, opened=0, open_until=0.0, failed_at=(), bad_states=seen)
 
-    def failed(self, now: float) -> "Breaker":
+    def after_failure(self, now: float) -> "Breaker":
         """A call failed.
 
         Calls that began before the breaker opened and fail late do not prolong the open period.
@@ -200,44 +200,44 @@ class Breaker:
             at = (*(each for each in self.failed_at if now - each < window), now)
             failures = len(at)
         limit = threshold is not None and failures >= threshold
-        state = TRANSITIONS[self.state][BreakerEvent.LIMIT if limit else BreakerEvent.FAILURE]
+        state = TRANSITIONS[self.state][BreakerEvent.LAST_FAILURE if limit else BreakerEvent.FAILURE]
         if state is _CLOSED:
             return replace(self, failures=failures, failed_at=at)
         return self if self.state is _OPEN else self._tripped(now)
 
-    def reported(self, what: str, now: float, *, allowed: int, within: float) -> "Breaker":
+    def after_report(self, what: str, now: float, *, allowed: int, within: float) -> "Breaker":
         """A health check is in the bad state `what`. More than `allowed` times in `within` seconds trips (C42); what is
         reported while the breaker is open is not counted."""
         if self.state is _OPEN:
             return self
-        others = tuple(each for each in self.seen if each[0] != what)
-        same = tuple(each for each in self.seen if each[0] == what and now - each[1] < within)
+        others = tuple(each for each in self.bad_states if each[0] != what)
+        same = tuple(each for each in self.bad_states if each[0] == what and now - each[1] < within)
         if len(same) < allowed:
-            return replace(self, seen=(*others, *same, (what, now)))
+            return replace(self, bad_states=(*others, *same, (what, now)))
         return self._tripped(now)
 
-    def given_up(self, now: float) -> "Breaker":
+    def after_cancelled_probe(self, now: float) -> "Breaker":
         """The probe was cancelled, so nothing was learnt: open again, and due for another at once."""
         if self.state is not _HALF:
             return self
-        return replace(self, state=TRANSITIONS[self.state][BreakerEvent.GIVE_UP], until=now)
+        return replace(self, state=TRANSITIONS[self.state][BreakerEvent.PROBE_CANCELLED], open_until=now)
 
     def _tripped(self, now: float) -> "Breaker":
         policy, opened = self.policy, self.opened + 1
         trips = (*(each for each in self.trips if now - each < policy.error_within), now)[
             -policy.error_after :
         ]
-        loud_until = self.loud_until
+        loud_until = self.error_until
         if now >= loud_until and len(trips) == policy.error_after:
             loud_until = now + policy.error_for
         return replace(
             self,
-            state=TRANSITIONS[self.state][BreakerEvent.LIMIT],
+            state=TRANSITIONS[self.state][BreakerEvent.LAST_FAILURE],
             failures=0,
             opened=opened,
-            until=now + policy.period(opened),
+            open_until=now + policy.get_open_period(opened),
             failed_at=(),
-            seen=(),
+            bad_states=(),
             trips=trips,
-            loud_until=loud_until,
+            error_until=loud_until,
         )

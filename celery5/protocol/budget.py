@@ -18,9 +18,9 @@ from celery5.errors import Misconfigured
 
 KINDS = ("trio", "asyncio", "thread", "boxed")
 """The kinds of tasks, by where their code runs."""
-MOST = 512
+DEFAULT_MAXIMUM = 512
 """Slots of a kind whose maximum nobody named, and the most that a worker can be told to have while it runs."""
-LOOK = 0.25
+GROWTH_WINDOW = 0.25
 """Seconds after a cool-down in which it can only grow: so long a queue has to show whether there are still more."""
 CPU_ADVICE = 10
 """More slots than this for CPU-bound tasks get a warning (C64)."""
@@ -95,56 +95,56 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     strategy: BudgetStrategy = Growth()
 
     @property
-    def most(self) -> int:
+    def max_slots(self) -> int:
         """The largest number that the maximum can be."""
-        return max(self.minimum, self.maximum if isinstance(self.maximum, int) else MOST)
+        return max(self.minimum, self.maximum if isinstance(self.maximum, int) else DEFAULT_MAXIMUM)
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether it never moves."""
         return self.maximum == self.minimum
 
 
-def fixed(slots: int) -> Budget:
+def fixed_budget(slots: int) -> Budget:
     """A budget that never moves."""
     return Budget(minimum=slots, maximum=slots)
 
 
-class Course(NamedTuple):
+class BudgetState(NamedTuple):
     """Where a budget is: the `current` number of slots, how often it has grown in a row, and when it did so last."""
 
     current: int
     increases: int = 0
-    grown: float = -math.inf
+    grown_at: float = -math.inf
 
 
-def advance(course: Course, budget: Budget, demand: Demand, now: float) -> Course:
+def next_budget_state(state: BudgetState, budget: Budget, demand: Demand, now: float) -> BudgetState:
     """One step, at the time `now` (seconds on any clock). Never below the minimum, never above the maximum."""
     least, most = demand.minimum, max(demand.minimum, demand.maximum)
-    if not least <= course.current <= most:  # the limits have moved
-        return Course(min(max(course.current, least), most), 0, course.grown)
-    passed = now - course.grown
+    if not least <= state.current <= most:  # the limits have moved
+        return BudgetState(min(max(state.current, least), most), 0, state.grown_at)
+    passed = now - state.grown_at
     if least == most or passed < budget.cooldown:
-        return course
+        return state
     current = min(max(int(budget.strategy(demand)), least), most)
-    if current > course.current:
-        return Course(current, 0 if current == most else course.increases + 1, now)
-    if passed < budget.cooldown + LOOK:
-        return course
-    ended = demand.queued < course.current or course.current == most  # growth is over (C67)
-    increases = 0 if ended else course.increases
-    return course if (current, increases) == course[:2] else Course(current, increases, course.grown)
+    if current > state.current:
+        return BudgetState(current, 0 if current == most else state.increases + 1, now)
+    if passed < budget.cooldown + GROWTH_WINDOW:
+        return state
+    ended = demand.queued < state.current or state.current == most  # growth is over (C67)
+    increases = 0 if ended else state.increases
+    return state if (current, increases) == state[:2] else BudgetState(current, increases, state.grown_at)
 
 
-def room(course: Course, budget: Budget, maximum: int, now: float) -> int:
+def get_prefetch_slots(state: BudgetState, budget: Budget, maximum: int, now: float) -> int:
     """How many slots to read jobs for. A budget that may grow asks for more jobs than it has slots, or it would never
     learn that there are more: when growth may begin all that there may be slots for, later as many as show that growth
     must go on; and no more than it has slots while it cools down, since they would only wait."""
-    current = course.current
-    if current >= maximum or now - course.grown < budget.cooldown:
+    current = state.current
+    if current >= maximum or now - state.grown_at < budget.cooldown:
         return current
     enough = 2 * current + 1
-    return enough if course.increases else max(maximum, enough)
+    return enough if state.increases else max(maximum, enough)
 
 
 class ByLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,27 +170,27 @@ class ByMemory(msgspec.Struct, frozen=True, kw_only=True):
         return demand.executing + (demand.memory - self.spare) // max(self.per_job, 1)
 
 
-def ceiling(budget: Budget) -> int:
+def get_max_slots(budget: Budget) -> int:
     """The most slots that a kind with this budget can be told to have while its worker runs."""
-    return max(budget.most, MOST)
+    return max(budget.max_slots, DEFAULT_MAXIMUM)
 
 
-def checked_budgets(said: Mapping[str, Budget]) -> dict[str, Budget]:
+def check_budgets(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
     """The budgets of an application, by kind. Raises Misconfigured for what makes no sense."""
-    for kind, budget in said.items():
+    for kind, budget in budgets.items():
         if kind not in KINDS:
             near = get_close_matches(str(kind), KINDS, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KINDS)}"
             raise Misconfigured(f"budgets has {kind!r}, which is no kind of task: {meant}")
         if not isinstance(cast("object", budget), Budget):
             raise Misconfigured(f"budgets[{kind!r}] is {budget!r}: give a Budget(minimum=..., maximum=...)")
-        wrong = error_in(budget)
+        wrong = find_budget_error(budget)
         if wrong:
             raise Misconfigured(f"budgets[{kind!r}]: {wrong}")
-    return dict(said)
+    return dict(budgets)
 
 
-def error_in(budget: Budget) -> str:
+def find_budget_error(budget: Budget) -> str:
     """What is wrong with a budget, in one line; '' when nothing is."""
     minimum, maximum, cooldown = budget.minimum, budget.maximum, budget.cooldown
     if not _is_count(minimum):

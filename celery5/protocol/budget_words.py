@@ -6,7 +6,7 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 import re
 
 from celery5.errors import Misconfigured
-from celery5.protocol.budget import Budget, ByLoad, ByMemory, Maximum, checked_budgets, fixed
+from celery5.protocol.budget import Budget, ByLoad, ByMemory, Maximum, check_budgets, fixed_budget
 
 _ONE = re.compile(r"(?P<kind>[^=\s]+)=(?P<minimum>\d{1,9})(?P<range>\.\.(?P<maximum>\S*))?")
 _LOAD = re.compile(r"load(?:\*(\d{1,6}(?:\.\d{1,6})?))?")
@@ -15,7 +15,7 @@ _TIMES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _HINT = "write thread=4, thread=2..8, thread=2.., thread=2..load or boxed=1..memory/200MB"
 
 
-def budgets_in(text: str) -> dict[str, Budget]:
+def parse_budgets(text: str) -> dict[str, Budget]:
     """The budgets, by kind: `KIND=SLOTS` or `KIND=MINIMUM..MAXIMUM`, with spaces or commas between them.
 
     A maximum is a number; nothing; `load` or `load*1.5`, as `ByLoad` with so much per core; `memory/200MB`, as
@@ -31,9 +31,11 @@ def budgets_in(text: str) -> dict[str, Budget]:
             raise Misconfigured(f"there are two budgets for {kind!r}")
         ranged = match["range"] is not None
         found[kind] = (
-            Budget(minimum=minimum, maximum=_maximum(word, match["maximum"])) if ranged else fixed(minimum)
+            Budget(minimum=minimum, maximum=_maximum(word, match["maximum"]))
+            if ranged
+            else fixed_budget(minimum)
         )
-    return checked_budgets(found)
+    return check_budgets(found)
 
 
 def _maximum(word: str, text: str) -> int | Maximum | None:

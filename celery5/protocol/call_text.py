@@ -8,16 +8,16 @@ from typing import cast
 
 import msgspec
 
-from celery5.protocol.masking import masked
-from celery5.protocol.remains import value_in
+from celery5.protocol.masking import mask_passwords
+from celery5.protocol.remains import try_decode_value
 
-LONGEST_CALL = 120
+MAX_CALL_LENGTH = 120
 """Characters of a call's arguments that are shown."""
-LARGEST_CALL = 16 * 1024
+MAX_CALL_SIZE = 16 * 1024
 """Bytes of a call's arguments that are looked at: of more only the size is shown."""
 
 
-def call_text(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
+def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
     """Return the arguments of a call on one line, `order=7, token="***"`: shortened, and without passwords.
 
     Args:
@@ -26,19 +26,19 @@ def call_text(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> s
         kwargs: the named ones, a JSON object.
     """
     size = len(bytes(args)) + len(bytes(kwargs))
-    if size > LARGEST_CALL:
+    if size > MAX_CALL_SIZE:
         return f"({size} bytes)"
-    listed, named = value_in(args), value_in(kwargs)
+    listed, named = try_decode_value(args), try_decode_value(kwargs)
     if not isinstance(listed, list) or not isinstance(named, dict):
         return "(unreadable)"
     values = cast("list[object]", listed)
     known = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
     try:
-        shown = [f"{name}={_json(value)}" for name, value in masked(known).items()]
-        text = ", ".join(shown + [_json(masked(value)) for value in values[len(names) :]])
+        shown = [f"{name}={_json(value)}" for name, value in mask_passwords(known).items()]
+        text = ", ".join(shown + [_json(mask_passwords(value)) for value in values[len(names) :]])
     except RecursionError:
         return "(unreadable)"
-    return text if len(text) <= LONGEST_CALL else f"{text[:LONGEST_CALL]}..."
+    return text if len(text) <= MAX_CALL_LENGTH else f"{text[:MAX_CALL_LENGTH]}..."
 
 
 def _json(value: object) -> str:

@@ -16,18 +16,18 @@ from typing import Any, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.cluster_words import FLAGS, NOT_HERE, Judge
+from celery5.protocol.cluster_words import FLAG_TYPES, UNSUPPORTED_FLAGS, ValueChecker
 from celery5.protocol.members import KINDS, Kind, Member
-from celery5.protocol.own_broker import SINGLE_HOST, OwnBroker, against, own_broker
-from celery5.protocol.recycling import bytes_in
+from celery5.protocol.own_broker import SINGLE_HOST_ERROR, OwnBroker, find_broker_conflicts, parse_own_broker
+from celery5.protocol.recycling import parse_bytes
 
-SURPLUS = 50.0
+STOP_MARGIN = 50.0
 """Seconds beyond the grace period that a member gets to end, as a fleet's children do."""
-MOST = 10_000
+MAX_GROUP_MEMBERS = 10_000
 """Members of one group."""
-OF_KIND: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
+KINDS_BY_SECTION: Mapping[str, Kind] = {f"{kind}s": kind for kind in KINDS}
 _NAME = re.compile(r"[A-Za-z0-9_.]+(?:-[A-Za-z0-9_.]+)*")
-ENVIRONMENT = "environment"
+ENVIRONMENT_KEY = "environment"
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     broker: OwnBroker | None = None
 
 
-def members(
+def build_members(
     cluster: Cluster,
     scale: Mapping[str, int] | None = None,
     *,
@@ -110,7 +110,7 @@ def _on_host(group: Group, place: int, total: int) -> int:
     return total // hosts + (place < total % hosts)
 
 
-def spread(cluster: Cluster, workers: int) -> dict[str, int]:
+def distribute_workers(cluster: Cluster, workers: int) -> dict[str, int]:
     """So many worker processes in all, as a scale: each group has its share, as the counts in the description are to
     each other. A group that has a count has one worker at least, if there are enough."""
     groups = [each for each in cluster.groups if each.kind == "worker"]
@@ -139,7 +139,7 @@ def _member(
         host=host,
         arguments=(group.kind, "start", "--name", name, *_arguments(group.flags, number)),
         environment={**environment, **cluster.environment, **group.environment},
-        stop_after=given + SURPLUS,
+        stop_after=given + STOP_MARGIN,
     )
 
 
@@ -155,16 +155,16 @@ def _arguments(flags: Mapping[str, Any], number: int) -> Iterator[str]:
             yield from (f"--{flag}", str(value + number - 1 if name == "status_port" else value))
 
 
-def read(said: bytes | Mapping[str, Any], judge: Judge | None = None) -> Cluster:
+def parse_cluster(description: bytes | Mapping[str, Any], checker: ValueChecker | None = None) -> Cluster:
     """The cluster that a description means, TOML or a table, where the `judge` finds no fault with its values. Raises
     Misconfigured, for all that is wrong at once."""
-    if isinstance(said, bytes):
+    if isinstance(description, bytes):
         try:
-            said = tomllib.loads(said.decode())
+            description = tomllib.loads(description.decode())
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise Misconfigured(f"not TOML: {error}") from None
-    reading = _Reading(judge or Judge())
-    found = reading.cluster(said)
+    reading = _Reading(checker or ValueChecker())
+    found = reading.cluster(description)
     if reading.errors:
         raise Misconfigured("; ".join(reading.errors))
     return found
@@ -173,24 +173,24 @@ def read(said: bytes | Mapping[str, Any], judge: Judge | None = None) -> Cluster
 class _Reading:
     """Reads one description and gathers what is wrong with it."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: ValueChecker) -> None:
         self.errors: list[str] = []
         self._judge = judge
 
     def cluster(self, said: Mapping[str, Any]) -> Cluster:
-        known = ("platform", *_NUMBERS, ENVIRONMENT, "hosts", "broker", *OF_KIND)
+        known = ("platform", *_NUMBERS, ENVIRONMENT_KEY, "hosts", "broker", *KINDS_BY_SECTION)
         self._strange("", said, known)
         hosts = {name: self._host(name, each) for name, each in self._tables(said, "hosts")}
         groups = [
             self._group(plural, kind, name, each, hosts)
-            for plural, kind in OF_KIND.items()
+            for plural, kind in KINDS_BY_SECTION.items()
             for name, each in self._tables(said, plural)
         ]
         if not groups:
             self.errors.append(
                 "no group of members: write [workers.default], or [routers.NAME], [schedulers.NAME]"
             )
-        environment = self._environment(ENVIRONMENT, said.get(ENVIRONMENT, {}))
+        environment = self._environment(ENVIRONMENT_KEY, said.get(ENVIRONMENT_KEY, {}))
         return Cluster(
             platform=self._typed("platform", said.get("platform", "auto"), str, "auto"),
             environment=environment,
@@ -203,16 +203,18 @@ class _Reading:
     def _broker(
         self, said: Any, groups: list[Group], hosts: Mapping[str, Host], environment: Mapping[str, str]
     ) -> OwnBroker | None:
-        found = own_broker(said, self.errors)
+        found = parse_own_broker(said, self.errors)
         if found is not None:
-            self.errors += [SINGLE_HOST] if hosts else []
-            self.errors += against("", {}, environment)
+            self.errors += [SINGLE_HOST_ERROR] if hosts else []
+            self.errors += find_broker_conflicts("", {}, environment)
             for each in groups:
-                self.errors += against(f"{each.kind}s.{each.name}.", each.flags, each.environment)
+                self.errors += find_broker_conflicts(
+                    f"{each.kind}s.{each.name}.", each.flags, each.environment
+                )
         return found
 
     def _host(self, name: str, said: Mapping[str, Any]) -> Host:
-        self._strange(f"hosts.{name}.", said, ("ssh", "command", ENVIRONMENT, *_PATHS))
+        self._strange(f"hosts.{name}.", said, ("ssh", "command", ENVIRONMENT_KEY, *_PATHS))
         if not _NAME.fullmatch(name):
             self.errors.append(f"hosts.{name}: {_WRONG_NAME}")
         ssh = self._typed(f"hosts.{name}.ssh", said.get("ssh", name), str, name)
@@ -222,7 +224,7 @@ class _Reading:
         for each in _PATHS:
             if texts.get(each, "/")[:1] not in ("/", "~"):
                 self.errors.append(f"hosts.{name}.{each}: {texts[each]!r} does not begin with / or ~/")
-        environment = self._environment(f"hosts.{name}.{ENVIRONMENT}", said.get(ENVIRONMENT, {}))
+        environment = self._environment(f"hosts.{name}.{ENVIRONMENT_KEY}", said.get(ENVIRONMENT_KEY, {}))
         return Host(name=name, ssh=ssh, environment=environment, **texts)
 
     def _text(self, where: str, value: Any) -> str:
@@ -242,8 +244,8 @@ class _Reading:
         where = f"{plural}.{name}."
         if not _NAME.fullmatch(name):
             self.errors.append(f"{plural}.{name}: {_WRONG_NAME}")
-        types = FLAGS[kind]
-        self._strange(where, said, ("count", ENVIRONMENT, "hosts", *types))
+        types = FLAG_TYPES[kind]
+        self._strange(where, said, ("count", ENVIRONMENT_KEY, "hosts", *types))
         wanted = self._names(f"{where}hosts", said.get("hosts", []))
         for host in wanted:
             if host not in hosts:
@@ -257,9 +259,9 @@ class _Reading:
         return Group(
             kind=kind,
             name=name,
-            count=int(self._number(f"{where}count", count, int, 0, MOST)),
+            count=int(self._number(f"{where}count", count, int, 0, MAX_GROUP_MEMBERS)),
             flags={each: value for each, value in flags.items() if not _means_nothing(each, value)},
-            environment=self._environment(where + ENVIRONMENT, said.get(ENVIRONMENT, {})),
+            environment=self._environment(where + ENVIRONMENT_KEY, said.get(ENVIRONMENT_KEY, {})),
             hosts=wanted,
         )
 
@@ -267,7 +269,7 @@ class _Reading:
         before = len(self.errors)
         value = self._flag_of_type(where + name, said, typed)
         if len(self.errors) == before and not _means_nothing(name, value):
-            self._judged(where + name, self._judge.flag(kind, name, value))
+            self._judged(where + name, self._judge.check_flag(kind, name, value))
         return value
 
     def _flag_of_type(self, where: str, value: Any, kind: Any) -> Any:
@@ -281,7 +283,7 @@ class _Reading:
             return self._names(where, value)
         if kind == "size":
             try:
-                return bytes_in(value) if isinstance(value, str) and value else int(value or 0)
+                return parse_bytes(value) if isinstance(value, str) and value else int(value or 0)
             except (Misconfigured, TypeError, ValueError) as error:
                 self.errors.append(f"{where}: {error}")
                 return 0
@@ -326,7 +328,7 @@ class _Reading:
                 )
             else:
                 found[name] = str(value)
-                self._judged(f"{where}.{name}", self._judge.variable(name, found[name]))
+                self._judged(f"{where}.{name}", self._judge.check_variable(name, found[name]))
         return found
 
     def _tables(self, said: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -338,8 +340,8 @@ class _Reading:
 
     def _strange(self, where: str, said: Mapping[str, Any], known: tuple[str, ...]) -> None:
         for each in said:
-            if each in NOT_HERE and where:
-                self.errors.append(f"{where}{each}: {NOT_HERE[each]}")
+            if each in UNSUPPORTED_FLAGS and where:
+                self.errors.append(f"{where}{each}: {UNSUPPORTED_FLAGS[each]}")
             elif each not in known:
                 near = _near(each, known) or f"; known: {', '.join(sorted(known))}"
                 self.errors.append(f"{where}{each} is not known{near}")

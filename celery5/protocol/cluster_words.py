@@ -8,7 +8,7 @@ from typing import Any
 
 from celery5.protocol.members import Kind
 
-OF_ALL = {
+COMMON_FLAGS = {
     "broker": str,
     "config": str,
     "inbox": bool,
@@ -21,7 +21,7 @@ OF_ALL = {
     "status_port": int,
 }
 """Flags that the `start` of each kind knows, by their names. Each further member of a group has the next port."""
-OF_WORKERS = {
+WORKER_FLAGS = {
     "concurrency": int,
     "cpu_slots": int,
     "grace_period": float,
@@ -29,18 +29,18 @@ OF_WORKERS = {
     "max_memory": "size",
     "queues": list,
 }
-OF_PUBLISHERS = {
+PUBLISHER_FLAGS = {
     **dict.fromkeys(("backlog", "certificate", "client_ca", "connections", "key", "socket", "tcp"), str),
     "plain": bool,
 }
-FLAGS: Mapping[Kind, Mapping[str, Any]] = {
-    "worker": {**OF_ALL, **OF_WORKERS},
-    "router": OF_ALL,
-    "scheduler": OF_ALL,
-    "publisher": {**OF_ALL, **OF_PUBLISHERS},
+FLAG_TYPES: Mapping[Kind, Mapping[str, Any]] = {
+    "worker": {**COMMON_FLAGS, **WORKER_FLAGS},
+    "router": COMMON_FLAGS,
+    "scheduler": COMMON_FLAGS,
+    "publisher": {**COMMON_FLAGS, **PUBLISHER_FLAGS},
 }
 """What can be said of a group, by its kind: flags of `celery5 KIND start`, with the type of each."""
-NOT_HERE = {
+UNSUPPORTED_FLAGS = {
     "processes": "each member is one process: say count = N",
     "name": "each member has a name of its own, made of its group's",
     "burst": "members stay until they are stopped",
@@ -48,14 +48,14 @@ NOT_HERE = {
 """Flags that make no sense for a member, with what to do instead."""
 
 
-class Judge:
+class ValueChecker:
     """Who knows what values mean to members, and says what is wrong with one, in words that follow its key; '' for
     nothing. This one lets everything pass."""
 
-    def flag(self, kind: Kind, name: str, value: Any) -> str:
+    def check_flag(self, kind: Kind, name: str, value: Any) -> str:
         """About the flag of a group's members, of the type that it is to be of."""
         return ""
 
-    def variable(self, name: str, value: str) -> str:
+    def check_variable(self, name: str, value: str) -> str:
         """About a variable of their environment."""
         return ""

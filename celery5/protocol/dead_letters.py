@@ -16,14 +16,14 @@ import msgspec
 
 from celery5.errors import Misconfigured
 from celery5.protocol.envelope import Failure
-from celery5.protocol.job import seconds
-from celery5.protocol.remains import document_in, envelope_in, failure_in, value_in
+from celery5.protocol.job import to_seconds
+from celery5.protocol.remains import try_decode_value, try_read_document, try_read_envelope, try_read_failure
 from celery5.protocol.verdict import Reason
 
-By = Literal["reason", "task", "error", "queue", "cause"]
+GroupBy = Literal["reason", "task", "error", "queue", "cause"]
 """What dead jobs are counted by. A `cause` is the task, the reason and the class of the error together."""
 
-UNTOLD = "untold"
+UNKNOWN_REASON = "untold"
 """The reason of a job whose document is missing or cannot be read."""
 
 
@@ -69,7 +69,7 @@ class DeadJob(msgspec.Struct, frozen=True):
         return f"{self.task} {self.key}" if self.key else ""
 
 
-class Choice(TypedDict, total=False):
+class DeadJobFilter(TypedDict, total=False):
     """Which dead jobs: each word narrows it, and without any it is all of them.
 
     `queue`, `task`, `error`, `reason`, `sink` and `ids` each take one text or several, of which any will do. `task` and
@@ -95,7 +95,7 @@ class Choice(TypedDict, total=False):
     after: str | None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class DeadJobQuery(msgspec.Struct, frozen=True):
     """A choice that was found to make sense. Ages are seconds."""
 
     queues: tuple[str, ...] = ()
@@ -125,44 +125,46 @@ class Wanted(msgspec.Struct, frozen=True):
         )
 
 
-def wanted(choice: Mapping[str, Any]) -> Wanted:
+def parse_filter(conditions: Mapping[str, Any]) -> DeadJobQuery:
     """What a `Choice` means. Raises Misconfigured for one that makes no sense."""
-    unknown = sorted(set(choice) - set(Choice.__annotations__))
+    unknown = sorted(set(conditions) - set(DeadJobFilter.__annotations__))
     if unknown:
         raise Misconfigured(
-            f"dead jobs are not chosen by {unknown[0]!r}, but by {', '.join(Choice.__annotations__)}"
+            f"dead jobs are not chosen by {unknown[0]!r}, but by {', '.join(DeadJobFilter.__annotations__)}"
         )
-    limit, message = choice.get("limit"), choice.get("message")
-    where: Any = choice.get("where")
+    limit, message = conditions.get("limit"), conditions.get("message")
+    where: Any = conditions.get("where")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise Misconfigured(f"limit is {limit!r}: give a number of jobs, 1 or more")
     if where is not None and (not callable(where) or iscoroutinefunction(where)):
         raise Misconfigured(f"where is {where!r}: give a plain function that takes a DeadJob")
     if message is not None and not isinstance(message, str):
         raise Misconfigured(f"message is {message!r}: give a part of the error's text")
-    after = _after(choice)
-    return Wanted(
-        queues=_texts(choice, "queue"),
-        tasks=_texts(choice, "task"),
-        errors=_texts(choice, "error"),
-        reasons=_reasons(_texts(choice, "reason")),
-        sinks=_texts(choice, "sink"),
-        ids=frozenset(_texts(choice, "ids")),
+    after = _after(conditions)
+    return DeadJobQuery(
+        queues=_texts(conditions, "queue"),
+        tasks=_texts(conditions, "task"),
+        errors=_texts(conditions, "error"),
+        reasons=_reasons(_texts(conditions, "reason")),
+        sinks=_texts(conditions, "sink"),
+        ids=frozenset(_texts(conditions, "ids")),
         message=message or "",
-        older_than=_age(choice, "older_than"),
-        newer_than=_age(choice, "newer_than"),
+        older_than=_age(conditions, "older_than"),
+        newer_than=_age(conditions, "newer_than"),
         limit=limit,
-        where=choice.get("where"),
-        newest_first=bool(choice.get("newest_first")),
+        where=conditions.get("where"),
+        newest_first=bool(conditions.get("newest_first")),
         after=after,
     )
 
 
-def exhumed(queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None) -> DeadJob:
+def make_dead_job(
+    queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None
+) -> DeadJob:
     """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are. `limit` is the setting
     `message_limit`: a larger message is not decoded."""
-    envelope, why = envelope_in(message, limit)
-    told = document_in(document, limit)
+    envelope, why = try_read_envelope(message, limit)
+    told = try_read_document(document, limit)
     failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
     history = envelope.failures if envelope else ()
     if told and told.failure and told.failure not in history:
@@ -172,30 +174,30 @@ def exhumed(queue: str, entry: str, message: bytes, document: bytes, limit: int 
         entry=entry,
         id=envelope.id if envelope else told.id if told else "",
         task=envelope.task if envelope else told.task if told else "",
-        args=value_in(envelope.args) if envelope else None,
-        kwargs=value_in(envelope.kwargs) if envelope else None,
+        args=try_decode_value(envelope.args) if envelope else None,
+        kwargs=try_decode_value(envelope.kwargs) if envelope else None,
         attempt=told.attempt if told else envelope.attempt if envelope else 1,
         replays=envelope.replays if envelope else 0,
         key=envelope.key if envelope else "",
-        reason=told.reason if told and told.reason else Reason.CORRUPT.value if why else UNTOLD,
+        reason=told.reason if told and told.reason else Reason.CORRUPT.value if why else UNKNOWN_REASON,
         type=failure.type,
         message=failure.message,
         error_args=failure.args,
         traceback=failure.traceback,
         worker=(told.worker if told else "") or failure.worker,
-        died=died(entry),
+        died=get_death_time(entry),
         sent=envelope.sent if envelope else told.sent if told else 0.0,
         failures=history,
         raw=message,
     )
 
 
-def undelivered(
+def make_dead_document(
     queue: str, entry: str, sink: str, document: bytes, failure: bytes, limit: int | None = None
 ) -> DeadJob:
     """The document that the sink of that name would not take, whatever its bytes are. `limit` as for `exhumed`."""
-    told = document_in(document, limit)
-    why = failure_in(failure) or Failure("Corrupt", "nobody knows why any more")
+    told = try_read_document(document, limit)
+    why = try_read_failure(failure) or Failure("Corrupt", "nobody knows why any more")
     return DeadJob(
         queue=queue,
         entry=entry,
@@ -212,7 +214,7 @@ def undelivered(
         error_args=why.args,
         traceback=why.traceback,
         worker=told.worker if told else "",
-        died=died(entry),
+        died=get_death_time(entry),
         sent=told.sent if told else 0.0,
         failures=(why,),
         raw=document,
@@ -220,38 +222,38 @@ def undelivered(
     )
 
 
-def died(entry: str) -> float:
+def get_death_time(entry: str) -> float:
     """When the job in that entry died, in seconds since 1970."""
     ms, _, _ = entry.partition("-")
     return int(ms) / 1000 if ms.isascii() and ms.isdigit() else 0.0
 
 
-def is_entry(text: str) -> bool:
+def is_entry_id(text: str) -> bool:
     """Whether `text` is the id of an entry, `1763713000000-0`."""
     ms, dash, number = text.partition("-")
     return bool(dash) and text.isascii() and ms.isdigit() and number.isdigit() and len(text) <= 40
 
 
-def count(counts: dict[str, int], jobs: Iterable[DeadJob], by: By) -> None:
+def add_counts(counts: dict[str, int], jobs: Iterable[DeadJob], by: GroupBy) -> None:
     """Add `jobs` to `counts`."""
     for job in jobs:
         group = _GROUPS[by](job)
         counts[group] = counts.get(group, 0) + 1
 
 
-def most_first(counts: Mapping[str, int]) -> dict[str, int]:
+def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
     """The same, the largest number first."""
     return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
 
 
-def checked_by(by: str) -> By:
+def check_group_by(by: str) -> GroupBy:
     """Itself. Raises Misconfigured for what dead jobs are not counted by."""
     if by not in _GROUPS:
-        raise Misconfigured(f"dead jobs are not counted by {by!r}, but by {', '.join(get_args(By))}")
-    return cast("By", by)
+        raise Misconfigured(f"dead jobs are not counted by {by!r}, but by {', '.join(get_args(GroupBy))}")
+    return cast("GroupBy", by)
 
 
-_GROUPS: Mapping[By, Callable[[DeadJob], str]] = {
+_GROUPS: Mapping[GroupBy, Callable[[DeadJob], str]] = {
     "reason": lambda job: job.reason,
     "task": lambda job: job.task,
     "error": lambda job: job.type,
@@ -265,14 +267,14 @@ def _after(choice: Mapping[str, Any]) -> str:
     after: Any = choice.get("after")
     if after is None:
         return ""
-    if not isinstance(after, str) or not is_entry(after.rpartition(":")[2]):
+    if not isinstance(after, str) or not is_entry_id(after.rpartition(":")[2]):
         raise Misconfigured(f"after is {after!r}: give the entry of a dead job, or queue:entry")
     if choice.get("ids") is not None:
         raise Misconfigured("after is for the next page; with ids it has no use")
     return after
 
 
-def place_of(job: DeadJob) -> str:
+def format_position(job: DeadJob) -> str:
     """Return where a job is, in the form that `after` takes."""
     return f"{job.queue}:{job.entry}"
 
@@ -297,7 +299,7 @@ def _listed(said: Any, name: str) -> list[Any]:
 
 
 def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
-    known = [*(each.value for each in Reason), UNTOLD]
+    known = [*(each.value for each in Reason), UNKNOWN_REASON]
     for each in said:
         if each not in known:
             near = get_close_matches(each, known, n=1)
@@ -309,7 +311,7 @@ def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
 def _age(choice: Mapping[str, Any], name: str) -> float | None:
     said: Any = choice.get(name)
     number = isinstance(said, int | float | timedelta) and not isinstance(said, bool)
-    age = seconds(said) if number else None
+    age = to_seconds(said) if number else None
     if said is not None and (age is None or not 0 <= age < float("inf")):
         raise Misconfigured(f"{name} is {said!r}: give seconds or a timedelta, 0 or more")
     return age

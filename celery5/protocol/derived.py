@@ -6,14 +6,14 @@ Floor: protocol. Reads: nothing. Writes: nothing.
 from base64 import urlsafe_b64encode
 from hashlib import sha256
 
-WINDOW = 7 * 86400.0
+DEDUPLICATION_WINDOW = 7 * 86400.0
 """Seconds for which it is remembered that such a job was sent (`unique_for`), while whatever it follows from may still
 come again."""
-AFTERWARDS = 600.0
+DEDUPLICATION_GRACE = 600.0
 """Seconds for which it is remembered once that cannot come again: longer than any trip is under way."""
 
 
-def derived_id(*parts: str) -> str:
+def derive_job_id(*parts: str) -> str:
     """The id of the job that follows from `parts`: always the same for the same ones, in their order. 22 url-safe
     characters, as any job's id, and it never begins with `-`."""
     text = "".join(f"{len(part)}:{part}" for part in parts)  # so that ("a", "bc") is not ("ab", "c")

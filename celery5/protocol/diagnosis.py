@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["ok", "warn", "fail"]
+FindingState = Literal["ok", "warn", "fail"]
 
 OLDEST = (6, 2)
 """The oldest Redis that will do; every Valkey does."""
@@ -35,12 +35,12 @@ class Finding(msgspec.Struct, frozen=True):
     """What one check has found: its `state`, a line on it, and, unless that is ok, what to do."""
 
     check: str
-    state: State
+    state: FindingState
     says: str
     remedy: str = ""
 
 
-def server(info: Mapping[str, str]) -> Finding:
+def diagnose_server(info: Mapping[str, str]) -> Finding:
     """Which server it is, from `INFO`."""
     kind = "valkey" if info.get("valkey_version") else info.get("server_name") or "redis"
     version = info.get("valkey_version") or info.get("redis_version", "")
@@ -57,7 +57,7 @@ def server(info: Mapping[str, str]) -> Finding:
     return Finding("server", "ok", says)
 
 
-def persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
+def diagnose_persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
     """Whether jobs outlive the server, from `INFO` and, where that is permitted, `CONFIG GET`."""
     name = "persistence"
     for field, what in (
@@ -108,7 +108,7 @@ def _appends(how: str) -> Finding:
     return Finding("persistence", "ok", f"appendonly yes{said}")
 
 
-def eviction(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
+def diagnose_eviction(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
     """Whether the server throws jobs away when its memory is full, and how full it is."""
     policy = (config or {}).get("maxmemory-policy") or info.get("maxmemory_policy", "")
     most, used = _number(info.get("maxmemory")), _number(info.get("used_memory"))
@@ -123,7 +123,7 @@ def eviction(info: Mapping[str, str], config: Mapping[str, str] | None) -> Findi
     return Finding("memory", "ok", f"noeviction{room}")
 
 
-def clock(ahead: float, uncertain: float) -> Finding:
+def diagnose_clock(ahead: float, uncertain: float) -> Finding:
     """How far the server's clock is `ahead` of this host's; `uncertain` by half of a trip. Seconds."""
     off = max(abs(ahead) - uncertain, 0.0)
     way = "ahead of" if ahead > 0 else "behind"
@@ -135,7 +135,7 @@ def clock(ahead: float, uncertain: float) -> Finding:
     return Finding("clock", "ok", says)
 
 
-def latency(pings: Sequence[float]) -> Finding:
+def diagnose_latency(pings: Sequence[float]) -> Finding:
     """How long pings took, in seconds."""
     middle, worst = median(pings), max(pings)
     says = f"{middle * 1000:.2f} ms, at worst {worst * 1000:.2f} ms, of {len(pings)} pings"
@@ -149,7 +149,7 @@ def latency(pings: Sequence[float]) -> Finding:
     return Finding("latency", "ok", says)
 
 
-def permissions(user: str, tried: int, refused: Mapping[str, str]) -> Finding:
+def diagnose_permissions(user: str, tried: int, refused: Mapping[str, str]) -> Finding:
     """Whether the user may do what celery5 does; `refused` has the server's words for each command that it may not."""
     who = user or "default"
     if not refused:
@@ -170,7 +170,7 @@ def permissions(user: str, tried: int, refused: Mapping[str, str]) -> Finding:
     )
 
 
-def keys(looked: int, complete: bool, orphans: Sequence[str]) -> Finding:
+def diagnose_keys(looked: int, complete: bool, orphans: Sequence[str]) -> Finding:
     """Whether keys that nobody owns stay for ever; `complete` when all were looked at."""
     scope = f"{looked} keys looked at" + ("" if complete else ", of more")
     if orphans:

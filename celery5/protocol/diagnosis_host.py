@@ -14,7 +14,7 @@ from celery5.protocol.diagnosis import Finding
 SOON = 30
 """Days before a certificate's end that it is told of."""
 OLDEST_PYTHON = (3, 11)
-MANY = 10_000
+MANY_WAITING_MESSAGES = 10_000
 """Messages in the backlog of a Publisher from which on that is told of."""
 OLDEST_SYSTEMD = 240
 """The first systemd that takes all that the units say."""
@@ -30,17 +30,17 @@ class Credential(msgspec.Struct, frozen=True):
     revoked: bool
 
 
-class Unit(msgspec.Struct, frozen=True):
+class SystemdUnit(msgspec.Struct, frozen=True):
     """A unit of systemd that is installed here: whether a target wants it (`enabled`), and what its ExecStart names
     that is not there (`missing`)."""
 
     name: str
-    is_users: bool
+    is_user_unit: bool
     enabled: bool
     missing: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class WorkerVersion(msgspec.Struct, frozen=True):
     """A worker that lives, and the version that it says it is of; '' when it did not answer, or when it answered with a
     `refusal`."""
 
@@ -49,7 +49,7 @@ class Answered(msgspec.Struct, frozen=True):
     refusal: str = ""
 
 
-def folder(path: str, modes: Mapping[str, int] | None) -> Finding:
+def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
     """The folder of the keys, by the modes of itself (`.`) and of the files in it; None when it is not there."""
     if modes is None:
         return Finding("keys folder", "ok", f"{path} is not there yet: the first signed command makes it")
@@ -62,7 +62,7 @@ def folder(path: str, modes: Mapping[str, int] | None) -> Finding:
     return Finding("keys folder", "ok", f"{path}, for nobody else")
 
 
-def certificates(found: Sequence[Credential], refusal: str, today: date) -> Finding:
+def diagnose_certificates(found: Sequence[Credential], refusal_reason: str, today: date) -> Finding:
     """The certificates in that folder; `refusal` says why what is signed here is not accepted here, '' when it is."""
     name = "certificates"
     mine = [each for each in found if each.role == "mine"]
@@ -74,9 +74,9 @@ def certificates(found: Sequence[Credential], refusal: str, today: date) -> Find
         return Finding(
             name, "fail", f"{over[0].fingerprint[:16]} ended on {over[0].until}", "celery5 keys new"
         )
-    if refusal:
+    if refusal_reason:
         remedy = "celery5 keys new; where its authority was revoked: celery5 keys new --authority"
-        return Finding(name, "fail", f"what is signed here is refused here: {refusal}", remedy)
+        return Finding(name, "fail", f"what is signed here is refused here: {refusal_reason}", remedy)
     late = sorted((end, each.role) for each, end in ends.items() if (end - today).days < SOON)
     if late:
         what = ", ".join(f"{role} until {end}" for end, role in late)
@@ -92,7 +92,7 @@ def certificates(found: Sequence[Credential], refusal: str, today: date) -> Find
     )
 
 
-def units(found: Sequence[Unit], *, version: str, lingers: bool, user: str) -> Finding:
+def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: bool, user: str) -> Finding:
     """The units of systemd, when there are any."""
     if not found:
         return Finding("units", "ok", "none of systemd's is installed")
@@ -108,12 +108,12 @@ def units(found: Sequence[Unit], *, version: str, lingers: bool, user: str) -> F
     number = re.match(r"\d+", version)
     if number and int(number[0]) < OLDEST_SYSTEMD:
         return Finding("units", "warn", says, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
-    if any(each.is_users for each in found) and not lingers:
+    if any(each.is_user_unit for each in found) and not is_lingering:
         remedy = f"loginctl enable-linger {user}"
         return Finding("units", "warn", f"{says}; those of {user} end when {user} logs out", remedy)
     idle = [each for each in found if not each.enabled]
     if idle:
-        flag = " --user" if idle[0].is_users else ""
+        flag = " --user" if idle[0].is_user_unit else ""
         remedy = f"systemctl{flag} enable {' '.join(each.name for each in idle)}"
         return Finding(
             "units", "warn", f"not started at boot: {', '.join(each.name for each in idle)}", remedy
@@ -121,7 +121,7 @@ def units(found: Sequence[Unit], *, version: str, lingers: bool, user: str) -> F
     return Finding("units", "ok", f"{says}; enabled")
 
 
-def application(name: str, tasks: int) -> Finding:
+def diagnose_application(name: str, tasks: int) -> Finding:
     """The application, which could be imported."""
     if not tasks:
         remedy = "name the modules that declare them: App(include=[...])"
@@ -129,15 +129,20 @@ def application(name: str, tasks: int) -> Finding:
     return Finding("application", "ok", f"{name}, {tasks} tasks")
 
 
-def settings(said: int, oddities: Sequence[str]) -> Finding:
+def diagnose_settings(said: int, oddities: Sequence[str]) -> Finding:
     """The settings, which can be used; how many were said, and what is odd."""
     if oddities:
         return Finding("settings", "warn", "; ".join(oddities), "celery5 config show --origin says where")
     return Finding("settings", "ok", f"{said} said, the rest are defaults")
 
 
-def workers(
-    found: Sequence[Answered], ours: str, *, asked: bool, unrouted: bool, unread: Sequence[str] = ()
+def diagnose_workers(
+    found: Sequence[WorkerVersion],
+    own_version: str,
+    *,
+    asked: bool,
+    unrouted: bool,
+    unread: Sequence[str] = (),
 ) -> Finding:
     """The workers that live; not all may be asked which version they are of. `unrouted`: there are events of the
     application's own, and no Router; on the queues `unread` jobs wait, and no worker reads them."""
@@ -165,20 +170,22 @@ def workers(
     if silent:
         remedy = "look at their logs; a worker without an inbox does not answer"
         return Finding("workers", "warn", f"{says}; no answer from {', '.join(silent)}", remedy)
-    others = [f"{each.name} {each.version}" for each in found if each.version != ours]
+    others = [f"{each.name} {each.version}" for each in found if each.version != own_version]
     if others:
         remedy = "restart them: celery5 worker shutdown"
-        return Finding("workers", "warn", f"{says}; not of version {ours}: {', '.join(others)}", remedy)
-    return Finding("workers", "ok", f"{says}, of version {ours}")
+        return Finding(
+            "workers", "warn", f"{says}; not of version {own_version}: {', '.join(others)}", remedy
+        )
+    return Finding("workers", "ok", f"{says}, of version {own_version}")
 
 
-def publisher(address: str, waiting: int, trouble: str) -> Finding:
+def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
     """The Publisher daemon, which has answered: so many messages wait there, and what keeps it from writing them."""
     count = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
     if trouble:
         says = f"{address}, has jobs in memory only: {trouble}; {count}"
         return Finding("publisher", "warn", says, "make room for its backlog, or let it write there")
-    if waiting >= MANY:
+    if waiting >= MANY_WAITING_MESSAGES:
         remedy = (
             "see whether its broker answers; else give it more: celery5 publisher start --connections 1..4"
         )
@@ -188,7 +195,7 @@ def publisher(address: str, waiting: int, trouble: str) -> Finding:
     return Finding("publisher", "ok", f"{address}, {count}")
 
 
-def publisher_away(address: str, why: str) -> Finding:
+def diagnose_unreachable_publisher(address: str, why: str) -> Finding:
     """The Publisher daemon that the setting `publisher` names, and that cannot be reached."""
     return Finding(
         "publisher",
@@ -198,14 +205,14 @@ def publisher_away(address: str, why: str) -> Finding:
     )
 
 
-def publisher_refuses(address: str, why: str) -> Finding:
+def diagnose_refusing_publisher(address: str, why: str) -> Finding:
     """The Publisher daemon is another one than was meant."""
     return Finding(
         "publisher", "fail", f"{address} refuses us: {why}", "give publisher the address of our own daemon"
     )
 
 
-def python(version: Sequence[int], celery5: str) -> Finding:
+def diagnose_python(version: Sequence[int], celery5: str) -> Finding:
     """The interpreter."""
     says = f"celery5 {celery5} on Python {'.'.join(map(str, version[:3]))}"
     if tuple(version[:2]) < OLDEST_PYTHON:
@@ -213,7 +220,7 @@ def python(version: Sequence[int], celery5: str) -> Finding:
     return Finding("python", "ok", says)
 
 
-def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
+def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
     """The libraries: what the installed package says it requires (`trio>=0.30`), and what there is of each ('': it is
     not there)."""
     if not required:
@@ -224,7 +231,7 @@ def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
     for each in required:
         if ";" in each:
             continue  # of an extra
-        name = named(each)
+        name = parse_requirement_name(each)
         have = installed.get(name, "")
         if not have:
             wrong.append(f"{name} is not there")
@@ -236,7 +243,7 @@ def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
     return Finding("libraries", "ok", shown)
 
 
-def named(required: str) -> str:
+def parse_requirement_name(required: str) -> str:
     """The name in `redis[hiredis]<9,>=8`."""
     return re.split(r"[\[<>=!~; ]", required, maxsplit=1)[0]
 

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.delivery import Delivery, Words
+from celery5.protocol.delivery import Delivery, Settlement
 from celery5.protocol.envelope import Failure, read_document
-from celery5.protocol.job import digest
+from celery5.protocol.job import hash_call
 
-End = Literal["SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED"]
+ResultState = Literal["SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED"]
 """How a job may end: what a document tells of."""
-ENDS: tuple[End, ...] = ("SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED")
+RESULT_STATES: tuple[ResultState, ...] = ("SUCCESS", "DEAD", "EXPIRED", "REVOKED", "REJECTED")
 
 
 class ResultDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class SourceDocument(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(self.body, type=kind)
 
 
-def result_document(queue: str, raw: bytes, limit: int | None = None) -> ResultDocument:
+def parse_result_document(queue: str, raw: bytes, limit: int | None = None) -> ResultDocument:
     """A document as it lies in Redis, for sinks. `limit` is the setting `message_limit`. Raises Corrupt."""
     found = read_document(raw, limit)
     try:
@@ -96,35 +96,35 @@ def result_document(queue: str, raw: bytes, limit: int | None = None) -> ResultD
     )
 
 
-def takers(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[str, str] | None:
+def group_recipients(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[str, str] | None:
     """The names of the sinks for each end, with a space between; `wanting` says of each sink which ends it wants. None
     when there are no sinks, so that nobody need look further."""
-    found = {end: " ".join(name for name, ends in wanting if end in ends) for end in ENDS}
+    found = {end: " ".join(name for name, ends in wanting if end in ends) for end in RESULT_STATES}
     return {end: names for end, names in found.items() if names} or None
 
 
-def handed_on(delivery: Delivery, words: Words) -> tuple[bytes, str, bytes] | None:
+def get_sink_arguments(delivery: Delivery, words: Settlement) -> tuple[bytes, str, bytes] | None:
     """What the settle script is told of the document for sinks, if there is one: entry, names, document."""
-    if delivery.takers is None or words[0] not in ("complete", "bury"):
+    if delivery.recipients is None or words[0] not in ("complete", "bury"):
         return None
     state = "DEAD" if words[0] == "bury" else read_document(words[3]).state
-    names = delivery.takers.get(state, "")
+    names = delivery.recipients.get(state, "")
     return (delivery.entry, names, delivery.document) if names else None
 
 
-def ends_in(said: object, what: str) -> tuple[End, ...]:
+def parse_result_states(said: object, what: str) -> tuple[ResultState, ...]:
     """The ends that somebody wants to hear of. Raises Misconfigured."""
     named: Any = (said,) if isinstance(said, str) else said
     try:
         wanted = set(named)
     except TypeError:
         wanted = {repr(said)}
-    if not wanted or wanted - set(ENDS):
-        raise Misconfigured(f"{what}: on is {said!r}; give some of {', '.join(ENDS)}")
-    return tuple(end for end in ENDS if end in wanted)
+    if not wanted or wanted - set(RESULT_STATES):
+        raise Misconfigured(f"{what}: on is {said!r}; give some of {', '.join(RESULT_STATES)}")
+    return tuple(end for end in RESULT_STATES if end in wanted)
 
 
-def job_of(source: str, document: str, task: str) -> str:
+def make_document_job_id(source: str, document: str, task: str) -> str:
     """The id of the job by which `task` is given a document of `source`: always the same one, so that it is one job
     however often the document comes."""
-    return digest(msgspec.json.encode((source, document, task)))
+    return hash_call(msgspec.json.encode((source, document, task)))

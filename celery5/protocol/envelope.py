@@ -19,15 +19,15 @@ from celery5.errors import Corrupt
 from celery5.protocol.retry import RetryPolicy
 
 VERSION = 1
-IGNORED = "ignored"
+RESULT_IGNORED = "ignored"
 """The reason in the document of a job that succeeded and whose result was not to be kept."""
-KEPT_FAILURES = 5
+MAX_FAILURES = 5
 """How many of a job's failed attempts its message remembers; the newest stay."""
 NO_KWARGS = Raw(b"{}")
 """Nothing is given by name. A message leaves out this very object."""
-MARGIN = 2 * 1024 * 1024
+SIZE_MARGIN = 2 * 1024 * 1024
 """Bytes that a message in Redis may have beyond the setting `message_limit`: failures, a document's other fields."""
-DEEPEST = 900
+MAX_DEPTH = 900
 """How deep a call's arguments may be nested. The scripts read no message that is nested deeper than 1000."""
 
 
@@ -76,7 +76,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def lock(self) -> str:
         """Under what the queue remembers that a job of this key is alive; '' without a key."""
-        return lock(self.task, self.key) if self.key else ""
+        return format_lock(self.task, self.key) if self.key else ""
 
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -97,7 +97,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     replays: int = 0  # how often the job came back from the dead-letter queue before it ended so
 
 
-def lock(task: str, key: str) -> str:
+def format_lock(task: str, key: str) -> str:
     """Under what a queue remembers that a job of `task` with `key` is alive. The scripts make it, too."""
     return f"{task} {key}"
 
@@ -139,7 +139,7 @@ def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
     Raises Corrupt with the reason, and nothing else, whatever the bytes are.
     """
     if (
-        len(raw) > MARGIN
+        len(raw) > SIZE_MARGIN
     ):  # a smaller one is never too large: this comparison is the only cost for most messages
         refuse_oversized(raw, limit, "an envelope")
     try:
@@ -148,19 +148,19 @@ def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
         _refuse_version(_version_of(raw))
         raise Corrupt(f"not an envelope: {error}") from None
     _refuse_version(envelope.v)
-    if len(raw) > 2 * DEEPEST and is_nested_deeper(raw, DEEPEST + 50):
-        raise Corrupt(f"not an envelope: nested deeper than {DEEPEST + 50}")
+    if len(raw) > 2 * MAX_DEPTH and is_nested_deeper(raw, MAX_DEPTH + 50):
+        raise Corrupt(f"not an envelope: nested deeper than {MAX_DEPTH + 50}")
     return envelope
 
 
-def is_nested_deeper(raw: bytes, than: int) -> bool:
+def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
     """Return whether valid JSON has more than `than` lists and objects inside each other.
 
     The work is linear in the size of `raw`, whatever its depth. Each step is one call of C over all of it. Of what is
     left, blocks that cannot reach the limit are counted as a whole, and only the others bracket by bracket. Most
     messages have too few brackets to be nested so deeply, and end at the first line.
     """
-    if raw.count(b"[") + raw.count(b"{") <= than:
+    if raw.count(b"[") + raw.count(b"{") <= max_depth:
         return False
     if (
         b"\\" in raw
@@ -170,7 +170,7 @@ def is_nested_deeper(raw: bytes, than: int) -> bool:
     brackets = raw.translate(_SQUARE, _NO_BRACKETS).replace(b'""', b"")
     if b'"' in brackets:
         brackets = b"".join(brackets.split(b'"')[::2])  # every second part is what texts have of brackets
-    return _is_reached(brackets, than)
+    return _is_reached(brackets, max_depth)
 
 
 def _is_reached(brackets: bytes, than: int) -> bool:
@@ -192,18 +192,18 @@ def refuse_oversized(raw: bytes, limit: int | None, what: str) -> None:
 
     To be called before anything is decoded. `limit` is that setting; None takes any size.
     """
-    if limit is not None and len(raw) > limit + MARGIN:
+    if limit is not None and len(raw) > limit + SIZE_MARGIN:
         raise Corrupt(
             f"not {what}: {len(raw)} bytes, and message_limit is {limit} here: raise it where the message is read, too"
         )
 
 
-def id_of(raw: bytes) -> str:
+def read_job_id(raw: bytes) -> str:
     """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either.
 
     A very large message is not decoded for it: its id is found where producers write it, at the beginning.
     """
-    if len(raw) > MARGIN:
+    if len(raw) > SIZE_MARGIN:
         found = _ID_FIRST.match(raw, 0, 1000)
         raw = b'{"id":' + found[1] + b"}" if found else b""
     try:
@@ -235,7 +235,7 @@ def read_document(raw: bytes, limit: int | None = None) -> Document:
         raise Corrupt(f"not a document: {error}") from None
 
 
-def next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
+def make_next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
     """The same message for its next attempt, `failure` remembered, counted for `section` if any.
 
     All other fields are passed on byte for byte: the arguments, numbers that Python would round, and what this version
@@ -249,12 +249,12 @@ def next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
     return encode(_remembering(fields, failure))
 
 
-def with_failure(raw: bytes, failure: Failure) -> bytes:
+def add_failure(raw: bytes, failure: Failure) -> bytes:
     """The same message with its last failure in it: for the dead-letter queue, or for the same attempt once more."""
     return encode(_remembering(_FIELDS.decode(raw), failure))
 
 
-def replayed(raw: bytes, limit: int | None = None) -> bytes:
+def make_replay(raw: bytes, limit: int | None = None) -> bytes:
     """The same message as if it had just been sent, but for the number of its replays: a fresh retry budget, and no old
     failures. All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt for
     what is no envelope."""
@@ -272,7 +272,7 @@ def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
     before = _LIST.decode(fields.get("failures", b"[]"))
     if before and _is_like(before[-1], failure):
         before.pop()
-    fields["failures"] = [*before, failure][-KEPT_FAILURES:]
+    fields["failures"] = [*before, failure][-MAX_FAILURES:]
     return fields
 
 

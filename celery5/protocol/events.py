@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from celery5.errors import Corrupt
-from celery5.protocol.derived import WINDOW, derived_id
-from celery5.protocol.envelope import DEEPEST, is_nested_deeper, lock, refuse_oversized
+from celery5.protocol.derived import DEDUPLICATION_WINDOW, derive_job_id
+from celery5.protocol.envelope import MAX_DEPTH, format_lock, is_nested_deeper, refuse_oversized
 from celery5.protocol.job import Job
 
 VERSION = 1
@@ -33,7 +33,7 @@ class EventMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     @property
     def subject(self) -> str:
         """What one subscribes to."""
-        return subject_of(self.event, self.version)
+        return format_subject(self.event, self.version)
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Subscription(msgspec.Struct, frozen=True):
     @property
     def subjects(self) -> tuple[str, ...]:
         """What it is subscribed to."""
-        return tuple(subject_of(self.event, version) for version in self.versions)
+        return tuple(format_subject(self.event, version) for version in self.versions)
 
     @property
     def name(self) -> str:
@@ -67,12 +67,12 @@ def subscription_name(event: str, app: str, task: str) -> str:
     return f"{event}\n{app}\n{task}"
 
 
-def subject_of(event: str, version: int) -> str:
+def format_subject(event: str, version: int) -> str:
     """An event of one version, in one word."""
     return f"{event} {version}"
 
 
-def read_event(raw: bytes, limit: int | None = None) -> EventMessage:
+def parse_event(raw: bytes, limit: int | None = None) -> EventMessage:
     """Decode an Event message. `limit` is the setting `message_limit`, for a message that comes from Redis.
 
     Raises Corrupt with the reason, and nothing else, whatever the bytes are.
@@ -86,12 +86,12 @@ def read_event(raw: bytes, limit: int | None = None) -> EventMessage:
         raise Corrupt(
             f"event message of version {message.v}; this Router reads version {VERSION}: upgrade the Routers first"
         )
-    if len(raw) > 2 * DEEPEST and is_nested_deeper(raw, DEEPEST + 50):
-        raise Corrupt(f"not an event: nested deeper than {DEEPEST + 50}")
+    if len(raw) > 2 * MAX_DEPTH and is_nested_deeper(raw, MAX_DEPTH + 50):
+        raise Corrupt(f"not an event: nested deeper than {MAX_DEPTH + 50}")
     return message
 
 
-def read_subscription(raw: bytes, limit: int | None = None) -> Subscription | None:
+def parse_subscription(raw: bytes, limit: int | None = None) -> Subscription | None:
     """One entry of the registry; None for one that cannot be read: of a later version, say, or too large."""
     try:
         refuse_oversized(raw, limit, "a subscription")
@@ -102,7 +102,7 @@ def read_subscription(raw: bytes, limit: int | None = None) -> Subscription | No
     return found
 
 
-def by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:
+def group_by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:
     """The subscriptions to each subject."""
     found: dict[str, list[Subscription]] = {}
     for each in subscriptions:
@@ -111,7 +111,7 @@ def by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[S
     return found
 
 
-def pattern(job: Job) -> tuple[Job, float | None]:
+def make_job_template(job: Job) -> tuple[Job, float | None]:
     """What all jobs that are sent like `job` have in common, always the same, and in how many seconds they expire."""
     fields = _FIELDS.decode(job.message)
     sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
@@ -122,11 +122,11 @@ def pattern(job: Job) -> tuple[Job, float | None]:
     return msgspec.structs.replace(job, id="", message=message, lock="", unique_for=None), left
 
 
-def job_of(event: EventMessage, subscription: Subscription, *, now: float) -> Job:
+def make_event_job(event: EventMessage, subscription: Subscription, *, now: float) -> Job:
     """The one job of this subscriber for this event, the same whoever makes it and however often: its id follows from
     the event's and the subscriber (I7)."""
     job, takes = subscription.job, subscription.takes
-    job_id = derived_id(event.id, job.app, job.task)
+    job_id = derive_job_id(event.id, job.app, job.task)
     known = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
     given = known if takes is None else {name: known[name] for name in takes if name in known}
     fields: dict[str, Any] = _FIELDS.decode(job.message)
@@ -139,8 +139,8 @@ def job_of(event: EventMessage, subscription: Subscription, *, now: float) -> Jo
         job,
         id=job_id,
         message=_ENCODER.encode(fields),
-        lock=lock(job.task, job_id),
-        unique_for=WINDOW,
+        lock=format_lock(job.task, job_id),
+        unique_for=DEDUPLICATION_WINDOW,
     )
 
 

@@ -13,38 +13,40 @@ from dataclasses import dataclass, replace
 
 from celery5.protocol.backoff import full_jitter
 
-FIRST_REST = 0.2
+FIRST_DELIVERY_DELAY = 0.2
 """Seconds that a sink is left alone at most after its first failure."""
-LONGEST_REST = 30.0
+MAX_DELIVERY_DELAY = 30.0
 """Seconds that it is at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class DeliveryPacing:
     """`most` is how many documents a batch may have, `size` how many the next one has; `failures` counts how many
     documents in a row have failed alone."""
 
-    most: int
-    size: int
+    max_batch_size: int
+    batch_size: int
     failures: int = 0
 
     @classmethod
-    def begun(cls, most: int) -> "Flow":
+    def start(cls, most: int) -> "DeliveryPacing":
         """Before anything is known."""
         return cls(most, most)
 
-    def went(self) -> "Flow":
+    def after_success(self) -> "DeliveryPacing":
         """A batch was written."""
-        return replace(self, size=min(self.most, self.size * 2), failures=0)
+        return replace(self, batch_size=min(self.max_batch_size, self.batch_size * 2), failures=0)
 
-    def failed(self, number: int) -> "Flow":
+    def after_failure(self, number: int) -> "DeliveryPacing":
         """A batch of so many was not."""
         if number > 1:
-            return replace(self, size=max(1, number // 2))
-        return replace(self, size=1, failures=self.failures + 1)
+            return replace(self, batch_size=max(1, number // 2))
+        return replace(self, batch_size=1, failures=self.failures + 1)
 
-    def rest(self, random: Callable[[], float]) -> float:
+    def get_delay(self, random: Callable[[], float]) -> float:
         """Seconds until the next batch. `random` gives numbers in [0, 1)."""
         if not self.failures:
             return 0.0
-        return full_jitter(self.failures - 1, start=FIRST_REST, cap=LONGEST_REST, random=random)
+        return full_jitter(
+            self.failures - 1, start=FIRST_DELIVERY_DELAY, cap=MAX_DELIVERY_DELAY, random=random
+        )

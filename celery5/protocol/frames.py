@@ -16,23 +16,23 @@ from msgspec import Meta, Raw
 from celery5.protocol.envelope import Failure
 from celery5.protocol.retry import LONGEST, RetryPolicy
 from celery5.protocol.verdict import (
-    Asked,
-    Declined,
+    BrokerLost,
+    JobRejected,
     Outcome,
+    PermanentFailure,
     Raised,
     Reason,
-    Refused,
+    RetryRequested,
     Returned,
     Ruling,
-    Stranded,
 )
 
 VERSION = 1
 """The version of the protocol that is spoken here."""
-MARGIN = 64 * 1024
+FRAME_OVERHEAD = 64 * 1024
 """Bytes that a frame may have beyond the largest result: the rest of its fields."""
-TEXT = 2_000
-TRACEBACK = 8_000
+MAX_TEXT = 2_000
+MAX_TRACEBACK = 8_000
 """Characters of what a box says of a failure that are kept, as of every failure."""
 _STARTS = 64
 """Bytes of a line that is too long which are kept to tell what it was; and at both ends of one that is no JSON, where a
@@ -43,7 +43,7 @@ class _Frame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type"):
     """One line."""
 
 
-class Home(msgspec.Struct, frozen=True):
+class BoxHome(msgspec.Struct, frozen=True):
     """Where a Python box finds its task: what to import from where, the application's name and its settings."""
 
     module: str
@@ -52,16 +52,16 @@ class Home(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
 
 
-class Hello(_Frame, frozen=True, tag="hello"):
+class BoxHello(_Frame, frozen=True, tag="hello"):
     """To a box, first: the version, the worker's name, how many bytes a result may have."""
 
     version: int
     worker: str
     limit: int
-    python: Home | None = None
+    python: BoxHome | None = None
 
 
-class Run(_Frame, frozen=True, tag="run"):
+class RunJob(_Frame, frozen=True, tag="run"):
     """To a box that is idle: run a job. `arguments` by name, for a box with a command; a Python box gets `args` and
     `kwargs` as they came. With `policy` the task's `deduplicate` policy is meant."""
 
@@ -79,35 +79,35 @@ class Run(_Frame, frozen=True, tag="run"):
     policy: bool = False
 
 
-class SoftLimit(_Frame, frozen=True, tag="soft-limit"):
+class SoftLimitReached(_Frame, frozen=True, tag="soft-limit"):
     """To a box that said it hears this: the job's time is nearly up."""
 
     id: str
     message: str
 
 
-class Cancel(_Frame, frozen=True, tag="cancel"):
+class CancelJob(_Frame, frozen=True, tag="cancel"):
     """To a box that said it hears this: stop the job, and answer. `limit` says so when it has run for too long."""
 
     id: str
     limit: str = ""
 
 
-class Ready(_Frame, frozen=True, tag="ready"):
+class BoxReady(_Frame, frozen=True, tag="ready"):
     """From a box, first: its version, and which of `soft-limit` and `cancel` it hears while it runs a job."""
 
     version: int
     hears: tuple[str, ...] = ()
 
 
-class Result(_Frame, frozen=True, tag="result"):
+class BoxResult(_Frame, frozen=True, tag="result"):
     """From a box: the job has returned."""
 
     id: str = ""
     value: Raw = Raw(b"null")
 
 
-class Error(_Frame, frozen=True, tag="error"):
+class BoxError(_Frame, frozen=True, tag="error"):
     """From a box: the job has failed. `kinds` are the full names of the error's classes, for retry policies."""
 
     failure: Failure
@@ -117,7 +117,7 @@ class Error(_Frame, frozen=True, tag="error"):
     stranded: bool = False
 
 
-class Again(_Frame, frozen=True, tag="retry"):
+class RetryJob(_Frame, frozen=True, tag="retry"):
     """From a box: try the job again (C22)."""
 
     id: str = ""
@@ -127,14 +127,14 @@ class Again(_Frame, frozen=True, tag="retry"):
     max_retries: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Unwanted(_Frame, frozen=True, tag="reject"):
+class RejectJob(_Frame, frozen=True, tag="reject"):
     """From a box: the job is not wanted (C59)."""
 
     id: str = ""
     why: str = ""
 
 
-class Unrunnable(_Frame, frozen=True, tag="refuse"):
+class RefuseJob(_Frame, frozen=True, tag="refuse"):
     """From a box: the job cannot be run, and trying again would not help."""
 
     reason: Reason
@@ -142,7 +142,7 @@ class Unrunnable(_Frame, frozen=True, tag="refuse"):
     id: str = ""
 
 
-class Line(_Frame, frozen=True, tag="log"):
+class BoxLogLine(_Frame, frozen=True, tag="log"):
     """From a box, at any time: a line for the log."""
 
     message: str = ""
@@ -152,16 +152,16 @@ class Line(_Frame, frozen=True, tag="log"):
     fields: dict[str, Any] = {}
 
 
-class Malformed(msgspec.Struct, frozen=True):
+class MalformedFrame(msgspec.Struct, frozen=True):
     """A line that was meant as a frame and cannot be read, or is too long to be."""
 
     why: str
     too_large: bool = False
 
 
-Answer = Result | Error | Again | Unwanted | Unrunnable
-ToBox = Hello | Run | SoftLimit | Cancel
-FromBox = Ready | Result | Error | Again | Unwanted | Unrunnable | Line
+BoxReply = BoxResult | BoxError | RetryJob | RejectJob | RefuseJob
+ToBox = BoxHello | RunJob | SoftLimitReached | CancelJob
+FromBox = BoxReady | BoxResult | BoxError | RetryJob | RejectJob | RefuseJob | BoxLogLine
 
 
 class _Typed(msgspec.Struct):
@@ -176,13 +176,13 @@ _MEANT = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(_TAGS).encode())
 _ENCODER = msgspec.json.Encoder()
 
 
-def frame(said: ToBox | FromBox) -> bytes:
+def encode_frame(message: ToBox | FromBox) -> bytes:
     """One line. Breaks that somebody's JSON has between its words become spaces: inside of texts there are none."""
-    encoded = _ENCODER.encode(said)
+    encoded = _ENCODER.encode(message)
     return encoded.translate(_ONE_LINE) + b"\n"
 
 
-def read_to_box(line: bytes) -> ToBox | None:
+def decode_to_box(line: bytes) -> ToBox | None:
     """What a worker says; None for what this version does not know. Raises ValueError for what is no JSON."""
     try:
         return _TO_BOX.decode(line)
@@ -190,7 +190,7 @@ def read_to_box(line: bytes) -> ToBox | None:
         return None
 
 
-def read_from_box(line: bytes) -> FromBox | Malformed | None:
+def decode_from_box(line: bytes) -> FromBox | MalformedFrame | None:
     """What a box says; None for a line that is no frame: whatever user code has printed."""
     if not line.startswith(b"{"):
         return None
@@ -203,17 +203,17 @@ def read_from_box(line: bytes) -> FromBox | Malformed | None:
     except (ValueError, RecursionError):
         # No JSON: a NaN, say. Whoever meant an answer must not wait for ever.
         known = any(_MEANT.search(line, at, at + _STARTS) for at in (0, max(len(line) - _STARTS, 0)))
-    return Malformed(why) if known else None
+    return MalformedFrame(why) if known else None
 
 
-def too_long(start: bytes, limit: int) -> Malformed | None:
+def make_too_long(start: bytes, limit: int) -> MalformedFrame | None:
     """What a line was that is longer than `limit`, by its start."""
     if not start.startswith(b"{"):
         return None
-    return Malformed(f"the box wrote a frame of more than {limit} bytes", too_large=True)
+    return MalformedFrame(f"the box wrote a frame of more than {limit} bytes", too_large=True)
 
 
-class Lines:
+class LineSplitter:
     """Cuts what comes through a pipe into lines of at most `limit` bytes. Of a longer one the start is kept."""
 
     def __init__(self, limit: int) -> None:
@@ -239,8 +239,8 @@ class Lines:
             return
         if len(self._rest) + len(piece) > self._limit:
             self._over = True
-            start = bytes(self._rest[:TEXT]) + piece[:TEXT]
-            self._rest = bytearray(start[: max(TEXT, _STARTS)])
+            start = bytes(self._rest[:MAX_TEXT]) + piece[:MAX_TEXT]
+            self._rest = bytearray(start[: max(MAX_TEXT, _STARTS)])
         else:
             self._rest += piece
 
@@ -250,51 +250,51 @@ class Lines:
         return line, whole
 
 
-def outcome_of(answer: Answer) -> Outcome:
+def to_outcome(reply: BoxReply) -> Outcome:
     """What a box has answered, as the outcome of its job."""
-    match answer:
-        case Result():
-            return Returned(bytes(answer.value))
-        case Error():
-            failure = _bounded(answer.failure)
-            raised = Raised(failure, answer.kinds or ((failure.type, "builtins.Exception"),), answer.ruling)
-            return Stranded(failure, raised) if answer.stranded else raised
-        case Again():
-            failure = _bounded(answer.failure)
-            return Asked(failure, answer.countdown, answer.policy, _whole(answer.max_retries))
-        case Unwanted():
-            return Declined(answer.why[:TEXT] or "its box rejected it")
-        case Unrunnable():
-            return Refused(answer.reason, _bounded(answer.failure))
+    match reply:
+        case BoxResult():
+            return Returned(bytes(reply.value))
+        case BoxError():
+            failure = _bounded(reply.failure)
+            raised = Raised(failure, reply.kinds or ((failure.type, "builtins.Exception"),), reply.ruling)
+            return BrokerLost(failure, raised) if reply.stranded else raised
+        case RetryJob():
+            failure = _bounded(reply.failure)
+            return RetryRequested(failure, reply.countdown, reply.policy, _whole(reply.max_retries))
+        case RejectJob():
+            return JobRejected(reply.why[:MAX_TEXT] or "its box rejected it")
+        case RefuseJob():
+            return PermanentFailure(reply.reason, _bounded(reply.failure))
 
 
-def answer_of(outcome: Outcome, job: str) -> Answer:
+def to_box_reply(outcome: Outcome, job: str) -> BoxReply:
     """What a Python box answers when its job has ended with `outcome`."""
     match outcome:
         case Returned(value):
-            return Result(job, Raw(value))
+            return BoxResult(job, Raw(value))
         case Raised(failure, kinds, ruling):
-            return Error(failure, job, kinds, ruling)
-        case Stranded(failure, raised):
+            return BoxError(failure, job, kinds, ruling)
+        case BrokerLost(failure, raised):
             kinds, ruling = ((), None) if raised is None else (raised.kinds, raised.ruling)
-            return Error(failure, job, kinds, ruling, stranded=True)
-        case Asked(failure, countdown, policy, most):
-            return Again(job, failure, countdown, policy, most)
-        case Declined(why):
-            return Unwanted(job, why)
-        case Refused(reason, failure):
-            return Unrunnable(reason, failure, job)
+            return BoxError(failure, job, kinds, ruling, stranded=True)
+        case RetryRequested(failure, countdown, policy, most):
+            return RetryJob(job, failure, countdown, policy, most)
+        case JobRejected(why):
+            return RejectJob(job, why)
+        case PermanentFailure(reason, failure):
+            return RefuseJob(reason, failure, job)
         case _:  # it was told to stop, and did
-            return Error(Failure(type="Cancelled", message="the job was told to stop"), job)
+            return BoxError(Failure(type="Cancelled", message="the job was told to stop"), job)
 
 
 def _bounded(failure: Failure) -> Failure:
     return msgspec.structs.replace(
         failure,
         type=failure.type[:200],
-        message=failure.message[:TEXT],
-        args=tuple(each[:TEXT] for each in failure.args[:20]),
-        traceback=failure.traceback[-TRACEBACK:],
+        message=failure.message[:MAX_TEXT],
+        args=tuple(each[:MAX_TEXT] for each in failure.args[:20]),
+        traceback=failure.traceback[-MAX_TRACEBACK:],
     )
 
 

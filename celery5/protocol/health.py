@@ -10,13 +10,13 @@ import msgspec
 
 from celery5.errors import Misconfigured
 
-STATES = ("unhealthy", "degraded", "healthy")
+CHECK_STATES = ("unhealthy", "degraded", "healthy")
 """The states of a check that declares none: the worst first, the good one last."""
 HTTP_STATES = ("insecure", "permanently-unavailable", "unhealthy", "degraded", "healthy")
 """The states of an HTTP endpoint in the order in which they are looked for (C35)."""
-ALMOST = 0.8
+DEGRADED_SHARE = 0.8
 """The share of a limit from which on it is almost reached."""
-UNKNOWN = "unknown"
+UNKNOWN_STATE = "unknown"
 """The state of a check that has not been seen yet."""
 
 
@@ -34,7 +34,7 @@ class CheckReading(msgspec.Struct, frozen=True):
     scope: str = "local"
 
 
-def checked_states(states: Sequence[str], name: str) -> tuple[str, ...]:
+def validate_states(states: Sequence[str], name: str) -> tuple[str, ...]:
     """The states of the check `name`. Raises Misconfigured."""
     if isinstance(states, str) or len(set(states)) != len(states) or len(states) < 2 or not all(states):
         raise Misconfigured(
@@ -43,13 +43,13 @@ def checked_states(states: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(states)
 
 
-def worst(seen: Iterable[str], states: Sequence[str]) -> str | None:
+def get_worst_state(seen: Iterable[str], states: Sequence[str]) -> str | None:
     """The one of those seen that counts: the first by precedence; None when nothing was seen."""
     ranks = [states.index(each) for each in seen]
     return states[min(ranks)] if ranks else None
 
 
-def said(answer: object, states: Sequence[str]) -> list[str]:
+def parse_states(answer: object, states: Sequence[str]) -> list[str]:
     """What a check's function says: a state, several of which the worst counts, True or None for the good one, False
     for the worst. Raises ValueError for a state that the check does not have."""
     if answer is None or answer is True:
@@ -63,21 +63,21 @@ def said(answer: object, states: Sequence[str]) -> list[str]:
     return cast("list[str]", found)
 
 
-def graded(value: float, limit: float) -> str:
+def grade_usage(value: float, limit: float) -> str:
     """A number that must stay below `limit`: degraded from 80 % of it on, unhealthy from the limit on."""
     if value >= limit:
         return "unhealthy"
-    return "degraded" if value >= ALMOST * limit else "healthy"
+    return "degraded" if value >= DEGRADED_SHARE * limit else "healthy"
 
 
-def room(free: float, needed: float) -> str:
+def grade_free_space(free: float, needed: float) -> str:
     """A room that must not be smaller than `needed`: degraded when four fifths of it would be taken."""
     if free < needed:
         return "unhealthy"
-    return "degraded" if needed >= ALMOST * free else "healthy"
+    return "degraded" if needed >= DEGRADED_SHARE * free else "healthy"
 
 
-class HttpAnswer(msgspec.Struct, frozen=True):
+class EndpointResponse(msgspec.Struct, frozen=True):
     """What came of one request. `status` is 0 when there was no answer, in time or at all; `seconds` is how long it
     took, the lookup of the name included; `is_insecure`: TLS failed, or the intrusion detection says so; `allow` and
     `accept` are the headers of that name, None when they are not there; `why` says what went wrong."""
@@ -90,8 +90,8 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def http_states(
-    answer: HttpAnswer, *, method: str, content_type: str | None, limit: float, is_call: bool = False
+def get_endpoint_states(
+    answer: EndpointResponse, *, method: str, content_type: str | None, limit: float, is_call: bool = False
 ) -> list[str]:
     """All states that an answer speaks for; the worst counts (C35). `method` and `content_type` are those of the
     calls to come, `limit` the seconds they may take; `is_call`: it was such a call itself (C36), not an OPTIONS
@@ -107,7 +107,7 @@ def http_states(
         found.append("permanently-unavailable")
     if status in (0, 500) or answer.seconds >= limit:
         found.append("unhealthy")
-    if not 200 <= status < 300 or answer.seconds >= ALMOST * limit:
+    if not 200 <= status < 300 or answer.seconds >= DEGRADED_SHARE * limit:
         found.append("degraded")
     return found or ["healthy"]
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-LARGEST_HEAD = 8192
+MAX_HEAD_SIZE = 8192
 """Bytes of a request's head."""
-END = b"\r\n\r\n"
+HEAD_END = b"\r\n\r\n"
 """What ends a head."""
 
 _LINE = re.compile(rb"([A-Za-z!#$%&'*+.^_`|~-]{1,32}) ([!-~]{1,4096}) HTTP/([0-9])\.([0-9])")
@@ -34,14 +34,14 @@ _SAYS: Mapping[int, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """What is asked: the `method`, and the `path` without its query; of how many bytes the body is, and the header's
     `fields` that are there once, by their names in lower case."""
 
     method: str
     path: str
-    length: int = 0
-    fields: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    content_length: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
 
 class BadRequest(Exception):
@@ -54,32 +54,32 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class HttpResponse:
     """A whole response. `more` are header fields besides the usual ones."""
 
     status: int
     body: bytes
-    type: str = "application/json"
-    more: Sequence[tuple[str, str]] = ()
+    content_type: str = "application/json"
+    headers: Sequence[tuple[str, str]] = ()
 
     def to_bytes(self, *, head_only: bool = False) -> bytes:
         """As it travels: with its length, and the word that the connection is over then."""
         fields = [
-            ("Content-Type", self.type),
+            ("Content-Type", self.content_type),
             ("Content-Length", str(len(self.body))),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
             ("Connection", "close"),
-            *self.more,
+            *self.headers,
         ]
         head = "".join(f"{name}: {value}\r\n" for name, value in fields)
         first = f"HTTP/1.1 {self.status} {_SAYS[self.status]}\r\n{head}\r\n"
         return first.encode() + (b"" if head_only else self.body)
 
 
-def read_request(head: bytes, *, largest: int = 0) -> Request:
+def parse_request(head: bytes, *, max_body_size: int = 0) -> HttpRequest:
     """The request of a head, up to and with its empty line. Its body may have `largest` bytes. Raises BadRequest."""
-    first, *lines = head.removesuffix(END).split(b"\r\n")
+    first, *lines = head.removesuffix(HEAD_END).split(b"\r\n")
     found = _LINE.fullmatch(first)
     if found is None:
         raise BadRequest(400, "the first line is none of HTTP")
@@ -88,14 +88,14 @@ def read_request(head: bytes, *, largest: int = 0) -> Request:
     fields = _fields(lines)
     if found[4] != b"0" and len(fields.get(b"host", [])) != 1:
         raise BadRequest(400, "a request has one Host")
-    length = _length(fields, largest)
+    length = _length(fields, max_body_size)
     target = found[2]
     if not _PATH.fullmatch(target):
         raise BadRequest(400, "the target is no path")
     single = {
         name.decode(): values[0].decode("latin-1") for name, values in fields.items() if len(values) == 1
     }
-    return Request(found[1].decode(), target.partition(b"?")[0].decode(), length, single)
+    return HttpRequest(found[1].decode(), target.partition(b"?")[0].decode(), length, single)
 
 
 def _length(fields: Mapping[bytes, Sequence[bytes]], largest: int) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypedDict, cast
 import msgspec
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.lanes import LANES, Priority, lane_of
+from celery5.protocol.lanes import LANES, Priority, get_lane
 from celery5.protocol.names import is_queue_name
 from celery5.protocol.retry import LONGEST, Errors, RetryPolicy
 
@@ -53,7 +53,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a job is sent. Every field may be given for one call, and, but for those in `OF_ONE_CALL`, for a task.
+    """How a job is sent. Every field may be given for one call, and, but for those in `CALL_ONLY_OPTIONS`, for a task.
 
     `countdown` and `expires` are seconds from the call, or a timedelta; `eta` is an aware datetime. `results_ttl`,
     `time_limit`, `soft_time_limit` and `unique_for` are seconds or a timedelta, too. `key` makes the job the only live
@@ -62,7 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     `priority` is `high`, `normal` or `low`. `broker` names the broker of its queue, and means the queue of that name if
     there is no `queue`. `autoretry_for` and `dont_autoretry_for` are classes of errors, or full
     names.
-    `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.of`); what else is said of
+    `retry_policy` replaces the whole policy (a RetryPolicy, or a mapping: see `RetryPolicy.parse`); what else is said of
     retries goes over it.
     """
 
@@ -108,36 +108,38 @@ class Options(msgspec.Struct, frozen=True):
             raise Misconfigured(f"priority is {self.priority!r}: give high, normal or low")
         for name in ("results_ttl", "time_limit", "soft_time_limit", "unique_for"):
             _check_positive(name, getattr(self, name))
-        _check_limits(seconds(self.time_limit), seconds(self.soft_time_limit))
+        _check_limits(to_seconds(self.time_limit), to_seconds(self.soft_time_limit))
         for name in ("id", "key"):
             if not _is_name(getattr(self, name)):
                 raise Misconfigured(
                     f"{name} is {getattr(self, name)!r}: give a text of 1 to 200 characters that is valid Unicode"
                 )
-        self.policy(RetryPolicy()).checked()
+        self.get_retry_policy(RetryPolicy()).checked()
         return self
 
-    def policy(self, fallback: RetryPolicy) -> RetryPolicy:
+    def get_retry_policy(self, fallback: RetryPolicy) -> RetryPolicy:
         """The retry policy: what is said here, over `fallback`."""
-        policy = fallback if self.retry_policy is None else RetryPolicy.of(self.retry_policy)
+        policy = fallback if self.retry_policy is None else RetryPolicy.parse(self.retry_policy)
         said = {name: getattr(self, name) for name in _POLICY}
         given = {name: value for name, value in said.items() if value is not None}
         return msgspec.structs.replace(policy, **given) if given else policy
 
-    def replaced(self, said: Mapping[str, Any]) -> "Options":
+    def merge(self, changes: Mapping[str, Any]) -> "Options":
         """These options with others over them. A whole `retry_policy` replaces what was said of retries before, and
         another queue or broker where both would have been."""
-        cleared: dict[str, Any] = dict.fromkeys(_POLICY) if said.get("retry_policy") is not None else {}
-        if said.get("broker") not in (None, self.broker):
+        cleared: dict[str, Any] = dict.fromkeys(_POLICY) if changes.get("retry_policy") is not None else {}
+        if changes.get("broker") not in (None, self.broker):
             cleared["queue"] = None
-        elif said.get("queue") not in (None, self.queue):
+        elif changes.get("queue") not in (None, self.queue):
             cleared["broker"] = None
-        return msgspec.structs.replace(self, **{**cleared, **said}).checked()
+        return msgspec.structs.replace(self, **{**cleared, **changes}).checked()
 
-    def terms(self, policy: RetryPolicy, *, queue: str, ignore_result: bool, results_ttl: float) -> "Terms":
+    def shared_fields(
+        self, policy: RetryPolicy, *, queue: str, ignore_result: bool, results_ttl: float
+    ) -> "SharedFields":
         """What these options say, over what is usual. `policy` is these options' own; it is sent along if it is said
         here, and else left to the worker's code."""
-        unique_for, kept = seconds(self.unique_for), seconds(self.results_ttl)
+        unique_for, kept = to_seconds(self.unique_for), to_seconds(self.results_ttl)
         if kept is None and unique_for is not None and unique_for > results_ttl:
             # Whoever is given the handle of the job that is in the way is to find its result.
             kept = unique_for
@@ -146,20 +148,20 @@ class Options(msgspec.Struct, frozen=True):
             "retry": policy if has_policy else None,
             "ignore_result": ignore_result if self.ignore_result is None else self.ignore_result,
             "key": self.key,
-            "time_limit": seconds(self.time_limit),
-            "soft_time_limit": seconds(self.soft_time_limit),
+            "time_limit": to_seconds(self.time_limit),
+            "soft_time_limit": to_seconds(self.soft_time_limit),
             "results_ttl": kept,
             "priority": None if self.priority == "normal" else self.priority,
         }
-        return Terms(
+        return SharedFields(
             queue=self.queue or queue,
-            said={name: value for name, value in said.items() if value},
+            fields={name: value for name, value in said.items() if value},
             unique_for=unique_for,
-            dated=self.countdown is not None or self.eta is not None,
-            lane=lane_of(self.priority),
+            is_delayed=self.countdown is not None or self.eta is not None,
+            lane=get_lane(self.priority),
         )
 
-    def at(self) -> str:
+    def format_start(self) -> str:
         """When the job may start, as the schedule script reads it; '' for now."""
         if self.eta is not None:
             return str(int(self.eta.timestamp() * 1000))
@@ -167,7 +169,7 @@ class Options(msgspec.Struct, frozen=True):
             return f"+{int(_seconds(self.countdown) * 1000)}"
         return ""
 
-    def expiry(self, now: float) -> float | None:
+    def get_expiry(self, now: float) -> float | None:
         """When the job expires, in seconds since 1970."""
         if self.expires is None:
             return None
@@ -202,7 +204,7 @@ class SendOptions(TypedDict, total=False):
     priority: Priority | None
 
 
-class Terms(msgspec.Struct, frozen=True, gc=False):
+class SharedFields(msgspec.Struct, frozen=True, gc=False):
     """What all jobs have in common that are sent with the same options under the same settings: worked out once.
 
     `said` are the fields of their messages that are not left to their defaults: what is not named costs nothing.
@@ -210,9 +212,9 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     """
 
     queue: str
-    said: dict[str, Any]
+    fields: dict[str, Any]
     unique_for: float | None
-    dated: bool
+    is_delayed: bool
     lane: str
 
 
@@ -225,12 +227,12 @@ def new_id() -> str:
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
-def digest(call: bytes) -> str:
+def hash_call(call: bytes) -> str:
     """A key for a `call` that was given none: the same for the same arguments."""
     return sha256(call).hexdigest()[:32]
 
 
-def seconds(span: float | timedelta | None) -> float | None:
+def to_seconds(span: float | timedelta | None) -> float | None:
     """A span in seconds, if there is one."""
     return None if span is None else _seconds(span)
 
@@ -282,6 +284,6 @@ def _is_name(text: object) -> bool:
     return 0 < len(text) <= 200 and not any("\ud800" <= each <= "\udfff" for each in text)
 
 
-OF_ONE_CALL = ("id", "key", "countdown", "eta")
+CALL_ONLY_OPTIONS = ("id", "key", "countdown", "eta")
 """Options that no declaration takes: an id or a key would make all jobs of the task one."""
 _POLICY = ("max_retries", "backoff", "cap", "jitter", "step", "autoretry_for", "dont_autoretry_for")

@@ -13,18 +13,18 @@ from typing import Literal
 Priority = Literal["high", "normal", "low"]
 """What a job's priority may be."""
 
-NORMAL, HIGH, LOW, HANDED = "", "h", "l", "g"
+NORMAL, HIGH, LOW, ADMITTED = "", "h", "l", "g"
 """The letters."""
 
 LANES: Mapping[str, str] = {"high": HIGH, "normal": NORMAL, "low": LOW}
 """The lane of each priority, the most urgent one first."""
 
 
-def lane_of(priority: object) -> str:
+def get_lane(priority: object) -> str:
     """The lane of a job whose message says that `priority`: the normal one for what is none."""
     return LANES.get(priority, NORMAL) if isinstance(priority, str) else NORMAL
 
 
-def on_stream(entry: bytes) -> bytes:
+def get_stream_id(entry: bytes) -> bytes:
     """The id on its stream of an entry, without the letter of its lane."""
     return entry if entry[-1:].isdigit() else entry[:-1]

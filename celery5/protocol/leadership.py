@@ -20,24 +20,24 @@ import msgspec
 
 LEASE = 3.0
 """Seconds without a word from the leader after which another one leads."""
-MARGIN = 0.3
+LEASE_MARGIN = 0.3
 """Seconds before that from which on the leader acts no more: clocks may differ by as much in one lease."""
-RENEW = 1.0
+RENEW_PERIOD = 1.0
 """Seconds between two renewals."""
-LOOK = 0.5
+POLL_PERIOD = 0.5
 """Seconds between two looks of one that stands by, at most."""
-GAP = 1.5
+OUTAGE_GAP = 1.5
 """Seconds without an answer that count as an outage. A healthy leader renews its record within RENEW + GAP seconds,
 which is less than LEASE; two looks are never so far apart when Redis answers."""
-SHORTEST = 0.02
+MIN_POLL_DELAY = 0.02
 """Seconds between two looks, at least."""
-EPOCH = "CELERY5_CONTROLLER_EPOCH"
+EPOCH_VARIABLE = "CELERY5_CONTROLLER_EPOCH"
 """The variable by which a process knows in which epoch it was started."""
-NOTHING = "0 0"
+NO_RECORD = "0 0"
 """The words of a record that is not there."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class LeaderRecord(msgspec.Struct, frozen=True):
     """What Redis knows: the `leader` ('' for none: it has ended in order, or there never was one), its `epoch`, the
     `beat`, and `since` when it leads (seconds since 1970, by Redis)."""
 
@@ -47,74 +47,82 @@ class Record(msgspec.Struct, frozen=True):
     since: float = 0.0
 
     @property
-    def words(self) -> str:
+    def version(self) -> str:
         """What tells it from every other record, as the script has it."""
         return f"{self.epoch} {self.beat}"
 
 
-class News(Enum):
+class LeadershipChange(Enum):
     """What a look at the record has changed."""
 
     NONE = "nothing"
-    LEADS = "it leads, in an epoch of its own"
+    ACQUIRED = "it leads, in an epoch of its own"
     LOST = "it led, and another one does"
-    ANOTHER = "it stands by, for a leader that it did not know"
+    NEW_LEADER = "it stands by, for a leader that it did not know"
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class LeadershipState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the Controller `name` stands: the `epoch` in which it leads (0: it stands by), the time by its own clock
     `until` which that is sure, and the record that was `seen`, as it has been since `seen_at`, when the last answer
     came at `heard_at`."""
 
     name: str
     epoch: int = 0
-    until: float = -math.inf
-    seen: Record | None = None
-    seen_at: float = -math.inf
-    heard_at: float = -math.inf
+    valid_until: float = -math.inf
+    last_record: LeaderRecord | None = None
+    unchanged_since: float = -math.inf
+    last_reply_at: float = -math.inf
 
-    def sure(self, now: float) -> bool:
+    def has_valid_lease(self, now: float) -> bool:
         """Whether it may act."""
-        return self.epoch != 0 and now < self.until
+        return self.epoch != 0 and now < self.valid_until
 
-    def replaces(self, now: float) -> str:
+    def get_replaceable_version(self, now: float) -> str:
         """The words of the record that it may replace by now; '' when it has to wait.
 
         Who never saw one may lead at once if there is none. Who sees that the record of its own lease is gone, because
         Redis has lost it, may write it again, for nobody else can have waited long enough.
         """
-        if self.seen is None or self.sure(now):
-            return NOTHING
-        if now - self.heard_at > GAP:
+        if self.last_record is None or self.has_valid_lease(now):
+            return NO_RECORD
+        if now - self.last_reply_at > OUTAGE_GAP:
             return ""
-        return self.seen.words if now - self.seen_at >= LEASE else ""
+        return self.last_record.version if now - self.unchanged_since >= LEASE else ""
 
-    def heard(self, record: Record, *, asked: float, now: float) -> tuple["Standing", News]:
+    def apply_record(
+        self, record: LeaderRecord, *, asked_at: float, now: float
+    ) -> tuple["LeadershipState", LeadershipChange]:
         """Redis' answer, which is here `now`, to what was `asked` then: where it stands from here on."""
-        before = self.seen
-        unchanged = record == before and now - self.heard_at <= GAP
+        before = self.last_record
+        unchanged = record == before and now - self.last_reply_at <= OUTAGE_GAP
         stands = msgspec.structs.replace(
-            self, seen=record, seen_at=self.seen_at if unchanged else now, heard_at=now
+            self, seen=record, seen_at=self.unchanged_since if unchanged else now, heard_at=now
         )
         if record.leader == self.name:
-            until = asked + LEASE - MARGIN
+            until = asked_at + LEASE - LEASE_MARGIN
             if record.epoch == self.epoch:
-                return msgspec.structs.replace(stands, until=max(self.until, until)), News.NONE
-            return msgspec.structs.replace(stands, epoch=record.epoch, until=until), News.LEADS
+                return msgspec.structs.replace(
+                    stands, until=max(self.valid_until, until)
+                ), LeadershipChange.NONE
+            return msgspec.structs.replace(stands, epoch=record.epoch, until=until), LeadershipChange.ACQUIRED
         if not record.leader:
             # Nobody leads, so nobody has taken its place: it waits, and goes on if it can.
-            return stands, News.NONE
-        news = News.ANOTHER if before is None or before.leader != record.leader else News.NONE
+            return stands, LeadershipChange.NONE
+        news = (
+            LeadershipChange.NEW_LEADER
+            if before is None or before.leader != record.leader
+            else LeadershipChange.NONE
+        )
         gone = msgspec.structs.replace(stands, epoch=0, until=-math.inf)
-        return gone, News.LOST if self.epoch else news
+        return gone, LeadershipChange.LOST if self.epoch else news
 
-    def pause(self, now: float) -> float:
+    def get_poll_delay(self, now: float) -> float:
         """Seconds until the next look after one that was answered."""
         if self.epoch:
-            return RENEW
-        return min(LOOK, max(self.seen_at + LEASE - now, SHORTEST))
+            return RENEW_PERIOD
+        return min(POLL_PERIOD, max(self.unchanged_since + LEASE - now, MIN_POLL_DELAY))
 
 
-def is_superseded(epoch: int, record: Record) -> bool:
+def is_superseded(epoch: int, record: LeaderRecord) -> bool:
     """Whether a process that was started in this epoch has to leave the field to those of a newer one."""
     return record.epoch > epoch

@@ -18,12 +18,12 @@ from celery5.errors import Misconfigured
 Per = Literal["all", "worker"]
 """Whether a limit is counted for all workers together, or for each by itself."""
 
-MOST = 1_000_000
+MAX_LIMIT = 1_000_000
 """The highest limit or rate that may be given."""
 SHARE, LEAST, LONGEST = 1 / 20, 0.05, 1.0
 """What is added to the span of a rate: a twentieth, but so many seconds at least and at most."""
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-LATEST = 10**15
+UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MAX_EXPIRY_MS = 10**15
 """Milliseconds since 1970: what expires later does not."""
 _RATE = re.compile(r"([1-9][0-9]{0,6})/([0-9]{1,4})?(s|m|h|d)")
 
@@ -34,7 +34,7 @@ class Limit(msgspec.Struct, frozen=True):
     most: int
     per: Per = "all"
 
-    def checked(self, task: str) -> "Limit":
+    def validate(self, task: str) -> "Limit":
         """Itself. Raises Misconfigured."""
         _check_count(self.most, task, "limit", 0)
         _check_per(self.per, task)
@@ -54,7 +54,7 @@ class Range(msgspec.Struct, frozen=True):
     compute: Callable[[], float]
     per: Per = "all"
 
-    def checked(self, task: str) -> "Range":
+    def validate(self, task: str) -> "Range":
         """Itself. Raises Misconfigured."""
         _check_count(self.least, task, "limit", 0)
         _check_count(self.most, task, "limit", 1)
@@ -69,7 +69,7 @@ class Range(msgspec.Struct, frozen=True):
             )
         return self
 
-    def within(self, computed: float) -> int:
+    def clamp(self, computed: float) -> int:
         """A computed value within the bounds. Raises ValueError for what is no number."""
         given: object = computed
         is_number = isinstance(given, int | float) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -82,19 +82,19 @@ class Rate(msgspec.Struct, frozen=True):
     """At most so many jobs of a task begin in any span of that length, of all workers or `per` worker: `200/m`, `5/s`,
     `1000/h`, `10/d`, `3/10s` (C101)."""
 
-    words: str
+    text: str
     per: Per = "all"
 
     @property
     def count(self) -> int:
         """How many may begin in one span."""
-        return int(_match(self.words)[1])
+        return int(_match(self.text)[1])
 
     @property
     def span(self) -> float:
         """The span in seconds."""
-        found = _match(self.words)
-        return int(found[2] or 1) * UNITS[found[3]]
+        found = _match(self.text)
+        return int(found[2] or 1) * UNIT_SECONDS[found[3]]
 
     @property
     def slack(self) -> float:
@@ -102,20 +102,20 @@ class Rate(msgspec.Struct, frozen=True):
         let through in that span or so many seconds before it: that is what is counted."""
         return min(max(self.span * SHARE, LEAST), LONGEST)
 
-    def checked(self, task: str) -> "Rate":
+    def validate(self, task: str) -> "Rate":
         """Itself. Raises Misconfigured."""
-        words: object = self.words
+        words: object = self.text
         is_rate = isinstance(words, str) and _RATE.fullmatch(words)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_rate or not self.span:
             raise Misconfigured(
-                f"task {task}: rate {self.words!r}: give a number, / and s, m, h or d: '200/m', '3/10s'"
+                f"task {task}: rate {self.text!r}: give a number, / and s, m, h or d: '200/m', '3/10s'"
             )
         _check_count(self.count, task, "rate_limit", 1)
         _check_per(self.per, task)
         return self
 
 
-class Gate(msgspec.Struct, frozen=True):
+class DeclaredLimits(msgspec.Struct, frozen=True):
     """What a task declares. `keyed`: its limit holds for each concurrency key by itself. `fair`: the jobs of each fair
     key stand in a line of their own, and the lines take turns."""
 
@@ -125,7 +125,7 @@ class Gate(msgspec.Struct, frozen=True):
     fair: bool = False
 
 
-class Imposed(msgspec.Struct, frozen=True, omit_defaults=True):
+class LimitOverride(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was imposed on a task from outside: a `limit`, or a `rate`. `by` and `since` (seconds since 1970) say who
     did, and when."""
 
@@ -134,12 +134,12 @@ class Imposed(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
     since: float = 0.0
 
-    def checked(self, task: str) -> "Imposed":
+    def validate(self, task: str) -> "LimitOverride":
         """Itself. Raises Misconfigured."""
         if self.limit is not None:
             _check_count(self.limit, task, "limit", 0)
         if self.rate:
-            Rate(self.rate).checked(task)
+            Rate(self.rate).validate(task)
         return self
 
 
@@ -153,11 +153,11 @@ class Suspension(msgspec.Struct, frozen=True, omit_defaults=True):
     until: float = 0.0
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AdmissionRule(msgspec.Struct, frozen=True):
     """What holds for the jobs of one task now. `most` run at once (None: no limit), `rate.count` begin in its span."""
 
     task: str
-    most: int | None = None
+    max_running: int | None = None
     per: Per = "all"
     rate: Rate | None = None
     keyed: bool = False
@@ -165,16 +165,16 @@ class Rule(msgspec.Struct, frozen=True):
     suspended: bool = False
 
     @property
-    def rejects(self) -> bool:
+    def rejects_all(self) -> bool:
         """Whether the jobs are rejected (C96). Those of a suspended task are held instead."""
-        return self.most == 0 and not self.suspended
+        return self.max_running == 0 and not self.suspended
 
-    def words(self, want: int) -> dict[str, Any]:
+    def to_script_arguments(self, job_count: int) -> dict[str, Any]:
         """The rule as the scripts take it, for a worker that has room for `want` jobs. Who rejects takes any number."""
-        most = -1 if self.most is None or self.rejects else self.most
-        rate = None if self.rejects else self.rate
+        most = -1 if self.max_running is None or self.rejects_all else self.max_running
+        rate = None if self.rejects_all else self.rate
         return {
-            "task": quoted(self.task),
+            "task": escape_word(self.task),
             "most": most,
             "per_worker": self.per == "worker",
             "rate": rate.count if rate else 0,
@@ -183,31 +183,42 @@ class Rule(msgspec.Struct, frozen=True):
             "fair": self.fair,
             "keyed": self.keyed,
             "suspended": self.suspended,
-            "want": 0 if self.suspended else want,
+            "want": 0 if self.suspended else job_count,
         }
 
 
-def rule_for(
-    task: str, gate: Gate | None, *, computed: int | None, imposed: Imposed | None, suspended: bool
-) -> Rule | None:
+def make_admission_rule(
+    task: str,
+    declared: DeclaredLimits | None,
+    *,
+    computed: int | None,
+    override: LimitOverride | None,
+    suspended: bool,
+) -> AdmissionRule | None:
     """What holds for a task now; None when its jobs pass no gate. `computed` is the value of a Range.
 
     What is imposed beats what the task declares (C97). A declared limit does not count where there is a rate (C95); a
     limit that is imposed holds beside it. Where nothing may run, it makes a difference why: jobs of a suspended task
     are held, those of a task with the limit 0 are rejected (C96).
     """
-    gate = gate or Gate()
-    rate = Rate(imposed.rate) if imposed and imposed.rate else gate.rate
-    most, per = (None, "all") if rate is not None else _declared(gate, computed)
-    if imposed is not None and imposed.limit is not None:
-        most, per = imposed.limit, gate.limit.per if gate.limit else "all"
-    rule = Rule(
-        task, most, per, rate, keyed=gate.keyed and gate.rate is None, fair=gate.fair, suspended=suspended
+    declared = declared or DeclaredLimits()
+    rate = Rate(override.rate) if override and override.rate else declared.rate
+    most, per = (None, "all") if rate is not None else _declared(declared, computed)
+    if override is not None and override.limit is not None:
+        most, per = override.limit, declared.limit.per if declared.limit else "all"
+    rule = AdmissionRule(
+        task,
+        most,
+        per,
+        rate,
+        keyed=declared.keyed and declared.rate is None,
+        fair=declared.fair,
+        suspended=suspended,
     )
-    return None if rule == Rule(task) else rule
+    return None if rule == AdmissionRule(task) else rule
 
 
-def _declared(gate: Gate, computed: int | None) -> tuple[int | None, Per]:
+def _declared(gate: DeclaredLimits, computed: int | None) -> tuple[int | None, Per]:
     limit = gate.limit
     if limit is None:
         return None, "all"
@@ -217,35 +228,35 @@ def _declared(gate: Gate, computed: int | None) -> tuple[int | None, Per]:
     return (limit.most if computed is None else computed), limit.per
 
 
-def quoted(word: str) -> str:
+def escape_word(word: str) -> str:
     """A name or key as one word: the scripts part words at spaces."""
     return word.replace("%", "%25").replace(" ", "%20")
 
 
-def unquoted(word: str) -> str:
+def unescape_word(word: str) -> str:
     """The name or key again."""
     return word.replace("%20", " ").replace("%25", "%")
 
 
-def line_of(rule: Rule, concurrency_key: str, fair_key: str) -> str:
+def get_waiting_list(rule: AdmissionRule, concurrency_key: str, fair_key: str) -> str:
     """The line in which a job waits, in three words: its task, its fair key, its concurrency key."""
-    fair = quoted(fair_key) if rule.fair else ""
-    return f"{quoted(rule.task)} {fair} {quoted(concurrency_key) if rule.keyed else ''}"
+    fair = escape_word(fair_key) if rule.fair else ""
+    return f"{escape_word(rule.task)} {fair} {escape_word(concurrency_key) if rule.keyed else ''}"
 
 
-def leaves_at(expires: float | None) -> str:
+def format_expiry(expires: float | None) -> str:
     """When a job leaves its line because it has expired, as the scripts take it: ms since 1970, '' for never."""
-    return "" if expires is None else str(min(int(expires * 1000), LATEST))
+    return "" if expires is None else str(min(int(expires * 1000), MAX_EXPIRY_MS))
 
 
-def gate_of(
+def parse_declared_limits(
     task: str,
     limit: "int | Limit | Range | None",
     rate: "str | Rate | None",
     *,
     keyed: bool,
     fair: bool,
-) -> Gate | None:
+) -> DeclaredLimits | None:
     """What a task declares, if anything. Raises Misconfigured."""
     if limit is None and rate is None and not keyed and not fair:
         return None
@@ -261,7 +272,7 @@ def gate_of(
         raise Misconfigured(
             f"task {task}: concurrency_key says what the limit is counted by: give limit, too"
         )
-    return Gate(limit and limit.checked(task), rate and rate.checked(task), keyed, fair)
+    return DeclaredLimits(limit and limit.validate(task), rate and rate.validate(task), keyed, fair)
 
 
 def _match(words: str) -> re.Match[str]:
@@ -271,8 +282,10 @@ def _match(words: str) -> re.Match[str]:
 
 
 def _check_count(count: object, task: str, name: str, least: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= MOST:
-        raise Misconfigured(f"task {task}: {name} is {count!r}: give a whole number from {least} to {MOST:,}")
+    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= MAX_LIMIT:
+        raise Misconfigured(
+            f"task {task}: {name} is {count!r}: give a whole number from {least} to {MAX_LIMIT:,}"
+        )
 
 
 def _check_per(per: object, task: str) -> None:

@@ -13,22 +13,22 @@ from enum import Enum
 
 HUNG_AFTER = 300.0
 """Seconds without a word and without work after which a process counts as hung."""
-BUSY = 0.05
+MIN_CPU_FRACTION = 0.05
 """Part of one core that is work. Less is what threads use that only look whether the lock is free."""
 
-BEAT = 2.0
+MAX_BEAT_INTERVAL = 2.0
 """Seconds between two words of an event loop, at most; a short limit is divided by more than ten."""
 
 
-def beat_of(limit: float) -> float:
+def get_beat_interval(limit: float) -> float:
     """Seconds between two words of a process that is given up when it has said nothing for `limit` seconds."""
-    return min(limit / 12, BEAT)
+    return min(limit / 12, MAX_BEAT_INTERVAL)
 
 
-def silence_of(hung_after: float) -> float:
+def get_silence_limit(hung_after: float) -> float:
     """Seconds without a word after which a loop surely has hung for `hung_after`: its last word may be as old as a beat
     when it begins to hang."""
-    return hung_after + min(hung_after / 10, BEAT)
+    return hung_after + min(hung_after / 10, MAX_BEAT_INTERVAL)
 
 
 _STOPPED = frozenset("Tt")
@@ -36,49 +36,49 @@ _GONE = frozenset("ZXx")
 _RUNNING = "R"
 
 
-class Life(Enum):
+class Liveness(Enum):
     """What a silent process is taken for."""
 
     WORKING = "working"
-    STILL = "still"
+    IDLE = "still"
     HUNG = "hung"
     STOPPED = "stopped"
     GONE = "gone"
 
     @property
-    def counts(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether its lease is to be renewed."""
-        return self in (Life.WORKING, Life.STILL)
+        return self in (Liveness.WORKING, Liveness.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class ProcessSample:
     """What was seen of a process: `at` what second of any clock, its `state` as in `/proc/<pid>/stat` ('' where
     it is not known) and the seconds of processor time that it has used so far (None where they are not known)."""
 
     at: float
     state: str = ""
-    used: float | None = None
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Vigil:
+class ProcessObservation:
     """What is known of a process: `since` when it has been still, and the `last` sign of it."""
 
-    since: float
-    last: Sign | None = None
+    idle_since: float
+    last_sample: ProcessSample | None = None
 
 
-def read_stat(text: str, *, at: float, ticks: int) -> Sign:
+def parse_stat(text: str, *, at: float, ticks: int) -> ProcessSample:
     """The sign in the text of `/proc/<pid>/stat`, where `ticks` make a second. Raises ValueError for any other text."""
     # The name stands in parentheses and may itself contain some, and blanks.
     fields = text.rpartition(")")[2].split()
     if len(fields) < 13:
         raise ValueError("too short for /proc/<pid>/stat")
-    return Sign(at, fields[0], (int(fields[11]) + int(fields[12])) / ticks)
+    return ProcessSample(at, fields[0], (int(fields[11]) + int(fields[12])) / ticks)
 
 
-def began(text: str) -> int:
+def parse_start_ticks(text: str) -> int:
     """When the process with this `/proc/<pid>/stat` was started, in ticks since the machine was: no two processes that
     had one id after another have the same. Raises ValueError for any other text."""
     fields = text.rpartition(")")[2].split()
@@ -87,23 +87,27 @@ def began(text: str) -> int:
     return int(fields[19])
 
 
-def heard(at: float) -> Vigil:
+def observe_heartbeat(at: float) -> ProcessObservation:
     """The process has said something."""
-    return Vigil(at)
+    return ProcessObservation(at)
 
 
-def judge_life(vigil: Vigil, sign: Sign, *, hung_after: float = HUNG_AFTER) -> tuple[Vigil, Life]:
+def assess_liveness(
+    observation: ProcessObservation, sample: ProcessSample, *, hung_after: float = HUNG_AFTER
+) -> tuple[ProcessObservation, Liveness]:
     """What a silent process is taken for by a new sign of it, and what is known of it from then on."""
-    if sign.state in _GONE and sign.state:
-        return replace(vigil, last=sign), Life.GONE
-    if sign.state in _STOPPED and sign.state:
-        return replace(vigil, last=sign), Life.STOPPED
-    if sign.state == _RUNNING or _has_worked(vigil.last, sign):
-        return Vigil(sign.at, sign), Life.WORKING
-    return replace(vigil, last=sign), Life.HUNG if sign.at - vigil.since >= hung_after else Life.STILL
+    if sample.state in _GONE and sample.state:
+        return replace(observation, last_sample=sample), Liveness.GONE
+    if sample.state in _STOPPED and sample.state:
+        return replace(observation, last_sample=sample), Liveness.STOPPED
+    if sample.state == _RUNNING or _has_worked(observation.last_sample, sample):
+        return ProcessObservation(sample.at, sample), Liveness.WORKING
+    return replace(
+        observation, last_sample=sample
+    ), Liveness.HUNG if sample.at - observation.idle_since >= hung_after else Liveness.IDLE
 
 
-def _has_worked(before: Sign | None, now: Sign) -> bool:
-    if before is None or before.used is None or now.used is None or now.at <= before.at:
+def _has_worked(before: ProcessSample | None, now: ProcessSample) -> bool:
+    if before is None or before.cpu_seconds is None or now.cpu_seconds is None or now.at <= before.at:
         return False
-    return (now.used - before.used) / (now.at - before.at) >= BUSY
+    return (now.cpu_seconds - before.cpu_seconds) / (now.at - before.at) >= MIN_CPU_FRACTION

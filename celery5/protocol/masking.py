@@ -21,7 +21,7 @@ _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202
 """Those of them that an encoder of JSON leaves as they are."""
 
 
-def escaped(text: str, *, keep: str = "") -> str:
+def escape_text(text: str, *, keep: str = "") -> str:
     """Return `text` with control characters as Python writes them (`\\x1b`), but for those to `keep`.
 
     Errors, names and log values come from other programs. Written raw they can colour a terminal, fill its clipboard,
@@ -30,7 +30,7 @@ def escaped(text: str, *, keep: str = "") -> str:
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _as_python(found[0]), text)
 
 
-def escaped_json(text: str) -> str:
+def escape_json(text: str) -> str:
     """Return JSON without control characters: those in its strings as `\\u009b`, so that it still means the same."""
     return _BEYOND_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -39,19 +39,19 @@ def _as_python(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
-def masked(value: object, *, doubtful: bool = False) -> Any:
+def mask_passwords(value: object, *, maybe_url: bool = False) -> Any:
     """The same value without passwords: those in URLs, and whatever is named like one. A `doubtful` text may be no URL,
     though it should: all that might be a password is hidden then."""
     if isinstance(value, str):
-        return _IN_QUERY.sub(rf"\1{MASK}", _without_password(value, doubtful=doubtful))
+        return _IN_QUERY.sub(rf"\1{MASK}", _without_password(value, doubtful=maybe_url))
     if isinstance(value, Mapping):
         pairs = cast("Mapping[object, object]", value).items()
         return {
-            key: MASK if each and _NAMED.search(str(key)) else masked(each, doubtful=doubtful)
+            key: MASK if each and _NAMED.search(str(key)) else mask_passwords(each, maybe_url=maybe_url)
             for key, each in pairs
         }
     if isinstance(value, list | tuple):
-        return [masked(each, doubtful=doubtful) for each in cast("list[object]", value)]
+        return [mask_passwords(each, maybe_url=maybe_url) for each in cast("list[object]", value)]
     return value
 
 

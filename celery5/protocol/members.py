@@ -16,11 +16,11 @@ Kind = Literal["worker", "router", "scheduler", "publisher"]
 State = Literal["starting", "up", "stopping"]
 """How a process that runs is: it has not said that it is ready, it has, or it is about to end."""
 
-PARENT = "CELERY5_PARENT"
+PARENT_VARIABLE = "CELERY5_PARENT"
 """The variable in which a member finds the id of the process without which it must not live."""
-LAST_WORDS = "failed: "
+FAILURE_PREFIX = "failed: "
 """How the status begins that a member reports last, before it ends with an error; the error follows."""
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 """Characters of an error that are kept."""
 KINDS: tuple[Kind, ...] = ("worker", "router", "scheduler", "publisher")
 
@@ -64,7 +64,7 @@ class Beat(msgspec.Struct, frozen=True):
 
     name: str
     status: str = ""
-    turns: bool = True
+    loop_alive: bool = True
 
 
 class Stopping(msgspec.Struct, frozen=True):
@@ -81,25 +81,25 @@ class Unknown(msgspec.Struct, frozen=True):
     why: str
 
 
-Word = Ready | Ended | Beat | Stopping | Unknown
+MemberEvent = Ready | Ended | Beat | Stopping | Unknown
 
 
-def status_of_failure(error: str) -> str:
+def format_failure_status(error: str) -> str:
     """Return the status that a member reports when it is about to end with this error: one line of bounded length."""
-    return LAST_WORDS + _one_line(error)
+    return FAILURE_PREFIX + _one_line(error)
 
 
-def reason_in(status: str) -> str:
+def parse_failure_reason(status: str) -> str:
     """Return the error in a member's last status; '' when it is an ordinary status. It came from outside, so
     control characters are removed."""
-    return _one_line(status.removeprefix(LAST_WORDS)) if status.startswith(LAST_WORDS) else ""
+    return _one_line(status.removeprefix(FAILURE_PREFIX)) if status.startswith(FAILURE_PREFIX) else ""
 
 
-def ended_because(how: str, reason: str) -> str:
+def format_end_reason(how: str, reason: str) -> str:
     """Return how a member ended, with the `reason` that it reported, if it did."""
     return f"{how}: {reason}" if reason else how
 
 
 def _one_line(text: str) -> str:
     printable = "".join(each if each.isprintable() else " " for each in text)
-    return " ".join(printable.split())[:LONGEST_REASON]
+    return " ".join(printable.split())[:MAX_REASON_LENGTH]

@@ -14,7 +14,7 @@ import msgspec
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """What the text is sent as."""
-BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
+BUCKET_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0)
 """Upper bounds in seconds of the buckets in which durations are counted."""
 
 Labels = Mapping[str, str]
@@ -28,7 +28,7 @@ class Sample(msgspec.Struct, frozen=True):
     suffix: str = ""
 
 
-class Family(msgspec.Struct, frozen=True):
+class MetricFamily(msgspec.Struct, frozen=True):
     """Numbers of one name, one kind and one meaning."""
 
     name: str
@@ -37,14 +37,14 @@ class Family(msgspec.Struct, frozen=True):
     samples: Sequence[Sample]
 
 
-def gauge(name: str, help: str, *samples: tuple[float, Labels] | float) -> Family:  # noqa: A002  the format's word
+def make_gauge(name: str, help: str, *samples: tuple[float, Labels] | float) -> MetricFamily:  # noqa: A002  the format's word
     """Numbers that go up and down."""
-    return Family(name, "gauge", help, _samples(samples))
+    return MetricFamily(name, "gauge", help, _samples(samples))
 
 
-def counter(name: str, help: str, *samples: tuple[float, Labels] | float) -> Family:  # noqa: A002  the format's word
+def make_counter(name: str, help: str, *samples: tuple[float, Labels] | float) -> MetricFamily:  # noqa: A002  the format's word
     """Numbers that go up, from 0 when the process began. The name ends in `_total`."""
-    return Family(name, "counter", help, _samples(samples))
+    return MetricFamily(name, "counter", help, _samples(samples))
 
 
 def _samples(samples: Iterable[tuple[float, Labels] | float]) -> list[Sample]:
@@ -61,11 +61,11 @@ class JobTally:
     def __init__(self) -> None:
         self._states: dict[str, dict[str, list[float]]] = {}
 
-    def of(self, state: str) -> dict[str, list[float]]:
+    def get_tallies(self, state: str) -> dict[str, list[float]]:
         """The tallies of one state, by task; one that is asked for is there."""
         return self._states.setdefault(state, defaultdict(_empty))
 
-    def counts(self) -> dict[tuple[str, str], int]:
+    def count_jobs(self) -> dict[tuple[str, str], int]:
         """How many jobs have ended, by task and state."""
         return {
             (task, state): int(sum(tally[1:]))
@@ -73,7 +73,7 @@ class JobTally:
             for task, tally in list(tasks.items())
         }
 
-    def times(self) -> dict[str, tuple[int, float]]:
+    def sum_durations(self) -> dict[str, tuple[int, float]]:
         """How many jobs of each task have ended, and how many seconds all of them took."""
         found: dict[str, tuple[int, float]] = {}
         for tasks in self._states.values():
@@ -82,7 +82,7 @@ class JobTally:
                 found[task] = (count + int(sum(tally[1:])), seconds + tally[0])
         return found
 
-    def by_state(self) -> dict[str, int]:
+    def count_by_state(self) -> dict[str, int]:
         """How many jobs have ended, by state; states in which none has are left out."""
         found = {
             state: int(sum(sum(each[1:]) for each in list(tasks.values())))
@@ -90,10 +90,11 @@ class JobTally:
         }
         return {state: count for state, count in found.items() if count}
 
-    def families(self) -> list[Family]:
+    def metric_families(self) -> list[MetricFamily]:
         """All of it as metrics."""
         counts = [
-            (float(count), {"task": task, "state": state}) for (task, state), count in self.counts().items()
+            (float(count), {"task": task, "state": state})
+            for (task, state), count in self.count_jobs().items()
         ]
         tasks: dict[str, list[list[float]]] = {}
         for each in self._states.values():
@@ -103,28 +104,28 @@ class JobTally:
             sample for task, tallies in tasks.items() for sample in _durations(tallies, {"task": task})
         ]
         return [
-            counter(
+            make_counter(
                 "celery5_jobs_total",
                 "Attempts that have ended here, by task and by what became of them.",
                 *counts,
             ),
-            Family("celery5_job_seconds", "histogram", "How long attempts ran.", samples),
+            MetricFamily("celery5_job_seconds", "histogram", "How long attempts ran.", samples),
         ]
 
 
-EDGES = (-1.0, *BOUNDS)
+HISTOGRAM_BUCKETS = (-1.0, *BUCKET_BOUNDS)
 """What `bisect_left` finds the place of a duration in, in a tally."""
 
 
 def _empty() -> list[float]:
-    return [0.0] * (len(BOUNDS) + 2)
+    return [0.0] * (len(BUCKET_BOUNDS) + 2)
 
 
 def _durations(tallies: Sequence[Sequence[float]], labels: Labels) -> list[Sample]:
     """The samples of one histogram, of several tallies."""
     samples: list[Sample] = []
     below = 0.0
-    for index, bound in enumerate((*BOUNDS, math.inf), 1):
+    for index, bound in enumerate((*BUCKET_BOUNDS, math.inf), 1):
         below += sum(each[index] for each in tallies)
         samples.append(Sample(below, {**labels, "le": _number(bound)}, "_bucket"))
     samples.append(Sample(sum(each[0] for each in tallies), labels, "_sum"))
@@ -132,10 +133,10 @@ def _durations(tallies: Sequence[Sequence[float]], labels: Labels) -> list[Sampl
     return samples
 
 
-def exposition(families: Iterable[Family]) -> bytes:
+def format_exposition(metric_families: Iterable[MetricFamily]) -> bytes:
     """All of it as text. A family that comes twice is written once, with the samples of both."""
-    merged: dict[str, Family] = {}
-    for each in families:
+    merged: dict[str, MetricFamily] = {}
+    for each in metric_families:
         known = merged.get(each.name)
         merged[each.name] = (
             each if known is None else msgspec.structs.replace(known, samples=[*known.samples, *each.samples])
@@ -143,7 +144,7 @@ def exposition(families: Iterable[Family]) -> bytes:
     return "".join(map(_text, merged.values())).encode("utf-8", "backslashreplace")
 
 
-def _text(family: Family) -> str:
+def _text(family: MetricFamily) -> str:
     said = family.help.replace("\\", "\\\\").replace("\n", "\\n")
     lines = [f"# HELP {family.name} {said}", f"# TYPE {family.name} {family.kind}"]
     for each in family.samples:

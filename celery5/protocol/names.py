@@ -12,13 +12,13 @@ from typing import Any, cast
 from celery5.errors import Misconfigured
 
 
-def module_of(thing: Any) -> str:
+def get_module_name(thing: Any) -> str:
     """The module of a function or a class. What is run as a script counts under the name by which a worker imports
     it."""
-    return module_named(thing.__module__)
+    return resolve_module_name(thing.__module__)
 
 
-def module_named(module: str) -> str:
+def resolve_module_name(module: str) -> str:
     """The name of a module by which other processes import it."""
     if module == "__main__" and module in sys.modules:
         main = sys.modules[module]
@@ -36,7 +36,7 @@ def is_queue_name(name: object) -> bool:
     )
 
 
-def name_of_error(error: str | type[BaseException]) -> str:
+def get_error_name(error: str | type[BaseException]) -> str:
     """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
     if isinstance(error, str):
         if "." not in error:
@@ -49,19 +49,19 @@ def name_of_error(error: str | type[BaseException]) -> str:
         cast("type[object]", error), BaseException
     ):
         raise Misconfigured(f"{error!r} is no class of errors: give classes of errors, or their full names")
-    return f"{module_of(error)}.{error.__qualname__}"
+    return f"{get_module_name(error)}.{error.__qualname__}"
 
 
-def names_of_errors(errors: Iterable[str | type[BaseException]]) -> tuple[str, ...]:
+def get_error_names(errors: Iterable[str | type[BaseException]]) -> tuple[str, ...]:
     """The full names of several. Raises Misconfigured, also for one that is not in a list."""
     if isinstance(errors, str | type) or not isinstance(cast("object", errors), Iterable):
         raise Misconfigured(
             f"{errors!r} is no list: give a list of classes of errors, or of their full names"
         )
-    return tuple(map(name_of_error, errors))
+    return tuple(map(get_error_name, errors))
 
 
-def kinds_of(error: BaseException) -> tuple[str, ...]:
+def get_class_names(error: BaseException) -> tuple[str, ...]:
     """The full names of an error's class and of its bases: what a policy may name."""
     kinds = type(error).__mro__[:-1]  # all but object
-    return tuple(f"{module_of(kind)}.{kind.__qualname__}" for kind in kinds)
+    return tuple(f"{get_module_name(kind)}.{kind.__qualname__}" for kind in kinds)

@@ -10,9 +10,9 @@ from typing import Any, Literal, cast
 import msgspec
 
 Fsync = Literal["always", "everysec", "no"]
-FSYNC: tuple[Fsync, ...] = ("always", "everysec", "no")
-VARIABLE = "CELERY5_BROKER"
-SINGLE_HOST = (
+FSYNC_MODES: tuple[Fsync, ...] = ("always", "everysec", "no")
+BROKER_VARIABLE = "CELERY5_BROKER"
+SINGLE_HOST_ERROR = (
     "broker: who runs the broker itself has all members on the same host: leave [hosts] or [broker] out"
 )
 
@@ -29,14 +29,14 @@ class OwnBroker(msgspec.Struct, frozen=True, kw_only=True):
     fsync: Fsync = "everysec"
 
 
-def own_broker(said: Any, errors: list[str]) -> OwnBroker | None:
+def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
     """The table as a value; None where there is none. What is wrong is added to `errors`."""
-    if said is None:
+    if value is None:
         return None
-    if not isinstance(said, dict):
-        errors.append(f"broker: {said!r} is not a table: write [broker]")
+    if not isinstance(value, dict):
+        errors.append(f"broker: {value!r} is not a table: write [broker]")
         return None
-    table = cast("dict[str, Any]", said)
+    table = cast("dict[str, Any]", value)
     wrong = list(_wrong(table))
     errors += wrong
     return OwnBroker() if wrong else OwnBroker(**table)
@@ -54,15 +54,17 @@ def _wrong(said: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65535:
                 yield f"broker.port: {value!r} is not a whole number from 0 to 65535"
         elif name == "fsync":
-            if value not in FSYNC:
-                yield f"broker.fsync: {value!r} is none of {', '.join(FSYNC)}"
+            if value not in FSYNC_MODES:
+                yield f"broker.fsync: {value!r} is none of {', '.join(FSYNC_MODES)}"
         elif not isinstance(value, str) or not value.isprintable() or not (value or name == "socket"):
             yield f"broker.{name}: {value!r} is not a text that a path can be"
 
 
-def against(where: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[str]:
+def find_broker_conflicts(
+    where: str, flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[str]:
     """What a group says that another broker would be the members': errors. `where` is its place, with a dot."""
     if "broker" in flags:
         yield f"{where}broker: [broker] is that of all members: leave one of them out"
-    if VARIABLE in environment:
-        yield f"{where}environment.{VARIABLE}: [broker] is that of all members: leave one of them out"
+    if BROKER_VARIABLE in environment:
+        yield f"{where}environment.{BROKER_VARIABLE}: [broker] is that of all members: leave one of them out"

@@ -19,29 +19,29 @@ from celery5.errors import Corrupt
 from celery5.protocol.job import Job
 
 VERSION = 1
-HEAD = 4
+HEADER_BYTES = 4
 """Bytes of a frame's length."""
-ROOM = 1024 * 1024
+FRAME_OVERHEAD_BYTES = 1024 * 1024
 """Bytes of a frame beyond those of the messages in it: their ids, their queues."""
-LINE = 2000
+MAX_WAITING_LIST_NAME = 2000
 """Characters that the name of a line may have."""
-PORTION = 500
+MESSAGES_PER_FRAME = 500
 """Messages in one frame."""
-PORTION_BYTES = 4 * 1024 * 1024
+BYTES_PER_TRIP = 4 * 1024 * 1024
 """Bytes of messages in one frame, unless one message alone has more."""
-MOST_GROUPS = PORTION
+MAX_GROUPS = MESSAGES_PER_FRAME
 """The most groups in one frame: no client sends an empty one."""
-MOST_PARCELS = 50_000
+MAX_MESSAGES = 50_000
 """The most messages in one frame, and in one group, which is what one call sends."""
-SMALL = 64 * 1024
+SMALL_FRAME_BYTES = 64 * 1024
 """The most bytes of a frame that is read without counting its contents first."""
-HELLO_BYTES = 4096
+MAX_HELLO_BYTES = 4096
 """The most bytes of a client's first message."""
 
-Code = Literal["full", "too-large", "unfit", "unavailable"]
+RefusalCode = Literal["full", "too-large", "unfit", "unavailable"]
 
 
-class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class JobMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A job for the daemon: what `celery5.protocol.job.Job` says of where its message is to go, and when."""
 
     id: str
@@ -53,7 +53,7 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expires: str = ""
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class ClientHello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """The client's first word: whose jobs it will hand over."""
 
     app: str
@@ -69,62 +69,62 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     trouble: str = ""
 
 
-class Hand(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
+class PublishRequest(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
     """Jobs to be published, in groups."""
 
-    groups: Annotated[tuple[tuple[Parcel, ...], ...], Meta(max_length=MOST_GROUPS)]
+    groups: Annotated[tuple[tuple[JobMessage, ...], ...], Meta(max_length=MAX_GROUPS)]
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class GroupReply(msgspec.Struct, frozen=True, array_like=True):
     """What became of one group: stored when there is no `code`. `firmly` is false when it is in the memory of the
     daemon only, because the backlog could not be written (C78). `why` is for people; with `maybe` some of it may be
     stored although it was refused."""
 
-    code: Code | Literal[""] = ""
+    code: RefusalCode | Literal[""] = ""
     why: str = ""
     firmly: bool = True
     maybe: bool = False
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class PublishReply(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The daemon's answer to a `Hand`."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[GroupReply, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class ConnectionRefusal(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The daemon's last word: why it closes this connection."""
 
-    code: Code
+    code: RefusalCode
     why: str
 
 
-FromClient = Hello | Hand
-FromDaemon = Welcome | Told | Refused
+ClientMessage = ClientHello | PublishRequest
+DaemonMessage = Welcome | PublishReply | ConnectionRefusal
 
 
 class _Groups(msgspec.Struct, frozen=True, array_like=True, tag="hand"):
     """A `Hand` of which only the number of groups has been read."""
 
-    groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MOST_GROUPS)]
+    groups: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_GROUPS)]
 
 
-_PARCEL: msgspec.msgpack.Decoder[Parcel] = msgspec.msgpack.Decoder(Parcel)
+_PARCEL: msgspec.msgpack.Decoder[JobMessage] = msgspec.msgpack.Decoder(JobMessage)
 _ENCODER = msgspec.msgpack.Encoder()
-_OF_CLIENT: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
-_COUNTED: msgspec.msgpack.Decoder[Hello | _Groups] = msgspec.msgpack.Decoder(Hello | _Groups)
-_GROUP: msgspec.msgpack.Decoder[tuple[Parcel, ...]] = msgspec.msgpack.Decoder(tuple[Parcel, ...])
-_OF_DAEMON: msgspec.msgpack.Decoder[FromDaemon] = msgspec.msgpack.Decoder(FromDaemon)
+_OF_CLIENT: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_COUNTED: msgspec.msgpack.Decoder[ClientHello | _Groups] = msgspec.msgpack.Decoder(ClientHello | _Groups)
+_GROUP: msgspec.msgpack.Decoder[tuple[JobMessage, ...]] = msgspec.msgpack.Decoder(tuple[JobMessage, ...])
+_OF_DAEMON: msgspec.msgpack.Decoder[DaemonMessage] = msgspec.msgpack.Decoder(DaemonMessage)
 _AT = re.compile(r"(\+?[0-9]{1,15})?\Z")
 _EXPIRES = re.compile(r"[0-9]{0,15}\Z")
 _QUEUE = re.compile(r"(\{events\}|[^\s{},]{1,200})\Z")  # the events' own name is no task's
 
 
-class TooLarge(Corrupt):
+class FrameTooLarge(Corrupt):
     """A frame says that it is larger than is taken."""
 
 
-class Frames:
+class FrameReader:
     """Takes bytes as they come, gives whole frames. A frame of more than `limit` bytes is refused by its head alone."""
 
     def __init__(self, limit: int) -> None:
@@ -138,47 +138,47 @@ class Frames:
         """More has come."""
         self._kept += data
 
-    def next(self) -> bytes | None:
+    def next_frame(self) -> bytes | None:
         """The next whole frame, None while it is not there. Raises TooLarge."""
-        if len(self._kept) < HEAD:
+        if len(self._kept) < HEADER_BYTES:
             return None
-        size = int.from_bytes(self._kept[:HEAD])
+        size = int.from_bytes(self._kept[:HEADER_BYTES])
         if size > self.limit:
-            raise TooLarge(f"a frame of {size} bytes: at most {self.limit} are taken")
-        if len(self._kept) < HEAD + size:
+            raise FrameTooLarge(f"a frame of {size} bytes: at most {self.limit} are taken")
+        if len(self._kept) < HEADER_BYTES + size:
             return None
-        frame = bytes(self._kept[HEAD : HEAD + size])
-        del self._kept[: HEAD + size]
+        frame = bytes(self._kept[HEADER_BYTES : HEADER_BYTES + size])
+        del self._kept[: HEADER_BYTES + size]
         return frame
 
 
-def frame(word: FromClient | FromDaemon) -> bytes:
+def encode_frame(message: ClientMessage | DaemonMessage) -> bytes:
     """A word as it is sent."""
-    body = _ENCODER.encode(word)
-    return len(body).to_bytes(HEAD) + body
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(HEADER_BYTES) + body
 
 
-def client_word(body: bytes) -> FromClient:
+def decode_client_message(body: bytes) -> ClientMessage:
     """What a client says. Raises Corrupt."""
     try:
-        word = _OF_CLIENT.decode(body) if len(body) <= SMALL else _large(body)
+        word = _OF_CLIENT.decode(body) if len(body) <= SMALL_FRAME_BYTES else _large(body)
     except (msgspec.DecodeError, ValueError) as error:
         raise Corrupt(f"not a word of a client: {error}") from None
-    if isinstance(word, Hand) and not all(word.groups):
+    if isinstance(word, PublishRequest) and not all(word.groups):
         raise Corrupt("not a word of a client: a group without a message")
     return word
 
 
-def _large(body: bytes) -> FromClient:
+def _large(body: bytes) -> ClientMessage:
     """A word in a large frame. Groups and messages are counted before any of them is read: the smallest ones have one
     byte and five, and a frame has room for a million, which would take seconds and hundreds of megabytes. Raises
     ValueError."""
     word = _COUNTED.decode(body)
-    if isinstance(word, Hello):
+    if isinstance(word, ClientHello):
         return word
-    if sum(map(_elements, word.groups)) > MOST_PARCELS:
-        raise ValueError(f"a frame may have at most {MOST_PARCELS} messages")
-    return Hand(tuple([_GROUP.decode(each) for each in word.groups]))
+    if sum(map(_elements, word.groups)) > MAX_MESSAGES:
+        raise ValueError(f"a frame may have at most {MAX_MESSAGES} messages")
+    return PublishRequest(tuple([_GROUP.decode(each) for each in word.groups]))
 
 
 def _elements(raw: msgspec.Raw) -> int:
@@ -192,7 +192,7 @@ def _elements(raw: msgspec.Raw) -> int:
     return int.from_bytes(head[1 : 1 + size])
 
 
-def daemon_word(body: bytes) -> FromDaemon:
+def decode_daemon_message(body: bytes) -> DaemonMessage:
     """What the daemon says. Raises Corrupt."""
     try:
         return _OF_DAEMON.decode(body)
@@ -200,37 +200,37 @@ def daemon_word(body: bytes) -> FromDaemon:
         raise Corrupt(f"not a word of a Publisher daemon: {error}") from None
 
 
-def frame_limit(message_limit: int) -> int:
+def get_frame_limit(message_limit: int) -> int:
     """The largest frame that is taken where messages may have `message_limit` bytes."""
-    return max(PORTION_BYTES, message_limit) + ROOM
+    return max(BYTES_PER_TRIP, message_limit) + FRAME_OVERHEAD_BYTES
 
 
-def fault(parcel: Parcel, message_limit: int) -> Answer | None:
+def find_fault(message: JobMessage, message_limit: int) -> GroupReply | None:
     """Why a parcel cannot be taken, if it cannot: what is wrong here would be wrong in Redis for ever."""
-    if len(parcel.message) > message_limit:
-        return Answer(
+    if len(message.message) > message_limit:
+        return GroupReply(
             "too-large",
-            f"{parcel.id}: {len(parcel.message)} bytes are over the daemon's limit of {message_limit}: raise its "
+            f"{message.id}: {len(message.message)} bytes are over the daemon's limit of {message_limit}: raise its "
             "message_limit, too",
         )
     wrong = (
-        "id" if not 0 < len(parcel.id) <= 200
-        else "queue" if not _QUEUE.match(parcel.queue)
-        else "time" if not _AT.match(parcel.at)
-        else "lane" if parcel.lane not in ("", "h", "l")
-        else "line" if len(parcel.line) > LINE
-        else "expiry" if not _EXPIRES.match(parcel.expires)
+        "id" if not 0 < len(message.id) <= 200
+        else "queue" if not _QUEUE.match(message.queue)
+        else "time" if not _AT.match(message.at)
+        else "lane" if message.lane not in ("", "h", "l")
+        else "line" if len(message.line) > MAX_WAITING_LIST_NAME
+        else "expiry" if not _EXPIRES.match(message.expires)
         else ""
     )  # fmt: skip
-    return Answer("unfit", f"{parcel.id[:200]!r} has no {wrong} that could be one") if wrong else None
+    return GroupReply("unfit", f"{message.id[:200]!r} has no {wrong} that could be one") if wrong else None
 
 
-def to_bytes(parcel: Parcel) -> bytes:
+def encode_job_message(message: JobMessage) -> bytes:
     """A parcel, to be kept."""
-    return _ENCODER.encode(parcel)
+    return _ENCODER.encode(message)
 
 
-def from_bytes(raw: bytes) -> Parcel:
+def decode_job_message(raw: bytes) -> JobMessage:
     """A parcel that was kept. Raises Corrupt."""
     try:
         return _PARCEL.decode(raw)
@@ -238,37 +238,37 @@ def from_bytes(raw: bytes) -> Parcel:
         raise Corrupt(f"not a parcel: {error}") from None
 
 
-def parcel(job: Job) -> Parcel:
+def make_job_message(job: Job) -> JobMessage:
     """A job as it is handed over."""
-    return Parcel(job.id, job.queue, job.message, job.at, job.lane, job.line, job.expires)
+    return JobMessage(job.id, job.queue, job.message, job.at, job.lane, job.line, job.expires)
 
 
-def job(parcel: Parcel, at: str) -> Job:
+def make_job(message: JobMessage, at: str) -> Job:
     """The job again, to be published; a time from now is another one `at` each moment."""
     return Job(
-        parcel.id,
+        message.id,
         "",
-        parcel.queue,
-        parcel.message,
+        message.queue,
+        message.message,
         at,
-        lane=parcel.lane,
-        line=parcel.line,
-        expires=parcel.expires,
+        lane=message.lane,
+        line=message.line,
+        expires=message.expires,
     )
 
 
-def due_at(parcel: Parcel, now_ms: int) -> int | None:
+def get_due_time(message: JobMessage, now_ms: int) -> int | None:
     """When a job falls due that was sent with a countdown: in ms since 1970, by the clock of whoever asks."""
-    return now_ms + int(parcel.at[1:]) if parcel.at.startswith("+") else None
+    return now_ms + int(message.at[1:]) if message.at.startswith("+") else None
 
 
-def portions(groups: Sequence[tuple[Parcel, ...]]) -> Iterator[list[int]]:
+def split_into_frames(groups: Sequence[tuple[JobMessage, ...]]) -> Iterator[list[int]]:
     """The groups, by their numbers, as many as go in one frame; one that alone is more than that goes alone."""
     part: list[int] = []
     count = size = 0
     for number, group in enumerate(groups):
         more = sum(len(each.message) for each in group)
-        if part and (count + len(group) > PORTION or size + more > PORTION_BYTES):
+        if part and (count + len(group) > MESSAGES_PER_FRAME or size + more > BYTES_PER_TRIP):
             yield part
             part, count, size = [], 0, 0
         part.append(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
-from celery5.protocol.members import Beat, Kind, Member, Ready, Stopping, Unknown, Word
+from celery5.protocol.members import Beat, Kind, Member, MemberEvent, Ready, Stopping, Unknown
 
 
 class Phase(Enum):
@@ -21,14 +21,14 @@ class Phase(Enum):
     GIVEN_UP = "given up"
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether there is a process."""
         return self in (Phase.STARTING, Phase.UP, Phase.STOPPING)
 
 
 # What a word makes of a member whose process runs; `Ended` makes it DOWN, or GIVEN_UP. Of one that does not run nobody
 # can say anything. Whoever beats is ready: the word that it is may have been lost while we were away.
-HEARD: Mapping[tuple[Phase, type[Word]], Phase] = {
+TRANSITIONS: Mapping[tuple[Phase, type[MemberEvent]], Phase] = {
     (Phase.STARTING, Ready): Phase.UP,
     (Phase.STARTING, Beat): Phase.UP,
     (Phase.STARTING, Stopping): Phase.STOPPING,
@@ -70,7 +70,7 @@ Action = Start | Stop | Kill
 
 
 @dataclass(slots=True)
-class Post:
+class MemberState:
     """One member's place: the `member` as it is to be, whether it is `wanted`, and what `running` was started as.
 
     `since` when it is in its `phase`; when it was `heard` last; whether it was `asked` to end by us, and when `killed`;
@@ -81,25 +81,25 @@ class Post:
     """
 
     member: Member
-    wanted: bool = True
-    spare: bool = False
+    is_wanted: bool = True
+    is_spare: bool = False
     phase: Phase = Phase.DOWN
-    running: Member | None = None
-    since: float = 0.0
-    heard: float = 0.0
-    asked: bool = False
-    gentle: bool = False
-    killed: float = -inf
-    due: float = -inf
-    deaths: list[float] = field(default_factory=list[float])
+    started_as: Member | None = None
+    phase_since: float = 0.0
+    last_heard_at: float = 0.0
+    stop_requested: bool = False
+    stopping_by_itself: bool = False
+    killed_at: float = -inf
+    restart_at: float = -inf
+    recent_deaths: list[float] = field(default_factory=list[float])
     failures: int = 0
-    died: int = 0
-    restarts: int = 0
-    awaits: frozenset[str] = frozenset()
-    how: str = ""
+    death_count: int = 0
+    restart_count: int = 0
+    waits_for: frozenset[str] = frozenset()
+    end_reason: str = ""
     status: str = ""
-    told: float = 0.0
-    unknown: str = ""
+    status_at: float = 0.0
+    unknown_reason: str = ""
 
     @property
     def group(self) -> tuple[Kind, str]:
@@ -107,12 +107,12 @@ class Post:
         return self.member.kind, self.member.group
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """What is wrong with it; '' when it is up, or on its way for the first time or on purpose."""
         if self.phase is Phase.GIVEN_UP:
-            return f"given up: {self.how}"
-        if self.unknown and self.phase.runs:
-            return f"unknown: {self.unknown}"
+            return f"given up: {self.end_reason}"
+        if self.unknown_reason and self.phase.is_running:
+            return f"unknown: {self.unknown_reason}"
         if self.failures and self.phase in (Phase.DOWN, Phase.STARTING):
-            return f"{self.how}; it is started again"
+            return f"{self.end_reason}; it is started again"
         return ""

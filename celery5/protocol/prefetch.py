@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 HORIZON = 0.1
 """Seconds. What is held unstarted should have started after this long."""
-LIMIT = 1024
+MAX_AHEAD = 1024
 """The most jobs held unstarted, however short they are. So many run while one batch is settled and the next is on its
 way; with half as many a worker waits for Redis a sixth of its time."""
 BATCH = 256
 """The most jobs read in one trip."""
-FEW = 16
+FIRST_LOOKAHEAD = 16
 """Jobs of a kind that is full that are read at first, to look behind them."""
-SHORTLY = 0.5
+RETRY_DELAY = 0.5
 """Seconds, at least, until it is done again when nothing else was behind them."""
-A_SECOND = 50
+MAX_RETURNED_PER_SECOND = 50
 """Jobs that are read and given back in a second, at most, while nothing else is behind them."""
 _WEIGHT = 0.05
 """How much one job's duration moves the mean."""
@@ -29,7 +29,7 @@ _RARE = 0.001
 
 
 @dataclass(slots=True)
-class Pace:
+class DurationEstimate:
     """The mean duration of one kind of job, in seconds. Nothing is known before the first one has run.
 
     The `horizon` is how far such jobs are read ahead: a worker that is told to read further has a wider one (`reach`).
@@ -38,11 +38,11 @@ class Pace:
     mean: float | None = field(default=None)
     horizon: float = field(default_factory=lambda: HORIZON)
 
-    def reach(self, factor: float) -> None:
+    def set_factor(self, factor: float) -> None:
         """Read so many times as far ahead as usual from now on."""
         self.horizon = HORIZON * factor
 
-    def ran(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """One job took `seconds`. A longer job counts at once and in full, a shorter one little by little."""
         mean = self.mean
         if mean is None or seconds > self.horizon > mean:
@@ -50,12 +50,12 @@ class Pace:
         else:
             self.mean = mean + (seconds - mean) * _WEIGHT
 
-    def slow(self) -> None:
+    def assume_slow(self) -> None:
         """Jobs take longer than what was known said: hold none ahead until shorter ones have been seen."""
         self.mean = max(self.mean or 0.0, self.horizon)
 
 
-class Mix:
+class KindMix:
     """Which kinds of jobs a worker meets, and how often: what one more read will probably bring."""
 
     __slots__ = ("_shares",)
@@ -63,7 +63,7 @@ class Mix:
     def __init__(self) -> None:
         self._shares: dict[str, float] = {}
 
-    def read(self, counts: Mapping[str, int]) -> None:
+    def record(self, counts: Mapping[str, int]) -> None:
         """One read brought so many jobs of each kind. Fifty jobs weigh half of all that came before."""
         total = sum(counts.values())
         if not total:
@@ -73,15 +73,15 @@ class Mix:
             before = self._shares.get(kind, 0.0)
             self._shares[kind] = before + (counts.get(kind, 0) / total - before) * weight
 
-    def fits(self, rooms: Mapping[str, int]) -> int:
+    def get_read_limit(self, capacity: Mapping[str, int]) -> int:
         """How many jobs to read when there is so much room for each kind. Until something is known, the least room."""
         if not self._shares:
-            return min(rooms.values(), default=1)
-        fitting = [int(room / max(self._shares.get(kind, 0.0), _RARE)) for kind, room in rooms.items()]
+            return min(capacity.values(), default=1)
+        fitting = [int(room / max(self._shares.get(kind, 0.0), _RARE)) for kind, room in capacity.items()]
         return min([*fitting, BATCH])
 
 
-class Detour:
+class KindLookahead:
     """The way around a kind that is full: how many of its jobs are read beyond its slots, to get at jobs of other kinds
     that stand behind them on the same queue.
 
@@ -89,20 +89,20 @@ class Detour:
     the more are read at once; and as long as nothing else is behind them, so few that it costs next to nothing.
     """
 
-    __slots__ = ("_again", "_few", "_found", "_full", "begun", "room")
+    __slots__ = ("_again", "_few", "_found", "_full", "has_started", "extra")
 
     def __init__(self) -> None:
         self._reset()
 
     def _reset(self) -> None:
-        self.room = 0
-        self.begun = False
-        self._few = FEW
+        self.extra = 0
+        self.has_started = False
+        self._few = FIRST_LOOKAHEAD
         self._full = False
         self._found = False
         self._again = 0.0
 
-    def look(self, *, full: bool, others: bool, now: float) -> bool:
+    def update(self, *, full: bool, others: bool, now: float) -> bool:
         """How things are, each tenth of a second: all slots of this kind are taken, by jobs that take long; one of the
         `others` on its queues has room. True when there is room beyond the slots from now on."""
         if not full:
@@ -110,38 +110,38 @@ class Detour:
             return False
         before, self._full = self._full, True
         if not others:
-            self.room = 0
-        elif before and not self.room and now >= self._again:
-            self.room, self.begun = self._few, True
+            self.extra = 0
+        elif before and not self.extra and now >= self._again:
+            self.extra, self.has_started = self._few, True
             return True
         return False
 
-    def met(self, counts: Mapping[str, int], kind: str) -> None:
+    def record_read(self, counts: Mapping[str, int], kind: str) -> None:
         """So many jobs of each kind were read where there are jobs of `kind`, which is this one."""
         self._found = self._found or any(count for each, count in counts.items() if each != kind)
 
-    def over(self, given_back: int, now: float) -> None:
+    def record_release(self, given_back: int, now: float) -> None:
         """So many waited for too long and were given back."""
-        self._again = now if self._found else now + max(SHORTLY, given_back / A_SECOND)
-        self.room = 0
-        self.begun = self._found = False
+        self._again = now if self._found else now + max(RETRY_DELAY, given_back / MAX_RETURNED_PER_SECOND)
+        self.extra = 0
+        self.has_started = self._found = False
         self._few = min(2 * self._few, BATCH)
 
 
-def ahead(slots: int, mean: float | None, horizon: float = HORIZON) -> int:
+def count_ahead(slots: int, mean: float | None, horizon: float = HORIZON) -> int:
     """How many jobs may wait unstarted, with `slots` jobs running at once that take `mean` seconds each: those that
     will start within the `horizon`."""
     if mean is None or mean >= horizon:
         return 0
-    return min(LIMIT, int(slots * horizon / max(mean, 1e-9)))
+    return min(MAX_AHEAD, int(slots * horizon / max(mean, 1e-9)))
 
 
-def to_read(*, slots: int, held: int, mean: float | None, horizon: float = HORIZON) -> int:
+def count_to_read(*, slots: int, held: int, mean: float | None, horizon: float = HORIZON) -> int:
     """How many jobs to read now, with `held` jobs in hand; 0 says wait.
 
     With nothing held ahead every free slot is filled one for one. Otherwise reading waits until a quarter of what may
     be held ahead is gone, so that trips are few and large and executors do not run dry meanwhile.
     """
-    buffer = ahead(slots, mean, horizon)
+    buffer = count_ahead(slots, mean, horizon)
     room = slots + buffer - held
     return min(room, BATCH) if room > buffer // 4 else 0

@@ -14,42 +14,42 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.situation import CPU_BOUND, Situation
+from celery5.protocol.situation import CPU_BOUND_KINDS, ClusterSnapshot
 
-BEST = 1.0
+MAX_WEIGHT = 1.0
 """The weight of what is preferred, and of whatever nothing is said about."""
-LEAST = 0.01
+MIN_WEIGHT = 0.01
 """The least weight there is."""
-HELD_BACK = 0.1
+REDUCED_WEIGHT = 0.1
 """The weight of tasks that need what is nearly used up."""
-LONGEST = 3600.0
+MAX_PREFERENCE_SECONDS = 3600.0
 """Seconds that a preference lasts at most, if nobody says it again."""
 
 T = TypeVar("T")
 
 
-class Strategy(Protocol):
+class PrioritisationStrategy(Protocol):
     """Says which tasks to prefer (C99): gives weights by the names of tasks, larger for what is to come first, and only
     their ratio counts. A task that is left out has the largest of them. It is asked every few seconds, and must not
     wait for anything."""
 
-    def __call__(self, situation: Situation, /) -> Mapping[str, float]: ...
+    def __call__(self, situation: ClusterSnapshot, /) -> Mapping[str, float]: ...
 
 
-def shortest(situation: Situation) -> dict[str, float]:
+def shortest(situation: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks whose jobs take a short time. One that never ran is preferred, so that its time becomes known."""
     return {task: 1 / max(mean, 1e-6) for task, mean in _means(situation).items()}
 
 
-def longest(situation: Situation) -> dict[str, float]:
+def longest(situation: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks whose jobs take a long time. One that never ran is preferred, so that its time becomes known."""
     return {task: max(mean, 1e-6) for task, mean in _means(situation).items()}
 
 
-def rarest(situation: Situation) -> dict[str, float]:
+def rarest(situation: ClusterSnapshot) -> dict[str, float]:
     """Prefer tasks of which few jobs wait, on all queues together."""
     waiting: dict[str, int] = {}
-    for line in situation.lines:
+    for line in situation.task_loads:
         waiting[line.task] = waiting.get(line.task, 0) + line.waiting
     return {task: 1 / count for task, count in waiting.items() if count > 0}
 
@@ -67,15 +67,18 @@ class Saturation(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.threshold <= 1:
             raise Misconfigured(f"threshold is {self.threshold!r}: give a share of slots, such as 0.8")
 
-    def __call__(self, situation: Situation) -> dict[str, float]:
+    def __call__(self, situation: ClusterSnapshot) -> dict[str, float]:
         """Weights by task: the full one, or a tenth."""
-        cpu, io = situation.cpu_use >= self.threshold, situation.io_use >= self.threshold
+        cpu, io = situation.cpu_utilization >= self.threshold, situation.io_utilization >= self.threshold
         if cpu == io:
             return {}
-        return {line.task: HELD_BACK if (line.kind in CPU_BOUND) is cpu else BEST for line in situation.lines}
+        return {
+            line.task: REDUCED_WEIGHT if (line.kind in CPU_BOUND_KINDS) is cpu else MAX_WEIGHT
+            for line in situation.task_loads
+        }
 
 
-STRATEGIES: Mapping[str, Strategy] = {
+STRATEGIES: Mapping[str, PrioritisationStrategy] = {
     "shortest": shortest,
     "longest": longest,
     "rarest": rarest,
@@ -84,17 +87,19 @@ STRATEGIES: Mapping[str, Strategy] = {
 """The strategies that settings know by name."""
 
 
-def strategy_in(said: str, named: Callable[[str], Any] | None = None) -> Strategy | None:
+def parse_strategy(
+    name: str, load_function: Callable[[str], Any] | None = None
+) -> PrioritisationStrategy | None:
     """The strategy that a setting says: one of `STRATEGIES`, or `module:function`, which `named` finds; None for '',
     and for such a name when nobody is to look for it. Raises Misconfigured."""
-    if ":" in said and all(said.partition(":")):
-        strategy: Strategy | None = named(said) if named else None
+    if ":" in name and all(name.partition(":")):
+        strategy: PrioritisationStrategy | None = load_function(name) if load_function else None
         return strategy
-    if said and said not in STRATEGIES:
-        near = get_close_matches(said, STRATEGIES, n=1)
+    if name and name not in STRATEGIES:
+        near = get_close_matches(name, STRATEGIES, n=1)
         meant = f"did you mean {near[0]}?" if near else "or write module:function for one of your own"
-        raise Misconfigured(f"no strategy {said!r}; there are {', '.join(STRATEGIES)}: {meant}")
-    return STRATEGIES.get(said)
+        raise Misconfigured(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}: {meant}")
+    return STRATEGIES.get(name)
 
 
 class Preference(msgspec.Struct, frozen=True):
@@ -108,53 +113,55 @@ class Preference(msgspec.Struct, frozen=True):
         """Whether nothing is preferred to anything."""
         return not self.tasks and not self.queues
 
-    def differs(self, other: "Preference", *, by: float = 1.25) -> bool:
+    def differs_from(self, other: "Preference", *, factor: float = 1.25) -> bool:
         """Whether a weight of the other is different by more than this factor: less is not worth telling anybody."""
         return any(
-            not 1 / by <= mine.get(name, BEST) / theirs.get(name, BEST) <= by
+            not 1 / factor <= mine.get(name, MAX_WEIGHT) / theirs.get(name, MAX_WEIGHT) <= factor
             for mine, theirs in ((self.tasks, other.tasks), (self.queues, other.queues))
             for name in mine.keys() | theirs.keys()
         )
 
     @staticmethod
-    def of(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
+    def parse(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
         """What the command `prefer` says, and for how many seconds. Raises Misconfigured for what makes no sense."""
         strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
         if strange:
             raise Misconfigured(f"prefer does not take {strange[0]!r}: it takes tasks, queues and seconds")
         seconds: object = parameters.get("seconds", 60.0)
-        if not _is_number(seconds) or not 0 < cast("float", seconds) <= LONGEST:
-            raise Misconfigured(f"seconds is {seconds!r}: give more than 0 and at most {LONGEST:g}")
+        if not _is_number(seconds) or not 0 < cast("float", seconds) <= MAX_PREFERENCE_SECONDS:
+            raise Misconfigured(
+                f"seconds is {seconds!r}: give more than 0 and at most {MAX_PREFERENCE_SECONDS:g}"
+            )
         tasks, queues = (_checked(name, parameters.get(name) or {}) for name in ("tasks", "queues"))
         return Preference(tasks, queues), float(cast("float", seconds))
 
 
-def prefer(strategy: Strategy, situation: Situation) -> Preference:
+def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapshot) -> Preference:
     """What a strategy says of a situation, within bounds. The heaviest of the tasks has `BEST`; a queue has the mean of
     the jobs that wait on it. Raises ValueError when it gives anything but numbers, 0 or more, by names."""
-    tasks = _bounded(strategy(situation))
+    tasks = _bounded(strategy(snapshot))
     if not tasks:
         return Preference()
     waiting: dict[str, int] = {}
     weighed: dict[str, float] = {}
-    for line in situation.lines:
+    for line in snapshot.task_loads:
         if line.waiting > 0:
             waiting[line.queue] = waiting.get(line.queue, 0) + line.waiting
-            weight = tasks.get(line.task, BEST) * line.waiting
+            weight = tasks.get(line.task, MAX_WEIGHT) * line.waiting
             weighed[line.queue] = weighed.get(line.queue, 0.0) + weight
     queues = {queue: weighed[queue] / count for queue, count in waiting.items()}
     return Preference(_named(tasks), _named(_bounded(queues)))
 
 
-def in_order(things: Iterable[T], weight: Callable[[T], float]) -> list[T]:
+def sort_by_weight(items: Iterable[T], weight: Callable[[T], float]) -> list[T]:
     """The heaviest first; those of one weight as they came."""
-    return sorted(things, key=weight, reverse=True)
+    return sorted(items, key=weight, reverse=True)
 
 
-def _means(situation: Situation) -> dict[str, float]:
+def _means(situation: ClusterSnapshot) -> dict[str, float]:
     """The mean of each task; on several queues that of all of them."""
     found: dict[str, list[float]] = {}
-    for line in situation.lines:
+    for line in situation.task_loads:
         if line.mean is not None:
             found.setdefault(line.task, []).append(line.mean)
     return {task: sum(means) / len(means) for task, means in found.items()}
@@ -166,12 +173,12 @@ def _bounded(said: Mapping[str, float]) -> dict[str, float]:
         if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
             raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
     most = max(said.values(), default=0.0)
-    return {name: max(LEAST, weight / most) for name, weight in said.items()} if most > 0 else {}
+    return {name: max(MIN_WEIGHT, weight / most) for name, weight in said.items()} if most > 0 else {}
 
 
 def _named(weights: Mapping[str, float]) -> dict[str, float]:
     """Without those that have the best weight, as who is not named has."""
-    return {name: round(weight, 4) for name, weight in weights.items() if weight < BEST}
+    return {name: round(weight, 4) for name, weight in weights.items() if weight < MAX_WEIGHT}
 
 
 def _checked(name: str, said: object) -> dict[str, float]:
@@ -179,11 +186,11 @@ def _checked(name: str, said: object) -> dict[str, float]:
         raise Misconfigured(f"{name} is {said!r}: give weights by name")
     weights = cast("Mapping[str, Any]", said)
     for each, weight in weights.items():
-        if not _is_number(weight) or not 0 < weight <= BEST:
+        if not _is_number(weight) or not 0 < weight <= MAX_WEIGHT:
             raise Misconfigured(
                 f"{name}: the weight of {each!r} is {weight!r}: give more than 0 and at most 1"
             )
-    return {each: max(LEAST, float(weight)) for each, weight in weights.items()}
+    return {each: max(MIN_WEIGHT, float(weight)) for each, weight in weights.items()}
 
 
 def _is_number(value: object) -> bool:

@@ -15,10 +15,10 @@ import math
 
 import msgspec
 
-GAP = 0.6
+OUTAGE_FRACTION = 0.6
 """Part of a lease without an answer that counts as an outage. There are three heartbeats in a lease. A healthy worker
 loses its lease only in an outage of more than two thirds of it, so the limit is below that."""
-RETURN = 2.5
+RECONNECT_TIME = 2.5
 """Seconds after an outage in which a heartbeat of a healthy worker arrives: its connection works again within 2 s."""
 LONGEST_WAIT = 5.0
 """Seconds without a gap, at most, after which a worker judges others, however long the lease is."""
@@ -36,28 +36,28 @@ class Heartbeats(msgspec.Struct, frozen=True, kw_only=True):
     """The last answer, by the clock of Redis."""
 
     @property
-    def gap(self) -> float:
+    def outage_after(self) -> float:
         """Return the seconds without an answer that count as an outage."""
-        return self.lease * GAP
+        return self.lease * OUTAGE_FRACTION
 
     @property
     def wait(self) -> float:
         """Return the seconds after an outage before others are judged."""
-        return min(max(self.lease, RETURN), LONGEST_WAIT)
+        return min(max(self.lease, RECONNECT_TIME), LONGEST_WAIT)
 
-    def answered(self, now: float, *, at: float) -> "Heartbeats":
+    def with_answer(self, now: float, *, at: float) -> "Heartbeats":
         """Return what is known after an answer that arrived `now`; `at` is its time by the clock of Redis.
 
         Both clocks count. Only that of Redis shows that its time was set forward, which ends all leases at once.
         """
-        gap = now - self.heard > self.gap or at - self.at > self.gap
+        gap = now - self.heard > self.outage_after or at - self.at > self.outage_after
         since = now if gap else self.steady_since
         return msgspec.structs.replace(self, steady_since=since, heard=now, at=at)
 
     def may_judge(self, now: float) -> bool:
         """Return whether the last answer is recent, and there was no gap for long enough before it."""
-        return now - self.heard <= self.gap and self.heard - self.steady_since >= self.wait
+        return now - self.heard <= self.outage_after and self.heard - self.steady_since >= self.wait
 
-    def may_judge_in(self, now: float) -> float:
+    def seconds_until_judging(self, now: float) -> float:
         """Return the seconds after which the next answer allows to judge, if there is no gap until then."""
         return max(self.steady_since + self.wait - now, 0.0)

@@ -13,7 +13,7 @@ from celery5.errors import Corrupt
 from celery5.protocol.envelope import Document, Envelope, Failure, read_document, read_envelope
 
 
-def envelope_in(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
+def try_read_envelope(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
     """The envelope in a message; or None, and why there is none to be read. `limit` is the setting `message_limit`."""
     try:
         return read_envelope(message, limit), ""
@@ -21,7 +21,7 @@ def envelope_in(message: bytes, limit: int | None = None) -> tuple[Envelope | No
         return None, str(error)
 
 
-def document_in(document: bytes, limit: int | None = None) -> Document | None:
+def try_read_document(document: bytes, limit: int | None = None) -> Document | None:
     """What a document says. `limit` is the setting `message_limit`."""
     try:
         return read_document(document, limit)
@@ -29,7 +29,7 @@ def document_in(document: bytes, limit: int | None = None) -> Document | None:
         return None
 
 
-def failure_in(raw: bytes) -> Failure | None:
+def try_read_failure(raw: bytes) -> Failure | None:
     """A failure that was written as JSON."""
     try:
         return json.decode(raw, type=Failure)
@@ -37,7 +37,7 @@ def failure_in(raw: bytes) -> Failure | None:
         return None
 
 
-def value_in(raw: Raw) -> Any:
+def try_decode_value(raw: Raw) -> Any:
     """The value that JSON stands for. It may be None itself."""
     try:
         return json.decode(raw)

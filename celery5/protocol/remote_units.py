@@ -14,14 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from celery5.protocol.liveness import silence_of
+from celery5.protocol.liveness import get_silence_limit
 from celery5.protocol.members import Member
 
-Verb = Literal["start", "stop", "kill", "reload"]
+UnitVerb = Literal["start", "stop", "kill", "reload"]
 
-MARK = "celery5:"
+LINE_PREFIX = "celery5:"
 """What our lines begin with: a login shell may say other things."""
-BOOT = (
+BOOTSTRAP_SCRIPT = (
     'exec 3<&0; read -r n; s=$(head -c "$n" <&3); '
     'printf %s "$s" | timeout -k 2 "$1" sh & m=$!; '
     '{ cat <&3; kill "$m"; } >/dev/null 2>&1 & w=$!; '
@@ -29,7 +29,7 @@ BOOT = (
 )
 """What the shell there does: read a script, run it for so long at most, and end it when this end goes away, since sshd
 would leave it running."""
-NO_LINGER = "no-linger"
+NO_LINGER_REPORT = "no-linger"
 _EXITED, _KILLED, _DUMPED = "1", "2", "3"
 """How a main process ended: ExecMainCode is a code of waitid(2)."""
 _SHOWN = "Id,ActiveState,Result,ExecMainCode,ExecMainStatus,InvocationID,StatusText,MainPID"
@@ -101,7 +101,7 @@ UMask=0077
 """
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteSetup(msgspec.Struct, frozen=True, kw_only=True):
     """How members live on a host: what `celery5` is called there, in which directory they run, with which environment
     beside their own, and the file there that says more of it. `~` is the user's home. Limits in seconds, 0: none."""
 
@@ -114,15 +114,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     hung_after: float = 60.0
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True):
+class UnitCommand(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a member there. What is to start is given whole."""
 
-    verb: Verb
+    verb: UnitVerb
     name: str
     member: Member | None = None
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class UnitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How systemd says that a unit is. `invocation` is another one for each start."""
 
     member: str
@@ -131,11 +131,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     status: str = ""
     invocation: str = ""
-    text: str = ""
+    status_text: str = ""
     pid: int = 0
 
 
-def unit_of(app: str, member: str) -> str:
+def get_unit_name(app: str, member: str) -> str:
     """The unit of a member."""
     return f"celery5.{_plain(app)}.{_plain(member)}.service"
 
@@ -161,45 +161,45 @@ def _spoken(name: str) -> str | None:
     return spoken if _plain(spoken) == name else None
 
 
-def script(text: str) -> bytes:
+def frame_script(text: str) -> bytes:
     """What goes to the shell there: how long it is, and the script."""
     said = f"{{\n{_BEFORE}{text}}}".encode()
     return b"%d\n%s" % (len(said), said)
 
 
-def watch_script(app: str, interval: float) -> bytes:
+def make_watch_script(app: str, interval: float) -> bytes:
     """Tell how the units of an application are, each `interval` seconds, for ever."""
-    return script(_WATCH % (_SHOWN, shlex.quote(f"celery5.{_plain(app)}.*.service"), f"{interval:g}"))
+    return frame_script(_WATCH % (_SHOWN, shlex.quote(f"celery5.{_plain(app)}.*.service"), f"{interval:g}"))
 
 
-def acts_script(place: Place, acts: Sequence[Act]) -> bytes:
+def make_command_script(setup: RemoteSetup, commands: Sequence[UnitCommand]) -> bytes:
     """Do all this, in order. What starts is written down first."""
     lines = [_ACTS]
-    for member in (act.member for act in acts if act.member is not None):
-        unit = unit_of(place.app, member.name)
-        lines.append(f'put "$units/{unit}" {shlex.quote(unit_file(place, member))}\n')
-        lines.append(f'put "$secrets/{unit}.env" {shlex.quote(environment_file(place, member))}\n')
-    if any(act.member is not None for act in acts):
+    for member in (act.member for act in commands if act.member is not None):
+        unit = get_unit_name(setup.app, member.name)
+        lines.append(f'put "$units/{unit}" {shlex.quote(format_unit_file(setup, member))}\n')
+        lines.append(f'put "$secrets/{unit}.env" {shlex.quote(format_environment_file(setup, member))}\n')
+    if any(act.member is not None for act in commands):
         lines.append("systemctl --user daemon-reload || exit 3\n")
-    lines.extend(f"do_{act.verb} {unit_of(place.app, act.name)}\n" for act in acts)
+    lines.extend(f"do_{act.verb} {get_unit_name(setup.app, act.name)}\n" for act in commands)
     lines.append("echo celery5:done\n")
-    return script("".join(lines))
+    return frame_script("".join(lines))
 
 
-def unit_file(place: Place, member: Member) -> str:
+def format_unit_file(setup: RemoteSetup, member: Member) -> str:
     """The unit of a member, as systemd reads it."""
-    own = f"EnvironmentFile={_path(place.environment_file)}\n" if place.environment_file else ""
-    first, *others = shlex.split(place.command)
+    own = f"EnvironmentFile={_path(setup.environment_file)}\n" if setup.environment_file else ""
+    first, *others = shlex.split(setup.command)
     words = f'"%h{_quoted(first[1:])[1:]}' if first.startswith("~/") else _quoted(first)
     return _UNIT.format(
         name=member.name.replace("%", "%%"),
-        app=place.app.replace("%", "%%"),
-        unit=unit_of(place.app, member.name),
+        app=setup.app.replace("%", "%%"),
+        unit=get_unit_name(setup.app, member.name),
         own=own,
-        directory=_path(place.directory),
+        directory=_path(setup.directory),
         words=" ".join([words, *map(_quoted, (*others, *member.arguments))]),
-        start_limit=place.start_limit,
-        silence=silence_of(place.hung_after),
+        start_limit=setup.start_limit,
+        silence=get_silence_limit(setup.hung_after),
         stop_after=member.stop_after,
     )
 
@@ -223,19 +223,19 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-def environment_file(place: Place, member: Member) -> str:
+def format_environment_file(setup: RemoteSetup, member: Member) -> str:
     """The member's environment, as systemd.exec(5) reads it: what is its own holds against the host's."""
     lines: list[str] = []
-    for name, value in {**place.environment, **member.environment}.items():
+    for name, value in {**setup.environment, **member.environment}.items():
         for special in ("\\", '"', "`", "$"):
             value = value.replace(special, f"\\{special}")
         lines.append(f'{name}="{value}"\n')
     return "".join(lines)
 
 
-def seen(app: str, lines: Iterable[str]) -> dict[str, Seen]:
+def parse_unit_statuses(app: str, lines: Iterable[str]) -> dict[str, UnitStatus]:
     """What one look at the units has shown, by member. Lines that say nothing to us are passed over."""
-    ours, found = f"celery5.{_plain(app)}.", dict[str, Seen]()
+    ours, found = f"celery5.{_plain(app)}.", dict[str, UnitStatus]()
     said: dict[str, str] = {}
     for line in [*lines, ""]:
         name, equals, value = line.partition("=")
@@ -248,34 +248,34 @@ def seen(app: str, lines: Iterable[str]) -> dict[str, Seen]:
             if member is None:
                 said = {}
                 continue
-            found[member] = Seen(
+            found[member] = UnitStatus(
                 member=member,
                 active=said.get("ActiveState", ""),
                 result=said.get("Result", ""),
                 code=said.get("ExecMainCode", ""),
                 status=said.get("ExecMainStatus", ""),
                 invocation=said.get("InvocationID", ""),
-                text=said.get("StatusText", ""),
+                status_text=said.get("StatusText", ""),
                 pid=int(pid) if (pid := said.get("MainPID", "")).isdecimal() and pid.isascii() else 0,
             )
         said = {}
     return found
 
 
-def answers(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
+def parse_start_replies(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
     """What became of each start, by member: `begun` and its invocation, or `refused` and why."""
     ours, found = f"celery5.{_plain(app)}.", dict[str, tuple[str, str]]()
     for line in lines:
-        word, _, rest = line.removeprefix(MARK).partition(" ")
+        word, _, rest = line.removeprefix(LINE_PREFIX).partition(" ")
         unit, _, more = rest.partition(" ")
-        if line.startswith(MARK) and word in ("begun", "refused") and unit.startswith(ours):
+        if line.startswith(LINE_PREFIX) and word in ("begun", "refused") and unit.startswith(ours):
             member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
             if member is not None:
                 found[member] = (word, more.strip()[:300])
     return found
 
 
-def how_it_ended(unit: Seen) -> tuple[str, int | None]:
+def describe_exit(unit: UnitStatus) -> tuple[str, int | None]:
     """For people, and the exit code, below zero for a signal, None when nobody knows."""
     number = int(unit.status) if unit.status.isascii() and unit.status.isdigit() else 0
     if unit.result == "watchdog":

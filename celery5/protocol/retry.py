@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from celery5.errors import Misconfigured
 from celery5.protocol.backoff import LONGEST as LONGEST
 from celery5.protocol.backoff import full_jitter, linear
-from celery5.protocol.names import names_of_errors
+from celery5.protocol.names import get_error_names
 
 if TYPE_CHECKING:
     Errors = Collection[str | type[BaseException]]
@@ -47,7 +47,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
                 force_setattr(self, name, _named(name, said))
 
     @staticmethod
-    def of(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
+    def parse(said: "RetryPolicy | Mapping[str, Any]") -> "RetryPolicy":
         """The policy that `said` describes: itself, a mapping with its fields, or one with the names of the CEP (C22):
         `max_retries`, `interval_start` (0), `interval_step` (0.2) and `interval_max` (0.2), in seconds: growing
         evenly, without jitter. What is not said has its default. Raises Misconfigured."""
@@ -103,7 +103,7 @@ def _is_named(said: Collection[object]) -> bool:
 
 def _named(name: str, said: Any) -> tuple[str, ...]:
     try:
-        return names_of_errors(said)
+        return get_error_names(said)
     except Misconfigured as error:
         raise Misconfigured(f"{name}: {error}") from None
 

@@ -20,24 +20,24 @@ from celery5.errors import Misconfigured
 from celery5.protocol.envelope import refuse_oversized
 from celery5.protocol.triggers import AnyTrigger
 
-AT_ONCE = 100
+MAX_FIRES_PER_STEP = 100
 """Jobs of one schedule that are published in one step at most; others follow at once."""
-COUNTED = 1000
+MAX_COUNTED_MISSES = 1000
 """Missed fire times that are counted one by one before the count is given up, and only said to be more."""
-MOST = 1000
+MAX_CAUGHT_UP = 1000
 """The highest cap of a misfire policy."""
-RECHECK = 250
+RECHECK_MS = 250
 """Ms after which a fire that waits for the job before it is looked at again."""
-KEPT = 7 * 24 * 3600 * 1000
+RETIRED_TTL_MS = 7 * 24 * 3600 * 1000
 """Ms for which a retired schedule is kept, in case that it is declared again."""
 
-Policy = Literal["skip", "once", "catch-up"]
-Overlap = Literal["allow", "skip", "queue"]
-Origin = Literal["code", "configuration", "runtime"]
-Stage = Literal["settled", "arriving", "resting"]
+MisfirePolicy = Literal["skip", "once", "catch-up"]
+OverlapPolicy = Literal["allow", "skip", "queue"]
+ScheduleOrigin = Literal["code", "configuration", "runtime"]
+MoveStage = Literal["settled", "arriving", "resting"]
 """How far a record is with moving to another queue. `settled`: it is where it should be. `arriving`: it is, and others
 may still be elsewhere. `resting`: it is one of those others. Only a settled one fires."""
-Following = Callable[[AnyTrigger, int], int | None]
+FindNextFireTime = Callable[[AnyTrigger, int], int | None]
 """Gives the first fire time of a trigger after another."""
 
 
@@ -49,23 +49,25 @@ class Misfire(msgspec.Struct, frozen=True, omit_defaults=True):
     for those older than `limit` seconds (None: however old), and by the `most` latest of them.
     """
 
-    policy: Policy = "once"
+    policy: MisfirePolicy = "once"
     after: float = 60.0
     limit: float | None = 86400.0
     most: int = 100
 
-    def checked(self) -> "Misfire":
+    def validate(self) -> "Misfire":
         """Itself. Raises Misconfigured."""
         if self.policy not in ("skip", "once", "catch-up"):
             raise Misconfigured(f"misfire policy {self.policy!r} is not known: skip, once or catch-up")
         if not self.after >= 0 or (self.limit is not None and not self.limit >= 0):
             raise Misconfigured("misfire times are seconds, 0 or more")
-        if not 1 <= self.most <= MOST:
-            raise Misconfigured(f"a misfire policy makes up for 1 to {MOST} fire times, not for {self.most}")
+        if not 1 <= self.most <= MAX_CAUGHT_UP:
+            raise Misconfigured(
+                f"a misfire policy makes up for 1 to {MAX_CAUGHT_UP} fire times, not for {self.most}"
+            )
         return self
 
 
-class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
+class ScheduleDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     """What somebody said of a schedule: what is sent, to which queue, and when. The `message` is a job's, but for its
     id and its times. A job `expires` so many seconds after it was sent. Each fire is put off by up to `jitter`
     seconds."""
@@ -80,7 +82,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     unique_for: float | None = None
     jitter: float = 0.0
     misfire: Misfire = Misfire()
-    overlap: Overlap = "allow"
+    overlap: OverlapPolicy = "allow"
 
 
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,8 +92,8 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     with moving to another queue, `by` who wrote this, so that no two write the same."""
 
     name: str
-    of: Definition
-    origin: Origin = "runtime"
+    of: ScheduleDefinition
+    origin: ScheduleOrigin = "runtime"
     stamp: tuple[int, int] = (0, 0)
     rev: int = 0
     next: int | None = None
@@ -104,54 +106,54 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
     missed: int = 0
     skipped: int = 0
     triggered: int = 0
-    stage: Stage = "settled"
+    stage: MoveStage = "settled"
     by: str = ""
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it fires at all."""
         return not self.paused and self.retired is None and self.stage == "settled"
 
-    def look(self, now: int) -> int | None:
+    def get_next_look(self, now: int) -> int | None:
         """When to look at it next; None for never."""
-        if not self.active:
+        if not self.is_active:
             return None
-        times = [] if self.next is None else [self.next + put_off(self, self.next)]
-        return min([*times, *([] if self.waiting is None else [now + RECHECK])], default=None)
+        times = [] if self.next is None else [self.next + get_jitter(self, self.next)]
+        return min([*times, *([] if self.waiting is None else [now + RECHECK_MS])], default=None)
 
 
-class Fire(msgspec.Struct, frozen=True):
+class ScheduledFire(msgspec.Struct, frozen=True):
     """A fire time to publish, and the id of its job."""
 
     at: int
     job: str
 
 
-class Due(msgspec.Struct, frozen=True):
+class ScheduleStep(msgspec.Struct, frozen=True):
     """What is to be done: publish `fires`, and keep `after`. `missed` and `skipped` are fire times that are not
     published: too late, or because of the job before. With `more` there were more that were missed than were
     counted."""
 
-    fires: tuple[Fire, ...]
-    after: Schedule
+    fires: tuple[ScheduledFire, ...]
+    new_state: Schedule
     missed: int = 0
     skipped: int = 0
-    more: bool = False
+    has_more_missed: bool = False
 
 
-def due(
-    schedule: Schedule, now: int, *, busy: bool, following: Following, app: str = "", by: str = ""
-) -> Due | None:
+def plan_fires(
+    schedule: Schedule, now: int, *, is_busy: bool, find_next: FindNextFireTime, app: str = "", by: str = ""
+) -> ScheduleStep | None:
     """What is to be done about a schedule now; None when there is nothing. `busy`: its last job has not ended."""
-    if not schedule.active:
+    if not schedule.is_active:
         return None
-    seen = _seen(schedule, now, following)
+    seen = _seen(schedule, now, find_next)
     made_up = _made_up(schedule.of.misfire, now, seen)
     chosen = [*made_up, *seen.on_time]
-    publish, waiting, skipped = _without_overlap(schedule, chosen, busy=busy)
+    publish, waiting, skipped = _without_overlap(schedule, chosen, busy=is_busy)
     if not publish and seen.next == schedule.next and waiting == schedule.waiting:
         return None
-    fires = tuple(Fire(at, job_id(app, schedule.name, at)) for at in publish)
+    fires = tuple(ScheduledFire(at, make_fire_job_id(app, schedule.name, at)) for at in publish)
     missed = seen.late_count - len(made_up)
     after = replace(
         schedule,
@@ -165,7 +167,7 @@ def due(
         skipped=schedule.skipped + skipped,
         by=by,
     )
-    return Due(fires, after, missed, skipped, seen.more)
+    return ScheduleStep(fires, after, missed, skipped, seen.more)
 
 
 class _Seen(msgspec.Struct):
@@ -179,13 +181,13 @@ class _Seen(msgspec.Struct):
     next: int | None
 
 
-def _seen(schedule: Schedule, now: int, following: Following) -> _Seen:
+def _seen(schedule: Schedule, now: int, following: FindNextFireTime) -> _Seen:
     trigger, misfire = schedule.of.trigger, schedule.of.misfire
     patience = int(misfire.after * 1000)
     seen = _Seen([], deque(maxlen=misfire.most), 0, False, schedule.next)
     counted = 0
-    while (at := seen.next) is not None and len(seen.on_time) < AT_ONCE:
-        put = at + put_off(schedule, at)
+    while (at := seen.next) is not None and len(seen.on_time) < MAX_FIRES_PER_STEP:
+        put = at + get_jitter(schedule, at)
         if put > now:
             break
         if now - put > patience:
@@ -194,7 +196,9 @@ def _seen(schedule: Schedule, now: int, following: Following) -> _Seen:
         else:
             seen.on_time.append(at)
         counted += 1
-        if counted % COUNTED == 0 and now - put > patience:  # so many: nobody needs to have seen each of them
+        if (
+            counted % MAX_COUNTED_MISSES == 0 and now - put > patience
+        ):  # so many: nobody needs to have seen each of them
             seen.more = True
             at += (now - patience - put) // 2
         seen.next = following(trigger, at)
@@ -228,7 +232,7 @@ def _without_overlap(
             return publish, left[0] if left else None, max(0, len(left) - 1)
 
 
-def put_off(schedule: Schedule, at: int) -> int:
+def get_jitter(schedule: Schedule, at: int) -> int:
     """For how many ms a fire is put off: the same for everybody who asks."""
     most = int(schedule.of.jitter * 1000)
     if not most:
@@ -236,26 +240,28 @@ def put_off(schedule: Schedule, at: int) -> int:
     return int.from_bytes(sha256(f"{schedule.name}\0{at}".encode()).digest()[:8]) % (most + 1)
 
 
-def job_id(app: str, name: str, at: int) -> str:
+def make_fire_job_id(app: str, name: str, at: int) -> str:
     """The id of the job of one fire time: always the same, so that it cannot run twice."""
     made = urlsafe_b64encode(sha256(f"{app}\0{name}\0{at}".encode()).digest()[:17]).decode()[:22]
     return made if made[0] != "-" else f"_{made[1:]}"
 
 
-def begun(
+def make_schedule(
     name: str,
-    of: Definition,
+    definition: ScheduleDefinition,
     now: int,
-    following: Following,
+    find_next: FindNextFireTime,
     *,
-    origin: Origin,
+    origin: ScheduleOrigin,
     stamp: tuple[int, int] = (0, 0),
 ) -> Schedule:
     """A new schedule: it fires at the first of its times that is still to come."""
-    return Schedule(name, of, origin, stamp, next=following(of.trigger, now))
+    return Schedule(name, definition, origin, stamp, next=find_next(definition.trigger, now))
 
 
-def declared(old: Schedule | None, new: Schedule, now: int, following: Following) -> Schedule | None:
+def merge_declaration(
+    old: Schedule | None, new: Schedule, now: int, find_next: FindNextFireTime
+) -> Schedule | None:
     """What becomes of a schedule that is declared again, by `new`; None when it stays as it is.
 
     A newer stamp wins. What it has fired is not forgotten; its next fire time stays, unless the trigger is another.
@@ -277,11 +283,11 @@ def declared(old: Schedule | None, new: Schedule, now: int, following: Following
         retired=None,
         stage="settled",
         waiting=old.waiting if new.of.overlap == "queue" else None,
-        next=following(new.of.trigger, max(now, old.last or 0)) if moves else old.next,
+        next=find_next(new.of.trigger, max(now, old.last or 0)) if moves else old.next,
     )
 
 
-def retired(schedule: Schedule, now: int, *, stamp: tuple[int, int]) -> Schedule | None:
+def retire_schedule(schedule: Schedule, now: int, *, stamp: tuple[int, int]) -> Schedule | None:
     """A schedule that no live code declares any more, as somebody with that `stamp` finds; None when it stays: it was
     not declared by code, or by newer code than theirs, which they cannot know."""
     if schedule.origin == "runtime" or schedule.retired is not None or schedule.stamp >= stamp:
@@ -289,12 +295,12 @@ def retired(schedule: Schedule, now: int, *, stamp: tuple[int, int]) -> Schedule
     return replace(schedule, rev=schedule.rev + 1, retired=now, waiting=None)
 
 
-def paused(schedule: Schedule) -> Schedule:
+def pause_schedule(schedule: Schedule) -> Schedule:
     """The same, paused: no fire time counts as missed meanwhile."""
     return schedule if schedule.paused else replace(schedule, rev=schedule.rev + 1, paused=True, waiting=None)
 
 
-def resumed(schedule: Schedule, now: int, following: Following) -> Schedule:
+def resume_schedule(schedule: Schedule, now: int, find_next: FindNextFireTime) -> Schedule:
     """The same, going on with the first fire time that is still to come."""
     if not schedule.paused:
         return schedule
@@ -302,33 +308,33 @@ def resumed(schedule: Schedule, now: int, following: Following) -> Schedule:
         schedule,
         rev=schedule.rev + 1,
         paused=False,
-        next=following(schedule.of.trigger, max(now, schedule.last or 0)),
+        next=find_next(schedule.of.trigger, max(now, schedule.last or 0)),
     )
 
 
-def triggered(schedule: Schedule, job: str) -> Schedule:
+def record_trigger(schedule: Schedule, job: str) -> Schedule:
     """The same, after a job was sent by hand."""
     return replace(schedule, rev=schedule.rev + 1, job=job, triggered=schedule.triggered + 1)
 
 
-def fire_times(trigger: AnyTrigger, after: int, following: Following) -> Iterator[int]:
+def iterate_fire_times(trigger: AnyTrigger, after: int, find_next: FindNextFireTime) -> Iterator[int]:
     """The fire times of a trigger from a time on."""
-    at = following(trigger, after)
+    at = find_next(trigger, after)
     while at is not None:
         yield at
-        at = following(trigger, at)
+        at = find_next(trigger, at)
 
 
 _DECODER = msgspec.json.Decoder(Schedule)
 _ENCODER = msgspec.json.Encoder()
 
 
-def encode(schedule: Schedule) -> bytes:
+def encode_schedule(schedule: Schedule) -> bytes:
     """A schedule as it is kept."""
     return _ENCODER.encode(schedule)
 
 
-def decode(record: bytes, limit: int | None = None) -> Schedule | None:
+def decode_schedule(record: bytes, limit: int | None = None) -> Schedule | None:
     """A schedule that was kept; None for one that newer code has written, which is to be left alone, and for one that
     is larger than `limit` (the setting `message_limit`) allows: its message is JSON within JSON, and may be doubled."""
     try:

@@ -22,36 +22,36 @@ _LEVELS_HINT = "write strict, 4:2:1, or mail=4:2:1 for one queue"
 _ORDER_HINT = "write urgent > mail > bulk, or weights: urgent=4 mail=2 bulk=1"
 
 
-class Levels(msgspec.Struct, frozen=True):
+class PriorityWeights(msgspec.Struct, frozen=True):
     """How the priorities share each queue: the weights of its lanes, None where the order is strict. The name '' is for
     queues that are not named."""
 
-    said: Mapping[str, Weights | None] = {}
+    by_queue: Mapping[str, Weights | None] = {}
 
-    def of(self, queue: str) -> Weights | None:
+    def get_weights(self, queue: str) -> Weights | None:
         """The weights of a queue's lanes, by their letters; None: strictly."""
-        return self.said.get(queue, self.said.get(""))
+        return self.by_queue.get(queue, self.by_queue.get(""))
 
 
-class Order(msgspec.Struct, frozen=True):
+class QueueOrder(msgspec.Struct, frozen=True):
     """How the queues of a worker share it: strictly in the order of `names`, or by `weights`; with neither all alike.
     A queue that is not named comes last, and has the weight 1."""
 
     names: tuple[str, ...] = ()
     weights: Weights = {}
 
-    def rank(self, queue: str) -> int:
+    def get_rank(self, queue: str) -> int:
         """The place of a queue in a strict order."""
         return self.names.index(queue) if queue in self.names else len(self.names)
 
 
-class Split:
+class FairSplit:
     """Deals out what can be taken, so that each gets its share in the long run, however little is dealt at a time."""
 
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
-    def deal(self, count: int, weights: Weights) -> dict[str, int]:
+    def divide(self, count: int, weights: Weights) -> dict[str, int]:
         """How many of `count` each is to have. What is left of a share, less than one, is remembered for the next time;
         what was dealt to one who had no use for it is gone, so that nobody saves anything up."""
         total = sum(weights.values())
@@ -67,7 +67,7 @@ class Split:
         return dealt
 
 
-def levels_in(text: str) -> Levels:
+def parse_priorities(text: str) -> PriorityWeights:
     """How priorities share queues, as the setting `priorities` says it: `strict` or `4:2:1` (high, normal, low), for
     all queues or, as `mail=4:2:1`, for one; with spaces between them. Raises Misconfigured."""
     said: dict[str, Weights | None] = {}
@@ -83,10 +83,10 @@ def levels_in(text: str) -> Levels:
         said[queue] = (
             None if match is None else dict(zip((HIGH, NORMAL, LOW), map(float, match.groups()), strict=True))
         )
-    return Levels(said)
+    return PriorityWeights(said)
 
 
-def order_in(text: str) -> Order:
+def parse_queue_order(text: str) -> QueueOrder:
     """How the queues of a worker share it, as the setting `queue_order` says it: `urgent > mail > bulk`, strictly; or
     weights, `urgent=4 mail=2`; nothing: all alike. Raises Misconfigured."""
     words = text.split()
@@ -97,7 +97,7 @@ def order_in(text: str) -> Order:
             raise Misconfigured(f"{text!r} is no order of queues: {_ORDER_HINT}")
         if len(set(names)) < len(names):
             raise Misconfigured(f"{text!r} names a queue twice")
-        return Order(names=tuple(names))
+        return QueueOrder(names=tuple(names))
     weights: dict[str, float] = {}
     for word in words:
         match = _QUEUE.fullmatch(word)
@@ -106,4 +106,4 @@ def order_in(text: str) -> Order:
         if match["queue"] in weights:
             raise Misconfigured(f"{text!r} names a queue twice")
         weights[match["queue"]] = float(match["weight"])
-    return Order(weights=weights)
+    return QueueOrder(weights=weights)

@@ -12,22 +12,26 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 
-class Sight(msgspec.Struct, frozen=True):
+class BrokerVisibility(msgspec.Struct, frozen=True):
     """The brokers that are not seen, by name, and until when: infinity while one does not answer."""
 
     until: Mapping[str, float] = {}
 
     @property
-    def unseen(self) -> tuple[str, ...]:
+    def unreachable(self) -> tuple[str, ...]:
         """Their names."""
         return tuple(self.until)
 
 
-def look(before: Sight, away: Collection[str], now: float, *, settles: float) -> Sight:
+def update_visibility(
+    before: BrokerVisibility, unreachable: Collection[str], now: float, *, settle_seconds: float
+) -> BrokerVisibility:
     """One look, at the time `now`, at which those that are `away` gave no answer. Who answers again is seen `settles`
     seconds later."""
     until = {
-        name: now + settles if math.isinf(at) else at for name, at in before.until.items() if name not in away
+        name: now + settle_seconds if math.isinf(at) else at
+        for name, at in before.until.items()
+        if name not in unreachable
     }
     until = {name: at for name, at in until.items() if now < at}
-    return Sight({**until, **dict.fromkeys(away, math.inf)})
+    return BrokerVisibility({**until, **dict.fromkeys(unreachable, math.inf)})

@@ -24,11 +24,11 @@ from celery5.errors import CommandRefused, Misconfigured
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-LONGEST_LIFE = 60.0
+MAX_COMMAND_LIFETIME = 60.0
 """Seconds that a command may live at most."""
 SKEW = 5.0
 """Seconds that the sender's clock may be ahead of ours."""
-LARGEST = 64 * 1024
+MAX_COMMAND_SIZE = 64 * 1024
 """Bytes of a sealed command."""
 LARGEST_HEADER = 16 * 1024
 LONGEST_CHAIN = 5
@@ -43,7 +43,7 @@ _ORDERS = (
 _ID = r"^[A-Za-z0-9_@-]{16,64}\Z"
 
 
-class Refusal(StrEnum):
+class RefusalReason(StrEnum):
     """Why a command is not accepted."""
 
     OVERSIZED = "oversized"
@@ -62,35 +62,35 @@ class Refusal(StrEnum):
     NO_KEYS = "no-keys"
 
 
-MEANING: dict[Refusal, str] = {
-    Refusal.OVERSIZED: f"it is larger than {LARGEST} bytes",
-    Refusal.MALFORMED: "it is no command of ours",
-    Refusal.UNSIGNED: "it is not signed, and this worker takes signed commands only",
-    Refusal.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
+REFUSAL_MESSAGES: dict[RefusalReason, str] = {
+    RefusalReason.OVERSIZED: f"it is larger than {MAX_COMMAND_SIZE} bytes",
+    RefusalReason.MALFORMED: "it is no command of ours",
+    RefusalReason.UNSIGNED: "it is not signed, and this worker takes signed commands only",
+    RefusalReason.UNKNOWN_ISSUER: "nobody whom this worker trusts vouches for the sender's certificate: "
     "celery5 keys trust, on the worker's host",
-    Refusal.REVOKED: "the sender's key, or that of an authority in its certificate chain, is on this worker's denylist",
-    Refusal.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
-    Refusal.WRONG_AUDIENCE: "it was signed for another inbox",
-    Refusal.EXPIRED: "its time is over",
-    Refusal.TOO_LONG_LIVED: f"it is good for longer than {LONGEST_LIFE:g} s",
-    Refusal.NOT_YET: "it is from the future: the clocks of sender and worker differ",
-    Refusal.REPLAYED: "it came before: a command is done once",
-    Refusal.UNREMEMBERED: "it is not known here whether it was done before: send it again",
-    Refusal.WRONG_USAGE: "the sender's certificate is not for signing commands",
-    Refusal.NO_KEYS: "this worker cannot read its keys",
+    RefusalReason.REVOKED: "the sender's key, or that of an authority in its certificate chain, is on this worker's denylist",
+    RefusalReason.BAD_SIGNATURE: "the signature does not fit: it was changed on the way, or signed with another key",
+    RefusalReason.WRONG_AUDIENCE: "it was signed for another inbox",
+    RefusalReason.EXPIRED: "its time is over",
+    RefusalReason.TOO_LONG_LIVED: f"it is good for longer than {MAX_COMMAND_LIFETIME:g} s",
+    RefusalReason.NOT_YET: "it is from the future: the clocks of sender and worker differ",
+    RefusalReason.REPLAYED: "it came before: a command is done once",
+    RefusalReason.UNREMEMBERED: "it is not known here whether it was done before: send it again",
+    RefusalReason.WRONG_USAGE: "the sender's certificate is not for signing commands",
+    RefusalReason.NO_KEYS: "this worker cannot read its keys",
 }
 """What each refusal says to whoever sent the command."""
 
 
-class NotAccepted(CommandRefused):
+class CommandNotAccepted(CommandRefused):
     """A command was not accepted. `reason` is why."""
 
-    def __init__(self, reason: Refusal, more: str = "") -> None:
+    def __init__(self, reason: RefusalReason, detail: str = "") -> None:
         self.reason = reason
-        super().__init__(f"{MEANING[reason]}{f' ({more})' if more else ''}")
+        super().__init__(f"{REFUSAL_MESSAGES[reason]}{f' ({detail})' if detail else ''}")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ControlCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command as it travels. Times are seconds since 1970. `id` is the nonce; `sender` is for people to read, who it
     really was says the certificate."""
 
@@ -113,7 +113,7 @@ class Signer:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustStore:
     """Which senders to trust.
 
     `anchors` are certificates as DER, of authorities or of senders themselves. `revoked` names those that are denied:
@@ -126,7 +126,7 @@ class Trust:
     usage: str = ""
 
 
-def audience_of(app: str, inbox: str) -> str:
+def format_audience(app: str, inbox: str) -> str:
     """For whom a command is: one inbox of one application."""
     return f"{app}/{inbox}"
 
@@ -141,7 +141,7 @@ def key_fingerprint(der: bytes) -> str:
     return _key_fingerprint(_loaded(der))
 
 
-def names_of(der: bytes) -> frozenset[str]:
+def get_fingerprints(der: bytes) -> frozenset[str]:
     """Return every fingerprint by which a denylist may name a certificate. Raises Misconfigured.
 
     The first is that of its public key, which is signed, so the holder of the certificate cannot change it. The others
@@ -151,7 +151,7 @@ def names_of(der: bytes) -> frozenset[str]:
     return _names_of(_loaded(der), der)
 
 
-def certificates_in(pem: bytes) -> tuple[bytes, ...]:
+def parse_certificates(pem: bytes) -> tuple[bytes, ...]:
     """The certificates in a PEM file, as DER. Raises Misconfigured for one that is none."""
     found = re.findall(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", pem, re.DOTALL)
     try:
@@ -160,64 +160,66 @@ def certificates_in(pem: bytes) -> tuple[bytes, ...]:
         raise Misconfigured(f"a certificate is no PEM: {error}") from None
 
 
-def as_pem(der: bytes) -> bytes:
+def format_pem(der: bytes) -> bytes:
     """A certificate as a PEM file."""
     text = base64.encodebytes(der)
     return b"-----BEGIN CERTIFICATE-----\n" + text + b"-----END CERTIFICATE-----\n"
 
 
-def described(der: bytes) -> tuple[str, str, str]:
+def describe_certificate(der: bytes) -> tuple[str, str, str]:
     """Whose a certificate is, who signed it, and until when it holds. Raises Misconfigured for bytes that are none."""
     found = _loaded(der)
     whose, by = found.subject.rfc4514_string(), found.issuer.rfc4514_string()
     return whose, by, f"{found.not_valid_after_utc:%Y-%m-%d}"
 
 
-def seal(order: Order, signer: Signer | None) -> bytes:
+def sign_command(command: ControlCommand, signer: Signer | None) -> bytes:
     """The bytes of a command: signed, or bare JSON without a signer. Raises CommandRefused when it is too large,
     Misconfigured for a key that cannot sign."""
-    payload = msgspec.json.encode(order)
+    payload = msgspec.json.encode(command)
     sealed = payload if signer is None else _signed(payload, signer)
-    if len(sealed) > LARGEST:
-        raise NotAccepted(Refusal.OVERSIZED, f"{len(sealed)} bytes")
+    if len(sealed) > MAX_COMMAND_SIZE:
+        raise CommandNotAccepted(RefusalReason.OVERSIZED, f"{len(sealed)} bytes")
     return sealed
 
 
-def unseal(sealed: bytes, *, audience: str, trust: Trust | None, now: float) -> Order:
+def verify_command(message: bytes, *, audience: str, trust: TrustStore | None, now: float) -> ControlCommand:
     """The command in `sealed`, if it may be done at `now`. Without `trust` signatures are not asked for.
 
-    Raises NotAccepted. Whether it came before is not known here.
+    Raises CommandNotAccepted. Whether it came before is not known here.
     """
-    if len(sealed) > LARGEST:
-        raise NotAccepted(Refusal.OVERSIZED, f"{len(sealed)} bytes")
+    if len(message) > MAX_COMMAND_SIZE:
+        raise CommandNotAccepted(RefusalReason.OVERSIZED, f"{len(message)} bytes")
     if trust is not None:
-        payload = _verified(sealed, trust, now)
+        payload = _verified(message, trust, now)
     else:
-        payload = sealed if sealed.startswith(b"{") else _unverified(sealed)
+        payload = message if message.startswith(b"{") else _unverified(message)
     try:
         order = _ORDER.decode(payload)
     except (ValueError, RecursionError) as error:
-        raise NotAccepted(Refusal.MALFORMED, str(error)) from None
+        raise CommandNotAccepted(RefusalReason.MALFORMED, str(error)) from None
     if not re.match(_ID, order.id):
-        raise NotAccepted(Refusal.MALFORMED, "its nonce is no nonce")
+        raise CommandNotAccepted(RefusalReason.MALFORMED, "its nonce is no nonce")
     _check_claims(order, audience, now)
     return order
 
 
-def is_id(text: str) -> bool:
+def is_command_id(text: str) -> bool:
     """Whether a text may be the id of a command: what came unverified may be anything."""
     return re.match(_ID, text) is not None
 
 
-def _check_claims(order: Order, audience: str, now: float) -> None:
+def _check_claims(order: ControlCommand, audience: str, now: float) -> None:
     if order.audience != audience:
-        raise NotAccepted(Refusal.WRONG_AUDIENCE, f"for {order.audience[:200]!r}, this is {audience!r}")
+        raise CommandNotAccepted(
+            RefusalReason.WRONG_AUDIENCE, f"for {order.audience[:200]!r}, this is {audience!r}"
+        )
     if not order.expires > now:
-        raise NotAccepted(Refusal.EXPIRED, f"{now - order.expires:.1f} s ago")
+        raise CommandNotAccepted(RefusalReason.EXPIRED, f"{now - order.expires:.1f} s ago")
     if not order.issued <= now + SKEW:
-        raise NotAccepted(Refusal.NOT_YET, f"by {order.issued - now:.1f} s")
-    if not order.expires - order.issued <= LONGEST_LIFE:
-        raise NotAccepted(Refusal.TOO_LONG_LIVED)
+        raise CommandNotAccepted(RefusalReason.NOT_YET, f"by {order.issued - now:.1f} s")
+    if not order.expires - order.issued <= MAX_COMMAND_LIFETIME:
+        raise CommandNotAccepted(RefusalReason.TOO_LONG_LIVED)
 
 
 def _signed(payload: bytes, signer: Signer) -> bytes:
@@ -235,25 +237,25 @@ def _signed(payload: bytes, signer: Signer) -> bytes:
         raise Misconfigured(f"the key cannot sign: it must be an EC key on P-256, as PEM ({error})") from None
 
 
-def _verified(sealed: bytes, trust: Trust, now: float) -> bytes:
+def _verified(sealed: bytes, trust: TrustStore, now: float) -> bytes:
     """The payload, when the signature is good and somebody trusted vouches for its key."""
     from joserfc import jws
     from joserfc.errors import JoseError
 
     if sealed.startswith(b"{"):
-        raise NotAccepted(Refusal.UNSIGNED)
+        raise CommandNotAccepted(RefusalReason.UNSIGNED)
     try:
         token = jws.extract_compact(sealed, registry=_registry())
         chain = _chain(token.headers())
     except (JoseError, ValueError, TypeError, RecursionError) as error:
-        raise NotAccepted(Refusal.MALFORMED, _short(error)) from None
+        raise CommandNotAccepted(RefusalReason.MALFORMED, _short(error)) from None
     leaf = _vouched(chain, trust, now)
     try:
         good = jws.validate_compact(token, _public_key(leaf), algorithms=["ES256"], registry=_registry())
     except (JoseError, ValueError, TypeError) as error:
-        raise NotAccepted(Refusal.BAD_SIGNATURE, _short(error)) from None
+        raise CommandNotAccepted(RefusalReason.BAD_SIGNATURE, _short(error)) from None
     if not good:
-        raise NotAccepted(Refusal.BAD_SIGNATURE)
+        raise CommandNotAccepted(RefusalReason.BAD_SIGNATURE)
     return token.payload
 
 
@@ -263,7 +265,7 @@ def _unverified(sealed: bytes) -> bytes:
     try:
         return base64.urlsafe_b64decode(parts[1] + b"=" * (-len(parts[1]) % 4))
     except (IndexError, binascii.Error):
-        raise NotAccepted(Refusal.MALFORMED) from None
+        raise CommandNotAccepted(RefusalReason.MALFORMED) from None
 
 
 def _chain(header: dict[str, Any]) -> list[bytes]:
@@ -276,7 +278,7 @@ def _chain(header: dict[str, Any]) -> list[bytes]:
     return [base64.b64decode(str(each), validate=True) for each in cast("list[object]", chain)]
 
 
-def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
+def _vouched(chain: Sequence[bytes], trust: TrustStore, now: float) -> "Certificate":
     """Return the sender's certificate if it, or one that signed it, is trusted, and none in the chain is denied."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -298,7 +300,7 @@ def _vouched(chain: Sequence[bytes], trust: Trust, now: float) -> "Certificate":
         x509.DuplicateExtension,
         UnsupportedAlgorithm,
     ) as error:
-        raise NotAccepted(Refusal.UNKNOWN_ISSUER, _short(error)) from None
+        raise CommandNotAccepted(RefusalReason.UNKNOWN_ISSUER, _short(error)) from None
     return leaf
 
 
@@ -306,14 +308,16 @@ def _check_path(
     leaf: "Certificate",
     between: "list[Certificate]",
     authorities: "list[Certificate]",
-    trust: Trust,
+    trust: TrustStore,
     now: float,
 ) -> None:
     from cryptography.x509 import verification as checking
 
     who = leaf.subject.rfc4514_string()
     if not authorities:
-        raise NotAccepted(Refusal.UNKNOWN_ISSUER, f"it is from {who}, and this worker trusts nobody yet")
+        raise CommandNotAccepted(
+            RefusalReason.UNKNOWN_ISSUER, f"it is from {who}, and this worker trusts nobody yet"
+        )
     moment = datetime.fromtimestamp(now, UTC)
     policy = checking.PolicyBuilder().store(checking.Store(authorities)).time(moment)
     policy = policy.extension_policies(
@@ -322,14 +326,14 @@ def _check_path(
     try:
         path = policy.build_client_verifier().verify(leaf, between).chain
     except checking.VerificationError as error:
-        raise NotAccepted(Refusal.UNKNOWN_ISSUER, f"it is from {who}: {_short(error)}") from None
+        raise CommandNotAccepted(RefusalReason.UNKNOWN_ISSUER, f"it is from {who}: {_short(error)}") from None
     for each in path:
         _refuse_revoked(each, _der(each), trust)
 
 
-def _refuse_revoked(certificate: "Certificate", der: bytes, trust: Trust) -> None:
+def _refuse_revoked(certificate: "Certificate", der: bytes, trust: TrustStore) -> None:
     if trust.revoked and not trust.revoked.isdisjoint(_names_of(certificate, der)):
-        raise NotAccepted(Refusal.REVOKED, f"it is {certificate.subject.rfc4514_string()[:200]}")
+        raise CommandNotAccepted(RefusalReason.REVOKED, f"it is {certificate.subject.rfc4514_string()[:200]}")
 
 
 def _check_usage(leaf: "Certificate", wanted: str) -> None:
@@ -338,13 +342,13 @@ def _check_usage(leaf: "Certificate", wanted: str) -> None:
 
     for each in leaf.extensions:
         if isinstance(each.value, x509.KeyUsage) and not each.value.digital_signature:
-            raise NotAccepted(Refusal.WRONG_USAGE, "its key usage has no digitalSignature")
+            raise CommandNotAccepted(RefusalReason.WRONG_USAGE, "its key usage has no digitalSignature")
     if not wanted:
         return
     usages = [each.value for each in leaf.extensions if isinstance(each.value, x509.ExtendedKeyUsage)]
     if not any(usage.dotted_string == wanted for each in usages for usage in each):
-        raise NotAccepted(
-            Refusal.WRONG_USAGE, f"its extended key usage has no {wanted}, which keys_usage asks for"
+        raise CommandNotAccepted(
+            RefusalReason.WRONG_USAGE, f"its extended key usage has no {wanted}, which keys_usage asks for"
         )
 
 
@@ -413,8 +417,8 @@ def _authorities() -> Any:
 def _check_dates(leaf: "Certificate", now: float) -> None:
     moment = datetime.fromtimestamp(now, UTC)
     if not leaf.not_valid_before_utc <= moment <= leaf.not_valid_after_utc:
-        raise NotAccepted(
-            Refusal.UNKNOWN_ISSUER, f"its certificate ended {leaf.not_valid_after_utc:%Y-%m-%d}"
+        raise CommandNotAccepted(
+            RefusalReason.UNKNOWN_ISSUER, f"its certificate ended {leaf.not_valid_after_utc:%Y-%m-%d}"
         )
 
 
@@ -457,4 +461,4 @@ def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-_ORDER = msgspec.json.Decoder(Order)
+_ORDER = msgspec.json.Decoder(ControlCommand)

@@ -10,8 +10,8 @@ import msgspec
 
 from celery5.protocol.envelope import Document, Envelope, Failure
 from celery5.protocol.lanes import LANES
-from celery5.protocol.limits import unquoted
-from celery5.protocol.remains import document_in, envelope_in, value_in
+from celery5.protocol.limits import unescape_word
+from celery5.protocol.remains import try_decode_value, try_read_document, try_read_envelope
 from celery5.protocol.states import FINISHED, JobState
 
 _PLACES: Mapping[str, JobState] = {
@@ -25,7 +25,7 @@ _PLACES: Mapping[str, JobState] = {
 }
 
 
-class JobStory(msgspec.Struct, frozen=True):
+class JobDetails(msgspec.Struct, frozen=True):
     """All that is known of a job (F62).
 
     Times are seconds since 1970, by the clock of whoever wrote them; 0 where nothing is known. `due` is when a
@@ -68,12 +68,12 @@ class JobStory(msgspec.Struct, frozen=True):
     before: int | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the job has ended."""
         return self.state in FINISHED
 
 
-def told(
+def make_job_details(
     job_id: str,
     queue: str,
     *,
@@ -86,11 +86,11 @@ def told(
     deliveries: int = 0,
     before: int | None = None,
     limit: int | None = None,
-) -> JobStory:
+) -> JobDetails:
     """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known.
     What is larger than `limit` (the setting `message_limit`) allows is not decoded."""
-    envelope, _ = envelope_in(message, limit)
-    end = document_in(document, limit)
+    envelope, _ = try_read_envelope(message, limit)
+    end = try_read_document(document, limit)
     # A job that lives has no end yet, whatever lies there.
     ended = end if not place or place.startswith("X") else None
     state = _PLACES.get(place[:1], JobState.UNKNOWN)
@@ -98,7 +98,7 @@ def told(
         state = JobState.EXECUTING
     elif not place and ended:
         state = JobState(ended.state) if ended.state in JobState.__members__ else JobState.UNKNOWN
-    story = JobStory(
+    story = JobDetails(
         id=job_id,
         queue=queue,
         state=state,
@@ -116,11 +116,11 @@ def told(
 
 
 def _gate(place: str) -> str:
-    task, fair, token = (unquoted(word) for word in place.split(" ", 3)[1:])
+    task, fair, token = (unescape_word(word) for word in place.split(" ", 3)[1:])
     return ", ".join(filter(None, (task, fair and f"line of {fair}", token and f"key {token}")))
 
 
-def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
+def _with_message(story: JobDetails, envelope: Envelope) -> JobDetails:
     return msgspec.structs.replace(
         story,
         task=envelope.task,
@@ -130,15 +130,15 @@ def _with_message(story: JobStory, envelope: Envelope) -> JobStory:
         replays=envelope.replays,
         key=envelope.key,
         priority=envelope.priority if envelope.priority in LANES else "normal",
-        args=value_in(envelope.args),
-        kwargs=value_in(envelope.kwargs),
+        args=try_decode_value(envelope.args),
+        kwargs=try_decode_value(envelope.kwargs),
         sent=envelope.sent,
         expires=envelope.expires or 0.0,
         failures=envelope.failures,
     )
 
 
-def _with_end(story: JobStory, end: Document) -> JobStory:
+def _with_end(story: JobDetails, end: Document) -> JobDetails:
     return msgspec.structs.replace(
         story,
         task=end.task or story.task,
@@ -147,7 +147,7 @@ def _with_end(story: JobStory, end: Document) -> JobStory:
         sent=end.sent or story.sent,
         started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more
         finished=end.finished,
-        value=value_in(end.value),
+        value=try_decode_value(end.value),
         reason=end.reason,
         failure=end.failure,
     )

@@ -13,7 +13,7 @@ from enum import Enum
 
 from celery5.protocol.retry import RetryPolicy
 
-STEADY = 60.0
+STABLE_AFTER = 60.0
 """Seconds: whoever was up for so long before it crashed has a clean record again."""
 
 
@@ -28,7 +28,7 @@ class StepState(Enum):
     GIVEN_UP = "given up"  # until somebody asks for it
 
 
-class Phase(Enum):
+class FailurePhase(Enum):
     """When a failure happens."""
 
     START = "it has not been up in this worker, and nobody has asked for it again"
@@ -36,67 +36,67 @@ class Phase(Enum):
     CRASH = "it was up"
 
 
-class Ruling(Enum):
+class StepDecision(Enum):
     """What follows."""
 
-    AGAIN = "wait, then try again"
-    PUT_OFF = "go on without it, and have a command try it again"
+    RETRY = "wait, then try again"
+    DEFER = "go on without it, and have a command try it again"
     GIVE_UP = "go on without it"
     STOP = "stop the worker"
 
 
 # Phase, whether it is optional, whether its policy allows another try: what follows.
-RULINGS: Mapping[tuple[Phase, bool, bool], Ruling] = {
-    (Phase.START, False, True): Ruling.AGAIN,
-    (Phase.START, False, False): Ruling.STOP,
-    (Phase.START, True, True): Ruling.PUT_OFF,
-    (Phase.START, True, False): Ruling.GIVE_UP,
-    (Phase.RETRY, False, True): Ruling.AGAIN,  # only what is optional can be asked for again
-    (Phase.RETRY, False, False): Ruling.STOP,
-    (Phase.RETRY, True, True): Ruling.AGAIN,
-    (Phase.RETRY, True, False): Ruling.GIVE_UP,
-    (Phase.CRASH, False, True): Ruling.AGAIN,
-    (Phase.CRASH, False, False): Ruling.STOP,
-    (Phase.CRASH, True, True): Ruling.AGAIN,
-    (Phase.CRASH, True, False): Ruling.GIVE_UP,
+STEP_DECISIONS: Mapping[tuple[FailurePhase, bool, bool], StepDecision] = {
+    (FailurePhase.START, False, True): StepDecision.RETRY,
+    (FailurePhase.START, False, False): StepDecision.STOP,
+    (FailurePhase.START, True, True): StepDecision.DEFER,
+    (FailurePhase.START, True, False): StepDecision.GIVE_UP,
+    (FailurePhase.RETRY, False, True): StepDecision.RETRY,  # only what is optional can be asked for again
+    (FailurePhase.RETRY, False, False): StepDecision.STOP,
+    (FailurePhase.RETRY, True, True): StepDecision.RETRY,
+    (FailurePhase.RETRY, True, False): StepDecision.GIVE_UP,
+    (FailurePhase.CRASH, False, True): StepDecision.RETRY,
+    (FailurePhase.CRASH, False, False): StepDecision.STOP,
+    (FailurePhase.CRASH, True, True): StepDecision.RETRY,
+    (FailurePhase.CRASH, True, False): StepDecision.GIVE_UP,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class RetryState:
     """What a step has behind it: whether it is `optional`, its `policy`, in which `phase` it is, and how many
     `failures` there were in a row."""
 
     optional: bool
     policy: RetryPolicy
-    phase: Phase = Phase.START
+    phase: FailurePhase = FailurePhase.START
     failures: int = 0
 
     @property
-    def tries(self) -> int:
+    def max_tries(self) -> int:
         """How often it is tried at most when it is asked for again: once at least."""
         return max(self.policy.max_retries, 1)
 
-    def asked(self) -> "Course":
+    def restarted(self) -> "RetryState":
         """Somebody asks for it again: it counts anew."""
-        return replace(self, phase=Phase.RETRY, failures=0)
+        return replace(self, phase=FailurePhase.RETRY, failures=0)
 
-    def failed(
-        self, *, up_for: float | None = None, blameless: bool = False, final: bool = False
-    ) -> tuple["Course", Ruling]:
+    def record_failure(
+        self, *, uptime: float | None = None, is_outage: bool = False, final: bool = False
+    ) -> tuple["RetryState", StepDecision]:
         """It has failed: what it has behind it now, and what follows.
 
         `up_for`: the seconds that it was up this time, None when it never was. `blameless`: it crashed because Redis is
         away, which does not count. `final`: its policy does not try again after such an error.
         """
-        phase = self.phase if up_for is None else Phase.CRASH
-        if blameless and phase is Phase.CRASH:
-            return replace(self, phase=phase), Ruling.AGAIN
-        failures = 1 if up_for is not None and up_for >= STEADY else self.failures + 1
-        allowed = failures < self.tries if phase is Phase.RETRY else self.policy.allows(failures)
+        phase = self.phase if uptime is None else FailurePhase.CRASH
+        if is_outage and phase is FailurePhase.CRASH:
+            return replace(self, phase=phase), StepDecision.RETRY
+        failures = 1 if uptime is not None and uptime >= STABLE_AFTER else self.failures + 1
+        allowed = failures < self.max_tries if phase is FailurePhase.RETRY else self.policy.allows(failures)
         course = replace(self, phase=phase, failures=failures)
-        return course, RULINGS[phase, self.optional, allowed and not final]
+        return course, STEP_DECISIONS[phase, self.optional, allowed and not final]
 
-    def wait(self, random: Callable[[], float]) -> float:
+    def get_delay(self, random: Callable[[], float]) -> float:
         """Seconds until the next try. `random` gives numbers in [0, 1)."""
         return self.policy.delay(max(self.failures, 1), random)

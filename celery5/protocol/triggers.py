@@ -53,10 +53,10 @@ class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
     @property
     def fields(self) -> dict[str, str]:
         """The fields that are said."""
-        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        return {name: value for name in CRON_FIELDS if (value := getattr(self, name)) is not None}
 
     @property
-    def every_hour(self) -> bool:
+    def fires_every_hour(self) -> bool:
         """Whether it names no hours, so that an hour which comes twice counts twice."""
         if self.hour is not None:
             return self.hour == "*"
@@ -84,7 +84,7 @@ class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cale
     zone: str = ""
 
 
-class Moment(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="date"):
+class OnceTrigger(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="date"):
     """Once."""
 
     at: int
@@ -102,31 +102,31 @@ class AllOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="and"):
     of: tuple["AnyTrigger", ...]
 
 
-AnyTrigger = Cron | Interval | Calendar | Moment | AnyOf | AllOf
-FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+AnyTrigger = Cron | Interval | Calendar | OnceTrigger | AnyOf | AllOf
+CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
 """The fields of a cron trigger, as APScheduler names them."""
-DEEPEST = 5
+MAX_DEPTH = 5
 """How deep triggers may be combined."""
-MOST = 20
+MAX_COMBINED = 20
 """Triggers that may be combined."""
 
 
-def placed(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
+def with_zone(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
     """The trigger with `zone` where it names none. Raises Misconfigured for one that is combined beyond measure."""
     if isinstance(trigger, AnyOf | AllOf):
-        if depth >= DEEPEST or not 0 < len(trigger.of) <= MOST:
+        if depth >= MAX_DEPTH or not 0 < len(trigger.of) <= MAX_COMBINED:
             raise Misconfigured(
-                f"a trigger may combine {MOST} others, {DEEPEST} deep: make several schedules"
+                f"a trigger may combine {MAX_COMBINED} others, {MAX_DEPTH} deep: make several schedules"
             )
         return msgspec.structs.replace(
-            trigger, of=tuple(placed(each, zone, depth + 1) for each in trigger.of)
+            trigger, of=tuple(with_zone(each, zone, depth + 1) for each in trigger.of)
         )
     if isinstance(trigger, Cron | Calendar) and not trigger.zone:
         return msgspec.structs.replace(trigger, zone=zone)
     return trigger
 
 
-def refuse_bad_fields(trigger: AnyTrigger) -> None:
+def validate_cron_fields(trigger: AnyTrigger) -> None:
     """Raise Misconfigured for a cron trigger, alone or in a combination, with an invalid field.
 
     The rules are those of APScheduler, which no worker and no producer loads; a test holds the two together. It is
@@ -134,7 +134,7 @@ def refuse_bad_fields(trigger: AnyTrigger) -> None:
     """
     if isinstance(trigger, AnyOf | AllOf):
         for each in trigger.of:
-            refuse_bad_fields(each)
+            validate_cron_fields(each)
     elif isinstance(trigger, Cron):
         for name, value in trigger.fields.items():
             for part in _SEPARATOR.split(value.strip()):
@@ -186,7 +186,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "second": (0, 59),
 }
 _NAMED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(FIELDS, ()),
+    **dict.fromkeys(CRON_FIELDS, ()),
     "month": _MONTHS,
     "day_of_week": _DAYS,
 }
@@ -196,7 +196,7 @@ _SPAN_OF_NAMES = re.compile(r"([a-z]+)(?:-([a-z]+))?")
 _POSITION = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_DAYS)})")
 
 
-def shown(trigger: AnyTrigger) -> str:
+def describe_trigger(trigger: AnyTrigger) -> str:
     """A trigger in a few words, for people."""
     match trigger:
         case Cron():
@@ -212,24 +212,24 @@ def shown(trigger: AnyTrigger) -> str:
             names = ("years", "months", "weeks", "days")
             spans = [f"{getattr(trigger, each)} {each}" for each in names if getattr(trigger, each)]
             return f"every {' '.join(spans)} at {trigger.time} {trigger.zone}".rstrip()
-        case Moment():
+        case OnceTrigger():
             return "once"
         case AnyOf() | AllOf():
             word = " or " if isinstance(trigger, AnyOf) else " and "
-            return word.join(f"({shown(each)})" for each in trigger.of)
+            return word.join(f"({describe_trigger(each)})" for each in trigger.of)
 
 
 _ZERO = ("second", "0")
 
 
-def crontab(line: str, zone: str = "") -> AnyTrigger:
+def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
     """What a line of a crontab means: minute, hour, day of the month, month, day of the week; with six fields the first
     one is the second. Sunday is 0 or 7. When both days are said, either will do, as in cron. Raises Misconfigured."""
-    words = MACROS.get(line.strip(), line).split()
+    words = CRONTAB_MACROS.get(line.strip(), line).split()
     if len(words) not in (5, 6):
         raise Misconfigured(
             f"{line!r} is no line of a crontab: give five fields (minute hour day month weekday), six with seconds, "
-            f"or {', '.join(MACROS)}"
+            f"or {', '.join(CRONTAB_MACROS)}"
         )
     second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
     weekday = _weekdays(weekday)
@@ -249,7 +249,7 @@ def crontab(line: str, zone: str = "") -> AnyTrigger:
     return AnyOf(of=either)
 
 
-MACROS = {
+CRONTAB_MACROS = {
     "@yearly": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
     "@weekly": "0 0 * * 0",

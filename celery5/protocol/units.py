@@ -11,23 +11,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery5.protocol.liveness import silence_of
-from celery5.protocol.members import PARENT, Ended, Member, Ready, State, Stopping, Word
+from celery5.protocol.liveness import get_silence_limit
+from celery5.protocol.members import PARENT_VARIABLE, Ended, Member, MemberEvent, Ready, State, Stopping
 
 SLICE = "celery5.slice"
 """Where all members are: `systemctl --user stop celery5.slice` ends them, whoever has started them."""
-SERVICE = "org.freedesktop.systemd1.Service"
-UNIT = "org.freedesktop.systemd1.Unit"
-PATHS = "/org/freedesktop/systemd1/unit"
-PATIENCE = 15.0
+SERVICE_INTERFACE = "org.freedesktop.systemd1.Service"
+UNIT_INTERFACE = "org.freedesktop.systemd1.Unit"
+UNIT_PATH = "/org/freedesktop/systemd1/unit"
+STOP_MARGIN = 15.0
 """Seconds beyond `stop_after` that systemd has before it kills: the Foreman is to be first."""
-LAST_RITES = (
+SIDECAR_GRACE_COMMANDS = (
     ("ExecStop", 'test -n "$$MAINPID" || sleep 0.5'),
     ("ExecStopPost", 'test "$$SERVICE_RESULT" != watchdog || sleep 0.5'),
 )
 """What a worker's understudy needs to put its jobs back after it has died: half a second, before all is killed. When
 the watchdog ends a service there is no ExecStop."""
-SIGNALS: Mapping[int, str] = {
+SIGNAL_NAMES: Mapping[int, str] = {
     1: "SIGHUP",
     2: "SIGINT",
     3: "SIGQUIT",
@@ -43,10 +43,10 @@ SIGNALS: Mapping[int, str] = {
     31: "SIGSYS",
 }
 """As Linux numbers them: there is no systemd elsewhere."""
-CRASHES = (4, 6, 7, 8, 9, 11, 31)
+CRASH_SIGNALS = (4, 6, 7, 8, 9, 11, 31)
 """Signals that systemd is to take for a success: after a failure it kills at once what is left, and runs no ExecStop.
 What it was is the Foreman's to judge."""
-HARDENED: Mapping[str, tuple[str, Any]] = {
+HARDENING: Mapping[str, tuple[str, Any]] = {
     "LockPersonality": ("b", True),
     "NoNewPrivileges": ("b", True),
     "PrivateTmp": ("b", True),
@@ -59,10 +59,10 @@ HARDENED: Mapping[str, tuple[str, Any]] = {
     "UMask": ("u", 0o077),
 }
 """As in the unit files."""
-NOT_INHERITED = frozenset({
+EXCLUDED_VARIABLES = frozenset({
     "CREDENTIALS_DIRECTORY", "FDSTORE", "INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID",
     "MAINPID", "MANAGERPID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "MONITOR_EXIT_CODE", "NOTIFY_SOCKET",
-    PARENT, "PIDFILE", "RUNTIME_DIRECTORY", "SERVICE_RESULT", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC",
+    PARENT_VARIABLE, "PIDFILE", "RUNTIME_DIRECTORY", "SERVICE_RESULT", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC",
 })  # fmt: skip
 """What systemd gives to each service anew, and what is the Controller's alone."""
 
@@ -86,52 +86,52 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-class Command(NamedTuple):
+class LaunchCommand(NamedTuple):
     """How members are started here: the program and what comes before a member's arguments; the folder; the file in
     which systemd finds the environment; the seconds without a beat after which it kills (0: never), and those that a
     start may take."""
 
     program: tuple[str, ...]
-    folder: str
-    environment: str
+    directory: str
+    environment_file: str
     hung_after: float
     start_limit: float
 
 
-def prefix(app: str) -> str:
+def get_unit_prefix(app: str) -> str:
     """What the names of a cluster's units begin with. A drop-in in `celery5-shop-.service.d` is for all of them."""
     return f"celery5-{_escaped(app)}-"
 
 
-def pattern(app: str) -> str:
+def get_unit_pattern(app: str) -> str:
     """What matches the names of a cluster's units, as ListUnitsByPatterns wants it."""
-    return prefix(app).replace("\\", "\\\\") + "*.service"
+    return get_unit_prefix(app).replace("\\", "\\\\") + "*.service"
 
 
-def unit_of(app: str, member: str) -> str:
+def get_unit_name(app: str, member: str) -> str:
     """The name of a member's unit. Dashes in a member's name stay: so drop-ins may be for a group."""
-    return f"{prefix(app)}{'-'.join(_escaped(each) for each in member.split('-'))}.service"
+    return f"{get_unit_prefix(app)}{'-'.join(_escaped(each) for each in member.split('-'))}.service"
 
 
-def member_of(app: str, unit: str) -> str:
+def parse_member_name(app: str, unit: str) -> str:
     """Whose unit that is; '' for one that is none of this cluster's."""
-    if not unit.startswith(prefix(app)) or not unit.endswith(".service"):
+    if not unit.startswith(get_unit_prefix(app)) or not unit.endswith(".service"):
         return ""
-    member = unit.removeprefix(prefix(app)).removesuffix(".service")
+    member = unit.removeprefix(get_unit_prefix(app)).removesuffix(".service")
     found = bytearray()
     for index, each in enumerate(re.split(r"\\x([0-9a-f]{2})", member)):
         found += bytes.fromhex(each) if index % 2 else each.encode()
     return found.decode(errors="replace")
 
 
-def path_of(unit: str) -> str:
+def get_unit_path(unit: str) -> str:
     """Where systemd shows a unit on D-Bus."""
-    return f"{PATHS}/{''.join(_on_bus(index, each) for index, each in enumerate(unit.encode()))}"
+    return f"{UNIT_PATH}/{''.join(_on_bus(index, each) for index, each in enumerate(unit.encode()))}"
 
 
-def properties(member: Member, command: Command) -> list[tuple[str, tuple[str, Any]]]:
+def build_properties(member: Member, command: LaunchCommand) -> list[tuple[str, tuple[str, Any]]]:
     """What StartTransientUnit is told of a member. Times are microseconds, as D-Bus has them."""
-    stop = member.stop_after + PATIENCE
+    stop = member.stop_after + STOP_MARGIN
     words = [each.replace("$", "$$") for each in (*command.program, *member.arguments)]
     found: dict[str, tuple[str, Any]] = {
         "Description": ("s", f"celery5 member {member.name}"),
@@ -140,39 +140,42 @@ def properties(member: Member, command: Command) -> list[tuple[str, tuple[str, A
         "Type": ("s", "notify"),
         "NotifyAccess": ("s", "main"),
         "ExecStart": ("a(sasb)", [(command.program[0], words, False)]),
-        **{name: ("a(sasb)", [("/bin/sh", ["/bin/sh", "-c", each], True)]) for name, each in LAST_RITES},
-        "WorkingDirectory": ("s", command.folder),
-        "EnvironmentFiles": ("a(sb)", [(command.environment, False)]),
-        "SuccessExitStatus": ("(aiai)", ([], list(CRASHES))),
+        **{
+            name: ("a(sasb)", [("/bin/sh", ["/bin/sh", "-c", each], True)])
+            for name, each in SIDECAR_GRACE_COMMANDS
+        },
+        "WorkingDirectory": ("s", command.directory),
+        "EnvironmentFiles": ("a(sb)", [(command.environment_file, False)]),
+        "SuccessExitStatus": ("(aiai)", ([], list(CRASH_SIGNALS))),
         "OOMPolicy": ("s", "continue"),
         "Restart": ("s", "no"),
-        "TimeoutStartUSec": ("t", _micro(command.start_limit + PATIENCE)),
+        "TimeoutStartUSec": ("t", _micro(command.start_limit + STOP_MARGIN)),
         "TimeoutStopUSec": ("t", _micro(stop)),
         "KillMode": ("s", "mixed"),
         "KillSignal": ("i", 15),
         "SyslogIdentifier": ("s", "celery5"),
-        **HARDENED,
+        **HARDENING,
     }
     if command.hung_after:
-        found["WatchdogUSec"] = ("t", _micro(silence_of(command.hung_after)))
+        found["WatchdogUSec"] = ("t", _micro(get_silence_limit(command.hung_after)))
         found["WatchdogSignal"] = ("i", 9)
     return list(found.items())
 
 
-def environment_file(environment: Mapping[str, str]) -> str:
+def format_environment_file(environment: Mapping[str, str]) -> str:
     """An environment as the text of a file for EnvironmentFile=. Names that no shell could have are left out, as
     systemd would."""
     return "".join(
         f'{name}="{_QUOTED.sub(_BACKSLASH, value)}"\n'
         for name, value in sorted(environment.items())
-        if _VARIABLE.fullmatch(name) and name not in NOT_INHERITED
+        if _VARIABLE.fullmatch(name) and name not in EXCLUDED_VARIABLES
     )
 
 
-def ended(member: str, unit: str, said: Mapping[str, Any]) -> Ended:
+def make_ended(member: str, unit: str, properties: Mapping[str, Any]) -> Ended:
     """That it has ended, and how, by the last properties of its unit."""
-    result = str(said.get("Result", "success"))
-    how, status = said.get("ExecMainCode"), said.get("ExecMainStatus")
+    result = str(properties.get("Result", "success"))
+    how, status = properties.get("ExecMainCode"), properties.get("ExecMainStatus")
     if not how or status is None:  # it has never run, or its unit is gone already
         text = "ended" if result == "success" else _WORDS.get(result, result)
         return Ended(member, text.format(code="?", signal="a signal", unit=unit))
@@ -187,20 +190,22 @@ def ended(member: str, unit: str, said: Mapping[str, Any]) -> Ended:
     return Ended(member, text, code or None)
 
 
-def state(active: str) -> State | None:
+def parse_state(active: str) -> State | None:
     """How a member is, by the ActiveState of its unit; None when it does not run."""
     return _STATES.get(active)
 
 
-def words(member: str, unit: str, said: Mapping[str, Any], before: State | None) -> Sequence[Word]:
+def get_member_events(
+    member: str, unit: str, properties: Mapping[str, Any], previous: State | None
+) -> Sequence[MemberEvent]:
     """What properties that have changed mean for a member that was in the state `before`."""
-    now = state(str(said["ActiveState"])) if "ActiveState" in said else before
+    now = parse_state(str(properties["ActiveState"])) if "ActiveState" in properties else previous
     if now is None:
-        return () if before is None else (ended(member, unit, said),)
-    found: list[Word] = []
-    if now != before and now == "up":
+        return () if previous is None else (make_ended(member, unit, properties),)
+    found: list[MemberEvent] = []
+    if now != previous and now == "up":
         found.append(Ready(member))
-    if now != before and now == "stopping":
+    if now != previous and now == "stopping":
         found.append(Stopping(member))
     return found
 
@@ -224,7 +229,7 @@ def _micro(seconds: float) -> int:
 
 
 def _signal(number: int) -> str:
-    return SIGNALS.get(number, f"signal {number}")
+    return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
 _QUOTED = re.compile(r'([\\"`$])')

@@ -58,7 +58,7 @@ class Raised(msgspec.Struct, frozen=True):
     ruling: Ruling | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RetryRequested(msgspec.Struct, frozen=True):
     """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, with
     `max_retries`, where they are given."""
 
@@ -68,17 +68,17 @@ class Asked(msgspec.Struct, frozen=True):
     max_retries: int | None = None
 
 
-class Declined(msgspec.Struct, frozen=True):
+class JobRejected(msgspec.Struct, frozen=True):
     """The task, or its `deduplicate` policy, will not have this job (C59). That is no failure."""
 
-    why: str
+    reason: str
 
 
-class Withdrawn(msgspec.Struct, frozen=True):
+class JobRevoked(msgspec.Struct, frozen=True):
     """The job was revoked before it ended, and did not end otherwise."""
 
 
-class Stranded(msgspec.Struct, frozen=True):
+class BrokerLost(msgspec.Struct, frozen=True):
     """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either.
     When the worker can, it is a failure like any other: as `raised` says."""
 
@@ -90,26 +90,26 @@ class Interrupted(msgspec.Struct, frozen=True):
     """The worker left before the task was done. The job did nothing wrong."""
 
 
-class Lapsed(msgspec.Struct, frozen=True):
+class JobExpired(msgspec.Struct, frozen=True):
     """The job's `expires` had passed before it could start."""
 
 
-class Missed(msgspec.Struct, frozen=True):
+class StartMissed(msgspec.Struct, frozen=True):
     """The rate of its task allowed the job to begin until a certain time, and it began too late. It waits again."""
 
 
-WITHDRAWN, INTERRUPTED, LAPSED, MISSED = Withdrawn(), Interrupted(), Lapsed(), Missed()
+JOB_REVOKED, INTERRUPTED, JOB_EXPIRED, START_MISSED = JobRevoked(), Interrupted(), JobExpired(), StartMissed()
 """The outcomes that have nothing to say but what they are."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PermanentFailure(msgspec.Struct, frozen=True):
     """The job cannot be run here or its result cannot be kept; trying again would not help."""
 
     reason: Reason
     failure: Failure
 
 
-class Barred(msgspec.Struct, frozen=True):
+class CircuitBlocked(msgspec.Struct, frozen=True):
     """The task's circuit breaker is open, so the job was not begun (C34): it is held for `delay` seconds; without one
     it has failed, by an error whose class and bases are `kinds`."""
 
@@ -121,15 +121,15 @@ class Barred(msgspec.Struct, frozen=True):
 Outcome = (
     Returned
     | Raised
-    | Asked
-    | Declined
-    | Withdrawn
-    | Stranded
+    | RetryRequested
+    | JobRejected
+    | JobRevoked
+    | BrokerLost
     | Interrupted
-    | Lapsed
-    | Missed
-    | Refused
-    | Barred
+    | JobExpired
+    | StartMissed
+    | PermanentFailure
+    | CircuitBlocked
 )
 
 
@@ -146,7 +146,7 @@ class Retry(msgspec.Struct, frozen=True):
     delay: float
     failure: Failure
     section: str = ""
-    note: str = ""
+    backoff_error: str = ""
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ class Hold(msgspec.Struct, frozen=True):
     """Keep the job in Redis, as it is, for `delay` seconds; no attempt is counted. `why` says what is in its way."""
 
     delay: float
-    why: str
+    reason: str
 
 
 class Expire(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class Expire(msgspec.Struct, frozen=True):
 class Reject(msgspec.Struct, frozen=True):
     """Drop the job because it is not wanted, and say why."""
 
-    why: str
+    reason: str
 
 
 class Revoke(msgspec.Struct, frozen=True):
@@ -190,28 +190,28 @@ class Revoke(msgspec.Struct, frozen=True):
 
 Verdict = Complete | Retry | Bury | Release | Postpone | Hold | Expire | Reject | Revoke
 
-PAUSE = 1.0
+POSTPONE_DELAY = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
-MOST_SECTIONS = 100
+MAX_SECTIONS = 100
 """Sections of one job that are counted. Names made without end so cannot make a job be tried again without end."""
 
-Wait = Callable[[int], float | str]
+BackoffFunction = Callable[[int], float | str]
 """The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
 
 _NONE: Mapping[str, int] = {}
 _PLAIN: Mapping[type, Release | Expire | Revoke] = {
     Interrupted: Release(),
-    Missed: Release(),
-    Lapsed: Expire(),
-    Withdrawn: Revoke(),
+    StartMissed: Release(),
+    JobExpired: Expire(),
+    JobRevoked: Revoke(),
 }
 
 
-def rule(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
+def make_ruling(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
     """What a `retry` section says of an error raised in it (C24): try again, or that its retries are used up. `counts`
     are the retries that the job has had so far, by section."""
     counts = counts or _NONE
-    room = section in counts or len(counts) < MOST_SECTIONS
+    room = section in counts or len(counts) < MAX_SECTIONS
     if room and policy.allows(counts.get(section, 0) + 1):
         return Ruling(section, policy)
     return Ruling(section, reason=_used_up(policy.max_retries))
@@ -224,7 +224,7 @@ def judge(
     policy: RetryPolicy,
     random: Callable[[], float],
     sections: Mapping[str, int] | None = None,
-    backoff: Wait | None = None,
+    backoff: BackoffFunction | None = None,
 ) -> Verdict:
     """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
     far were made for a section, which the task's own policy does not count; `backoff` waits instead of the policy."""
@@ -233,26 +233,26 @@ def judge(
     match outcome:
         case Raised():
             return _after_failure(outcome, attempt, policy, random, sections or _NONE, backoff)
-        case Asked():
+        case RetryRequested():
             return _as_asked(outcome, attempt - _made_for(sections), policy, random, backoff)
-        case Refused(reason, failure):
+        case PermanentFailure(reason, failure):
             return Bury(reason, failure)
-        case Stranded(failure):
-            return Postpone(PAUSE, failure)
-        case Declined(why):
+        case BrokerLost(failure):
+            return Postpone(POSTPONE_DELAY, failure)
+        case JobRejected(why):
             return Reject(why)
-        case Barred():
+        case CircuitBlocked():
             if outcome.delay is not None:
                 return Hold(outcome.delay, outcome.failure.message)
             failed = Raised(outcome.failure, (outcome.kinds,))
             return _after_failure(failed, attempt, policy, random, sections or _NONE, backoff)
-        case Withdrawn() | Interrupted() | Missed() | Lapsed():
+        case JobRevoked() | Interrupted() | StartMissed() | JobExpired():
             return _PLAIN[type(outcome)]
         case _:
             assert_never(outcome)
 
 
-def speaks_well(outcome: Outcome) -> bool | None:
+def is_task_healthy(outcome: Outcome) -> bool | None:
     """What an outcome says of its task (C38): True when it returned, False when it failed unexpectedly, also when it
     will be tried again; None when nothing was learnt. A poisonous section speaks of its job, not of the task."""
     if type(outcome) is Returned:
@@ -273,7 +273,7 @@ def _after_failure(
     policy: RetryPolicy,
     random: Callable[[], float],
     sections: Mapping[str, int],
-    backoff: Wait | None,
+    backoff: BackoffFunction | None,
 ) -> Verdict:
     failure, ruling = outcome.failure, outcome.ruling
     if ruling is not None and ruling.policy is not None:
@@ -290,7 +290,11 @@ def _after_failure(
 
 
 def _as_asked(
-    asked: Asked, own: int, policy: RetryPolicy, random: Callable[[], float], backoff: Wait | None
+    asked: RetryRequested,
+    own: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    backoff: BackoffFunction | None,
 ) -> Verdict:
     if asked.policy is not None:
         policy, backoff = asked.policy, None
@@ -308,10 +312,14 @@ def _used_up(max_retries: int) -> Reason:
 
 
 def _again(
-    own: int, policy: RetryPolicy, random: Callable[[], float], backoff: Wait | None, failure: Failure
+    own: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    backoff: BackoffFunction | None,
+    failure: Failure,
 ) -> Retry:
     """Another attempt, after the `own`-th of the task itself (from 1)."""
     said = "" if backoff is None else backoff(own - 1)
     if isinstance(said, str):
-        return Retry(policy.delay(own, random), failure, note=said)
+        return Retry(policy.delay(own, random), failure, backoff_error=said)
     return Retry(said, failure)

@@ -19,7 +19,7 @@ _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _NOTHING: Any = ctypes.py_object()
 
 
-class Aim:
+class CallInterrupter:
     """One call, at which at most two errors may be shot."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Aim:
         self._early: type[BaseException] | None = None
         self._over = False
 
-    def shoot(self, error: Exception) -> None:
+    def interrupt(self, error: Exception) -> None:
         """Raise an error like this one in the call: at once if it runs, when it begins if it has not begun. From any
         other thread."""
         kind = _as_class(error)

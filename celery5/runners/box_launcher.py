@@ -14,7 +14,7 @@ _SET_PDEATHSIG = 1
 """PR_SET_PDEATHSIG: which signal the kernel sends when the parent's thread that made this process has ended."""
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Be killed when the process `parent` ends, whatever ends it, where the kernel knows how (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
@@ -24,7 +24,7 @@ def end_with(parent: int) -> None:
 
 def launch(parent: int, command: list[str]) -> None:
     """Be `command` from now on, which ends with `parent`."""
-    end_with(parent)
+    die_with_parent(parent)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -15,37 +15,37 @@ from celery5.errors import BoxCrashed, SoftTimeLimitExceeded
 from celery5.protocol.box import Box
 from celery5.protocol.envelope import Failure
 from celery5.protocol.frames import (
-    MARGIN,
+    FRAME_OVERHEAD,
     VERSION,
-    Cancel,
-    Hello,
-    Line,
-    Lines,
-    Malformed,
-    Ready,
-    Run,
-    SoftLimit,
-    frame,
-    outcome_of,
-    read_from_box,
-    too_long,
+    BoxHello,
+    BoxLogLine,
+    BoxReady,
+    CancelJob,
+    LineSplitter,
+    MalformedFrame,
+    RunJob,
+    SoftLimitReached,
+    decode_from_box,
+    encode_frame,
+    make_too_long,
+    to_outcome,
 )
-from celery5.protocol.verdict import Outcome, Raised, Reason, Refused
-from celery5.runners.box_voice import LONGEST, BoxVoice
-from celery5.runners.context import CURRENT, Tell
-from celery5.runners.ending import raised
-from celery5.runners.hand import Hand
-from celery5.runners.process_group import KILL_LIMIT, ProcessGroup
+from celery5.protocol.verdict import Outcome, PermanentFailure, Raised, Reason
+from celery5.runners.box_voice import MAX_LINE_BYTES, BoxOutput
+from celery5.runners.context import CURRENT_JOB, LogEvent
+from celery5.runners.ending import get_error_outcome
+from celery5.runners.hand import RunningJob
+from celery5.runners.process_group import KILL_TIMEOUT, ProcessGroup
 
-START_LIMIT = 30.0
+START_TIMEOUT = 30.0
 """Seconds that a box has from its start until it says that it is ready."""
-ANSWER_LIMIT = 1.5
+CANCEL_TIMEOUT = 1.5
 """Seconds that a box which hears `cancel` has to end its job by itself."""
-TERM_LIMIT = 1.0
+TERM_TIMEOUT = 1.0
 """Seconds between the end of stdin and SIGTERM, and between that and SIGKILL."""
 
 
-class BoxGone(Exception):
+class BoxEnded(Exception):
     """The box had ended before it could be told of a job."""
 
 
@@ -53,24 +53,24 @@ class BoxProcess:
     """One box, which is started at once; raises BoxCrashed. Keep `live` running, `greet` it; then let it `work` as
     often as you like, and `end` it."""
 
-    def __init__(self, box: Box, command: Sequence[str], *, limit: int, tell: Tell) -> None:
+    def __init__(self, box: Box, command: Sequence[str], *, result_limit: int, log_event: LogEvent) -> None:
         self.box = box
-        self.jobs = 0
+        self.job_count = 0
         self.idle_since = 0.0
-        self._limit = limit + MARGIN
-        self._tell = tell
+        self._limit = result_limit + FRAME_OVERHEAD
+        self._tell = log_event
         self._gone = trio.Event()
         self._news = trio.Event()
         self._saying = trio.Lock()
-        self._ready: Ready | None = None
+        self._ready: BoxReady | None = None
         self._job = ""
         self._answer: Outcome | None = None
         self._nursery: trio.Nursery | None = None
         self._ending = self._broken = False
-        self._voice = BoxVoice(tell)
-        self._group = ProcessGroup(command, box.variables(os.environ))
+        self._voice = BoxOutput(log_event)
+        self._group = ProcessGroup(command, box.get_variables(os.environ))
         self._voice.pid = self.pid
-        tell("box:started", "debug", pid=self.pid, command=list(command)[:8])
+        log_event("box:started", "debug", pid=self.pid, command=list(command)[:8])
 
     @property
     def pid(self) -> int:
@@ -78,90 +78,92 @@ class BoxProcess:
         return self._group.pid
 
     @property
-    def began(self) -> int:
+    def start_ticks(self) -> int:
         """When it was started, by the kernel's count; 0 where it does not tell."""
-        return self._group.began
+        return self._group.start_ticks
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether it may be given a job."""
         return not (self._ending or self._broken or self._gone.is_set())
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Hear it until it has ended, and its whole group with it."""
         try:
             async with trio.open_nursery() as self._nursery:
                 async with trio.open_nursery() as ears:
                     ears.start_soon(self._hear)
                     ears.start_soon(self._hear_stderr)
-                    await self._group.ended()
+                    await self._group.wait_ended()
                     self._group.signal(signal.SIGKILL)  # for whoever is left: then the pipes end
                     # Unless somebody left the group: nobody waits for that one.
-                    ears.cancel_scope.deadline = trio.current_time() + KILL_LIMIT
+                    ears.cancel_scope.deadline = trio.current_time() + KILL_TIMEOUT
                 self._nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
-                await self._group.bury()
+                await self._group.reap()
                 self._gone.set()
                 self._news.set()
                 how = "debug" if self._ending else "warning"
-                self._tell("box:ended", how, pid=self.pid, code=self._group.code, jobs=self.jobs)
+                self._tell("box:ended", how, pid=self.pid, code=self._group.exit_code, jobs=self.job_count)
 
-    async def greet(self, hello: Hello) -> None:
+    async def wait_ready(self, hello: BoxHello) -> None:
         """Wait until it is ready for its first job. Raises BoxCrashed."""
         if self.box.memory is not None:
-            self._group.has_memory(self.box.memory)
+            self._group.limit_memory(self.box.memory)
         try:
-            await self._say(frame(hello))
-        except BoxGone:
+            await self._say(encode_frame(hello))
+        except BoxEnded:
             await self._gone.wait()
-        with trio.move_on_after(START_LIMIT):
+        with trio.move_on_after(START_TIMEOUT):
             while self._ready is None and not self._gone.is_set():
                 await self._changed()
         ready = self._ready
         if self._gone.is_set():
-            raise self._crash(f"{self._group.how_it_ended()} before it was ready")
+            raise self._crash(f"{self._group.describe_exit()} before it was ready")
         if ready is None:
-            raise self._crash(f"did not say that it is ready within {START_LIMIT:g} s")
+            raise self._crash(f"did not say that it is ready within {START_TIMEOUT:g} s")
         if ready.version != VERSION:
             raise BoxCrashed(f"the box speaks version {ready.version} of the protocol, this worker {VERSION}")
 
-    async def work(self, run: Run, hand: Hand, early: Sequence[SoftTimeLimitExceeded]) -> Outcome:
+    async def run_job(
+        self, run: RunJob, running_job: RunningJob, early: Sequence[SoftTimeLimitExceeded]
+    ) -> Outcome:
         """The outcome of one job. Cancelling tells the box to stop, and kills it if it does not; it goes through,
-        unless the job ended with an outcome all the same. Raises BoxCrashed; BoxGone when the box was not told of the
+        unless the job ended with an outcome all the same. Raises BoxCrashed; BoxEnded when the box was not told of the
         job."""
         self._job, self._answer = run.id, None
-        self._voice.begins(CURRENT.get())
-        self.jobs += 1
+        self._voice.start_job(CURRENT_JOB.get())
+        self.job_count += 1
         told = False
-        hand.soften = self._soften(run.id)
+        running_job.raise_soft_limit = self._soften(run.id)
         try:
             if self.box.cpu is not None:
-                self._group.has_time(self.box.cpu)
-            await self._say(frame(run))
+                self._group.limit_cpu_time(self.box.cpu)
+            await self._say(encode_frame(run))
             told = True
             for each in early:
-                hand.soften(each)
+                running_job.raise_soft_limit(each)
             await self._over()
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
-                await self._stop(hand, told=told)
+                await self._stop(running_job, told=told)
             if self._answer is None:
                 raise
         finally:
-            hand.soften = None
-            self._voice.ends()
+            running_job.raise_soft_limit = None
+            self._voice.end_job()
             self._job = ""
         if self._answer is None:
             raise self._crash(f"{self._how_it_ended()} while it ran the job")
         return self._answer
 
-    async def end(self, first: signal.Signals | None = None) -> None:
+    async def stop(self, first: signal.Signals | None = None) -> None:
         """End it: by the end of its stdin, or by the signal `first`; then by stronger words. Takes some seconds at
         most."""
-        self._ending = self._voice.hushed = True
+        self._ending = self._voice.is_muted = True
         await self._group.stdin.aclose()
-        steps = ((None, TERM_LIMIT), (signal.SIGTERM, TERM_LIMIT), (signal.SIGKILL, KILL_LIMIT))
+        steps = ((None, TERM_TIMEOUT), (signal.SIGTERM, TERM_TIMEOUT), (signal.SIGKILL, KILL_TIMEOUT))
         for number, limit in steps[first is not None :]:
             if number is not None:
                 self._group.signal(number)
@@ -172,7 +174,7 @@ class BoxProcess:
     # What it says
 
     async def _hear(self) -> None:
-        lines = Lines(self._limit)
+        lines = LineSplitter(self._limit)
         async for chunk in self._group.stdout:
             for line, whole in lines.feed(bytes(chunk)):
                 self._take(line, whole)
@@ -188,36 +190,36 @@ class BoxProcess:
 
     async def _end_soon(self) -> None:
         """Mostly it ends by itself."""
-        await trio.sleep(TERM_LIMIT)
-        await self.end()
+        await trio.sleep(TERM_TIMEOUT)
+        await self.stop()
 
     async def _hear_stderr(self) -> None:
-        lines = Lines(LONGEST)
+        lines = LineSplitter(MAX_LINE_BYTES)
         async for chunk in self._group.stderr:
-            self._voice.keep(bytes(chunk))
+            self._voice.add_stderr(bytes(chunk))
             for line, _ in lines.feed(bytes(chunk)):
-                self._voice.noise(line, "stderr")
+                self._voice.log_output(line, "stderr")
         for line, _ in lines.end():
-            self._voice.noise(line, "stderr")
+            self._voice.log_output(line, "stderr")
 
     def _take(self, line: bytes, whole: bool) -> None:
-        said = read_from_box(line) if whole else too_long(line, self._limit)
+        said = decode_from_box(line) if whole else make_too_long(line, self._limit)
         match said:
             case None:
-                self._voice.noise(line, "stdout")
-            case Ready():
+                self._voice.log_output(line, "stdout")
+            case BoxReady():
                 self._ready = self._ready or said
-            case Line():
-                self._voice.log(said)
-            case Malformed():
+            case BoxLogLine():
+                self._voice.log_line(said)
+            case MalformedFrame():
                 self._answered(_unread(said), "", line)
             case _:
-                self._answered(outcome_of(said), said.id, line)
+                self._answered(to_outcome(said), said.id, line)
         self._news.set()
 
     def _answered(self, outcome: Outcome, job: str, line: bytes) -> None:
         if not self._job or self._answer is not None or job not in ("", self._job):
-            self._voice.noise(line, "stdout")  # an answer to no job
+            self._voice.log_output(line, "stdout")  # an answer to no job
             if not (job or self._job):
                 self._step_aside()  # out of step: the next such answer may come while another job runs
             return
@@ -233,34 +235,36 @@ class BoxProcess:
                 await self._group.stdin.send_all(words)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             self._broken = True
-            raise BoxGone from None
+            raise BoxEnded from None
 
     async def _say_if_heard(self, words: bytes) -> None:
-        with suppress(BoxGone):
+        with suppress(BoxEnded):
             await self._say(words)
 
     def _soften(self, job: str) -> Callable[[SoftTimeLimitExceeded], None]:
         def soften(error: SoftTimeLimitExceeded) -> None:
             if self._hears("soft-limit") and self._nursery is not None:
-                self._nursery.start_soon(self._say_if_heard, frame(SoftLimit(job, str(error))))
+                self._nursery.start_soon(self._say_if_heard, encode_frame(SoftLimitReached(job, str(error))))
 
         return soften
 
     def _hears(self, what: str) -> bool:
         return self._ready is not None and what in self._ready.hears
 
-    async def _stop(self, hand: Hand, *, told: bool) -> None:
+    async def _stop(self, hand: RunningJob, *, told: bool) -> None:
         """The job is to end: ask the box, else kill it."""
-        why = hand.why
+        why = hand.cancel_outcome
         limit = why.failure.message if isinstance(why, Raised) else ""
         if told and self._hears("cancel"):
-            with trio.move_on_after(ANSWER_LIMIT):
-                await self._say_if_heard(frame(Cancel(self._job, limit)))
+            with trio.move_on_after(CANCEL_TIMEOUT):
+                await self._say_if_heard(encode_frame(CancelJob(self._job, limit)))
                 await self._over()
         if self._answer is None:
-            await self.end(signal.SIGTERM)
+            await self.stop(signal.SIGTERM)
             if isinstance(why, Raised):  # where it was, if it has said so
-                hand.why = replace(why, failure=replace(why.failure, traceback=self._voice.last_words))
+                hand.cancel_outcome = replace(
+                    why, failure=replace(why.failure, traceback=self._voice.stderr_tail)
+                )
 
     async def _over(self) -> None:
         """Wait for the end of the job, or of the box."""
@@ -274,20 +278,20 @@ class BoxProcess:
     # How it ended
 
     def _how_it_ended(self) -> str:
-        how = self._group.how_it_ended()
+        how = self._group.describe_exit()
         if self.box.cpu is not None and how.endswith("SIGXCPU"):
             return f"{how}, over its limit of {self.box.cpu:g} s of processor time,"
         return how
 
     def _crash(self, how: str) -> BoxCrashed:
-        words = self._voice.last_words
-        last = f": {words.splitlines()[-1][:LONGEST]}" if words else ""
+        words = self._voice.stderr_tail
+        last = f": {words.splitlines()[-1][:MAX_LINE_BYTES]}" if words else ""
         return BoxCrashed(f"the box {how}{last}", stderr=words)
 
 
-def _unread(said: Malformed) -> Outcome:
+def _unread(said: MalformedFrame) -> Outcome:
     """The outcome of a job whose answer cannot be read."""
     if said.too_large:
         text = f"{said.why}: return a reference, or raise message_limit"
-        return Refused(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
-    return raised(BoxCrashed(f"the box wrote a frame that cannot be read: {said.why}"))
+        return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
+    return get_error_outcome(BoxCrashed(f"the box wrote a frame that cannot be read: {said.why}"))

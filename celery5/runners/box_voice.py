@@ -6,55 +6,55 @@ Floor: runners. Reads: nothing. Writes: the log.
 import re
 from typing import Any
 
-from celery5.protocol.frames import Line
-from celery5.runners.context import CurrentJob, Tell
+from celery5.protocol.frames import BoxLogLine
+from celery5.runners.context import CurrentJob, LogEvent
 
-TAIL = 4_000
+STDERR_TAIL_BYTES = 4_000
 """Bytes of what a box wrote to stderr that go with its failure: the last ones."""
-LINES = 100
+MAX_OUTPUT_LINES = 100
 """Lines of noise that are logged for one job; of the rest there is a count."""
-LOGGED = 1_000
+MAX_LOG_LINES = 1_000
 """Lines for the log that a box may send for one job; of the rest there is a count."""
-LONGEST = 2_000
+MAX_LINE_BYTES = 2_000
 """Bytes of one such line."""
 
 
-class BoxVoice:
+class BoxOutput:
     """What one box says. `job` is the one that it runs, if any; `hushed` once nobody wants to hear it any more."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, log_event: LogEvent) -> None:
         self.pid = 0
-        self.hushed = False
-        self._tell = tell
+        self.is_muted = False
+        self._tell = log_event
         self._job: CurrentJob | None = None
         self._tail = b""
         self._said = self._logged = 0
 
-    def begins(self, job: CurrentJob | None) -> None:
+    def start_job(self, job: CurrentJob | None) -> None:
         """From here on it speaks of this job."""
         self._job, self._tail = job, b""
         self._said = self._logged = 0
 
-    def ends(self) -> None:
+    def end_job(self) -> None:
         """The job has ended."""
-        more = max(0, self._said - LINES) + max(0, self._logged - LOGGED)
+        more = max(0, self._said - MAX_OUTPUT_LINES) + max(0, self._logged - MAX_LOG_LINES)
         if more:
-            self._tell("box:said-more", "warning", **self._about(), pid=self.pid, lines=more)
+            self._tell("box:output-truncated", "warning", **self._about(), pid=self.pid, lines=more)
         self._job, self._said, self._logged = None, 0, 0
 
-    def keep(self, chunk: bytes) -> None:
+    def add_stderr(self, chunk: bytes) -> None:
         """Remember the end of its stderr."""
-        self._tail = (self._tail + chunk)[-TAIL:]
+        self._tail = (self._tail + chunk)[-STDERR_TAIL_BYTES:]
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of its stderr."""
         return self._tail.decode("utf-8", "backslashreplace").strip()
 
-    def log(self, line: Line) -> None:
+    def log_line(self, line: BoxLogLine) -> None:
         """It has a line for the log. Some for each job: a job must not fill the log of all others."""
         self._logged += 1
-        if self._logged > LOGGED:
+        if self._logged > MAX_LOG_LINES:
             return
         fields = {name: value for name, value in line.fields.items() if _plain(name) not in _OURS}
         if line.event in _EVENTS:
@@ -63,14 +63,14 @@ class BoxVoice:
             said = {**fields, "logger": line.logger, "message": line.message, **self._about()}
             self._tell("log", line.level, **said)
 
-    def noise(self, line: bytes, stream: str) -> None:
+    def log_output(self, line: bytes, stream: str) -> None:
         """Somebody has printed something, or a program has said what is not asked for."""
-        if self.hushed or not line.strip():
+        if self.is_muted or not line.strip():
             return
         self._said += 1
-        if self._said <= LINES:
-            text = line[:LONGEST].decode("utf-8", "backslashreplace").rstrip()
-            self._tell("box:said", "info", **self._about(), pid=self.pid, stream=stream, line=text)
+        if self._said <= MAX_OUTPUT_LINES:
+            text = line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip()
+            self._tell("box:printed", "info", **self._about(), pid=self.pid, stream=stream, line=text)
 
     def _about(self) -> dict[str, Any]:
         job = self._job
@@ -83,7 +83,7 @@ def _plain(name: str) -> str:
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
-_EVENTS = ("section:again", "section:ignored")
+_EVENTS = ("section:retried", "section:ignored")
 """What celery5 itself tells of in a box."""
 _OURS = {"worker", "job", "task", "level", "message_type", "timestamp", "task_uuid", "task_level", "name"}
 """Fields of a message that nobody else sets."""

@@ -18,24 +18,24 @@ from msgspec.structs import replace
 
 from celery5.errors import BoxCrashed, SoftTimeLimitExceeded
 from celery5.protocol.arguments import Parameters
-from celery5.protocol.box import PYTHON, Box
+from celery5.protocol.box import PYTHON_BOX, Box
 from celery5.protocol.envelope import Envelope
 from celery5.protocol.verdict import Outcome, Raised
-from celery5.runners.context import CURRENT, Tell
-from celery5.runners.ending import raised
-from celery5.runners.hand import Hand
+from celery5.runners.context import CURRENT_JOB, LogEvent
+from celery5.runners.ending import get_error_outcome
+from celery5.runners.hand import RunningJob
 
 if TYPE_CHECKING:
-    from celery5.protocol.frames import Hello, Home, Run
+    from celery5.protocol.frames import BoxHello, BoxHome, RunJob
     from celery5.runners.box_process import BoxProcess
 
-TRIES = 3
+MAX_TRIES = 3
 """Boxes that may turn out to have ended when they are to be told of a job, before the job fails."""
 
 LAUNCHER = Path(__file__).with_name("box_launcher.py")
 
 
-class Boxable(Protocol):
+class BoxedTask(Protocol):
     """What of a task matters here."""
 
     @property
@@ -48,11 +48,11 @@ class Boxable(Protocol):
     def deduplicate(self) -> Callable[..., Any] | None: ...
 
 
-class Groups(Protocol):
+class BoxGroups(Protocol):
     """Remembers the process groups of boxes, for whoever has to end them when the worker cannot."""
 
-    def has_box(self, pid: int, began: int, /) -> None: ...
-    def had_box(self, pid: int, /) -> None: ...
+    def add_box(self, pid: int, began: int, /) -> None: ...
+    def remove_box(self, pid: int, /) -> None: ...
 
 
 class BoxedRunner:
@@ -66,25 +66,25 @@ class BoxedRunner:
     def __init__(
         self,
         *,
-        tasks: Mapping[str, Boxable],
-        slots: Callable[[], int],
-        home: "Callable[[], Home]",
-        tell: Tell,
+        tasks: Mapping[str, BoxedTask],
+        get_slots: Callable[[], int],
+        get_home: "Callable[[], BoxHome]",
+        log_event: LogEvent,
         worker: str,
-        limit: int,
-        jobs: int,
-        idle: float,
-        groups: Groups | None = None,
+        result_limit: int,
+        max_jobs: int,
+        idle_timeout: float,
+        box_groups: BoxGroups | None = None,
     ) -> None:
         self._tasks = tasks
-        self._slots = slots
-        self._home = home
-        self._tell = tell
+        self._slots = get_slots
+        self._home = get_home
+        self._tell = log_event
         self._worker = worker
-        self._limit = limit
-        self._jobs = jobs
-        self._patience = idle
-        self._groups = groups
+        self._limit = result_limit
+        self._jobs = max_jobs
+        self._patience = idle_timeout
+        self._groups = box_groups
         self._nursery: trio.Nursery | None = None
         self._all: set[BoxProcess] = set()
         self._idle: deque[BoxProcess] = deque()  # the one that was idle last is at the right
@@ -118,38 +118,42 @@ class BoxedRunner:
                 lives.cancel()
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        running_job: RunningJob,
     ) -> Outcome:
         """Run to the end, in a box. Cancellation ends the job, if need be with the box, and goes through, unless the
         job ended with an outcome all the same."""
-        envelope = None if hand.delivery is None else hand.delivery.envelope
+        envelope = None if running_job.delivery is None else running_job.delivery.envelope
         assert envelope is not None, "an executor has it"
         task = self._tasks[envelope.task]
-        run = self._run_of(task, envelope, args, kwargs, hand, policy=function is task.deduplicate)
+        run = self._run_of(task, envelope, args, kwargs, running_job, policy=function is task.deduplicate)
         early: list[SoftTimeLimitExceeded] = []
-        hand.soften = early.append
+        running_job.raise_soft_limit = early.append
         try:
-            return await self._in_a_box(task.box or PYTHON, run, hand, early)
+            return await self._in_a_box(task.box or PYTHON_BOX, run, running_job, early)
         except BoxCrashed as error:
             return _crashed(error)
         finally:
-            hand.soften = None
+            running_job.raise_soft_limit = None
 
     def _run_of(
         self,
-        task: Boxable,
+        task: BoxedTask,
         envelope: Envelope,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        hand: Hand,
+        hand: RunningJob,
         *,
         policy: bool,
-    ) -> "Run":
+    ) -> "RunJob":
         """What a box is told of a job."""
-        from celery5.protocol.frames import Run
+        from celery5.protocol.frames import RunJob
 
-        job, limits = CURRENT.get(), hand.limits
-        run = Run(
+        job, limits = CURRENT_JOB.get(), hand.limits
+        run = RunJob(
             id=envelope.id,
             task=envelope.task,
             queue="" if job is None else job.queue,
@@ -162,27 +166,27 @@ class BoxedRunner:
         )
         if task.box is None or task.box.is_python:
             return replace(run, args=envelope.args, kwargs=envelope.kwargs)
-        return replace(run, arguments=Raw(task.parameters.named(args, kwargs)))
+        return replace(run, arguments=Raw(task.parameters.encode_by_name(args, kwargs)))
 
     async def _in_a_box(
-        self, box: Box, run: "Run", hand: Hand, early: Sequence[SoftTimeLimitExceeded]
+        self, box: Box, run: "RunJob", hand: RunningJob, early: Sequence[SoftTimeLimitExceeded]
     ) -> Outcome:
-        from celery5.runners.box_process import BoxGone
+        from celery5.runners.box_process import BoxEnded
 
-        for _ in range(TRIES):
+        for _ in range(MAX_TRIES):
             one = await self._take(box)
             try:
-                return await one.work(run, hand, early)
-            except BoxGone:
+                return await one.run_job(run, hand, early)
+            except BoxEnded:
                 continue
             finally:
                 self._put_back(one)
-        raise BoxCrashed(f"{TRIES} boxes in a row ended before they could be told of the job")
+        raise BoxCrashed(f"{MAX_TRIES} boxes in a row ended before they could be told of the job")
 
     async def _take(self, box: Box) -> "BoxProcess":
         """An idle box of this kind, else a new one."""
         for one in reversed(self._idle):
-            if one.box == box and one.usable:
+            if one.box == box and one.is_usable:
                 self._idle.remove(one)
                 return one
         if self._nursery is None:
@@ -190,31 +194,31 @@ class BoxedRunner:
         spare = self._kept() - max(self._slots() - 1, 0)
         for one in list(self._idle)[: max(spare, 0)]:  # boxes of other kinds, which have to make room
             self._idle.remove(one)
-            self._nursery.start_soon(one.end)
+            self._nursery.start_soon(one.stop)
         return await self._open(box, self._nursery)
 
     async def _open(self, box: Box, nursery: trio.Nursery) -> "BoxProcess":
         from celery5.runners.box_process import BoxProcess
 
-        one = BoxProcess(box, _command(box), limit=self._limit, tell=self._tell)
+        one = BoxProcess(box, _command(box), result_limit=self._limit, log_event=self._tell)
         self._all.add(one)
         if self._groups is not None:
-            self._groups.has_box(one.pid, one.began)
+            self._groups.add_box(one.pid, one.start_ticks)
         nursery.start_soon(self._live, one)
         try:
-            await one.greet(self._hello(box))
+            await one.wait_ready(self._hello(box))
         except BaseException:
-            nursery.start_soon(one.end)
+            nursery.start_soon(one.stop)
             raise
         return one
 
     async def _live(self, one: "BoxProcess") -> None:
         try:
-            await one.live()
+            await one.run()
         finally:
             self._all.discard(one)
             if self._groups is not None:
-                self._groups.had_box(one.pid)
+                self._groups.remove_box(one.pid)
             if one in self._idle:
                 self._idle.remove(one)
 
@@ -223,23 +227,23 @@ class BoxedRunner:
         nursery = self._nursery
         if nursery is None:
             return  # all of them are being ended
-        if one.usable and one.jobs < self._jobs and self._kept() <= self._slots():
+        if one.is_usable and one.job_count < self._jobs and self._kept() <= self._slots():
             one.idle_since = trio.current_time()
             self._idle.append(one)
             self._news.set()
         elif one in self._all:
-            nursery.start_soon(one.end)
+            nursery.start_soon(one.stop)
 
     def _kept(self) -> int:
         """How many boxes there are, but for those that are being ended."""
-        return sum(each.usable for each in self._all)
+        return sum(each.is_usable for each in self._all)
 
     async def _end_idle_ones(self) -> None:
         assert self._nursery is not None
         while True:
             due = self._idle[0].idle_since + self._patience if self._idle else float("inf")
             if due <= trio.current_time():
-                self._nursery.start_soon(self._idle.popleft().end)
+                self._nursery.start_soon(self._idle.popleft().stop)
                 continue
             with trio.move_on_at(due):
                 await self._news.wait()
@@ -250,12 +254,12 @@ class BoxedRunner:
             self._idle.clear()
             async with trio.open_nursery() as ending:
                 for each in self._all:
-                    ending.start_soon(each.end)
+                    ending.start_soon(each.stop)
 
-    def _hello(self, box: Box) -> "Hello":
-        from celery5.protocol.frames import VERSION, Hello
+    def _hello(self, box: Box) -> "BoxHello":
+        from celery5.protocol.frames import VERSION, BoxHello
 
-        return Hello(VERSION, self._worker, self._limit, self._home() if box.is_python else None)
+        return BoxHello(VERSION, self._worker, self._limit, self._home() if box.is_python else None)
 
 
 def _command(box: Box) -> list[str]:
@@ -268,7 +272,7 @@ def _command(box: Box) -> list[str]:
 
 def _crashed(error: BoxCrashed) -> Outcome:
     """A failed attempt; what the box said last is its traceback."""
-    outcome = raised(error)
+    outcome = get_error_outcome(error)
     if not isinstance(outcome, Raised):
         return outcome
     return replace(outcome, failure=replace(outcome.failure, traceback=error.stderr))

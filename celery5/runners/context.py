@@ -43,7 +43,7 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         `max_retries` instead of the policy's. `exc` is the error that the history remembers; without it, the one that
         is being handled. Raises Misconfigured for what makes no sense.
         """
-        policy = None if retry_policy is None else RetryPolicy.of(retry_policy)
+        policy = None if retry_policy is None else RetryPolicy.parse(retry_policy)
         asked = Retry(countdown=countdown, max_retries=max_retries)
         asked.retry_policy = policy
         if exc is None:
@@ -55,12 +55,12 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
     if not TYPE_CHECKING:  # a checker knows what is there
 
         def __getattr__(self, name: str) -> Any:
-            ours = OF_CELERY.get(name)
+            ours = CELERY_EQUIVALENTS.get(name)
             hint = f'; for Celery\'s {name} there is {ours} (guide: "From Celery")' if ours else ""
             raise AttributeError(f"'CurrentJob' object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
-OF_CELERY = {
+CELERY_EQUIVALENTS = {
     "request": "the job itself: self.id, self.queue, self.attempt, and self.attempt - 1 for its retries",
     "name": "self.task",
     "max_retries": "RetryPolicy: the worker counts",
@@ -69,7 +69,7 @@ OF_CELERY = {
 """What Celery calls by another name on the `self` of a bound task."""
 
 
-class Tell(Protocol):
+class LogEvent(Protocol):
     """Writes an event to a log: its name, its level, its fields."""
 
     def __call__(self, name: str, level: Any, /, **fields: Any) -> None: ...
@@ -81,17 +81,17 @@ def _plainly(name: str, level: Any, /, **fields: Any) -> None:
     logging.getLogger("celery5").log(logging.getLevelNamesMapping()[level.upper()], "%s  %s", name, said)
 
 
-CURRENT: ContextVar[CurrentJob | None] = ContextVar("celery5_current_job", default=None)
-TELL: ContextVar[Tell] = ContextVar("celery5_tell", default=_plainly)
+CURRENT_JOB: ContextVar[CurrentJob | None] = ContextVar("celery5_current_job", default=None)
+LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_plainly)
 """What code that runs for a job tells the worker's log with."""
 
 
 def current_job() -> CurrentJob | None:
     """The job that this code runs for; None outside of a worker. Works in async tasks and in threads."""
-    return CURRENT.get()
+    return CURRENT_JOB.get()
 
 
-def own_decimals() -> None:
+def isolate_decimal_context() -> None:
     """Give the context that this is called in a decimal context of its own, if it has inherited one: the one value
     that is changed in place, so that copies of a context share it."""
     if _DECIMALS.get(None) is not None:

@@ -13,17 +13,17 @@ from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, Cir
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.envelope import Failure
 from celery5.protocol.retry import LONGEST, RetryPolicy
-from celery5.protocol.rulings import decisive, leaves
+from celery5.protocol.rulings import find_strictest, get_leaf_errors
 from celery5.protocol.verdict import (
-    Asked,
-    Declined,
+    BrokerLost,
+    JobRejected,
+    PermanentFailure,
     Raised,
     Reason,
-    Refused,
+    RetryRequested,
     Returned,
-    Stranded,
 )
-from celery5.runners.context import CURRENT
+from celery5.runners.context import CURRENT_JOB
 
 TRACEBACK_LIMIT = 8_000
 """Characters of a traceback that travel with the failure; the end says most."""
@@ -37,41 +37,43 @@ _OURS = tuple(f"{_PACKAGE / room}/" for room in ("runners", "services", "protoco
 _OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
 
-def returned(value: Any) -> Returned | Refused:
+def get_result_outcome(value: Any) -> Returned | PermanentFailure:
     """The outcome of a task that returned `value`: refused when it has no JSON form."""
     try:
         return Returned(encode_value(value))
     except TypeError as error:
-        return Refused(Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT]))
+        return PermanentFailure(
+            Reason.UNENCODABLE_RESULT, Failure(type="TypeError", message=str(error)[:TEXT_LIMIT])
+        )
 
 
-def raised(error: BaseException) -> Raised | Asked | Declined | Stranded:
+def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRejected | BrokerLost:
     """The outcome of a task that raised `error`, alone or in a nursery's group: what the strictest of them asks for,
     see `decisive`. Stranded, to be looked into, when it could not reach a broker and may be run again."""
-    found = leaves(error, CURRENT.get())
-    leaf = decisive(found)
+    found = get_leaf_errors(error, CURRENT_JOB.get())
+    leaf = find_strictest(found)
     if isinstance(leaf.error, Retry) and leaf.ruling is None:
         return _asked(error, leaf.error)
     if isinstance(leaf.error, Reject) and leaf.ruling is None:
-        return Declined(_text(leaf.error) or "its task rejected it")
+        return JobRejected(_text(leaf.error) or "its task rejected it")
     kinds = tuple(each.kinds for each in found if each.ruling is None)
-    outcome = Raised(failure_of(error), kinds, leaf.ruling)
+    outcome = Raised(make_failure(error), kinds, leaf.ruling)
     poisonous = leaf.ruling is not None and leaf.ruling.reason is Reason.POISONOUS
-    return Stranded(outcome.failure, outcome) if _is_an_outage(error) and not poisonous else outcome
+    return BrokerLost(outcome.failure, outcome) if _is_an_outage(error) and not poisonous else outcome
 
 
-def _asked(error: BaseException, retry: Retry) -> Asked:
+def _asked(error: BaseException, retry: Retry) -> RetryRequested:
     """Another attempt. When it was asked for because of an error, that is the failure to be remembered."""
-    failure = failure_of(error)
+    failure = make_failure(error)
     cause = retry.__cause__ or (None if retry.__suppress_context__ else retry.__context__)
     if cause is not None and error is retry:
-        why = failure_of(cause)
+        why = make_failure(cause)
         failure = Failure(type=why.type, message=why.message, args=why.args, traceback=failure.traceback)
     policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
     # A class of the user's own may have set anything.
     countdown = retry.countdown if _is_number(retry.countdown, LONGEST) else None
     most = retry.max_retries if _is_number(retry.max_retries, inf) else None
-    return Asked(failure, countdown, policy, most)
+    return RetryRequested(failure, countdown, policy, most)
 
 
 def _is_number(thing: object, most: float) -> bool:
@@ -86,7 +88,7 @@ def _is_an_outage(error: Any) -> bool:
     return type(error) in _OUTAGES
 
 
-def failure_of(error: BaseException) -> Failure:
+def make_failure(error: BaseException) -> Failure:
     """An error as text. Never raises, whatever the error's own methods do."""
     return Failure(
         type=type(error).__qualname__,

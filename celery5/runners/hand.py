@@ -14,25 +14,25 @@ import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.rulings import inherit
-from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
-from celery5.runners.context import CURRENT
-from celery5.runners.ending import raised
+from celery5.protocol.rulings import copy_ruling
+from celery5.protocol.verdict import Outcome, PermanentFailure, Raised, Reason, Returned
+from celery5.runners.context import CURRENT_JOB
+from celery5.runners.ending import get_error_outcome
 
 
-class Limits(msgspec.Struct, frozen=True):
+class TimeLimits(msgspec.Struct, frozen=True):
     """How long one attempt may run, in seconds: after `soft` it is told, after `hard` it is ended. None: for ever."""
 
     hard: float | None = None
     soft: float | None = None
 
 
-CUT_LIMIT = 0.5
+INTERRUPT_TIMEOUT = 0.5
 """Seconds that a thread gets to end by the error that its time limit raises in it, before it is left to itself."""
 
 
 @dataclass(slots=True, eq=False)
-class Hand:
+class RunningJob:
     """What holds a running job.
 
     `why` is the outcome of a job that was cancelled and did not return all the same. A runner that runs a job with
@@ -42,11 +42,11 @@ class Hand:
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     delivery: Delivery | None = None
-    limits: Limits | None = None
-    why: Outcome | None = None
-    soften: Callable[[SoftTimeLimitExceeded], None] | None = None
-    cut: Callable[[TimeLimitExceeded], None] | None = None
-    behind: trio.Event | None = None
+    limits: TimeLimits | None = None
+    cancel_outcome: Outcome | None = None
+    raise_soft_limit: Callable[[SoftTimeLimitExceeded], None] | None = None
+    interrupt: Callable[[TimeLimitExceeded], None] | None = None
+    thread_ended: trio.Event | None = None
     _limit: TimeLimitExceeded | None = None
     _waiting: trio.CancelScope | None = None
     _patience: float = math.inf
@@ -54,60 +54,60 @@ class Hand:
     _usual: float = 0.0
 
     @property
-    def softly(self) -> bool:
+    def has_soft_limit(self) -> bool:
         """Whether the job has a soft limit."""
         return self.limits is not None and self.limits.soft is not None
 
-    def cancel(self, why: Outcome, patience: float | None = None) -> None:
+    def cancel(self, why: Outcome, wait_seconds: float | None = None) -> None:
         """Tell the job to stop. The first who says so says why; the least patient, for how many seconds it is waited
         for if it does not end by that (None: for as long as its runner thinks right)."""
-        self.why = self.why or why
+        self.cancel_outcome = self.cancel_outcome or why
         self.scope.cancel()
-        if patience is None:
+        if wait_seconds is None:
             self._usually = True
         else:
-            self._patience = min(self._patience, patience)
+            self._patience = min(self._patience, wait_seconds)
         if self._waiting is not None:
             self._waiting.deadline = min(self._waiting.deadline, self._until())
 
-    def cut_short(self, error: TimeLimitExceeded) -> None:
+    def end_by_time_limit(self, error: TimeLimitExceeded) -> None:
         """The job's time is up: end it, which is a failed attempt."""
-        if self.why is None:
+        if self.cancel_outcome is None:
             self._limit = error
-        if self.cut is None:
-            self.cancel(raised(error))
+        if self.interrupt is None:
+            self.cancel(get_error_outcome(error))
         else:
-            self.cut(error)
-            self.cancel(raised(error), CUT_LIMIT)
+            self.interrupt(error)
+            self.cancel(get_error_outcome(error), INTERRUPT_TIMEOUT)
 
-    def was_at(self, error: BaseException) -> None:
+    def record_traceback(self, error: BaseException) -> None:
         """Where a cancelled job was, and in which sections, for the failure of one whose time was up. `error` is what
         has come out of it; to be called in the job's context."""
         if self._limit is not None:
-            inherit(self._limit, error, CURRENT.get())
-            self.why = raised(self._limit.with_traceback(error.__traceback__))
+            copy_ruling(self._limit, error, CURRENT_JOB.get())
+            self.cancel_outcome = get_error_outcome(self._limit.with_traceback(error.__traceback__))
 
-    def verdict_on(self, outcome: Outcome) -> Outcome:
+    def get_outcome(self, outcome: Outcome) -> Outcome:
         """What has become of a cancelled job that ended with `outcome`: what returned has returned; whatever else it
         made of being cancelled is not its own doing (I9)."""
-        if self.why is None or type(outcome) in (Returned, Refused):
+        if self.cancel_outcome is None or type(outcome) in (Returned, PermanentFailure):
             return outcome
         if self._limit is not None and type(outcome) is Raised:
             if outcome.failure.type == "TimeLimitExceeded":
                 return outcome  # raised in a thread, it knows where
             if outcome.ruling is not None and outcome.ruling.reason is Reason.POISONOUS:
                 return outcome  # whatever the section made of it, it must not run again
-        return self.why
+        return self.cancel_outcome
 
-    async def ended(self, end: trio.Event, own: float) -> bool:
+    async def wait_ended(self, end: trio.Event, default_wait: float) -> bool:
         """For a runner whose job was cancelled: wait for its `end` with patience (`own` seconds, unless somebody said
         otherwise). Gives whether it has ended."""
-        self._usual = own
+        self._usual = default_wait
         with trio.CancelScope(shield=True, deadline=self._until()) as self._waiting:
             await end.wait()
         self._waiting = None
         return end.is_set()
 
     def _until(self) -> float:
-        usual = self._usual if self._usually or self.why is None else math.inf
+        usual = self._usual if self._usually or self.cancel_outcome is None else math.inf
         return trio.current_time() + min(self._patience, usual)

@@ -14,45 +14,45 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from celery5.protocol.frames import Cancel, Run, SoftLimit
+from celery5.protocol.frames import CancelJob, RunJob, SoftLimitReached
 from celery5.protocol.verdict import INTERRUPTED, Outcome
-from celery5.runners.context import CURRENT, TELL, CurrentJob, Tell
-from celery5.runners.ending import raised, returned
+from celery5.runners.context import CURRENT_JOB, LOG_EVENT, CurrentJob, LogEvent
+from celery5.runners.ending import get_error_outcome, get_result_outcome
 
 if TYPE_CHECKING:
-    from celery5.runners.hand import Hand
+    from celery5.runners.hand import RunningJob
 
-NUDGE = signal.SIGUSR2
+WAKE_SIGNAL = signal.SIGUSR2
 """The signal that means: look what you were told."""
 
-Said = SoftLimit | Cancel
+BoxControl = SoftLimitReached | CancelJob
 
 
-class Cancelled(BaseException):
+class JobCancelled(BaseException):
     """The job was told to stop. What `except Exception` does not catch."""
 
 
-class InBox:
+class BoxMainThread:
     """The main thread of a Python box. `hear` may be called from any other thread."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, log_event: LogEvent) -> None:
+        self._tell = log_event
         self._job = ""
         self._shots: list[BaseException] = []
         self._aimed = self._held = False
-        self._pass_on: Callable[[Said], None] | None = None
-        self._early: list[Said] = []
+        self._pass_on: Callable[[BoxControl], None] | None = None
+        self._early: list[BoxControl] = []
         self._lock = threading.Lock()
-        signal.signal(NUDGE, self._look)
+        signal.signal(WAKE_SIGNAL, self._look)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a job runs."""
         return bool(self._job)
 
-    def perform(
+    def run_job(
         self,
-        run: Run,
+        run: RunJob,
         loop: str,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -62,18 +62,18 @@ class InBox:
         job = CurrentJob(run.id, run.task, run.queue, run.attempt, run.worker, run.sections)
         return copy_context().run(self._perform, job, run, loop, function, args, kwargs)
 
-    def begin(self, job: str) -> None:
+    def start_job(self, job: str) -> None:
         """From here on what is said is for this job."""
         with self._lock:
             self._job, self._pass_on = job, None
             self._early, self._shots = [], []
 
-    def finish(self) -> None:
+    def end_job(self) -> None:
         """The job has ended: what comes late is for nobody."""
         with self._lock:
             self._job, self._pass_on = "", None
 
-    def hear(self, said: Said) -> None:
+    def on_message(self, said: BoxControl) -> None:
         """What the worker says about the job that runs."""
         with self._lock:
             if said.id != self._job:
@@ -84,18 +84,18 @@ class InBox:
                 self._pass_on(said)
 
     def _perform(
-        self, job: CurrentJob, run: Run, loop: str, function: Any, args: Any, kwargs: Any
+        self, job: CurrentJob, run: RunJob, loop: str, function: Any, args: Any, kwargs: Any
     ) -> Outcome:
-        CURRENT.set(job)
-        TELL.set(self._tell)
+        CURRENT_JOB.set(job)
+        LOG_EVENT.set(self._tell)
         try:
             if loop == "thread":
-                return returned(self._call(function, args, kwargs))
+                return get_result_outcome(self._call(function, args, kwargs))
             return self._in_loop(run, loop, function, args, kwargs)
-        except Cancelled:
+        except JobCancelled:
             return INTERRUPTED
         except BaseException as error:
-            return raised(error)
+            return get_error_outcome(error)
 
     # def
 
@@ -114,12 +114,12 @@ class InBox:
         finally:
             self._aimed = False
 
-    def _shoot(self, said: Said) -> None:
-        if isinstance(said, SoftLimit):
+    def _shoot(self, said: BoxControl) -> None:
+        if isinstance(said, SoftLimitReached):
             self._shots.append(SoftTimeLimitExceeded(said.message))
         else:
-            self._shots.append(TimeLimitExceeded(said.limit) if said.limit else Cancelled("revoked"))
-        signal.pthread_kill(threading.main_thread().ident or 0, NUDGE)
+            self._shots.append(TimeLimitExceeded(said.limit) if said.limit else JobCancelled("revoked"))
+        signal.pthread_kill(threading.main_thread().ident or 0, WAKE_SIGNAL)
 
     def _look(self, _number: int, _frame: object) -> None:
         """In the main thread, between two steps of whatever it does."""
@@ -127,7 +127,7 @@ class InBox:
             raise self._shots.pop(0)
 
     @contextmanager
-    def undisturbed(self) -> Generator[None, None, None]:
+    def defer_errors(self) -> Generator[None, None, None]:
         """For what must be done whole, such as to write a frame: nothing is raised in the job until it is."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -139,7 +139,7 @@ class InBox:
             self._held = False
             self._look(0, None)
 
-    def _listen(self, take: Callable[[Said], None]) -> None:
+    def _listen(self, take: Callable[[BoxControl], None]) -> None:
         with self._lock:
             self._pass_on, early = take, self._early
         for each in early:
@@ -147,16 +147,16 @@ class InBox:
 
     # async def
 
-    def _in_loop(self, run: Run, loop: str, function: Any, args: Any, kwargs: Any) -> Outcome:
+    def _in_loop(self, run: RunJob, loop: str, function: Any, args: Any, kwargs: Any) -> Outcome:
         """On Trio, or on an asyncio loop beside it: by the very runners that a worker has."""
         import trio
 
-        from celery5.runners.hand import Hand, Limits
+        from celery5.runners.hand import RunningJob, TimeLimits
         from celery5.runners.on_asyncio import AsyncioRunner
         from celery5.runners.on_trio import TrioRunner
 
         async def job() -> Outcome:
-            hand = Hand(limits=Limits(run.time_limit, run.soft_time_limit))
+            hand = RunningJob(limits=TimeLimits(run.time_limit, run.soft_time_limit))
             token = trio.lowlevel.current_trio_token()
             self._listen(lambda said: token.run_sync_soon(_tell, hand, said))
             outcome: Outcome | None = None
@@ -169,27 +169,27 @@ class InBox:
                     else:
                         outcome = await TrioRunner().execute(function, args, kwargs, hand)
                 nursery.cancel_scope.cancel()
-            return hand.why or INTERRUPTED if outcome is None else hand.verdict_on(outcome)
+            return hand.cancel_outcome or INTERRUPTED if outcome is None else hand.get_outcome(outcome)
 
         return trio.run(job)
 
 
 @contextmanager
-def _cancelled(hand: "Hand") -> Generator[None, None, None]:
+def _cancelled(hand: "RunningJob") -> Generator[None, None, None]:
     """Whatever else a job makes of being cancelled, it was cancelled."""
     try:
         yield
     except Exception:
-        if hand.why is None:
+        if hand.cancel_outcome is None:
             raise
 
 
-def _tell(hand: "Hand", said: Said) -> None:
+def _tell(hand: "RunningJob", said: BoxControl) -> None:
     """In the loop: as a worker's deadlines would."""
-    if isinstance(said, Cancel):
+    if isinstance(said, CancelJob):
         if said.limit:
-            hand.cut_short(TimeLimitExceeded(said.limit))
+            hand.end_by_time_limit(TimeLimitExceeded(said.limit))
         else:
             hand.cancel(INTERRUPTED)
-    elif hand.soften is not None:
-        hand.soften(SoftTimeLimitExceeded(said.message))
+    elif hand.raise_soft_limit is not None:
+        hand.raise_soft_limit(SoftTimeLimitExceeded(said.message))

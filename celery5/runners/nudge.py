@@ -20,18 +20,18 @@ from celery5.errors import SoftTimeLimitExceeded
 _CHECKPOINT = trio.lowlevel.checkpoint.__code__
 
 
-class Nudge:
+class TrioSoftLimit:
     """For one coroutine that the current Trio task drives: whoever drives it shows each wait to `watch`, and throws
     into it what is `given`, instead of the wait's answer."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.given: SoftTimeLimitExceeded | None = None
+        self.pending_error: SoftTimeLimitExceeded | None = None
         self._coroutine = coroutine
         self._task = trio.lowlevel.current_task()
         self._owed: SoftTimeLimitExceeded | None = None
         self._wait: _Wait | None = None
 
-    def tell(self, error: SoftTimeLimitExceeded) -> None:
+    def raise_soon(self, error: SoftTimeLimitExceeded) -> None:
         """Raise `error` in the coroutine: now, if what it waits for can be given up, else as soon as that is so."""
         self._owed = error
         # The wait may be over, though the task has not gone on yet; Trio itself asks the same attribute.
@@ -39,13 +39,13 @@ class Nudge:
         if self._wait is not None and waits is self._wait and self._given_up(self._wait):
             trio.lowlevel.reschedule(self._task)
 
-    def watch(self, asked: Any) -> Any:
+    def observe_wait(self, asked: Any) -> Any:
         """The coroutine `asked` the loop for this: gives what is to be asked instead, unless something is `given`."""
         abort = getattr(asked, "abort_func", None)
         if abort is None:
             self._wait = None
             if self._owed is not None and _at_a_checkpoint(self._coroutine):
-                self.given, self._owed = self._owed, None
+                self.pending_error, self._owed = self._owed, None
             return asked
         self._wait = wait = _Wait(abort)
         if self._owed is not None:
@@ -67,7 +67,7 @@ class Nudge:
 
         if wait(tell) is not Abort.SUCCEEDED:
             return False
-        self.given, self._owed, wait.abandoned = error, None, True
+        self.pending_error, self._owed, wait.abandoned = error, None, True
         return True
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from celery5.errors import SoftTimeLimitExceeded
 
 
-class AsyncioNudge:
+class AsyncioSoftLimit:
     """For one job: await it instead of the coroutine that it is `around`, in an asyncio task of its own."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class AsyncioNudge:
         self._owed: SoftTimeLimitExceeded | None = None
         self._stopped = False
 
-    def tell(self, error: SoftTimeLimitExceeded) -> None:
+    def raise_soon(self, error: SoftTimeLimitExceeded) -> None:
         """In the loop: raise `error` in the coroutine, at what it awaits now; or first, if it has not begun."""
         if self._stopped or (self._task is not None and self._task.done()):
             return
@@ -34,7 +34,7 @@ class AsyncioNudge:
         """In the loop: the task is cancelled in earnest. What arrives from now on is a cancellation."""
         self._owed, self._stopped = None, True
 
-    def around(self, coroutine: Coroutine[Any, Any, Any]) -> "AsyncioNudge":
+    def wrap(self, coroutine: Coroutine[Any, Any, Any]) -> "AsyncioSoftLimit":
         """Itself, to be awaited instead of `coroutine`."""
         self._coroutine = coroutine
         return self
@@ -71,7 +71,7 @@ class AsyncioNudge:
         if owed is None or self._task is None:
             return error
         self._task.uncancel()
-        return SoftlyCancelled(*owed.args)
+        return SoftLimitCancelled(*owed.args)
 
     def _insist(self) -> None:
         """What was awaited has swallowed the cancellation: it comes again at the next await."""
@@ -80,11 +80,11 @@ class AsyncioNudge:
             self._task.cancel()
 
 
-class SoftlyCancelled(SoftTimeLimitExceeded, asyncio.CancelledError):
+class SoftLimitCancelled(SoftTimeLimitExceeded, asyncio.CancelledError):
     """A SoftTimeLimitExceeded that asyncio's own tools, a TaskGroup or `wait_for`, treat as the cancellation it came
     with: they end what they have begun and let it through. For all else it is what its name says."""
 
 
-SoftlyCancelled.__name__ = SoftTimeLimitExceeded.__name__
-SoftlyCancelled.__qualname__ = SoftTimeLimitExceeded.__qualname__
-SoftlyCancelled.__module__ = SoftTimeLimitExceeded.__module__
+SoftLimitCancelled.__name__ = SoftTimeLimitExceeded.__name__
+SoftLimitCancelled.__qualname__ = SoftTimeLimitExceeded.__qualname__
+SoftLimitCancelled.__module__ = SoftTimeLimitExceeded.__module__

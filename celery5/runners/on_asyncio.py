@@ -15,14 +15,14 @@ from trio.lowlevel import Abort, RaiseCancelT
 
 from celery5.errors import SoftTimeLimitExceeded
 from celery5.protocol.verdict import INTERRUPTED, Outcome
-from celery5.runners.context import own_decimals
-from celery5.runners.ending import raised, returned
-from celery5.runners.hand import Hand
-from celery5.runners.nudge_asyncio import AsyncioNudge
+from celery5.runners.context import isolate_decimal_context
+from celery5.runners.ending import get_error_outcome, get_result_outcome
+from celery5.runners.hand import RunningJob
+from celery5.runners.nudge_asyncio import AsyncioSoftLimit
 
-STOP_LIMIT = 2.0
+STOP_TIMEOUT = 2.0
 """Seconds that the loop's thread gets to end."""
-CANCEL_LIMIT = 3.0
+CANCEL_TIMEOUT = 3.0
 """Seconds that a cancelled asyncio task is waited for, unless its hand has more patience. One that blocks its loop, or
 takes no notice, is then left behind, like a thread."""
 
@@ -47,23 +47,27 @@ class AsyncioRunner:
                 await self._end()
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        running_job: RunningJob,
     ) -> Outcome:
         """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through, unless the task
         ended with an outcome all the same."""
         loop = self._running()
-        crossing = _Crossing(loop, function, args, kwargs, hand)
+        crossing = _Crossing(loop, function, args, kwargs, running_job)
         loop.crossings.add(crossing)
         try:
             return await crossing.wait()
         except trio.Cancelled:
-            hand.behind = await crossing.left_behind()
+            running_job.thread_ended = await crossing.left_behind()
             if crossing.outcome is None:
                 raise
             return crossing.outcome
         finally:
-            hand.soften = None
-            if hand.behind is None:
+            running_job.raise_soft_limit = None
+            if running_job.thread_ended is None:
                 loop.crossings.discard(crossing)
 
     def _running(self) -> "_Loop":
@@ -75,7 +79,7 @@ class AsyncioRunner:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.end()
-            await trio.to_thread.run_sync(loop.thread.join, STOP_LIMIT)
+            await trio.to_thread.run_sync(loop.thread.join, STOP_TIMEOUT)
 
 
 class _Loop:
@@ -139,7 +143,7 @@ class _Crossing:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        hand: Hand,
+        hand: RunningJob,
     ) -> None:
         self._loop = loop.loop
         self._crossings = loop.crossings
@@ -148,7 +152,7 @@ class _Crossing:
         self._token = trio.lowlevel.current_trio_token()
         self._waiter = trio.lowlevel.current_task()
         self._task: asyncio.Task[None] | None = None
-        self._nudge = AsyncioNudge() if hand.softly else None
+        self._nudge = AsyncioSoftLimit() if hand.has_soft_limit else None
         self.outcome: Outcome | None = None
         self._cancelled = False
         self._parked = False
@@ -160,7 +164,7 @@ class _Crossing:
         context = contextvars.copy_context()
         self._loop.call_soon_threadsafe(self._begin, context=context)
         if self._nudge is not None:
-            self._hand.soften = self._soften
+            self._hand.raise_soft_limit = self._soften
         self._parked = True
         await trio.lowlevel.wait_task_rescheduled(self._abort)
         return self.outcome or INTERRUPTED
@@ -177,7 +181,7 @@ class _Crossing:
         if self._over:
             return None
         end = self._end = trio.Event()
-        return None if await self._hand.ended(end, CANCEL_LIMIT) else end
+        return None if await self._hand.wait_ended(end, CANCEL_TIMEOUT) else end
 
     def _soften(self, error: SoftTimeLimitExceeded) -> None:
         """From the Trio loop: raise `error` in the job."""
@@ -187,7 +191,9 @@ class _Crossing:
     def lost(self, why: str) -> None:
         """From any thread: the loop has ended under the job; in order, unless it says `why`."""
         if why and self.outcome is None:
-            self.outcome = raised(RuntimeError(f"the asyncio event loop ended under the job: {why}"))
+            self.outcome = get_error_outcome(
+                RuntimeError(f"the asyncio event loop ended under the job: {why}")
+            )
         self._go_on()
 
     def _go_on(self) -> None:
@@ -210,7 +216,7 @@ class _Crossing:
             self._task = self._loop.create_task(run)
         except BaseException as error:  # a job may have set a task factory
             run.close()
-            self.outcome = raised(error)
+            self.outcome = get_error_outcome(error)
             self._go_on()
             return
         self._task.add_done_callback(self._done)
@@ -225,24 +231,24 @@ class _Crossing:
 
     def _tell(self, error: SoftTimeLimitExceeded) -> None:
         if self._nudge is not None:
-            self._nudge.tell(error)
+            self._nudge.raise_soon(error)
 
     async def _run(self) -> None:
-        own_decimals()
+        isolate_decimal_context()
         try:
-            self.outcome = returned(await self._begun())
+            self.outcome = get_result_outcome(await self._begun())
         except asyncio.CancelledError as error:
             if self._cancelled:
-                self._hand.was_at(error)
+                self._hand.record_traceback(error)
             else:  # the task cancelled itself: that is its failure
-                self.outcome = raised(error)
+                self.outcome = get_error_outcome(error)
         except BaseException as error:
-            self.outcome = raised(error)
+            self.outcome = get_error_outcome(error)
 
     def _begun(self) -> Awaitable[Any]:
         function, args, kwargs = self._call
         coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
-        return coroutine if self._nudge is None else self._nudge.around(coroutine)
+        return coroutine if self._nudge is None else self._nudge.wrap(coroutine)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):

@@ -12,12 +12,12 @@ import trio
 from msgspec.structs import replace
 
 from celery5.protocol.verdict import Outcome, Raised
-from celery5.runners.context import own_decimals
-from celery5.runners.ending import raised, returned
-from celery5.runners.hand import Hand
-from celery5.runners.nudge import Nudge
+from celery5.runners.context import isolate_decimal_context
+from celery5.runners.ending import get_error_outcome, get_result_outcome
+from celery5.runners.hand import RunningJob
+from celery5.runners.nudge import TrioSoftLimit
 
-HINT = 'this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio'
+ASYNCIO_HINT = 'this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio'
 _NO_ASYNCIO = ("no running event loop", "some other framework like asyncio")
 """What asyncio says where there is only Trio, and Trio of what it does not know."""
 
@@ -26,7 +26,11 @@ class TrioRunner:
     """Runs I/O-bound tasks (C60). They must not block; `def` tasks are for that."""
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        running_job: RunningJob,
     ) -> Outcome:
         """Run to the end, in a context of the job's own. Cancellation goes through: the executor knows what it means.
 
@@ -34,33 +38,33 @@ class TrioRunner:
         SystemExit too, alone or in the group that a nursery makes of it.
         """
         context = copy_context()
-        context.run(own_decimals)
+        context.run(isolate_decimal_context)
         try:
             coroutine = function(*args, **kwargs)
             try:
                 asked = context.run(coroutine.send, None)
             except StopIteration as stop:
-                return returned(stop.value)
-            if hand.limits is not None and hand.limits.soft is not None:
-                return returned(await _softly(coroutine, context, asked, hand))
-            return returned(await _the_rest(coroutine, context, asked))
+                return get_result_outcome(stop.value)
+            if running_job.limits is not None and running_job.limits.soft is not None:
+                return get_result_outcome(await _softly(coroutine, context, asked, running_job))
+            return get_result_outcome(await _the_rest(coroutine, context, asked))
         except _NOT_ITS_OWN as error:
-            hand.was_at(error)
+            running_job.record_traceback(error)
             raise
         except BaseExceptionGroup as group:
             if group.subgroup(_NOT_ITS_OWN) is not None:
-                hand.was_at(group)
+                running_job.record_traceback(group)
                 raise
-            return raised(group)
+            return get_error_outcome(group)
         except BaseException as error:
-            return _hinted(raised(error))
+            return _hinted(get_error_outcome(error))
 
 
 def _hinted(outcome: Outcome) -> Outcome:
     """What failed because it called asyncio says what to do."""
     if type(outcome) is not Raised or not any(each in outcome.failure.message for each in _NO_ASYNCIO):
         return outcome
-    failure = replace(outcome.failure, message=f"{outcome.failure.message} ({HINT})")
+    failure = replace(outcome.failure, message=f"{outcome.failure.message} ({ASYNCIO_HINT})")
     return replace(outcome, failure=failure)
 
 
@@ -86,25 +90,25 @@ def _the_rest(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any)
             return stop.value
 
 
-async def _softly(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, hand: Hand) -> Any:
+async def _softly(coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, hand: RunningJob) -> Any:
     """The same for a job that may be told that its time is nearly up."""
-    nudge = Nudge(coroutine)
-    hand.soften = nudge.tell
+    nudge = TrioSoftLimit(coroutine)
+    hand.raise_soft_limit = nudge.raise_soon
     try:
         return await _nudged(coroutine, context, asked, nudge)
     finally:
-        hand.soften = None
+        hand.raise_soft_limit = None
 
 
 @types.coroutine
 def _nudged(
-    coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, nudge: Nudge
+    coroutine: Coroutine[Any, Any, Any], context: Context, asked: Any, nudge: TrioSoftLimit
 ) -> Generator[Any, Any, Any]:
     while True:
-        asked = nudge.watch(asked)
+        asked = nudge.observe_wait(asked)
         answer: Any = None
         step: Callable[[Any], Any] = coroutine.send
-        if nudge.given is None:
+        if nudge.pending_error is None:
             try:
                 answer = yield asked
             except GeneratorExit:
@@ -112,16 +116,16 @@ def _nudged(
                 raise
             except BaseException as error:
                 answer, step = error, coroutine.throw
-        if nudge.given is not None:
-            answer, step = nudge.given, coroutine.throw
-            nudge.given = None
+        if nudge.pending_error is not None:
+            answer, step = nudge.pending_error, coroutine.throw
+            nudge.pending_error = None
         try:
             asked = context.run(step, answer)
         except StopIteration as stop:
             return stop.value
 
 
-def driven(frame: types.FrameType) -> Coroutine[Any, Any, Any] | None:
+def find_driven_coroutine(frame: types.FrameType) -> Coroutine[Any, Any, Any] | None:
     """The job's coroutine, if a frame is one that drives it by hand: who follows what a task awaits does not see it."""
     return frame.f_locals.get("coroutine") if frame.f_code in _DRIVERS else None
 

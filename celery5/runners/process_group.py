@@ -16,11 +16,11 @@ from typing import Any
 import trio
 
 from celery5.errors import BoxCrashed
-from celery5.protocol.liveness import began, read_stat
+from celery5.protocol.liveness import parse_start_ticks, parse_stat
 
-KILL_LIMIT = 2.0
+KILL_TIMEOUT = 2.0
 """Seconds that the kernel has to end what was killed."""
-POLL = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between two looks, where the kernel cannot tell of a process's end."""
 
 
@@ -50,7 +50,7 @@ class ProcessGroup:
             _stream, (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         )
         self._reaped = self._stolen = False
-        self.began = started_at(self.pid)
+        self.start_ticks = get_start_ticks(self.pid)
 
     @property
     def pid(self) -> int:
@@ -58,18 +58,18 @@ class ProcessGroup:
         return self._popen.pid
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Its exit code, or its signal as a negative number, once it is buried."""
         return self._popen.returncode
 
-    def has_memory(self, most: int) -> None:
+    def limit_memory(self, most: int) -> None:
         """Let each process have so many bytes of data from now on. Raises BoxCrashed where that cannot be said."""
         self._restrict(resource.RLIMIT_DATA, most, for_good=True)
 
-    def has_time(self, seconds: float) -> None:
+    def limit_cpu_time(self, seconds: float) -> None:
         """Let the process use so many seconds of processor time from now on. Raises like `has_memory`."""
         with suppress(OSError):  # it has ended: whoever talks to it will notice
-            used = read_stat(_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).used or 0.0
+            used = parse_stat(_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).cpu_seconds or 0.0
             self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), for_good=False)
 
     def _restrict(self, what: int, most: int, *, for_good: bool) -> None:
@@ -85,11 +85,11 @@ class ProcessGroup:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the whole group. Its id is nobody else's before the process was reaped."""
-        if not (self._reaped or (self._stolen and started_at(self.pid) not in (self.began, 0))):
+        if not (self._reaped or (self._stolen and get_start_ticks(self.pid) not in (self.start_ticks, 0))):
             with suppress(ProcessLookupError, PermissionError):  # all of it has ended
                 os.killpg(self.pid, number)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the end of the process, which stays a zombie."""
         try:
             handle = os.pidfd_open(self.pid) if sys.platform == "linux" else -1
@@ -98,28 +98,28 @@ class ProcessGroup:
         try:
             while not self._has_ended():
                 if handle < 0:
-                    await trio.sleep(POLL)
+                    await trio.sleep(POLL_INTERVAL)
                 else:
                     await trio.lowlevel.wait_readable(handle)
         finally:
             if handle >= 0:
                 os.close(handle)
 
-    async def bury(self) -> None:
+    async def reap(self) -> None:
         """Kill what is left, and let go of it. To be called under a shield."""
-        with trio.move_on_after(KILL_LIMIT):
+        with trio.move_on_after(KILL_TIMEOUT):
             while not self._has_ended():
                 self.signal(signal.SIGKILL)
-                await trio.sleep(POLL)
+                await trio.sleep(POLL_INTERVAL)
         self.signal(signal.SIGKILL)
         self._popen.poll()
         self._reaped = True
         for each in (self.stdin, self.stdout, self.stderr):
             await each.aclose()
 
-    def how_it_ended(self) -> str:
+    def describe_exit(self) -> str:
         """In words."""
-        code = self.code
+        code = self.exit_code
         if code is None or code >= 0:
             return f"exited with code {code}"
         return f"was killed by {signal.Signals(-code).name if -code in _SIGNALS else f'signal {-code}'}"
@@ -132,11 +132,11 @@ class ProcessGroup:
             return True
 
 
-def started_at(pid: int) -> int:
+def get_start_ticks(pid: int) -> int:
     """When the process that has this id now was started, in the kernel's ticks; 0 when there is none, or where the
     kernel does not tell."""
     try:
-        return began(_stat(pid))
+        return parse_start_ticks(_stat(pid))
     except (OSError, ValueError):
         return 0
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import trio
 
 from celery5.protocol.verdict import Outcome
-from celery5.runners.aim import Aim
-from celery5.runners.context import own_decimals
-from celery5.runners.ending import raised, returned
-from celery5.runners.hand import Hand
+from celery5.runners.aim import CallInterrupter
+from celery5.runners.context import isolate_decimal_context
+from celery5.runners.ending import get_error_outcome, get_result_outcome
+from celery5.runners.hand import RunningJob
 
 
 class ThreadRunner:
@@ -31,13 +31,17 @@ class ThreadRunner:
         self._limiter.total_tokens = slots
 
     async def execute(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], hand: Hand
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        running_job: RunningJob,
     ) -> Outcome:
         """Run to the end. Cancellation goes through, unless the thread ended with an outcome all the same."""
         call = _Call(self._limiter, function, args, kwargs)
-        if hand.limits is not None:
-            call.aim = aim = Aim()
-            hand.soften = hand.cut = aim.shoot
+        if running_job.limits is not None:
+            call.aim = aim = CallInterrupter()
+            running_job.raise_soft_limit = running_job.interrupt = aim.interrupt
         try:
             # Trio takes whatever acquires and releases for a limiter.
             limiter = cast("trio.CapacityLimiter", call)
@@ -45,13 +49,13 @@ class ThreadRunner:
         except trio.Cancelled:
             if call.begun and not call.over:
                 call.end = trio.Event()
-                if not await hand.ended(call.end, 0.0):
-                    hand.behind = call.end
+                if not await running_job.wait_ended(call.end, 0.0):
+                    running_job.thread_ended = call.end
             if call.over and call.outcome is not None:
                 return call.outcome
             raise
         finally:
-            hand.soften = hand.cut = None
+            running_job.raise_soft_limit = running_job.interrupt = None
 
 
 class _Call:
@@ -66,7 +70,7 @@ class _Call:
     ) -> None:
         self._slots = slots
         self._call = (function, args, kwargs)
-        self.aim: Aim | None = None
+        self.aim: CallInterrupter | None = None
         self.outcome: Outcome | None = None
         self.end: trio.Event | None = None
         self.begun = self.over = False
@@ -74,14 +78,14 @@ class _Call:
     def run(self) -> Outcome:
         """In the thread: the result is encoded here too, off the loop."""
         function, args, kwargs = self._call
-        own_decimals()
+        isolate_decimal_context()
         try:
             value = function(*args, **kwargs) if self.aim is None else self.aim.call(function, args, kwargs)
-            outcome: Outcome = returned(value)
+            outcome: Outcome = get_result_outcome(value)
         except trio.Cancelled:
             raise  # the task asked check_cancelled()
         except BaseException as error:
-            outcome = raised(error)
+            outcome = get_error_outcome(error)
         self.outcome = outcome
         return outcome
 

@@ -15,25 +15,25 @@ import trio
 
 from celery5.app import App
 from celery5.boot_step import BootStep
-from celery5.bootsteps.boot import RUNS_JOBS, Boot
+from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
 from celery5.broker import calls
 from celery5.broker.embedded import EmbeddedServer
-from celery5.broker.erase import erase
+from celery5.broker.erase import erase_app
 from celery5.errors import Misconfigured
 from celery5.log import Log
-from celery5.processes.development import running
+from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 from celery5.protocol.job import new_id
-from celery5.runners.context import CURRENT, CurrentJob
-from celery5.services.board import RETRY, Board
-from celery5.services.circuits import Circuits
-from celery5.services.commands import Commands, PostsDirectly
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.services.board import RETRY_COMMAND, StepStatus
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import CommandRegistry, ImmediateCommands
 from celery5.task import Task
 from celery5.testing.recording import Recorded, SentJob
 
 __all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
 
-LIMIT = 30.0
+START_LIMIT = 30.0
 """Seconds that a worker, or the boot steps, may take to come up."""
 
 T = TypeVar("T")
@@ -46,11 +46,11 @@ def recorded(app: App) -> Generator[Recorded, None, None]:
     Arguments are checked and encoded as usual. Blocks may be nested: the inner one keeps what is sent in it.
     """
     kept = Recorded(app)
-    before = app.divert(kept.add)
+    before = app.redirect(kept.record)
     try:
         yield kept
     finally:
-        app.divert(before)
+        app.redirect(before)
 
 
 @contextmanager
@@ -74,11 +74,11 @@ def as_job(
         sections: how often each `retry` section was tried again before, by name.
     """
     job = CurrentJob(id or new_id(), task.name if task else "", queue, attempt, worker, sections)
-    token = CURRENT.set(job)
+    token = CURRENT_JOB.set(job)
     try:
         yield job
     finally:
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
 
 
 @contextmanager
@@ -90,14 +90,14 @@ def running_worker(app: App, *, broker: str = "", queues: tuple[str, ...] = ()) 
     end, and the application's keys are removed from the broker. Raises Misconfigured, and ServerNotFound where there
     is no server to start.
     """
-    if app.brokers.several:
+    if app.brokers.is_multi_broker:
         raise Misconfigured("running_worker works with one broker, and this application has several")
     before = app.settings.broker
     with _server(broker) as url:
         app.use_broker(url)
         try:
             app.load()
-            with _in_thread(lambda: running(app, ServeOptions(queues=queues)), "worker"):
+            with _in_thread(lambda: run_in_background(app, ServeOptions(queues=queues)), "worker"):
                 yield url
             _clean(app)
         finally:
@@ -112,18 +112,18 @@ async def arunning_steps(app: App) -> AsyncGenerator[Mapping[str, Any], None]:
     Raises the same errors as a worker: BootStepFailed, Misconfigured.
     """
     found: dict[str, Any] = {}
-    log, board = Log(worker="test", app=app.name), Board()
-    posts = PostsDirectly(commands=Commands(handlers={RETRY: board.retry}))
+    log, board = Log(worker="test", app=app.name), StepStatus()
+    posts = ImmediateCommands(commands=CommandRegistry(handlers={RETRY_COMMAND: board.handle_command}))
     added = {step.name for step in app.bootsteps}
-    needed = {name for step in app.bootsteps for name in step.requires} - added | {RUNS_JOBS}
-    boot = Boot(
+    needed = {name for step in app.bootsteps for name in step.requires} - added | {EXECUTION_STEP}
+    boot = BootGraph(
         steps=[BootStep(name, _Up()) for name in sorted(needed)],
         added=[*app.bootsteps, _collecting(app, found)],
         offered={"app": app, "settings": app.settings, "worker": "test", "inbox": posts},
-        board=board,
-        posts=posts,
+        step_status=board,
+        self_commands=posts,
         log=log,
-        circuits=Circuits(tasks=app.tasks, log=log),
+        circuit_breakers=CircuitBreakers(tasks=app.tasks, log=log),
     )
     try:
         async with trio.open_nursery() as nursery:
@@ -153,7 +153,7 @@ class _Up:
 
 def _collecting(app: App, found: dict[str, Any]) -> BootStep:
     """A step that runs after all mandatory ones of the application and requires their values."""
-    names = [step.name for step in app.bootsteps if not step.optional and RUNS_JOBS not in step.requires]
+    names = [step.name for step in app.bootsteps if not step.optional and EXECUTION_STEP not in step.requires]
 
     async def collect(**values: Any) -> None:
         found.update({name: values[name.replace("-", "_")] for name in names})
@@ -184,8 +184,8 @@ def _server(broker: str) -> Generator[str, None, None]:
 
 def _clean(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
-    queues = [app.queue(name) for name in app.perform(calls.queues(app.keys), instead="")]
-    for call in erase(app.keys, queues):
+    queues = [app.queue(name) for name in app.perform(calls.list_queues(app.keys), instead="")]
+    for call in erase_app(app.keys, queues):
         app.perform(call, instead="")
 
 
@@ -213,8 +213,8 @@ def _in_thread(opened: Callable[[], AbstractAsyncContextManager[T]], what: str) 
 
     thread = threading.Thread(target=live, name=f"celery5 {what}", daemon=True)
     thread.start()
-    if not ready.wait(LIMIT):
-        raise TimeoutError(f"the {what} did not come up within {LIMIT:g} s")
+    if not ready.wait(START_LIMIT):
+        raise TimeoutError(f"the {what} did not come up within {START_LIMIT:g} s")
     if not values:
         thread.join()
         raise failed[0]

@@ -16,15 +16,15 @@ import trio
 from celery5.app import App
 from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured
-from celery5.event import Event, declared_of
+from celery5.event import Event, get_event_declaration
 from celery5.protocol.arguments import encode_value
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.events import EventMessage, job_of, read_event
+from celery5.protocol.events import EventMessage, make_event_job, parse_event
 from celery5.protocol.job import Job
-from celery5.runners.context import CURRENT, CurrentJob
+from celery5.runners.context import CURRENT_JOB, CurrentJob
 from celery5.task import Task
 
-MOST = 10_000
+MAX_JOBS = 10_000
 """The most jobs that one `run` runs: tasks that send each other would run without end."""
 
 
@@ -57,23 +57,23 @@ class Recorded:
         self._done = 0
         self._routed = 0
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def record(self, jobs: Sequence[Job]) -> None:
         """Keep these."""
         for job in jobs:
             if job.queue == EVENTS:
-                self.events.append(read_event(job.message))
+                self.events.append(parse_event(job.message))
             else:
                 self.jobs.append(_sent(self._app, job))
 
-    def of(self, task: Task[..., Any]) -> list[SentJob]:
+    def jobs_of(self, task: Task[..., Any]) -> list[SentJob]:
         """Return the jobs of one task."""
         return [job for job in self.jobs if job.task == task.name]
 
     def events_of(self, kind: Any) -> list[Event]:
         """Return the events of one class, as instances of it."""
-        declared = declared_of(kind)
+        declared = get_event_declaration(kind)
         found = [each for each in self.events if each.event == declared.name]
-        return [declared.read(each.fields) for each in found]
+        return [declared.parse_event(each.fields) for each in found]
 
     def clear(self) -> None:
         """Remove all recorded jobs and events."""
@@ -90,9 +90,9 @@ class Recorded:
         """
         values: list[Any] = []
         while (job := self._next()) is not None:
-            if len(values) == MOST:
+            if len(values) == MAX_JOBS:
                 raise Misconfigured(
-                    f"{MOST} jobs have run, and more are recorded: do their tasks send each other without end?"
+                    f"{MAX_JOBS} jobs have run, and more are recorded: do their tasks send each other without end?"
                 )
             values.append(_run(self._app, job))
         return values
@@ -108,9 +108,9 @@ class Recorded:
         """Create the jobs of the subscribers of new events."""
         fresh, self._routed = self.events[self._routed :], len(self.events)
         for event in fresh:
-            for subscription in self._app.events.subscriptions().get(self._app.name, []):
+            for subscription in self._app.events.group_subscriptions().get(self._app.name, []):
                 if event.subject in subscription.subjects:
-                    self.jobs.append(_sent(self._app, job_of(event, subscription, now=time.time())))
+                    self.jobs.append(_sent(self._app, make_event_job(event, subscription, now=time.time())))
 
 
 def _sent(app: App, job: Job) -> SentJob:
@@ -129,7 +129,7 @@ def _run(app: App, sent: SentJob) -> Any:
     args, kwargs = task.parameters.decode(envelope.args, envelope.kwargs)
 
     def call() -> Any:
-        CURRENT.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, envelope.trace))
+        CURRENT_JOB.set(CurrentJob(sent.id, sent.task, sent.queue, 1, "test", None, envelope.trace))
         if task.loop == "thread":
             return task.function(*args, **kwargs)
         return asyncio.run(awaited()) if task.loop == "asyncio" else trio.run(awaited)

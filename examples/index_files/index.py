@@ -32,7 +32,7 @@ JOBS_FOR_A_FILE = (tasks.read, tasks.digest, tasks.count_words)
 EXTRA_JOBS = ((tasks.ask_a_flaky_service, ()), (tasks.read_catalogue, (BROKEN,)))
 """The flaky job and the poisonous one, which fails at each of its attempts."""
 EXPECTED_DEAD = 1
-EXPECTED_RETRIES = 1 + (tasks.read_catalogue.options_.max_retries or 0)
+EXPECTED_RETRIES = 1 + (tasks.read_catalogue.send_options.max_retries or 0)
 
 
 class NothingHappens(CeleryError):
@@ -98,9 +98,11 @@ class Index:
         results: list[AsyncResult[Any]] = await self._app.asend_many(signatures)
         ids = [each.id for each in results]
         self.under_way.update(ids)
-        documents = await (await self._app.aresults()).wait([each.key for each in results], timeout=None)
+        documents = await (await self._app.aresult_waiter()).wait(
+            [each.key for each in results], timeout=None
+        )
         values = [self._take(each, documents[each.key]) for each in results]
-        await self._app.aperform(calls.forget(self._app.queue(results[0].queue), ids))
+        await self._app.aperform(calls.delete_results(self._app.queue(results[0].queue), ids))
         self.under_way.difference_update(ids)
         return values
 
@@ -124,7 +126,7 @@ class Index:
             jobs=len(self._documents),
             retries=sum(each.attempt - 1 for each in self._documents),
             dead=len(dead),
-            in_dead_letter_queue=(await self._app.aperform(calls.measure(queue))).dead,
+            in_dead_letter_queue=(await self._app.aperform(calls.measure_queue(queue))).dead,
             first_failure=f"{other[0].task}: {other[0].failure}" if other else "",
             latencies=sorted(each.finished - each.sent for each in self._documents),
         )

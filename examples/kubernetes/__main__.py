@@ -10,7 +10,7 @@ from pathlib import Path
 
 from celery5.errors import Misconfigured
 from celery5.examples.kubernetes.manifests import Wishes, left_out, manifests
-from celery5.protocol.cluster import read
+from celery5.protocol.cluster import parse_cluster
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
     said = vars(parser.parse_args())
     file: Path = said.pop("cluster")
     try:
-        cluster = read(file.read_bytes())
+        cluster = parse_cluster(file.read_bytes())
     except (OSError, Misconfigured) as error:
         sys.stderr.write(f"Error: cluster description {file}: {error}\n")
         return 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery5.broker.keys import Keys
-from celery5.protocol.cluster import Cluster, Group, members
+from celery5.protocol.cluster import Cluster, Group, build_members
 from celery5.protocol.members import Member
 
 PORT = 9500
@@ -175,7 +175,7 @@ def _arguments(group: Group) -> Iterator[str]:
 def _member(group: Group) -> Member:
     """One of them, without what there is one of for each on a machine."""
     flags = {name: value for name, value in group.flags.items() if name not in ("status_port", "status_host")}
-    (member,) = members(Cluster(groups=(Group(kind=group.kind, name=group.name, flags=flags),)))
+    (member,) = build_members(Cluster(groups=(Group(kind=group.kind, name=group.name, flags=flags),)))
     return member
 
 
@@ -234,7 +234,7 @@ def _by_queues(group: Group, wishes: Wishes) -> Manifest:
             "type": "redis-streams",
             "metadata": {
                 "address": wishes.keda,
-                "stream": keys.of(queue).normal,
+                "stream": keys.for_queue(queue).normal,
                 "consumerGroup": "workers",
                 "lagCount": "100",
             },

@@ -17,8 +17,8 @@ import trio
 
 from celery5 import BrokerError, CeleryError, Emit, Misconfigured
 from celery5.examples.webhooks.signature import Unsigned, key_of, verified
-from celery5.protocol.http import BadRequest, Request, Response, read_request
-from celery5.services.http_reading import read_body, read_head, read_on
+from celery5.protocol.http import BadRequest, HttpRequest, HttpResponse, parse_request
+from celery5.services.http_reading import drain_request, read_body, read_head
 
 CONNECTIONS = 64
 """Connections at once; others are told to come again."""
@@ -85,32 +85,32 @@ class Receiver:
                 await stream.send_all((await self._response(stream, emit)).to_bytes())
                 if stream is bare:
                     await bare.send_eof()
-                await read_on(stream)
+                await drain_request(stream)
         finally:
             self._open -= 1
             await trio.aclose_forcefully(bare)
 
-    async def _response(self, stream: trio.abc.ReceiveStream, emit: Emit) -> Response:
+    async def _response(self, stream: trio.abc.ReceiveStream, emit: Emit) -> HttpResponse:
         if self._open > CONNECTIONS:
             return _refused(503, "too many connections at once")
         try:
-            head, begun = await read_head(stream, within=LIMIT / 4)
-            request = read_request(head, largest=self._largest)
+            head, begun = await read_head(stream, timeout=LIMIT / 4)
+            request = parse_request(head, max_body_size=self._largest)
             if request.path != self._path or request.method != "POST":
                 status = 404 if request.path != self._path else 405
                 return _refused(status, f"POST to {self._path}")
-            body = await read_body(stream, begun, request.length, within=LIMIT / 4)
+            body = await read_body(stream, begun, request.content_length, timeout=LIMIT / 4)
         except BadRequest as bad:
             return _refused(bad.status, bad.why)
         return await self._taken(request, body, emit)
 
-    async def _taken(self, request: Request, body: bytes, emit: Emit) -> Response:
+    async def _taken(self, request: HttpRequest, body: bytes, emit: Emit) -> HttpResponse:
         """Publish a message that is signed."""
         try:
-            name = verified(request.fields, body, self._keys, now=self._now())
+            name = verified(request.headers, body, self._keys, now=self._now())
         except Unsigned:
             return _refused(401, "it is not signed as it must be")
-        kind = request.fields.get("content-type", "")
+        kind = request.headers.get("content-type", "")
         try:
             with trio.fail_after(LIMIT / 4):
                 await emit(body, id=name, attributes={"content-type": kind} if kind else {})
@@ -118,8 +118,8 @@ class Receiver:
             return _refused(503, "it could not be published: send it again", ("Retry-After", "5"))
         except CeleryError as error:  # it will never do
             return _refused(400, str(error))
-        return Response(200, msgspec.json.encode({"id": name}) + b"\n")
+        return HttpResponse(200, msgspec.json.encode({"id": name}) + b"\n")
 
 
-def _refused(status: int, why: str, *more: tuple[str, str]) -> Response:
-    return Response(status, msgspec.json.encode({"error": why}) + b"\n", more=more)
+def _refused(status: int, why: str, *more: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, msgspec.json.encode({"error": why}) + b"\n", headers=more)

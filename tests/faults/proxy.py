@@ -16,7 +16,7 @@ from typing import Any
 import hiredis
 import trio
 
-from celery5.broker.wire import NOT_YET, Replies, pack
+from celery5.broker.wire import NEED_DATA, ReplyParser, pack_command
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ class _Connection:
             nursery.start_soon(self._replies)
 
     async def _commands(self) -> None:
-        commands = Replies()
+        commands = ReplyParser()
         while data := await self._client.receive_some():
             commands.feed(bytes(data))
-            while (command := commands.next()) is not NOT_YET:
+            while (command := commands.next()) is not NEED_DATA:
                 await self._proxy._flowing.wait()
                 await self._server.send_all(self._through(command))
         self._scope.cancel()
@@ -237,4 +237,4 @@ class _Connection:
 
 def _failing(error: str) -> bytes:
     """A command that the server answers with this error."""
-    return pack(("EVAL", "return redis.error_reply(ARGV[1])", 0, error))
+    return pack_command(("EVAL", "return redis.error_reply(ARGV[1])", 0, error))

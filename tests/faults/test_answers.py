@@ -6,7 +6,7 @@ Floor: tests. Reads and writes: keys named after the test.
 import pytest
 import trio
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import TrioRedis
 from celery5.errors import (
@@ -27,7 +27,7 @@ ADD = Script("add", "return redis.call('INCRBY', KEYS[1], ARGV[1])", "0" * 40)
 
 def add(key: str, number: int) -> Call[int]:
     """A script call that no server knows by its hash, so that it always has to be sent in full."""
-    return scripted(ADD, (key,), (number,), int)
+    return script_call(ADD, (key,), (number,), int)
 
 
 async def test_a_loading_server_keeps_its_connection_and_the_command_did_not_run(

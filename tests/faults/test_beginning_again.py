@@ -14,7 +14,7 @@ import redis
 import trio
 
 from celery5 import App, BootStep, every
-from celery5.bootsteps.boot import Boot, BootFailed
+from celery5.bootsteps.boot import BootFailed, BootGraph
 from celery5.broker import calls
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.keys import EVENTS
@@ -29,7 +29,7 @@ from celery5.errors import (
 from celery5.processes import controller, lives
 from celery5.processes.controller import ClusterOptions
 from celery5.processes.foreground import WORKER
-from celery5.processes.lives import Page, begins_again
+from celery5.processes.lives import ProcessKind, should_restart
 from celery5.processes.publisher import PUBLISHER
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
@@ -98,9 +98,9 @@ class Status(trio.TaskStatus[None]):
 @pytest.fixture
 def interruptible(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of a test loses its lease on demand, and does not wait before it begins again."""
-    inner = Boot.run
+    inner = BootGraph.run
 
-    async def run(self: Boot, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self: BootGraph, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         one = CURRENT.get()
         if one is None:
             await inner(self, task_status=task_status)
@@ -114,7 +114,7 @@ def interruptible(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             CURRENT.set(one)
 
-    monkeypatch.setattr(Boot, "run", run)
+    monkeypatch.setattr(BootGraph, "run", run)
     monkeypatch.setattr(lives, "full_jitter", lambda *_a, **_k: 0.005)
 
 
@@ -140,13 +140,13 @@ def shop(name: str, broker: str) -> App:
     return app
 
 
-def pages(folder: Path) -> dict[str, Page]:
+def pages(folder: Path) -> dict[str, ProcessKind]:
     """Every kind of process, by its name."""
     (folder / "cluster.toml").write_text("[workers.none]\ncount = 0\n")
     options = ClusterOptions("shop", file=str(folder / "cluster.toml"))
     run = partial(controller.run, cluster_options=options)
-    kept = Page("controller", run, lambda _app: None)
-    return {page.word: page for page in (WORKER, ROUTER, SCHEDULER, PUBLISHER, kept)}
+    kept = ProcessKind("controller", run, lambda _app: None)
+    return {page.name: page for page in (WORKER, ROUTER, SCHEDULER, PUBLISHER, kept)}
 
 
 @pytest.mark.parametrize("word", ["worker", "router", "scheduler", "publisher", "controller"])
@@ -279,7 +279,7 @@ async def test_a_mandatory_step_of_the_application_that_is_refused_is_waited_for
             process = await start(nursery, app)
             refusing = True
             incarnations._end.set()
-            await until(lambda: any("prepare" in each["why"] for each in lines.of("worker:again")))
+            await until(lambda: any("prepare" in each["why"] for each in lines.of("worker:restarted")))
             refusing = False
             await until(lambda: incarnations.up == 2)
             await process.stop()
@@ -310,6 +310,6 @@ REFUSED = BrokerReplied("OOM", code="OOM")
 def test_what_a_process_survives(
     error: Exception, *, first: bool, first_of_several: bool, later: bool
 ) -> None:
-    assert begins_again(error, at_first=True, told_away=False) is first
-    assert begins_again(error, at_first=True, told_away=True) is first_of_several
-    assert begins_again(error, at_first=False, told_away=False) is later
+    assert should_restart(error, is_first=True, unreachable_reported=False) is first
+    assert should_restart(error, is_first=True, unreachable_reported=True) is first_of_several
+    assert should_restart(error, is_first=False, unreachable_reported=False) is later

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from celery5.broker.call import Call
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.broker.trio_redis import TrioRedis
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from tests.faults.calls import get, incr, raw, until
@@ -16,14 +16,14 @@ from tests.faults.conftest import OpenLink
 from tests.faults.proxy import FaultyProxy
 
 
-def begun(link: TrioRedis, call: Call[int]) -> Ticket:
+def begun(link: TrioRedis, call: Call[int]) -> PendingRequest:
     """A call that was begun."""
     ticket = link.begin(call)
     assert ticket is not None
     return ticket
 
 
-async def finished(link: TrioRedis, call: Call[int], ticket: Ticket) -> int:
+async def finished(link: TrioRedis, call: Call[int], ticket: PendingRequest) -> int:
     """What came of it."""
     with trio.fail_after(30):
         return await link.finish(call, ticket)
@@ -45,7 +45,7 @@ async def test_a_call_that_was_begun_is_answered_before_or_after_somebody_waits(
     ticket = begun(link, call)
     if later:
         with trio.fail_after(30):
-            while not ticket.over:
+            while not ticket.is_done:
                 await trio.sleep(0.01)
     assert await finished(link, call, ticket) == 1
 

@@ -170,11 +170,11 @@ def test_workers_of_a_cluster_are_recycled_under_load_and_nobody_counts_that_as_
 ) -> None:
     cluster = cluster_of(TWO_WORKERS.replace("restart_limit = 100", "restart_limit = 1") + "max_jobs = 60\n")
     with Load(staff, events=False) as load:
-        wait_until(lambda: len(cluster.controller.lines("worker:recycling")) >= 3, within=LIMIT)
+        wait_until(lambda: len(cluster.controller.lines("worker:recycle-requested")) >= 3, within=LIMIT)
         wait_for_more(staff, load)
     load.ended_well()
     wait_until(lambda: len(cluster.members) == 2, within=LIMIT)
-    assert cluster.said("member:given-up") == []
+    assert cluster.said("member:abandoned") == []
 
 
 def test_a_cluster_stops_under_load_in_order_and_what_has_begun_ends(
@@ -201,7 +201,7 @@ def test_a_member_that_keeps_dying_is_given_up_and_the_cluster_says_that_it_is_u
     for _ in range(3):
         wait_until(lambda pid=pid: cluster.members.get(ONE, pid) != pid, within=LIMIT)  # type: ignore[misc]
         pid = cluster.kill(ONE)
-    wait_until(lambda: bool(cluster.said("member:given-up", ONE)), within=LIMIT)
+    wait_until(lambda: bool(cluster.said("member:abandoned", ONE)), within=LIMIT)
     assert ONE not in cluster.members
     (job,) = staff.app.send_many([staff.app.signature("nap", 0.0)])
     assert job.get(timeout=LIMIT)  # the other one works on

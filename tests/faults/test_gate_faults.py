@@ -62,7 +62,7 @@ async def test_whatever_happens_to_the_connections_no_slot_is_lost_or_given_twic
     keys = behind.queue("default")
     assert (runs, max(most.values())) == (dict.fromkeys(range(250), 1), 2)
     assert gate_leaks(redis_client, keys) == []
-    assert not redis_client.exists(keys.slots, keys.counts, keys.held)
+    assert not redis_client.exists(keys.slots, keys.slot_counts, keys.limited_counts)
 
 
 class Overlap:

@@ -22,7 +22,17 @@ from celery5 import App, Event, every
 from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import BacklogFull, BrokerError, BrokerUnavailable, NotReplicated
 from celery5.protocol.job import new_id
-from celery5.protocol.parcels import ROOM, Answer, Frames, FromDaemon, Hand, Told, Welcome, client_word, frame
+from celery5.protocol.parcels import (
+    FRAME_OVERHEAD_BYTES,
+    DaemonMessage,
+    FrameReader,
+    GroupReply,
+    PublishReply,
+    PublishRequest,
+    Welcome,
+    decode_client_message,
+    encode_frame,
+)
 from tests.faults.proxy import FaultyProxy
 from tests.redis.colours import COLOURS, POOLED, Here, live, raw
 
@@ -329,25 +339,25 @@ class Forgetful:
         self._listener.close()
 
     def _work(self) -> None:
-        for answers in ([Answer(), None], [Answer("full", "no room")]):
+        for answers in ([GroupReply(), None], [GroupReply("full", "no room")]):
             line, _ = self._listener.accept()
             with line:
                 line.settimeout(10)
-                frames = Frames(ROOM)
+                frames = FrameReader(FRAME_OVERHEAD_BYTES)
                 _heard(line, frames)
-                line.sendall(frame(Welcome()))
+                line.sendall(encode_frame(Welcome()))
                 for answer in answers:
                     hand = _heard(line, frames)
-                    assert isinstance(hand, Hand)
+                    assert isinstance(hand, PublishRequest)
                     if answer is not None:
-                        word: FromDaemon = Told((answer,) * len(hand.groups))
-                        line.sendall(frame(word))
+                        word: DaemonMessage = PublishReply((answer,) * len(hand.groups))
+                        line.sendall(encode_frame(word))
 
 
-def _heard(line: socket.socket, frames: Frames) -> Any:
-    while (body := frames.next()) is None:
+def _heard(line: socket.socket, frames: FrameReader) -> Any:
+    while (body := frames.next_frame()) is None:
         frames.feed(line.recv(65536))
-    return client_word(body)
+    return decode_client_message(body)
 
 
 @pytest.fixture

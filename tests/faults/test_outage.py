@@ -16,16 +16,16 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import (
     BreakerClosed,
     BreakerOpened,
-    Connected,
-    ConnectFailed,
+    LinkConnected,
+    LinkConnectFailed,
     LinkEvent,
-    Lost,
+    LinkLost,
     Timing,
     TrioRedis,
 )
 from celery5.errors import BrokerUnavailable, CircuitOpen
 from celery5.log import Log
-from celery5.processes.link_log import LinkLog
+from celery5.processes.link_log import ConnectionLog
 from celery5.protocol.breaker import BreakerState
 from tests.faults.calls import get, incr, raw, until
 from tests.faults.conftest import BRISK, OpenLink
@@ -101,7 +101,7 @@ async def test_a_stalled_server_fails_the_call_in_time_and_is_used_again_when_it
     await until(lambda: link.connected)
     await until(lambda: proxy.seen[b"INCR"] == 1)
     assert await link.perform(get(app_name)) in {None, b"1"}
-    assert any(isinstance(event, Lost) and event.failed == 1 for event in events)
+    assert any(isinstance(event, LinkLost) and event.failed == 1 for event in events)
 
 
 async def test_a_silent_dead_connection_is_noticed_although_nobody_calls(
@@ -139,7 +139,7 @@ async def test_failures_open_the_breaker_and_calls_fail_at_once_until_the_server
     assert link.breaker is BreakerState.CLOSED
     assert await link.perform(incr(app_name)) == 1
     kinds = [type(event) for event in events]
-    assert kinds[:3] == [Connected, Lost, ConnectFailed]
+    assert kinds[:3] == [LinkConnected, LinkLost, LinkConnectFailed]
     assert (kinds.count(BreakerOpened), kinds.count(BreakerClosed)) == (1, 1)
 
 
@@ -148,7 +148,7 @@ async def test_a_connection_that_breaks_again_soon_is_an_error_in_the_log(
 ) -> None:
     events: list[LinkEvent] = []
     with Lines() as lines:
-        log = LinkLog(log=Log(worker="w", app="a"))
+        log = ConnectionLog(log=Log(worker="w", app="a"))
 
         def watch(event: LinkEvent) -> None:
             events.append(event)
@@ -158,7 +158,7 @@ async def test_a_connection_that_breaks_again_soon_is_an_error_in_the_log(
         for failures in (BRISK.breaker_failures + 4, 0):
             proxy.refuse()
             # Its probes fail, too, and each of them trips it again.
-            await until(partial(_so_many, events, ConnectFailed, failures))
+            await until(partial(_so_many, events, LinkConnectFailed, failures))
             await until(lambda: link.breaker is not BreakerState.CLOSED)
             proxy.accept()
             await until(lambda: link.connected)

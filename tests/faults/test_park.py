@@ -13,7 +13,7 @@ import pytest
 import redis as blocking
 import trio
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_trio import ParkedRedis, TrioRedis
 from celery5.errors import BrokerReplied, BrokerUnavailable
@@ -149,7 +149,7 @@ async def test_what_a_script_gives_that_the_server_did_not_know_is_taken_once(
     script = Script("given", body, hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest())
     taken: list[list[bytes]] = []
     for _ in range(2):
-        await parked.redis.perform(scripted(script, (), (), _ids), taken.append)
+        await parked.redis.perform(script_call(script, (), (), _ids), taken.append)
     assert taken == [[b"1-0"]] * 2
 
 

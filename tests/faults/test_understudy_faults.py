@@ -19,9 +19,9 @@ from celery5.broker.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.processes import understudy
-from celery5.processes.understudy import Said
-from celery5.runners.process_group import started_at
-from celery5.services.black_box import BlackBox
+from celery5.processes.understudy import BeatReport
+from celery5.runners.process_group import get_start_ticks
+from celery5.services.black_box import SidecarMemory
 from tests.faults.proxy import FaultyProxy
 from tests.redis.workers import working
 
@@ -33,18 +33,18 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(understudy, "LIMITS", Timing(connect=0.1, reply=0.1))
+    monkeypatch.setattr(understudy, "RECOVERY_TIMING", Timing(connect=0.1, reply=0.1))
     app, driver, box = (
         App(app_name, broker=proxy.url, lease=1.0),
         BlockingRedis(Endpoint.from_url(url)),
-        BlackBox(slots=1),
+        SidecarMemory(slots=1),
     )
-    driver.perform(calls.join(app.queue("mail"), "w", lease=60))
+    driver.perform(calls.join_queue(app.queue("mail"), "w", lease=60))
     watch = understudy._Watch(app, box, os.getpid(), -1, -1)
-    watch._hear(msgspec.json.encode(Said("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
+    watch._hear(msgspec.json.encode(BeatReport("w", ("mail",), Endpoint.from_url(proxy.url))) + b"\n")
     with trio.fail_after(30):
         proxy.delay = 0.2
-        assert (await trio.to_thread.run_sync(watch._step_in)).counts
+        assert (await trio.to_thread.run_sync(watch._step_in)).is_alive
         assert box.lease_until > 0
         assert capfd.readouterr().err == ""
         proxy.stall()
@@ -57,16 +57,16 @@ async def test_a_slow_server_is_waited_for_as_long_as_the_lease_allows(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process was started")
 def test_a_stranger_who_has_the_id_of_a_box_that_has_ended_is_left_alone(app_name: str) -> None:
-    box = BlackBox(slots=1, boxes=2)
+    box = SidecarMemory(slots=1, boxes=2)
     watch = understudy._Watch(App(app_name), box, os.getpid(), -1, -1)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        began = started_at(process.pid)
-        box.has_box(process.pid, began - 1)
+        began = get_start_ticks(process.pid)
+        box.add_box(process.pid, began - 1)
         watch._end_boxes()
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
-        box.had_box(process.pid)
-        box.has_box(process.pid, began)
+        box.remove_box(process.pid)
+        box.add_box(process.pid, began)
         watch._end_boxes()
         assert process.wait(30) == -signal.SIGKILL
 
@@ -76,8 +76,8 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
     proxy: FaultyProxy, app_name: str, capfd: pytest.CaptureFixture[str], left: bool
 ) -> None:
     app = App(app_name, broker=proxy.url)
-    watch = understudy._Watch(app, BlackBox(slots=1), os.getpid(), -1, -1)
-    said = Said("w", ("mail",), Endpoint.from_url(proxy.url), left)
+    watch = understudy._Watch(app, SidecarMemory(slots=1), os.getpid(), -1, -1)
+    said = BeatReport("w", ("mail",), Endpoint.from_url(proxy.url), left)
     watch._hear(msgspec.json.encode(said) + b"\n")
     proxy.refuse()
     with trio.fail_after(30):
@@ -88,13 +88,13 @@ async def test_jobs_that_wait_for_the_lease_are_told_of_unless_the_worker_has_sa
 async def test_an_understudy_hears_of_a_worker_that_stops_while_redis_is_away(
     proxy: FaultyProxy, app_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_queues, "LEAVE_LIMIT", 0.1)
+    monkeypatch.setattr(join_queues, "LEAVE_TIMEOUT", 0.1)
     app = App(app_name, broker=proxy.url)
     ear, mouth = os.pipe()
-    one = understudy.Understudy(app, mouth=mouth, black_box=BlackBox(slots=1))
+    one = understudy.Understudy(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
     async with working(app, understudy=one):
         proxy.refuse()
-    said = [msgspec.json.decode(line, type=Said) for line in os.read(ear, 1 << 16).splitlines()]
+    said = [msgspec.json.decode(line, type=BeatReport) for line in os.read(ear, 1 << 16).splitlines()]
     assert [each.left for each in said] == [False] * (len(said) - 1) + [True]
     assert said[-1].worker == said[0].worker
     one.close()

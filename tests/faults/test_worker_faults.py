@@ -107,4 +107,4 @@ async def test_a_job_that_fails_while_redis_is_away_keeps_its_outcome(
             with pytest.raises(TaskFailed, match="while nobody listened"):
                 await sent.aget(timeout=30)
     assert len(lines.of("job")) == 1
-    assert lines.of("worker:again") == []
+    assert lines.of("worker:restarted") == []

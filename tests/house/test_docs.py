@@ -22,7 +22,7 @@ from celery5.overview import AppState
 from celery5.protocol.job import Options
 from celery5.protocol.states import JobState
 from celery5.protocol.verdict import Reason
-from celery5.settings import PREFIX, Settings, descriptions, hash_limits
+from celery5.settings import PREFIX, Settings, get_descriptions, get_hash_limits
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 
@@ -43,8 +43,8 @@ def settings_table() -> str:
         "| setting | in the environment | default | in the hash | is |",
         "|---|---|---|---|---|",
     ]
-    limits = hash_limits()
-    for name, text in descriptions().items():
+    limits = get_hash_limits()
+    for name, text in get_descriptions().items():
         value = getattr(defaults, name)
         shown = f"{value:g}" if isinstance(value, float) else str(value) or "none"
         if name == "cpu_slots":

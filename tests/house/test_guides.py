@@ -20,7 +20,7 @@ from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
 from celery5.protocol.retry import RetryPolicy
 from celery5.settings import Settings
-from celery5.spellings import CELERY, Thing, hint
+from celery5.spellings import CELERY, NameKind, find_hint
 from tests.house import celery_names, fennel_names
 from tests.house.sources import HERE
 
@@ -66,12 +66,12 @@ def theirs(page: str, title: str) -> str:
 
 def missing(names: list[str], text: str) -> list[str]:
     """Names that `text` has neither as they are nor among all that begin so (`beat_*`)."""
-    families = tuple(re.findall(r"`(\w+_)\*`", text))
+    metric_families = tuple(re.findall(r"`(\w+_)\*`", text))
     return [
         each
         for each in names
         if not re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", text)
-        and not (families and each.startswith(families))
+        and not (metric_families and each.startswith(metric_families))
     ]
 
 
@@ -161,7 +161,7 @@ def test_nothing_that_celery5_has_is_said_to_be_missing() -> None:
 
 
 @pytest.mark.parametrize("thing", CELERY)
-def test_no_hint_says_nothing_of_what_celery5_has(thing: Thing) -> None:
+def test_no_hint_says_nothing_of_what_celery5_has(thing: NameKind) -> None:
     silent = {name for name, ours in CELERY[thing].items() if ours.startswith("nothing")}
     words = {word for name in silent for word in name.split()}
     assert words & OFFERED - ANOTHER_THING == set()
@@ -176,8 +176,8 @@ def test_no_hint_says_nothing_of_what_celery5_has(thing: Thing) -> None:
         ("setting", "task_always_eager", "celery5.testing: recorded(app)"),
     ],
 )
-def test_a_hint_names_what_celery5_has_by_another_name(thing: Thing, name: str, answer: str) -> None:
-    assert answer in hint(thing, name)
+def test_a_hint_names_what_celery5_has_by_another_name(thing: NameKind, name: str, answer: str) -> None:
+    assert answer in find_hint(thing, name)
 
 
 ANSWERS = {

@@ -20,13 +20,13 @@ import pytest
 
 from tests.house.sources import files, name, tree
 
-SCRIPTS = [path for path in files("celery5/broker/lua", suffix=".lua") if path.parent.name != "parts"]
+SCRIPTS = [path for path in files("celery5/broker/lua", suffix=".lua") if path.parent.name != "lib"]
 """A part is no script: others begin with it."""
 CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.read_text()]
 
 
 @dataclass(frozen=True)
-class Words:
+class Settlement:
     """How many words of one kind a script takes: so many, and any number more when `more`."""
 
     fixed: int = 0
@@ -37,13 +37,13 @@ class Words:
 class Legend:
     """What a script says about itself."""
 
-    keys: Words
-    argv: Words
+    keys: Settlement
+    argv: Settlement
     what: str
     gives: str
 
 
-def numbered(lines: list[str], script: str) -> Words:
+def numbered(lines: list[str], script: str) -> Settlement:
     """Read `1 what`, `2 what`, `3.. what`. Text that goes on is indented deeper than a number."""
     fixed, more = 0, False
     for line in lines:
@@ -55,7 +55,7 @@ def numbered(lines: list[str], script: str) -> Words:
         assert number == fixed + 1, f"{script}: expected number {fixed + 1}: {line}"
         more = bool(found[2])
         fixed = fixed if more else number
-    return Words(fixed, more)
+    return Settlement(fixed, more)
 
 
 def legend(path: Path) -> Legend:
@@ -88,9 +88,9 @@ def body(path: Path) -> str:
     return re.sub(r"(?m)--.*$", "", path.read_text())
 
 
-def sent() -> dict[str, list[tuple[Words, Words]]]:
+def sent() -> dict[str, list[tuple[Settlement, Settlement]]]:
     """For each script, the KEYS and ARGV of every call that is made of it."""
-    calls: dict[str, list[tuple[Words, Words]]] = {}
+    calls: dict[str, list[tuple[Settlement, Settlement]]] = {}
     for path in CALLS:
         scripts = dict(loaded(path))
         for function in (node for node in tree(path).body if isinstance(node, ast.FunctionDef)):
@@ -118,14 +118,14 @@ def loaded(path: Path) -> list[tuple[str, str]]:
     ]
 
 
-def count(given: ast.expr, local: dict[str, ast.expr]) -> Words:
+def count(given: ast.expr, local: dict[str, ast.expr]) -> Settlement:
     """How many words an expression stands for: a tuple, or the name of one, or something of unknown length."""
     if isinstance(given, ast.Name) and given.id in local:
         given = local[given.id]
     if not isinstance(given, ast.Tuple):
-        return Words(0, more=True)
+        return Settlement(0, more=True)
     plain = [element for element in given.elts if not isinstance(element, ast.Starred)]
-    return Words(len(plain), more=len(plain) < len(given.elts))
+    return Settlement(len(plain), more=len(plain) < len(given.elts))
 
 
 def test_there_are_scripts() -> None:
@@ -147,7 +147,7 @@ def test_a_script_says_what_it_does_what_it_takes_and_what_it_gives(path: Path) 
     said = legend(path)
     assert said.what.endswith(".")
     assert said.gives.endswith(".")
-    assert said.keys != Words()
+    assert said.keys != Settlement()
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -156,7 +156,7 @@ def test_a_script_uses_no_word_that_its_legend_leaves_out(path: Path) -> None:
     for kind, words in (("KEYS", said.keys), ("ARGV", said.argv)):
         used = {int(number) for number in re.findall(rf"{kind}\[(\d+)\]", body(path))}
         assert words.more or max(used, default=0) <= words.fixed, f"{kind}[{max(used)}] is not in the legend"
-        assert re.search(rf"\b{kind}\b", body(path)) or words == Words(), (
+        assert re.search(rf"\b{kind}\b", body(path)) or words == Settlement(), (
             f"{kind} is in the legend and is not used"
         )
 

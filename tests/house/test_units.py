@@ -15,11 +15,11 @@ import pytest
 
 from celery5.cli.main import cli
 from celery5.processes import fleet, foreground
-from celery5.protocol.cluster import SURPLUS
+from celery5.protocol.cluster import STOP_MARGIN
 from celery5.protocol.members import KINDS, Member
-from celery5.protocol.remote_units import Place, unit_file
-from celery5.protocol.units import CRASHES, LAST_RITES
-from celery5.protocol.units import HARDENED as OF_MEMBERS
+from celery5.protocol.remote_units import RemoteSetup, format_unit_file
+from celery5.protocol.units import CRASH_SIGNALS, SIDECAR_GRACE_COMMANDS
+from celery5.protocol.units import HARDENING as OF_MEMBERS
 from celery5.settings import Settings
 
 UNITS = sorted(each for each in (Path(__file__).parents[2] / "systemd").iterdir())
@@ -150,16 +150,16 @@ MOUNTS = {"PrivateTmp", "ProtectSystem", "ProtectControlGroups", "ProtectKernelT
 
 def test_members_on_other_hosts_are_as_hardened_as_is_possible_without_a_mount_namespace() -> None:
     member = Member(name="worker-default-1@web2", kind="worker", host="web2", arguments=("worker", "start"))
-    lines = unit_file(Place(app="shop"), member).splitlines()
+    lines = format_unit_file(RemoteSetup(app="shop"), member).splitlines()
     assert {name for name, value in HARDENED.items() if f"{name}={value}" not in lines} == MOUNTS
 
 
 def test_the_understudy_of_a_worker_that_has_died_is_left_half_a_second() -> None:
     unit = service("worker")
-    assert [(name, unit[name]) for name, _ in LAST_RITES] == [
-        (name, f"/bin/sh -c '{each}'") for name, each in LAST_RITES
+    assert [(name, unit[name]) for name, _ in SIDECAR_GRACE_COMMANDS] == [
+        (name, f"/bin/sh -c '{each}'") for name, each in SIDECAR_GRACE_COMMANDS
     ]
-    assert [int(signal.Signals[each]) for each in unit["SuccessExitStatus"].split()] == list(CRASHES)
+    assert [int(signal.Signals[each]) for each in unit["SuccessExitStatus"].split()] == list(CRASH_SIGNALS)
     assert unit["OOMPolicy"] == "continue"
 
 
@@ -178,4 +178,6 @@ def test_systemd_has_more_patience_than_a_parent_and_that_has_more_than_a_worker
 
 def test_systemd_has_more_patience_than_a_controller_whose_members_end_one_kind_after_the_other() -> None:
     kinds = len(KINDS)
-    assert float(service("controller")["TimeoutStopSec"]) >= kinds * (Settings().grace_period + SURPLUS) + 5
+    assert (
+        float(service("controller")["TimeoutStopSec"]) >= kinds * (Settings().grace_period + STOP_MARGIN) + 5
+    )

@@ -10,8 +10,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-from celery5.protocol.autoscale import Autoscale, Course, Scale, advance, begin, cool_until, steps
-from celery5.protocol.situation import Line, Member, Situation
+from celery5.protocol.autoscale import (
+    Autoscale,
+    AutoscaleState,
+    Scale,
+    get_changes,
+    get_cooldown_end,
+    get_next_state,
+    make_initial_state,
+)
+from celery5.protocol.situation import ClusterSnapshot, ClusterWorker, TaskLoad
 
 LOOK = 2.0
 """Seconds between looks."""
@@ -37,7 +45,7 @@ class Story(NamedTuple):
     """What happened: the steps, and at each look the time, the course and the jobs that there were."""
 
     steps: list[Step]
-    looks: list[tuple[float, Course, float]]
+    looks: list[tuple[float, AutoscaleState, float]]
 
     def between(self, begin: float, end: float) -> list[Step]:
         """The steps of a time."""
@@ -53,12 +61,12 @@ class Story(NamedTuple):
         return sum(one != other for one, other in pairwise(ups))
 
 
-def situation(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> Situation:
+def situation(jobs: float, workers: int, *, slots: int = SLOTS, kind: str = "trio") -> ClusterSnapshot:
     """So many jobs of one kind, and so many workers."""
-    line = Line(queue="q", task="t", kind=kind, waiting=round(jobs))
+    line = TaskLoad(queue="q", task="t", kind=kind, waiting=round(jobs))
     one = {"queues": ("q",), "slots": {kind: slots}, "most": {kind: slots}}
-    members = tuple(Member(name=f"w{n}", **one) for n in range(workers))  # type: ignore[arg-type]
-    return Situation(lines=(line,), members=members)
+    members = tuple(ClusterWorker(name=f"w{n}", **one) for n in range(workers))  # type: ignore[arg-type]
+    return ClusterSnapshot(task_loads=(line,), workers=members)
 
 
 def live(
@@ -75,15 +83,15 @@ def live(
     alive = [0.0] * policy.minimum  # when each comes
     leaving: list[float] = []
     jobs, now = 0.0, 0.0
-    course = begin(policy, situation(0, policy.minimum))
+    course = make_initial_state(policy, situation(0, policy.minimum))
     story = Story([], [])
     while now < seconds:
         there = sum(at <= now for at in alive) + sum(at > now for at in leaving)
         # Those that wait, and those that run: as many as come in the second that each takes.
         there_are = jobs + min(arrivals(now), there * SLOTS) + glitch(now)
-        before, course = course, advance(course, policy, situation(there_are, there), now)
-        if steps(before, course):
-            assert now >= cool_until(before, policy), "two steps within a cool-down"
+        before, course = course, get_next_state(course, policy, situation(there_are, there), now)
+        if get_changes(before, course):
+            assert now >= get_cooldown_end(before, policy), "two steps within a cool-down"
             story.steps.append(Step(now, before.scale, course.scale))
         assert policy.minimum <= course.workers <= policy.maximum
         assert 1 <= course.prefetch <= policy.prefetch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery5.cli.answers import TABLES, shown
+from celery5.cli.answers import TABLES, format_answers
 from celery5.cli.control import _for_people
 from celery5.control import Reply
 
@@ -43,15 +43,15 @@ def stripped(text: str) -> list[list[str]]:
 
 
 def test_what_runs_is_a_line_for_each_job() -> None:
-    assert stripped(shown("active", [("w1", [JOB, JOB]), ("w2", [])])) == [
+    assert stripped(format_answers("active", [("w1", [JOB, JOB]), ("w2", [])])) == [
         ["worker", "job", "task", "arguments", "queue", "attempt", "for"],
         *[["w1", "AX", "shop.pay", "order=7", "mail", "2", "2.4 s"]] * 2,
     ]
-    assert shown("active", [("w1", []), ("w2", [])]) == "no job runs"
+    assert format_answers("active", [("w1", []), ("w2", [])]) == "no job runs"
 
 
 def test_how_a_worker_does_is_a_line() -> None:
-    head, row = stripped(shown("stats", [("w1", STATS)]))
+    head, row = stripped(format_answers("stats", [("w1", STATS)]))
     assert dict(zip(head, row, strict=True)) == {
         "worker": "w1",
         "kind": "worker",
@@ -67,7 +67,7 @@ def test_how_a_worker_does_is_a_line() -> None:
 
 
 def test_health_is_a_line_for_each_check_and_each_breaker() -> None:
-    assert stripped(shown("health", [("w1", HEALTH)])) == [
+    assert stripped(format_answers("health", [("w1", HEALTH)])) == [
         ["worker", "what", "name", "state", "why"],
         ["w1", "check", "Disk", "unhealthy (stale)", "full"],
         ["w1", "breaker", "shop.pay", "open (only watches)", "OSError: no"],
@@ -79,7 +79,7 @@ def test_health_is_a_line_for_each_check_and_each_breaker() -> None:
     "answer", [None, {}, [], [None], "x", {"checks": 1, "queues": [], "slots": {"a": 1}}]
 )
 def test_whatever_a_worker_of_another_version_answers_is_shown(command: str, answer: Any) -> None:
-    assert shown(command, [("w1", answer)])
+    assert format_answers(command, [("w1", answer)])
 
 
 def test_those_that_did_not_answer_stand_below_the_table() -> None:

@@ -171,14 +171,14 @@ def test_an_annotation_that_says_little_lets_everything_pass(annotation: Any) ->
 
 @pytest.mark.parametrize("annotation", [NoReturn, Never, Any, T])
 def test_a_task_may_say_that_it_never_returns(annotation: Any) -> None:
-    assert ResultType(taking(returns=annotation).returns).decode(b"[1]") == [1]
+    assert ResultType(taking(returns=annotation).return_annotation).decode(b"[1]") == [1]
 
 
 def test_annotations_that_are_text_are_resolved() -> None:
     parameters = Parameters("shop.known", annotated.known)
     order = annotated.Order(uuid4(), [1, 2])
     assert there_and_back(parameters, order, order.id) == ([order, order.id], {})
-    assert ResultType(parameters.returns).decode(encode_value([order])) == [order]
+    assert ResultType(parameters.return_annotation).decode(encode_value([order])) == [order]
     with pytest.raises(BadArguments, match="parameter 'order' takes Order, got int"):
         parameters.encode([5], {})
 
@@ -189,7 +189,7 @@ def test_what_only_a_type_checker_can_resolve_counts_as_any_and_the_others_stand
     assert there_and_back(parameters, order, {"any": "thing"}, 3) == ([order, {"any": "thing"}, 3], {})
     with pytest.raises(BadArguments, match="parameter 'count' takes int, got str"):
         parameters.encode([order, None, "3"], {})
-    assert parameters.returns is Any
+    assert parameters.return_annotation is Any
 
 
 def test_an_annotation_that_is_no_type_does_no_harm() -> None:

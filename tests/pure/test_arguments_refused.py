@@ -27,7 +27,7 @@ from msgspec import Raw
 from celery5 import App
 from celery5.errors import BadArguments, Corrupt, Misconfigured
 from celery5.protocol.arguments import Parameters, encode_value
-from celery5.protocol.envelope import DEEPEST, Envelope, encode, read_envelope
+from celery5.protocol.envelope import MAX_DEPTH, Envelope, encode, read_envelope
 from tests.pure.shop_types import Address, Colour, Customer, Line, Point, Size, taking, there_and_back
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -439,9 +439,9 @@ def test_what_is_nested_too_deep_for_the_scripts_is_refused_here_and_by_the_work
         deep: Any = '"[{'
         for depth in range(2, 1200):
             deep = [deep, {}, "\\", "]}"] if depth % 2 else {"]": deep}
-            if depth == DEEPEST:
+            if depth == MAX_DEPTH:
                 kept, _ = parameters.encode([deep], {})
-            if depth in (DEEPEST + 1, 1100):
+            if depth in (MAX_DEPTH + 1, 1100):
                 with pytest.raises(BadArguments, match="deeper than 900"):
                     parameters.encode([deep], {})
                 with pytest.raises(BadArguments, match="deeper than 900"):

@@ -17,17 +17,17 @@ from celery5.examples.own_scaling import bakery
 from celery5.examples.own_scaling.hours import Hours
 from celery5.protocol.autoscale import (
     Autoscale,
-    Course,
+    AutoscaleState,
     Load,
     Scale,
-    advance,
-    begin,
-    cool_until,
+    get_changes,
+    get_cooldown_end,
+    get_next_state,
+    make_initial_state,
     prefetch_first,
-    steps,
 )
-from celery5.protocol.situation import Line, Member, Situation
-from celery5.strategies import autoscale_of
+from celery5.protocol.situation import ClusterSnapshot, ClusterWorker, TaskLoad
+from celery5.strategies import get_autoscale
 from tests.pure.scaling_model import LOOK, SLOTS, live, situation
 
 POLICY = Autoscale(minimum=1, maximum=10)
@@ -37,7 +37,7 @@ HOUR = 3600.0
 def load(jobs: int, now: Scale, *, there: int | None = None, minimum: int = 1) -> Load:
     """So many jobs, at a scale; workers have ten slots each."""
     seen = situation(jobs, now.workers if there is None else there)
-    return Load(situation=seen, now=now, minimum=minimum, maximum=10, prefetch=4.0)
+    return Load(snapshot=seen, now=now, minimum=minimum, maximum=10, prefetch=4.0)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,22 @@ def test_while_those_that_were_asked_for_have_not_come_nothing_changes() -> None
     assert prefetch_first(load(900, Scale(4, 4.0), there=0)) == Scale(4, 4.0)
 
 
-def seen(*lines: Line, **most: int) -> Situation:
+def seen(*lines: TaskLoad, **most: int) -> ClusterSnapshot:
     """These lines, and two workers with so many slots of each kind."""
-    return Situation(lines=lines, members=(Member(name="a", most=most), Member(name="b", most=most)))
+    return ClusterSnapshot(
+        task_loads=lines,
+        workers=(ClusterWorker(name="a", max_slots=most), ClusterWorker(name="b", max_slots=most)),
+    )
 
 
-def needed(where: Situation) -> int:
+def needed(where: ClusterSnapshot) -> int:
     """How many workers are needed."""
-    return Load(situation=where, now=Scale(2), minimum=1, maximum=10, prefetch=1.0).needed()
+    return Load(snapshot=where, now=Scale(2), minimum=1, maximum=10, prefetch=1.0).needed()
 
 
 def test_each_kind_of_task_needs_slots_of_its_own() -> None:
-    waits = Line(queue="q", task="io", kind="trio", waiting=250)
-    works = Line(queue="q", task="cpu", kind="thread", waiting=9)
+    waits = TaskLoad(queue="q", task="io", kind="trio", waiting=250)
+    works = TaskLoad(queue="q", task="cpu", kind="thread", waiting=9)
     assert needed(seen(waits, trio=100, thread=2)) == 3
     assert needed(seen(waits, works, trio=100, thread=2)) == 5
     assert needed(seen(replace(works, running=3), trio=100, thread=2)) == 6
@@ -101,7 +104,7 @@ def test_each_kind_of_task_needs_slots_of_its_own() -> None:
 
 
 def test_suspended_and_limited_tasks_ask_for_no_worker_and_upcoming_ones_do() -> None:
-    line = Line(queue="q", task="t", kind="trio", waiting=950, running=3)
+    line = TaskLoad(queue="q", task="t", kind="trio", waiting=950, running=3)
     assert needed(seen(line, trio=10)) == 96
     assert needed(seen(replace(line, suspended=True), trio=10)) == 1
     assert needed(seen(replace(line, limit=25), trio=10)) == 3
@@ -112,7 +115,7 @@ def test_suspended_and_limited_tasks_ask_for_no_worker_and_upcoming_ones_do() ->
 def test_a_story_with_its_cool_downs() -> None:
     policy, course = (
         Autoscale(minimum=1, maximum=10, prefetch=2.0, cooldown=10.0, patience=20.0),
-        Course(workers=1),
+        AutoscaleState(workers=1),
     )
     # Seconds, jobs: the workers and the prefetch after it.
     story = [
@@ -133,50 +136,55 @@ def test_a_story_with_its_cool_downs() -> None:
         (699.0, 11, (1, 1.0)),  # a quiet time has not passed since: 60 s and 300 s
     ]  # fmt: skip
     for now, jobs, scale in story[:-1]:
-        course = advance(course, policy, situation(jobs, course.workers), now)
+        course = get_next_state(course, policy, situation(jobs, course.workers), now)
         assert course.scale == scale, now
     assert course.events == 6
-    early = advance(course, policy, situation(11, 1), 699.0)
+    early = get_next_state(course, policy, situation(11, 1), 699.0)
     assert (early.scale, early.events) == ((1, 2.0), 7)
-    late = advance(course, policy, situation(11, 1), 700.0)
+    late = get_next_state(course, policy, situation(11, 1), 700.0)
     assert (late.scale, late.events) == ((1, 2.0), 1)
-    assert cool_until(late, policy) == 710.0
+    assert get_cooldown_end(late, policy) == 710.0
 
 
 def test_only_workers_of_crowded_queues_read_further_ahead() -> None:
     lines = tuple(
-        Line(queue=queue, task=queue, kind="trio", waiting=jobs)
+        TaskLoad(queue=queue, task=queue, kind="trio", waiting=jobs)
         for queue, jobs in (("mail", 99), ("calm", 3), ("slow", 0))
     )
     members = tuple(
-        Member(name=queue, queues=(queue,), most={"trio": 10}) for queue in ("mail", "calm", "slow")
+        ClusterWorker(name=queue, queues=(queue,), max_slots={"trio": 10})
+        for queue in ("mail", "calm", "slow")
     )
-    course = advance(Course(workers=3), POLICY, Situation(lines=lines, members=members), 5.0)
+    course = get_next_state(
+        AutoscaleState(workers=3), POLICY, ClusterSnapshot(task_loads=lines, workers=members), 5.0
+    )
     assert course.crowded == ("mail",)
-    assert course.prefetch_of(("mail", "slow")) == 2.0
-    assert course.prefetch_of(("calm",)) == 1.0
+    assert course.get_prefetch(("mail", "slow")) == 2.0
+    assert course.get_prefetch(("calm",)) == 1.0
 
 
 def test_limits_that_have_changed_hold_at_once() -> None:
-    course = Course(workers=9, prefetch=4.0, events=6, at=100.0)
+    course = AutoscaleState(workers=9, prefetch=4.0, events=6, at=100.0)
     policy = Autoscale(minimum=2, maximum=5, prefetch=2.0)
-    assert advance(course, policy, situation(50, 9), 101.0).scale == (5, 2.0)
-    assert steps(course, advance(course, policy, situation(50, 9), 101.0)) == {
+    assert get_next_state(course, policy, situation(50, 9), 101.0).scale == (5, 2.0)
+    assert get_changes(course, get_next_state(course, policy, situation(50, 9), 101.0)) == {
         "workers": (9, 5),
         "prefetch": (4.0, 2.0),
     }
 
 
 def test_a_clock_that_was_put_back_lets_no_cool_down_last_for_ever() -> None:
-    course = advance(Course(workers=1, events=3, at=1e9), POLICY, situation(99, 1), 50.0)
+    course = get_next_state(AutoscaleState(workers=1, events=3, at=1e9), POLICY, situation(99, 1), 50.0)
     assert course.scale == (1, 1.0)
-    assert advance(course, POLICY, situation(99, 1), 54.0).scale == (1, 2.0)
+    assert get_next_state(course, POLICY, situation(99, 1), 54.0).scale == (1, 2.0)
 
 
 @pytest.mark.parametrize("scale", [(math.nan, 1.0), (1, math.inf), (1, math.nan)])
 def test_a_strategy_that_gives_no_numbers_is_found_out(scale: Any) -> None:
     with pytest.raises(ValueError, match="give numbers"):
-        advance(Course(workers=1), replace(POLICY, strategy=lambda _load: scale), situation(1, 1), 5.0)
+        get_next_state(
+            AutoscaleState(workers=1), replace(POLICY, strategy=lambda _load: scale), situation(1, 1), 5.0
+        )
 
 
 # ---- whole stories
@@ -263,15 +271,15 @@ def test_never_beyond_the_limits_and_never_two_steps_within_a_cool_down(
 ) -> None:
     wild = replace(policy, strategy=lambda _load: Scale(chance.randint(-9, 99), chance.uniform(-5, 50)))
     for each in (policy, wild):
-        course, now, stepped, until = begin(each, situation(0, 3)), 1000.0, -math.inf, -math.inf
+        course, now, stepped, until = make_initial_state(each, situation(0, 3)), 1000.0, -math.inf, -math.inf
         for jobs in loads:
-            before, course = course, advance(course, each, situation(jobs, course.workers), now)
+            before, course = course, get_next_state(course, each, situation(jobs, course.workers), now)
             assert each.minimum <= course.workers <= each.maximum
             assert 1 <= course.prefetch <= max(1.0, each.prefetch)
-            if steps(before, course):
+            if get_changes(before, course):
                 assert now >= until
                 assert now - stepped >= min(each.cooldown, each.longest_cooldown) - 1e-6
-                stepped, until = now, cool_until(course, each)
+                stepped, until = now, get_cooldown_end(course, each)
                 assert until - now <= max(each.longest_cooldown, 0) + 1e-6
             now += look
 
@@ -285,7 +293,7 @@ def test_more_jobs_never_want_less(
     def wanted(jobs: int) -> Scale:
         return prefetch_first(
             Load(
-                situation=situation(jobs, now.workers),
+                snapshot=situation(jobs, now.workers),
                 now=now,
                 minimum=policy.minimum,
                 maximum=policy.maximum,
@@ -302,16 +310,16 @@ def test_more_jobs_never_want_less(
 @given(policies, st.integers(1, 100))
 def test_a_load_that_stays_is_settled_for(policy: Autoscale, jobs: int) -> None:
     """Whatever the load, as long as it stays the steps come to an end, in one direction."""
-    course, now, ups = begin(policy, situation(0, 1)), 0.0, list[bool]()
+    course, now, ups = make_initial_state(policy, situation(0, 1)), 0.0, list[bool]()
     pause = max(policy.longest_cooldown, policy.patience, policy.cooldown) + 1
     for _ in range(40):
-        before, course = course, advance(course, policy, situation(jobs, course.workers), now)
-        if steps(before, course):
+        before, course = course, get_next_state(course, policy, situation(jobs, course.workers), now)
+        if get_changes(before, course):
             ups.append(course.scale > before.scale)
         now += pause
     assert len(ups) < 30
     assert len(set(ups)) <= 1
-    last = advance(course, policy, situation(jobs, course.workers), now)
+    last = get_next_state(course, policy, situation(jobs, course.workers), now)
     assert last.scale == course.scale
 
 
@@ -322,17 +330,17 @@ def test_the_example_is_ready_before_the_shop_opens() -> None:
     hour = 2
     strategy = Hours(3, 6, clock=lambda: datetime(2030, 1, 1, hour, tzinfo=UTC))
     policy = Autoscale(minimum=1, maximum=8, strategy=strategy)
-    course = advance(Course(workers=1), policy, situation(3, 1), 0.0)
+    course = get_next_state(AutoscaleState(workers=1), policy, situation(3, 1), 0.0)
     assert course.workers == 1
     hour = 3
-    course = advance(course, policy, situation(3, 1), 10.0)
+    course = get_next_state(course, policy, situation(3, 1), 10.0)
     assert course.workers == 4
-    course = advance(course, policy, situation(45, 4), 20.0)
+    course = get_next_state(course, policy, situation(45, 4), 20.0)
     assert course.workers == 6
     hour = 6
     for now in (30.0, 65.0):
-        course = advance(course, policy, situation(3, 6), now)
+        course = get_next_state(course, policy, situation(3, 6), now)
     assert course.workers == 1
-    said = autoscale_of(bakery.app.settings)
+    said = get_autoscale(bakery.app.settings)
     assert said is not None
     assert isinstance(said.strategy, Hours)

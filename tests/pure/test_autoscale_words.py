@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
-from celery5.configuration import usable
+from celery5.configuration import check_usable
 from celery5.protocol.autoscale import Autoscale, Load, Scale
-from celery5.protocol.autoscale_words import autoscale_in
-from celery5.protocol.prioritisation import STRATEGIES, strategy_in
-from celery5.protocol.situation import Situation
+from celery5.protocol.autoscale_words import parse_autoscale
+from celery5.protocol.prioritisation import STRATEGIES, parse_strategy
+from celery5.protocol.situation import ClusterSnapshot
 from celery5.settings import read_settings
-from celery5.strategies import autoscale_of, is_scaled, prioritise_of
+from celery5.strategies import get_autoscale, get_prioritisation, is_scaled
 
 HERE = __name__
 
@@ -27,7 +27,7 @@ def mine(_load: Load) -> Scale:
     return Scale(1)
 
 
-def first(_situation: Situation) -> dict[str, float]:
+def first(_situation: ClusterSnapshot) -> dict[str, float]:
     """One for priorities."""
     return {}
 
@@ -48,26 +48,26 @@ def first(_situation: Situation) -> dict[str, float]:
     ],
 )
 def test_it_is_said_in_one_line_or_by_name(said: Any, means: Autoscale | None) -> None:
-    assert autoscale_in(said) == means
-    assert autoscale_of(App("shop", autoscale=said).settings) == means
+    assert parse_autoscale(said) == means
+    assert get_autoscale(App("shop", autoscale=said).settings) == means
 
 
 def test_a_strategy_is_named_by_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY5_AUTOSCALE", f"maximum=3 strategy={HERE}:mine")
     monkeypatch.setenv("CELERY5_PRIORITISE", f"{HERE}:first")
     settings = App("shop").settings
-    scaled = autoscale_of(settings)
+    scaled = get_autoscale(settings)
     assert scaled is not None
     assert scaled.strategy is mine
-    assert prioritise_of(settings) is first
+    assert get_prioritisation(settings) is first
     assert is_scaled(settings)
 
 
 def test_strategies_of_ours_are_known_by_name_and_nothing_is_done_unless_it_is_said() -> None:
     for name, strategy in STRATEGIES.items():
-        assert prioritise_of(App("shop", prioritise=name).settings) is strategy
+        assert get_prioritisation(App("shop", prioritise=name).settings) is strategy
     settings = App("shop").settings
-    assert (autoscale_of(settings), prioritise_of(settings), is_scaled(settings)) == (None, None, False)
+    assert (get_autoscale(settings), get_prioritisation(settings), is_scaled(settings)) == (None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_strategy_that_nobody_knows_is_refused_with_what_was_meant(said: str, 
     with pytest.raises(Misconfigured) as refused:
         read_settings({}, {"CELERY5_PRIORITISE": said})
     assert says in str(refused.value)
-    assert strategy_in("") is None
+    assert parse_strategy("") is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_strategy_that_nobody_knows_is_refused_with_what_was_meant(said: str, 
 )
 def test_a_name_without_a_function_is_told_of_in_one_line(said: str, says: str) -> None:
     with pytest.raises(Misconfigured) as refused:
-        prioritise_of(App("shop", prioritise=said).settings)
+        get_prioritisation(App("shop", prioritise=said).settings)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -138,11 +138,11 @@ def test_a_strategy_that_cannot_be_loaded_is_refused_before_it_takes_the_place_o
     for said in ({"autoscale": "maximum=1 strategy=nowhere:mine"}, {"prioritise": "nowhere:mine"}):
         settings = read_settings(said, {})
         with pytest.raises(Misconfigured, match="strategy 'nowhere:mine' cannot be loaded"):
-            usable(settings, app.name, settings.broker)
+            check_usable(settings, app.name, settings.broker)
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_either_understood_or_refused(text: str) -> None:
-    for read in (autoscale_in, strategy_in):
+    for read in (parse_autoscale, parse_strategy):
         with suppress(Misconfigured):
             read(text)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import Misconfigured
-from celery5.protocol.backoff import LONGEST, OwnBackoff, exponential, full_jitter, linear
+from celery5.protocol.backoff import LONGEST, CustomBackoff, exponential, full_jitter, linear
 
 SECONDS = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 CHANCE = st.floats(min_value=0, max_value=1, exclude_max=True)
@@ -45,9 +45,9 @@ def test_an_even_wait_grows_by_its_step_until_the_cap() -> None:
 
 
 def test_a_backoff_of_ones_own_is_called_with_the_number_of_the_retry() -> None:
-    assert [OwnBackoff(lambda n: 10**n)(retry) for retry in (0, 1, 2)] == [1, 10, 100]
-    assert OwnBackoff(lambda n: 1e300)(0) == LONGEST
-    assert OwnBackoff(lambda n: True)(0) == 1
+    assert [CustomBackoff(lambda n: 10**n)(retry) for retry in (0, 1, 2)] == [1, 10, 100]
+    assert CustomBackoff(lambda n: 1e300)(0) == LONGEST
+    assert CustomBackoff(lambda n: True)(0) == 1
 
 
 class Rude(Exception):
@@ -81,7 +81,7 @@ def raising(error: Exception) -> Any:
     ids=range(8),
 )
 def test_a_backoff_of_ones_own_that_makes_no_sense_says_so_in_a_line(function: Any, says: str) -> None:
-    said = OwnBackoff(function)(0)
+    said = CustomBackoff(function)(0)
     assert isinstance(said, str)
     assert len(said.splitlines()) == 1
     assert len(said) < 400
@@ -93,4 +93,4 @@ def test_a_backoff_that_cannot_be_called_is_refused_when_it_is_declared() -> Non
         with pytest.raises(
             Misconfigured, match=r"^retry_backoff is .+: give a function of the retry's number"
         ):
-            OwnBackoff(wrong)  # type: ignore[arg-type]
+            CustomBackoff(wrong)  # type: ignore[arg-type]

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
-from celery5.processes.worker_parts import budgets_for
+from celery5.processes.worker_parts import resolve_budgets
 from celery5.protocol.budget import (
+    DEFAULT_MAXIMUM,
+    GROWTH_WINDOW,
     KINDS,
-    LOOK,
-    MOST,
     Budget,
+    BudgetState,
     ByLoad,
     ByMemory,
-    Course,
     Demand,
     Growth,
-    advance,
-    ceiling,
-    fixed,
-    room,
+    fixed_budget,
+    get_max_slots,
+    get_prefetch_slots,
+    next_budget_state,
 )
-from celery5.protocol.budget_words import budgets_in
+from celery5.protocol.budget_words import parse_budgets
 from celery5.settings import read_settings
 
 
@@ -83,7 +83,7 @@ def test_it_shrinks_to_what_runs(queued: int, executing: int, current: int, slot
 
 def test_a_whole_story_with_a_cool_down() -> None:
     budget = Budget(minimum=2, maximum=60, cooldown=10.0, strategy=Growth(exponent=1.5))
-    course = Course(2)
+    course = BudgetState(2)
     # Seconds, queued, executing: the slots after it.
     story = [
         (0.0, 5, 2, 5),  # excess: growth begins, k = 1
@@ -100,33 +100,33 @@ def test_a_whole_story_with_a_cool_down() -> None:
     ]
     for now, queued, executing, slots in story:
         known = demand(queued, executing, course.current, minimum=2, maximum=60, increases=course.increases)
-        course = advance(course, budget, known, now)
+        course = next_budget_state(course, budget, known, now)
         assert course.current == slots, now
 
 
 def test_growth_is_over_when_fewer_are_queued_than_there_are_slots() -> None:
-    budget, course = Budget(maximum=100, cooldown=1.0), Course(4, 2, 0.0)
+    budget, course = Budget(maximum=100, cooldown=1.0), BudgetState(4, 2, 0.0)
     known = demand(3, 4, 4, increases=2)
-    assert advance(course, budget, known, 1.0) == course  # not sure yet
-    assert advance(course, budget, known, 1.0 + LOOK) == Course(4, 0, 0.0)
-    assert advance(course, budget, demand(4, 4, 4, increases=2), 9.0) == course  # as many: not over
+    assert next_budget_state(course, budget, known, 1.0) == course  # not sure yet
+    assert next_budget_state(course, budget, known, 1.0 + GROWTH_WINDOW) == BudgetState(4, 0, 0.0)
+    assert next_budget_state(course, budget, demand(4, 4, 4, increases=2), 9.0) == course  # as many: not over
 
 
 def test_limits_that_move_hold_at_once_even_while_it_cools_down() -> None:
     budget = Budget(maximum=lambda _demand: 3, cooldown=60.0)
-    assert advance(Course(9, 1, 0.0), budget, demand(50, 9, 9, maximum=3), 0.1).current == 3
-    assert advance(Course(1, 0, 0.0), budget, demand(0, 0, 1, minimum=4), 0.1).current == 4
-    assert advance(Course(9), budget, demand(0, 9, 9, minimum=4, maximum=2), 0.1).current == 4
+    assert next_budget_state(BudgetState(9, 1, 0.0), budget, demand(50, 9, 9, maximum=3), 0.1).current == 3
+    assert next_budget_state(BudgetState(1, 0, 0.0), budget, demand(0, 0, 1, minimum=4), 0.1).current == 4
+    assert next_budget_state(BudgetState(9), budget, demand(0, 9, 9, minimum=4, maximum=2), 0.1).current == 4
 
 
 numbers = st.integers(0, 700)
-courses = st.builds(Course, st.integers(1, 700), st.integers(0, 9), st.floats(-100, 100))
+courses = st.builds(BudgetState, st.integers(1, 700), st.integers(0, 9), st.floats(-100, 100))
 limits = st.tuples(st.integers(1, 600), st.integers(-5, 600))
 
 
 @given(courses, limits, numbers, numbers, st.integers(-1000, 10000), st.floats(0, 200), st.floats(0, 20))
 def test_it_is_never_below_the_minimum_nor_above_the_maximum_whatever_a_strategy_says(
-    course: Course,
+    course: BudgetState,
     between: tuple[int, int],
     queued: int,
     executing: int,
@@ -137,29 +137,29 @@ def test_it_is_never_below_the_minimum_nor_above_the_maximum_whatever_a_strategy
     minimum, maximum = between
     budget = Budget(minimum=minimum, cooldown=cooldown, strategy=lambda _demand: says)
     known = demand(queued, executing, course.current, minimum=minimum, maximum=maximum)
-    after = advance(course, budget, known, now)
+    after = next_budget_state(course, budget, known, now)
     assert minimum <= after.current <= max(minimum, maximum)
     assert after.increases >= 0
 
 
 @given(courses, limits, numbers, numbers, st.floats(0.01, 8), st.floats(0, 200))
 def test_the_proposals_way_grows_only_for_a_queue_and_shrinks_only_without_one(
-    course: Course, between: tuple[int, int], queued: int, executing: int, exponent: float, now: float
+    course: BudgetState, between: tuple[int, int], queued: int, executing: int, exponent: float, now: float
 ) -> None:
     minimum, maximum = min(between[0], course.current), max(between[1], course.current)
     budget = Budget(minimum=minimum, strategy=Growth(exponent=exponent))
     known = demand(
         queued, executing, course.current, minimum=minimum, maximum=maximum, increases=course.increases
     )
-    after = advance(course, budget, known, now)
+    after = next_budget_state(course, budget, known, now)
     if after.current > course.current:
         assert queued > course.current
-        assert after.grown == now
-        assert now - course.grown >= budget.cooldown
+        assert after.grown_at == now
+        assert now - course.grown_at >= budget.cooldown
     if after.current < course.current:
         assert queued + executing < course.current
         assert after.current >= min(executing, course.current)
-    if queued > course.current and now - course.grown >= budget.cooldown:
+    if queued > course.current and now - course.grown_at >= budget.cooldown:
         assert after.current > course.current or course.current == maximum
 
 
@@ -169,10 +169,10 @@ def test_a_queue_that_stays_full_brings_it_to_the_maximum_and_an_empty_one_to_th
 ) -> None:
     maximum = minimum + more
     budget = Budget(minimum=minimum, maximum=maximum, cooldown=cooldown, strategy=Growth(exponent=exponent))
-    course, now = Course(minimum), 0.0
+    course, now = BudgetState(minimum), 0.0
     for _ in range(more + 1):
         # Just as many more as are read for a budget that may grow.
-        queued = room(course, budget, maximum, now) - course.current
+        queued = get_prefetch_slots(course, budget, maximum, now) - course.current
         known = demand(
             queued,
             course.current,
@@ -181,37 +181,37 @@ def test_a_queue_that_stays_full_brings_it_to_the_maximum_and_an_empty_one_to_th
             maximum=maximum,
             increases=course.increases,
         )
-        course, now = advance(course, budget, known, now), now + 1.01 * cooldown
+        course, now = next_budget_state(course, budget, known, now), now + 1.01 * cooldown
     assert course.current == maximum
     known = demand(0, 0, course.current, minimum=minimum, maximum=maximum)
-    course = advance(course, budget, known, now + LOOK)
+    course = next_budget_state(course, budget, known, now + GROWTH_WINDOW)
     assert course.current == minimum
 
 
 @given(courses, st.integers(1, 600), st.floats(0, 200))
 def test_what_is_read_shows_a_queue_when_it_may_grow_and_is_no_more_than_the_slots_else(
-    course: Course, maximum: int, now: float
+    course: BudgetState, maximum: int, now: float
 ) -> None:
     budget = Budget(maximum=maximum)
-    slots = room(course, budget, maximum, now)
-    may_grow = course.current < maximum and now - course.grown >= budget.cooldown
+    slots = get_prefetch_slots(course, budget, maximum, now)
+    may_grow = course.current < maximum and now - course.grown_at >= budget.cooldown
     assert slots > 2 * course.current if may_grow else slots == course.current
 
 
 def test_a_fixed_budget_never_moves() -> None:
-    budget = fixed(7)
-    assert budget.fixed
-    assert (budget.most, ceiling(budget)) == (7, MOST)
+    budget = fixed_budget(7)
+    assert budget.is_fixed
+    assert (budget.max_slots, get_max_slots(budget)) == (7, DEFAULT_MAXIMUM)
     for queued, executing in [(0, 0), (700, 7), (3, 5)]:
         known = demand(queued, executing, 7, minimum=7, maximum=7)
-        assert advance(Course(7), budget, known, 5.0) == Course(7)
-    assert room(Course(7), budget, 7, 5.0) == 7
+        assert next_budget_state(BudgetState(7), budget, known, 5.0) == BudgetState(7)
+    assert get_prefetch_slots(BudgetState(7), budget, 7, 5.0) == 7
 
 
 def test_a_budget_without_a_maximum_has_one_all_the_same() -> None:
-    assert Budget(minimum=3).most == MOST
-    assert Budget(minimum=MOST + 1).most == MOST + 1
-    assert not Budget().fixed
+    assert Budget(minimum=3).max_slots == DEFAULT_MAXIMUM
+    assert Budget(minimum=DEFAULT_MAXIMUM + 1).max_slots == DEFAULT_MAXIMUM + 1
+    assert not Budget().is_fixed
 
 
 def test_a_maximum_by_load_leaves_what_the_cores_have_left() -> None:
@@ -252,9 +252,9 @@ def test_a_budget_that_makes_no_sense_is_refused_in_one_line(budgets: Any, says:
     ("text", "budgets"),
     [
         ("", {}),
-        ("thread=4", {"thread": fixed(4)}),
+        ("thread=4", {"thread": fixed_budget(4)}),
         ("thread=2..8 trio=10..500", {"thread": Budget(minimum=2, maximum=8), "trio": Budget(minimum=10, maximum=500)}),
-        ("thread=2..8, boxed=3", {"thread": Budget(minimum=2, maximum=8), "boxed": fixed(3)}),
+        ("thread=2..8, boxed=3", {"thread": Budget(minimum=2, maximum=8), "boxed": fixed_budget(3)}),
         ("asyncio=1..", {"asyncio": Budget(minimum=1)}),
         ("thread=1..load", {"thread": Budget(maximum=ByLoad())}),
         ("thread=1..load*1.5", {"thread": Budget(maximum=ByLoad(per_core=1.5))}),
@@ -264,7 +264,7 @@ def test_a_budget_that_makes_no_sense_is_refused_in_one_line(budgets: Any, says:
     ],
 )  # fmt: skip
 def test_budgets_are_said_in_one_line_of_text(text: str, budgets: dict[str, Budget]) -> None:
-    assert budgets_in(text) == budgets
+    assert parse_budgets(text) == budgets
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_text_that_is_no_budget_is_refused_with_where_it_stands(text: str, says:
 @given(st.text(max_size=30))
 def test_any_text_is_either_budgets_or_refused(text: str) -> None:
     try:
-        found = budgets_in(text)
+        found = parse_budgets(text)
     except Misconfigured:
         return
     assert all(kind in KINDS for kind in found)
@@ -303,9 +303,9 @@ def test_code_says_more_than_the_environment_and_that_more_than_numbers_of_slots
 ) -> None:
     monkeypatch.setenv("CELERY5_BUDGETS", "thread=1..3 boxed=2")
     app = App("shop", cpu_slots=9, concurrency=7, budgets={"boxed": Budget(minimum=3)})
-    assert budgets_for(app) == {
-        "trio": fixed(7),
-        "asyncio": fixed(7),
+    assert resolve_budgets(app) == {
+        "trio": fixed_budget(7),
+        "asyncio": fixed_budget(7),
         "thread": Budget(maximum=3),
         "boxed": Budget(minimum=3),
     }

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.errors import Misconfigured
-from celery5.protocol.cluster import Cluster, Group, Host, members, read, spread
-from celery5.protocol.cluster_words import FLAGS, NOT_HERE, Judge
+from celery5.protocol.cluster import Cluster, Group, Host, build_members, distribute_workers, parse_cluster
+from celery5.protocol.cluster_words import FLAG_TYPES, UNSUPPORTED_FLAGS, ValueChecker
 from celery5.protocol.members import KINDS, Kind, Member
 from celery5.protocol.own_broker import OwnBroker
 
@@ -44,7 +44,7 @@ environment_file = "~/.config/celery5/shop.env"
 
 
 def test_a_description_says_what_members_there_are() -> None:
-    cluster = read(DESCRIPTION)
+    cluster = parse_cluster(DESCRIPTION)
     assert (cluster.platform, cluster.restart_limit, cluster.hung_after) == ("processes", 3, 20.0)
     assert cluster.hosts == {
         "web2": Host(
@@ -56,7 +56,7 @@ def test_a_description_says_what_members_there_are() -> None:
             environment_file="~/.config/celery5/shop.env",
         )
     }
-    first, second, router = members(cluster, grace=9)
+    first, second, router = build_members(cluster, grace=9)
     assert first == Member(
         name="worker-mail-1@web2",
         kind="worker",
@@ -77,8 +77,8 @@ def test_a_description_says_what_members_there_are() -> None:
 
 
 def test_a_scale_says_how_many_there_are_instead() -> None:
-    cluster = read(DESCRIPTION)
-    names = [each.name for each in members(cluster, {"worker-mail": 3, "router-default": 0})]
+    cluster = parse_cluster(DESCRIPTION)
+    names = [each.name for each in build_members(cluster, {"worker-mail": 3, "router-default": 0})]
     assert names == [f"worker-mail-{n}@web2" for n in (1, 2, 3)]
 
 
@@ -91,36 +91,38 @@ def test_what_is_scaled_is_spread_over_hosts_and_groups() -> None:
             Group(kind="router"),
         )
     )
-    assert spread(cluster, 6) == {"worker-a": 4, "worker-b": 2, "worker-off": 0}
-    assert spread(cluster, 2) == {"worker-a": 1, "worker-b": 1, "worker-off": 0}
-    assert spread(cluster, 1) == {"worker-a": 1, "worker-b": 0, "worker-off": 0}
-    assert spread(cluster, 0) == {"worker-a": 0, "worker-b": 0, "worker-off": 0}
-    names = [each.name for each in members(cluster, {"worker-a": 3, "worker-b": 0, "router-default": 0})]
+    assert distribute_workers(cluster, 6) == {"worker-a": 4, "worker-b": 2, "worker-off": 0}
+    assert distribute_workers(cluster, 2) == {"worker-a": 1, "worker-b": 1, "worker-off": 0}
+    assert distribute_workers(cluster, 1) == {"worker-a": 1, "worker-b": 0, "worker-off": 0}
+    assert distribute_workers(cluster, 0) == {"worker-a": 0, "worker-b": 0, "worker-off": 0}
+    names = [
+        each.name for each in build_members(cluster, {"worker-a": 3, "worker-b": 0, "router-default": 0})
+    ]
     assert names == ["worker-a-1@h", "worker-a-2@h", "worker-a-1@i"]
-    assert spread(Cluster(groups=(Group(kind="worker", count=0),)), 3) == {"worker-default": 3}
-    assert spread(Cluster(groups=(Group(kind="router"),)), 3) == {}
+    assert distribute_workers(Cluster(groups=(Group(kind="worker", count=0),)), 3) == {"worker-default": 3}
+    assert distribute_workers(Cluster(groups=(Group(kind="router"),)), 3) == {}
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 40))
 def test_all_workers_that_are_wanted_are_spread(counts: list[int], workers: int) -> None:
     groups = tuple(Group(kind="worker", name=str(n), count=each) for n, each in enumerate(counts))
-    assert sum(spread(Cluster(groups=groups), workers).values()) == workers
+    assert sum(distribute_workers(Cluster(groups=groups), workers).values()) == workers
 
 
 def test_what_surrounds_all_members_is_said_once_and_the_description_has_the_last_word() -> None:
     cluster = Cluster(groups=(Group(kind="worker"),), environment={"A": "its own"})
-    (one,) = members(cluster, environment={"A": "around", "B": "around"})
+    (one,) = build_members(cluster, environment={"A": "around", "B": "around"})
     assert one.environment == {"A": "its own", "B": "around"}
 
 
 def test_members_have_names_of_their_own() -> None:
-    cluster = read(
+    cluster = parse_cluster(
         {
             "workers": {"a": {"count": 3, "hosts": ["h", "i"]}, "a-1": {"count": 2}},
             "hosts": {"h": {}, "i": {}},
         }
     )
-    names = [each.name for each in members(cluster)]
+    names = [each.name for each in build_members(cluster)]
     assert len(names) == len(set(names)) == 8
 
 
@@ -160,13 +162,13 @@ def test_members_have_names_of_their_own() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_key(said: dict[str, object] | bytes, wrong: str) -> None:
     with pytest.raises(Misconfigured) as told:
-        read(said)
+        parse_cluster(said)
     assert wrong in str(told.value)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(Misconfigured) as told:
-        read({"restart_limit": 0, "workers": {"a": {"count": -1, "cpu_slots": "x"}}})
+        parse_cluster({"restart_limit": 0, "workers": {"a": {"count": -1, "cpu_slots": "x"}}})
     assert str(told.value).count(";") == 2
 
 
@@ -175,14 +177,14 @@ def test_every_flag_that_starts_such_a_process_can_be_said_of_a_group(kind: Kind
     command: click.Group = getattr(import_module(f"celery5.cli.{kind}"), kind)
     options = [each for each in command.commands["start"].params if isinstance(each, click.Option)]
     flags = {max(each.opts, key=len).removeprefix("--").replace("-", "_") for each in options}
-    assert flags - set(NOT_HERE) == set(FLAGS[kind])
+    assert flags - set(UNSUPPORTED_FLAGS) == set(FLAG_TYPES[kind])
     for each in options:
         name = max(each.opts, key=len).removeprefix("--").replace("-", "_")
         if isinstance(each.type, click.Choice):
-            assert FLAGS[kind][name] == tuple(each.type.choices)
+            assert FLAG_TYPES[kind][name] == tuple(each.type.choices)
 
 
-class Strict(Judge):
+class Strict(ValueChecker):
     """Finds fault with all."""
 
     def flag(self, kind: Kind, name: str, value: object) -> str:
@@ -199,7 +201,7 @@ def test_a_judge_is_asked_about_every_value_and_what_it_says_is_told_with_the_ot
         "workers": {"default": {"concurrency": 7, "cuont": 1, "environment": {"C": 3}}},
     }
     with pytest.raises(Misconfigured) as told:
-        read(said, Strict())
+        parse_cluster(said, Strict())
     assert sorted(str(told.value).split("; ")) == [
         *("did you mean count?", "environment.A is bad: 1", "hosts.there.environment.B is bad: 2"),
         "workers.default.concurrency of a worker is bad: concurrency 7",
@@ -210,14 +212,14 @@ def test_a_judge_is_asked_about_every_value_and_what_it_says_is_told_with_the_ot
 @pytest.mark.parametrize("level", ["lound", "", 7])
 def test_a_log_level_is_one_of_those_that_there_are(level: object) -> None:
     with pytest.raises(Misconfigured, match="is none of debug, info, warning, error"):
-        read({"workers": {"default": {"log_level": level}}})
+        parse_cluster({"workers": {"default": {"log_level": level}}})
 
 
 def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
-    told = read(b'[broker]\nport = 7000\nfsync = "always"\n[workers.a]')
+    told = parse_cluster(b'[broker]\nport = 7000\nfsync = "always"\n[workers.a]')
     assert told.broker == OwnBroker(port=7000, fsync="always")
-    assert read(b"[workers.a]").broker is None
-    assert read(b"[broker]\n[workers.a]").broker == OwnBroker()
+    assert parse_cluster(b"[workers.a]").broker is None
+    assert parse_cluster(b"[broker]\n[workers.a]").broker == OwnBroker()
 
 
 @pytest.mark.parametrize(
@@ -248,5 +250,5 @@ def test_a_broker_of_its_own_is_for_one_host_and_all_members() -> None:
 )
 def test_what_is_wrong_with_a_broker_of_its_own_is_told(said: str, wrong: str) -> None:
     with pytest.raises(Misconfigured) as told:
-        read(said.encode())
+        parse_cluster(said.encode())
     assert wrong in str(told.value)

@@ -11,7 +11,7 @@ from celery5.services import consumer, heartbeat, mover, result_publisher
 
 BACK = 2.0
 """Seconds after the return of Redis within which a worker works again."""
-AGAIN = [module.AGAIN for module in (consumer, heartbeat, mover, result_publisher)]
+AGAIN = [module.RETRY_INTERVAL for module in (consumer, heartbeat, mover, result_publisher)]
 
 
 @pytest.mark.parametrize("outage", [1, 10, 3600])

@@ -17,7 +17,7 @@ from celery5.configuration import (
     ModuleConfiguration,
     RedisConfiguration,
     TomlConfiguration,
-    configuration_of,
+    make_configuration,
 )
 
 
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def meant(said: Any) -> Configuration:
-    return configuration_of(said, broker=lambda: "redis://there", key="a hash")
+    return make_configuration(said, broker=lambda: "redis://there", key="a hash")
 
 
 def write(path: Path, text: str) -> None:
@@ -127,7 +127,7 @@ def test_the_configuration_may_be_named_in_the_environment(
 def test_an_application_reads_its_configuration_when_it_needs_it(here: Path) -> None:
     app = App("shop", config="later.toml")
     (here / "later.toml").write_text("broker = 'redis://there:7/0'")
-    assert "there:7" in app.connections.masked
+    assert "there:7" in app.connections.masked_url
     with pytest.raises(Misconfigured, match="lease=0"):
         App("shop", config="later.toml", lease=0)
 
@@ -146,12 +146,12 @@ def test_what_is_read_anew_is_checked_first_and_then_applied(here: Path) -> None
     assert app.settings.concurrency == 1
     (here / "c.toml").write_text("concurrency = 0")
     with pytest.raises(Misconfigured):
-        app.reread()
+        app.reload_configuration()
     (here / "c.toml").write_text("concurrency = 2\nlease = 5")
-    changed, apply = app.reread()
+    changed, apply = app.reload_configuration()
     assert changed == ("concurrency", "lease")
     assert app.settings.concurrency == 1
     apply()
     assert app.settings.concurrency == 2
-    assert app.reread()[0] == ()
+    assert app.reload_configuration()[0] == ()
     assert os.getcwd() == str(here)

@@ -19,9 +19,9 @@ from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.file_sink import FileSink
 from celery5.processes.router import ROUTER
-from celery5.protocol.documents import ResultDocument, result_document, takers
-from celery5.protocol.flow import LONGEST_REST, Flow
-from celery5.sinks import RedisResults, all_outlets, outlet_of
+from celery5.protocol.documents import ResultDocument, group_recipients, parse_result_document
+from celery5.protocol.flow import MAX_DELIVERY_DELAY, DeliveryPacing
+from celery5.sinks import RedisResults, get_all_sink_options, get_sink_options
 from celery5.sql_sink import SQLSink
 
 
@@ -80,58 +80,58 @@ def test_two_sinks_of_one_name_are_refused_and_one_of_two_tasks_is_not() -> None
         app.task(sinks=[Named(), Named()])(len_of)
     one = app.task(name="one", sinks=[shared])(len_of)
     two = app.task(name="two", sinks=[shared])(len_of)
-    assert [each.name for each in all_outlets([one, two])] == ["own"]
+    assert [each.name for each in get_all_sink_options([one, two])] == ["own"]
     three = app.task(name="three", sinks=[Named()])(len_of)
     with pytest.raises(Misconfigured, match="two sinks are named 'own'"):
-        all_outlets([one, three])
+        get_all_sink_options([one, three])
 
 
 def test_results_in_redis_are_kept_as_their_sink_says() -> None:
     task = App("shop").task(sinks=[RedisResults(ttl=7200), Named()])(len_of)
-    assert task.options_.results_ttl == 7200
+    assert task.send_options.results_ttl == 7200
     assert [each.name for each in task.sinks] == ["own"]
-    assert App("shop").task(sinks=[RedisResults()])(len_of).takers is None
+    assert App("shop").task(sinks=[RedisResults()])(len_of).recipients is None
 
 
 def test_who_takes_what() -> None:
-    assert takers([("a", ("SUCCESS", "DEAD")), ("b", ("DEAD",))]) == {"SUCCESS": "a", "DEAD": "a b"}
-    assert takers([]) is None
+    assert group_recipients([("a", ("SUCCESS", "DEAD")), ("b", ("DEAD",))]) == {"SUCCESS": "a", "DEAD": "a b"}
+    assert group_recipients([]) is None
 
 
 def test_a_document_for_sinks_tells_all() -> None:
     raw = (
         b'{"v":1,"id":"j","task":"t","state":"DEAD","failure":{"type":"E","message":"m"},"replays":2,"new":1}'
     )
-    told = result_document("mail", raw)
+    told = parse_result_document("mail", raw)
     assert (told.id, told.job, told.queue, told.error, told.value) == ("j.2", "j", "mail", "E: m", None)
     assert json.loads(told.to_json())["failure"]["type"] == "E"
-    assert outlet_of(Named()).on == ("SUCCESS",)
+    assert get_sink_options(Named()).states == ("SUCCESS",)
 
 
 # ---- how many at once
 
 
 def test_a_batch_that_fails_is_halved_until_one_stands_alone_and_grows_again() -> None:
-    flow, sizes = Flow.begun(100), list[int]()
+    flow, sizes = DeliveryPacing.start(100), list[int]()
     while not flow.failures:
-        sizes.append(flow.size)
-        flow = flow.failed(flow.size)
+        sizes.append(flow.batch_size)
+        flow = flow.after_failure(flow.batch_size)
     assert sizes == [100, 50, 25, 12, 6, 3, 1]
-    assert flow.size == 1
-    assert Flow.begun(100).failed(100).rest(lambda: 1.0) == 0.0
+    assert flow.batch_size == 1
+    assert DeliveryPacing.start(100).after_failure(100).get_delay(lambda: 1.0) == 0.0
     for _ in range(9):
-        flow = flow.went()
-    assert (flow.size, flow.failures) == (100, 0)
+        flow = flow.after_success()
+    assert (flow.batch_size, flow.failures) == (100, 0)
 
 
 def test_a_sink_that_goes_on_failing_is_left_alone_for_longer_and_longer_up_to_a_limit() -> None:
-    flow, rests = Flow.begun(1), list[float]()
+    flow, rests = DeliveryPacing.start(1), list[float]()
     for _ in range(12):
-        flow = flow.failed(1)
-        rests.append(flow.rest(lambda: 1.0))
+        flow = flow.after_failure(1)
+        rests.append(flow.get_delay(lambda: 1.0))
     assert rests == sorted(rests)
     assert rests[:3] == [0.2, 0.4, 0.8]
-    assert rests[-1] == LONGEST_REST
+    assert rests[-1] == MAX_DELIVERY_DELAY
 
 
 # ---- files

@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.dead_letters import DeadJob, checked_by, count, exhumed, is_entry, most_first, wanted
-from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_envelope, replayed
+from celery5.protocol.dead_letters import (
+    DeadJob,
+    add_counts,
+    check_group_by,
+    is_entry_id,
+    make_dead_job,
+    parse_filter,
+    sort_counts,
+)
+from celery5.protocol.envelope import Document, Envelope, Failure, encode, make_replay, read_envelope
 from tests.pure.names import steady
 
 LAST = Failure(type="ValueError", message="no such order 7", args=("7",), traceback="Traceback", attempt=2)
@@ -41,7 +49,7 @@ ENTRY = "1763713000500-0"
 
 def grave(envelope: Envelope = ENVELOPE, document: Document = DOCUMENT) -> DeadJob:
     """A dead job, read."""
-    return exhumed("mail", ENTRY, encode(envelope), encode(document))
+    return make_dead_job("mail", ENTRY, encode(envelope), encode(document))
 
 
 def test_a_grave_tells_everything() -> None:
@@ -68,25 +76,25 @@ def test_a_workers_death_is_the_last_of_the_failures() -> None:
 
 @pytest.mark.parametrize("message", [b"", b"\xff{", b"[]", b'{"v":7,"id":"a","task":"t"}'])
 def test_what_is_no_message_is_corrupt_and_nothing_worse(message: bytes) -> None:
-    untold = exhumed("mail", "1-0", message, b"nonsense")
+    untold = make_dead_job("mail", "1-0", message, b"nonsense")
     assert (untold.id, untold.task, untold.args, untold.reason, untold.type) == (
         *("", "", None),
         *("corrupt", "Corrupt"),
     )
     assert untold.message
-    told = exhumed("mail", "1-0", message, encode(DOCUMENT))
+    told = make_dead_job("mail", "1-0", message, encode(DOCUMENT))
     assert (told.id, told.task, told.reason, told.type) == ("a", "shop.charge", "exhausted", "ValueError")
 
 
 def test_a_message_without_a_document_is_untold() -> None:
-    job = exhumed("mail", "1-0", encode(ENVELOPE), b"")
+    job = make_dead_job("mail", "1-0", encode(ENVELOPE), b"")
     assert (job.id, job.reason, job.error, job.attempt) == ("a", "untold", "", 2)
 
 
 @given(st.binary(max_size=80), st.binary(max_size=80))
 @settings(max_examples=100)
 def test_any_bytes_can_be_looked_at(message: bytes, document: bytes) -> None:
-    assert exhumed("mail", "1-0", message, document).raw == message
+    assert make_dead_job("mail", "1-0", message, document).raw == message
 
 
 def test_arguments_that_cannot_be_decoded_are_none() -> None:
@@ -121,11 +129,11 @@ def test_arguments_that_cannot_be_decoded_are_none() -> None:
     ids=steady,
 )
 def test_a_choice_means_what_it_says(choice: dict[str, Any], meant: bool) -> None:
-    assert (grave() in wanted(choice)) is meant
+    assert (grave() in parse_filter(choice)) is meant
 
 
 def test_ages_are_seconds_or_timedeltas() -> None:
-    meant = wanted({"older_than": timedelta(hours=2), "newer_than": 86400})
+    meant = parse_filter({"older_than": timedelta(hours=2), "newer_than": 86400})
     assert (meant.older_than, meant.newer_than) == (7200.0, 86400.0)
 
 
@@ -152,7 +160,7 @@ def test_ages_are_seconds_or_timedeltas() -> None:
 )
 def test_a_choice_that_makes_no_sense_is_refused(choice: dict[str, Any], said: str) -> None:
     with pytest.raises(Misconfigured, match=said):
-        wanted(choice)
+        parse_filter(choice)
 
 
 def test_a_choice_that_must_be_awaited_is_refused() -> None:
@@ -160,12 +168,12 @@ def test_a_choice_that_must_be_awaited_is_refused() -> None:
         return False
 
     with pytest.raises(Misconfigured, match="plain function"):
-        wanted({"where": where})
+        parse_filter({"where": where})
 
 
 def test_dead_jobs_are_counted_by_what_they_have_in_common() -> None:
     other = msgspec.structs.replace(ENVELOPE, task="shop.mail")
-    jobs = [grave(), grave(), grave(other), exhumed("sms", "1-0", b"{", b"")]
+    jobs = [grave(), grave(), grave(other), make_dead_job("sms", "1-0", b"{", b"")]
     for by, counts in {
         "reason": {"exhausted": 3, "corrupt": 1},
         "task": {"shop.charge": 2, "": 1, "shop.mail": 1},
@@ -178,10 +186,10 @@ def test_dead_jobs_are_counted_by_what_they_have_in_common() -> None:
         },
     }.items():
         found: dict[str, int] = {}
-        count(found, jobs, checked_by(by))
-        assert list(most_first(found).items()) == list(counts.items())
+        add_counts(found, jobs, check_group_by(by))
+        assert list(sort_counts(found).items()) == list(counts.items())
     with pytest.raises(Misconfigured, match="not counted by 'day', but by reason, task"):
-        checked_by("day")
+        check_group_by("day")
 
 
 @pytest.mark.parametrize(
@@ -189,11 +197,11 @@ def test_dead_jobs_are_counted_by_what_they_have_in_common() -> None:
     [("1-0", True), ("1", False), ("a-1", False), ("-1", False), ("²-1", False), ("1-", False)],
 )
 def test_the_id_of_an_entry(text: str, is_one: bool) -> None:
-    assert is_entry(text) is is_one
+    assert is_entry_id(text) is is_one
 
 
 def test_a_replayed_message_is_fresh_but_for_the_number_of_its_replays() -> None:
-    envelope = read_envelope(replayed(encode(ENVELOPE)))
+    envelope = read_envelope(make_replay(encode(ENVELOPE)))
     fresh = {"attempt": 1, "failures": (), "sections": None, "expires": None, "replays": 2}
     assert envelope == msgspec.structs.replace(ENVELOPE, **fresh)
 
@@ -201,7 +209,7 @@ def test_a_replayed_message_is_fresh_but_for_the_number_of_its_replays() -> None
 def test_a_replayed_message_keeps_everything_else_to_the_last_digit() -> None:
     args = '[12345678901234567890.123456789012345678, 1.10, "\\u00e9"]'
     raw = f'{{"v":1,"id":"a","task":"t","attempt":3,"args":{args},"later":{{"price":0.10}}}}'.encode()
-    again = replayed(replayed(raw))
+    again = make_replay(make_replay(raw))
     assert bytes(read_envelope(again).args).decode() == args
     assert b'"price":0.10' in again
     assert json.loads(again)["replays"] == 2
@@ -210,4 +218,4 @@ def test_a_replayed_message_keeps_everything_else_to_the_last_digit() -> None:
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"v":2,"id":"a","task":"t"}'])
 def test_what_is_no_message_cannot_be_replayed(raw: bytes) -> None:
     with pytest.raises(Corrupt):
-        replayed(raw)
+        make_replay(raw)

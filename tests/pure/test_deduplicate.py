@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from celery5 import App, Misconfigured
-from celery5.deduplicate import WHY, declined, policy_of
+from celery5.deduplicate import DEFAULT_REASON, get_rejection, prepare_policy
 from celery5.protocol.envelope import Failure
-from celery5.protocol.verdict import Declined, Raised
-from celery5.runners.ending import returned
+from celery5.protocol.verdict import JobRejected, Raised
+from celery5.runners.ending import get_result_outcome
 from tests.pure.names import steady
 
 APP = App("shop", broker="redis://127.0.0.1:1/0")
@@ -29,7 +29,7 @@ async def send_soon(to: str, copies: int = 1) -> None:
     ("answer", "why"),
     [
         (False, None), (None, None), ("", None), (0, None), ([], None),
-        (True, WHY), (3, WHY), (object(), WHY), ("sent on Monday", "sent on Monday"),
+        (True, DEFAULT_REASON), (3, DEFAULT_REASON), (object(), DEFAULT_REASON), ("sent on Monday", "sent on Monday"),
     ],
     ids=steady,
 )  # fmt: skip
@@ -37,20 +37,20 @@ def test_what_is_true_rejects_and_a_text_says_why(answer: Any, why: str | None) 
     def policy(to: str, copies: int = 1) -> Any:
         return answer
 
-    outcome = declined(returned(policy_of(policy, send, "send")("a")))
-    assert outcome == (None if why is None else Declined(why))
+    outcome = get_rejection(get_result_outcome(prepare_policy(policy, send, "send")("a")))
+    assert outcome == (None if why is None else JobRejected(why))
 
 
 def test_a_policy_that_failed_is_a_failed_attempt() -> None:
     failed = Raised(Failure(type="OSError", message="no"))
-    assert declined(failed) is failed
+    assert get_rejection(failed) is failed
 
 
 async def test_a_policy_has_the_colour_of_its_task() -> None:
     async def policy(to: str, copies: int = 1) -> str:
         return f"{to} has {copies}"
 
-    assert await policy_of(policy, send_soon, "send")("a", copies=2) == "a has 2"
+    assert await prepare_policy(policy, send_soon, "send")("a", copies=2) == "a has 2"
     with pytest.raises(Misconfigured, match="must be a plain def, as the task is"):
         APP.task(deduplicate=policy)(send)
     with pytest.raises(Misconfigured, match="must be async def, as the task is"):

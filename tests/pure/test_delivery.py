@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from celery5.protocol.delivery import TOMBSTONE, Delivery, goes_back, settlement
+from celery5.protocol.delivery import MIN_DOCUMENT_TTL, Delivery, is_requeue, make_settlement
 from celery5.protocol.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
 from celery5.protocol.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry, Verdict
 
@@ -29,7 +29,9 @@ DOCUMENT = Document(
 
 
 def test_complete_stores_the_result() -> None:
-    verb, entry, job, message, number, extra = settlement(Complete(b"[7]"), delivery(), worker="w", ttl=60)
+    verb, entry, job, message, number, extra = make_settlement(
+        Complete(b"[7]"), delivery(), worker="w", ttl=60
+    )
     assert (verb, entry, job, number, extra) == ("complete", b"5-1", "a", 60_000, b"")
     document = read_document(message)
     assert bytes(document.value) == b"[7]"
@@ -37,25 +39,25 @@ def test_complete_stores_the_result() -> None:
 
 
 def test_an_ignored_result_leaves_a_tombstone_without_it() -> None:
-    _, _, _, message, number, _ = settlement(
+    _, _, _, message, number, _ = make_settlement(
         Complete(b"[7]"), delivery(ignore_result=True), worker="w", ttl=1e6
     )
-    assert number == TOMBSTONE * 1000
+    assert number == MIN_DOCUMENT_TTL * 1000
     assert json.loads(message).get("value") is None
 
 
 @pytest.mark.parametrize("verdict", [Complete(b"7"), Expire(), Bury(Reason.EXHAUSTED, FAILURE)], ids=repr)
 def test_a_job_that_has_ended_is_remembered_however_short_results_are_kept(verdict: Verdict) -> None:
-    assert settlement(verdict, delivery(), worker="w", ttl=0.5)[4] == TOMBSTONE * 1000
+    assert make_settlement(verdict, delivery(), worker="w", ttl=0.5)[4] == MIN_DOCUMENT_TTL * 1000
 
 
 def test_a_message_cannot_ask_for_its_result_to_be_kept_for_longer_than_redis_can_count() -> None:
-    words = settlement(Complete(b"7"), delivery(results_ttl=1e300), worker="w", ttl=60)
+    words = make_settlement(Complete(b"7"), delivery(results_ttl=1e300), worker="w", ttl=60)
     assert words[4] == 10**12
 
 
 def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
-    verb, entry, job, message, number, extra = settlement(
+    verb, entry, job, message, number, extra = make_settlement(
         Retry(1.25, FAILURE), delivery(), worker="w", ttl=60
     )
     assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 60_000)
@@ -68,7 +70,7 @@ def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
 
 def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
     given = delivery()
-    assert settlement(Release(), given, worker="w", ttl=60) == (
+    assert make_settlement(Release(), given, worker="w", ttl=60) == (
         "release",
         b"5-1",
         "a",
@@ -80,7 +82,9 @@ def test_a_release_gives_the_very_message_back_and_counts_nothing() -> None:
 
 def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with_is_kept() -> None:
     held = delivery()
-    verb, entry, job_id, message, delay, ttl = settlement(Postpone(1.5, FAILURE), held, worker="w", ttl=60)
+    verb, entry, job_id, message, delay, ttl = make_settlement(
+        Postpone(1.5, FAILURE), held, worker="w", ttl=60
+    )
     assert (verb, entry, job_id, delay, ttl) == ("retry", b"5-1", "a", 1500, 60_000)
     before, after = json.loads(held.message), json.loads(message)
     kept = after.pop("failures")
@@ -101,28 +105,28 @@ def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with
 )
 def test_only_the_same_attempt_goes_back(verdict: Verdict, back: bool) -> None:
     held = delivery()
-    assert goes_back(settlement(verdict, held, worker="w", ttl=60), held) is back
+    assert is_requeue(make_settlement(verdict, held, worker="w", ttl=60), held) is back
 
 
 def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_out() -> None:
     held = delivery(failures=(Failure(type="KeyError", message="old"),))
     for count in range(20):
         away = Failure(type="BrokerUnavailable", message=f"away for {count} s")
-        held.message = settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
-    words = settlement(Retry(0, FAILURE), held, worker="w", ttl=60)
+        held.message = make_settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
+    words = make_settlement(Retry(0, FAILURE), held, worker="w", ttl=60)
     kept = [(each.attempt, each.message) for each in read_envelope(words[3]).failures]
     assert kept == [(1, "old"), (2, "away for 19 s"), (2, "no")]
 
 
 def test_an_expired_job_leaves_a_document_that_says_so() -> None:
-    verb, _, _, message, number, _ = settlement(Expire(), delivery(), worker="w", ttl=60)
+    verb, _, _, message, number, _ = make_settlement(Expire(), delivery(), worker="w", ttl=60)
     assert (verb, number) == ("complete", 60_000)
     assert read_document(message).state == "EXPIRED"
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reason) -> None:
-    verb, entry, job, message, number, extra = settlement(
+    verb, entry, job, message, number, extra = make_settlement(
         Bury(reason, FAILURE), delivery(), worker="w", ttl=60
     )
     assert (verb, entry, job, number) == ("bury", b"5-1", "a", 60_000)
@@ -138,7 +142,7 @@ def test_a_buried_job_keeps_its_message_its_failures_and_the_reason(reason: Reas
 
 def test_bytes_that_are_no_envelope_are_buried_as_they_are() -> None:
     corrupt = Delivery("mail", b"5-1", b"\xff{", finished=3.0)
-    verb, entry, job, message, _, extra = settlement(
+    verb, entry, job, message, _, extra = make_settlement(
         Bury(Reason.CORRUPT, FAILURE), corrupt, worker="w", ttl=60
     )
     assert (verb, entry, job, message) == ("bury", b"5-1", "", b"\xff{")
@@ -160,7 +164,9 @@ def test_bytes_that_are_no_envelope_are_buried_as_they_are() -> None:
     ids=repr,
 )
 def test_what_cannot_be_read_is_buried_under_its_id_if_that_can_be_read(message: bytes, job_id: str) -> None:
-    words = settlement(Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60)
+    words = make_settlement(
+        Bury(Reason.CORRUPT, FAILURE), Delivery("mail", b"5-1", message), worker="w", ttl=60
+    )
     assert words[2:4] == (job_id, message)
     assert isinstance(words[5], bytes)
     assert read_document(words[5]).id == job_id

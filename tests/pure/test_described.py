@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from celery5.errors import Misconfigured
-from celery5.processes.described import Meaning
-from celery5.protocol.cluster import read
+from celery5.processes.described import DescriptionChecker
+from celery5.protocol.cluster import parse_cluster
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from celery5.protocol.cluster import read
 )
 def test_a_wrong_value_is_told_in_one_line_with_its_key(said: Mapping[str, object], wrong: str) -> None:
     with pytest.raises(Misconfigured) as told:
-        read({"workers": {"default": said}}, Meaning())
+        parse_cluster({"workers": {"default": said}}, DescriptionChecker())
     assert wrong in str(told.value)
     assert "\n" not in str(told.value)
 
@@ -59,13 +59,13 @@ def test_a_wrong_value_is_told_in_one_line_with_its_key(said: Mapping[str, objec
 )
 def test_what_is_told_of_a_wrong_value_shows_no_password(said: Mapping[str, object]) -> None:
     with pytest.raises(Misconfigured) as told:
-        read({"workers": {"default": said}}, Meaning())
+        parse_cluster({"workers": {"default": said}}, DescriptionChecker())
     assert "hunter2" not in str(told.value)
 
 
 def test_flags_of_publishers_are_judged_as_their_settings() -> None:
     with pytest.raises(Misconfigured, match="connections is '9"):
-        read({"publishers": {"default": {"connections": "9..1"}}}, Meaning())
+        parse_cluster({"publishers": {"default": {"connections": "9..1"}}}, DescriptionChecker())
 
 
 def test_what_members_can_use_passes() -> None:
@@ -80,4 +80,6 @@ def test_what_members_can_use_passes() -> None:
     }
     flags = {"max_memory": "500 MiB", "queues": ["a", "b"], "grace_period": 0, "reload": False, "max_jobs": 0}
     workers = {"default": {**flags, "log_level": "debug", "broker": "", "environment": environment}}
-    read({"workers": workers, "publishers": {"default": {"tcp": "127.0.0.1:7070"}}}, Meaning())
+    parse_cluster(
+        {"workers": workers, "publishers": {"default": {"tcp": "127.0.0.1:7070"}}}, DescriptionChecker()
+    )

@@ -129,8 +129,8 @@ def test_any_text_is_an_endpoint_or_a_bad_url(text: str) -> None:
 def test_the_password_is_shown_nowhere(url: str) -> None:
     endpoint = Endpoint.from_url(url)
     assert endpoint.password == "hush"
-    assert "hush" not in repr(endpoint) + endpoint.masked
-    assert ":***@" in endpoint.masked
+    assert "hush" not in repr(endpoint) + endpoint.masked_url
+    assert ":***@" in endpoint.masked_url
 
 
 def test_tls_checks_certificate_and_name_unless_told_otherwise() -> None:

@@ -20,20 +20,20 @@ from celery5 import App, RetryPolicy
 from celery5.errors import Corrupt
 from celery5.protocol import envelope as envelopes_module
 from celery5.protocol.envelope import (
-    DEEPEST,
-    KEPT_FAILURES,
-    MARGIN,
+    MAX_DEPTH,
+    MAX_FAILURES,
+    SIZE_MARGIN,
     VERSION,
     Document,
     Envelope,
     Failure,
+    add_failure,
     encode,
-    id_of,
     is_nested_deeper,
-    next_attempt,
+    make_next_attempt,
     read_document,
     read_envelope,
-    with_failure,
+    read_job_id,
 )
 
 SCHEMA: dict[str, Any] = json.loads(files("celery5.protocol").joinpath("envelope.schema.json").read_text())
@@ -198,7 +198,7 @@ def test_unknown_fields_survive_every_hop(unknown: dict[str, Any], failure: Fail
     ours = {"v", "id", "task", "attempt", "failures", "args", "kwargs", "sent", "expires", "retry", "trace"}
     expected = {name: value for name, value in unknown.items() if name not in {*ours, "ignore_result"}}
     raw = msgspec.json.encode({**expected, "v": 1, "id": "a", "task": "t"})
-    for hop in (next_attempt, with_failure):
+    for hop in (make_next_attempt, add_failure):
         after = msgspec.json.decode(hop(raw, failure))
         assert {name: after[name] for name in expected} == expected
         assert read_envelope(hop(raw, failure)).failures == (failure,)
@@ -207,19 +207,19 @@ def test_unknown_fields_survive_every_hop(unknown: dict[str, Any], failure: Fail
 def test_the_arguments_of_a_retry_are_those_that_were_sent_to_the_last_digit() -> None:
     args = '[12345678901234567890.123456789012345678, 1.10, 123456789012345678901234567890, "\\u00e9"]'
     raw = f'{{"v":1,"id":"a","task":"t","args":{args},"later":{{"price":0.1000000000000000055}}}}'.encode()
-    after = next_attempt(next_attempt(raw, FAILURE), FAILURE)
+    after = make_next_attempt(make_next_attempt(raw, FAILURE), FAILURE)
     assert bytes(read_envelope(after).args).decode() == args
     assert json.loads(after, parse_float=Decimal)["later"]["price"] == Decimal("0.1000000000000000055")
 
 
 def test_each_attempt_counts_and_the_last_failures_are_remembered() -> None:
     raw = encode(Envelope(v=1, id="a", task="t"))
-    for attempt in range(1, KEPT_FAILURES + 4):
+    for attempt in range(1, MAX_FAILURES + 4):
         assert read_envelope(raw).attempt == attempt
-        raw = next_attempt(raw, Failure(type="E", message=str(attempt), attempt=attempt))
+        raw = make_next_attempt(raw, Failure(type="E", message=str(attempt), attempt=attempt))
     assert [each.message for each in read_envelope(raw).failures] == ["4", "5", "6", "7", "8"]
-    buried = read_envelope(with_failure(raw, FAILURE))
-    assert buried.attempt == KEPT_FAILURES + 4
+    buried = read_envelope(add_failure(raw, FAILURE))
+    assert buried.attempt == MAX_FAILURES + 4
     assert buried.failures[-1] == FAILURE
 
 
@@ -310,7 +310,7 @@ def steps_of(raw: bytes) -> tuple[int, int]:
 
     sys.settrace(trace)
     try:
-        assert not is_nested_deeper(raw, DEEPEST)
+        assert not is_nested_deeper(raw, MAX_DEPTH)
     finally:
         sys.settrace(None)
     return lines, max(sizes)
@@ -333,9 +333,9 @@ def test_the_work_of_the_depth_check_grows_with_the_size_alone(depth: int) -> No
 def test_a_message_above_the_limit_is_refused_before_anything_of_it_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    raw = b'{"v": 1, "id": "large", "task": "t", "args": ["' + b"x" * (MARGIN + 2000) + b'"]}'
+    raw = b'{"v": 1, "id": "large", "task": "t", "args": ["' + b"x" * (SIZE_MARGIN + 2000) + b'"]}'
     assert read_envelope(raw).id == "large"
-    assert read_envelope(raw, len(raw) - MARGIN).id == "large"
+    assert read_envelope(raw, len(raw) - SIZE_MARGIN).id == "large"
     for name in ("_ENVELOPE", "_VERSION", "_ID", "_DOCUMENT"):
         monkeypatch.setattr(envelopes_module, name, None)
     with pytest.raises(
@@ -350,7 +350,7 @@ def test_a_message_above_the_limit_is_refused_before_anything_of_it_is_decoded(
 def test_the_id_of_a_huge_message_is_found_without_decoding_it(
     start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = start + b'"x":"' + b"x" * MARGIN + b'"}'
+    raw = start + b'"x":"' + b"x" * SIZE_MARGIN + b'"}'
     decoded = list[int]()
     real = envelopes_module._ID
 
@@ -360,6 +360,6 @@ def test_the_id_of_a_huge_message_is_found_without_decoding_it(
             return real.decode(given)
 
     monkeypatch.setattr(envelopes_module, "_ID", Watched())
-    assert id_of(raw) == "a-1"
-    assert id_of(b'{"x":"' + b"x" * MARGIN + b'","id":"late"}') == ""
+    assert read_job_id(raw) == "a-1"
+    assert read_job_id(b'{"x":"' + b"x" * SIZE_MARGIN + b'","id":"late"}') == ""
     assert max(decoded) < 1000

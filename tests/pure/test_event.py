@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 
 from celery5 import App, BadArguments, Misconfigured, event
 from celery5.errors import Corrupt
-from celery5.event import Event, declared_of
-from celery5.protocol.derived import derived_id
-from celery5.protocol.events import EventMessage, job_of, read_event, read_subscription
+from celery5.event import Event, get_event_declaration
+from celery5.protocol.derived import derive_job_id
+from celery5.protocol.events import EventMessage, make_event_job, parse_event, parse_subscription
 
 SCHEMA = Draft202012Validator(json.loads(files("celery5.protocol").joinpath("event.schema.json").read_text()))
 
@@ -130,9 +130,9 @@ def test_a_class_keeps_all_that_is_in_it() -> None:
     assert isinstance(paid, made)
     assert isinstance(paid, Told)
     assert made.__name__ == Paid.__name__
-    assert app.events.made(app.events["Paid"], {"order": 8}) == made(order=8)
+    assert app.events.make_event(app.events["Paid"], {"order": 8}) == made(order=8)
     with pytest.raises(BadArguments, match="field 'order' takes int"):
-        app.events.made(app.events["Paid"], {"order": "8"})
+        app.events.make_event(app.events["Paid"], {"order": "8"})
 
 
 def test_the_message_of_an_event_fits_its_schema_and_unknown_fields_do_no_harm() -> None:
@@ -147,7 +147,7 @@ def test_the_message_of_an_event_fits_its_schema_and_unknown_fields_do_no_harm()
     SCHEMA.validate(message)
     assert message["fields"] == {"order": str(UUID(int=7))}
     assert (message["event"], message["version"], message["id"]) == ("Paid", 2, job.id)
-    assert read_event(json.dumps(message | {"colour": "red"}).encode()).id == job.id
+    assert parse_event(json.dumps(message | {"colour": "red"}).encode()).id == job.id
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_message_of_an_event_fits_its_schema_and_unknown_fields_do_no_harm()
 def test_what_the_schema_refuses_no_router_reads(message: dict[str, Any]) -> None:
     assert not SCHEMA.is_valid(message)
     with pytest.raises(Corrupt):
-        read_event(json.dumps(message).encode())
+        parse_event(json.dumps(message).encode())
 
 
 def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> None:
@@ -176,15 +176,18 @@ def test_the_job_of_a_subscriber_is_always_the_same_and_has_what_it_takes() -> N
     @app.task(name="receipt", max_retries=7, unique_for=50)
     async def receipt(email: str, note: str = "") -> None: ...
 
-    (subscription,) = app.events.subscriptions()["shop"]
-    again = read_subscription(msgspec.json.encode(subscription))
+    (subscription,) = app.events.group_subscriptions()["shop"]
+    again = parse_subscription(msgspec.json.encode(subscription))
     assert again == subscription
-    message = read_event(Paid.job(order=7, email="a@b.c").message)
+    message = parse_event(Paid.job(order=7, email="a@b.c").message)
     more = msgspec.structs.replace(
         message, fields={**message.fields, "new": msgspec.Raw(b"[1]")}, trace="t-1"
     )
-    one, other = job_of(message, subscription, now=100.0), job_of(more, subscription, now=200.0)
-    assert one.id == other.id == derived_id(message.id, "shop", "receipt")
+    one, other = (
+        make_event_job(message, subscription, now=100.0),
+        make_event_job(more, subscription, now=200.0),
+    )
+    assert one.id == other.id == derive_job_id(message.id, "shop", "receipt")
     assert (one.queue, one.at, one.app, one.lock) == ("mail", "+5000", "shop", f"receipt {one.id}")
     assert json.loads(other.message) == {
         "v": 1,
@@ -222,14 +225,14 @@ def test_a_subscriber_gets_the_default_of_a_field_that_an_older_producer_does_no
     @app.task(name="all_of_it")
     async def all_of_it(**fields: object) -> None: ...
 
-    kept = {each.job.task: msgspec.json.encode(each) for each in app.events.subscriptions()["shop"]}
-    old = read_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7}}')
-    new = read_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7,"plan":"gold"}}')
+    kept = {each.job.task: msgspec.json.encode(each) for each in app.events.group_subscriptions()["shop"]}
+    old = parse_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7}}')
+    new = parse_event(b'{"v":1,"id":"e","event":"Paid","fields":{"order":7,"plan":"gold"}}')
 
     def given(task: str, event: EventMessage) -> object:
-        subscription = read_subscription(kept[task])
+        subscription = parse_subscription(kept[task])
         assert subscription is not None
-        return json.loads(job_of(event, subscription, now=1.0).message).get("kwargs", {})
+        return json.loads(make_event_job(event, subscription, now=1.0).message).get("kwargs", {})
 
     assert given("count", old) == {"plan": "free", "tags": []}
     assert given("count", new) == {"plan": "gold", "tags": []}
@@ -238,10 +241,15 @@ def test_a_subscriber_gets_the_default_of_a_field_that_an_older_producer_does_no
 
 
 def test_ids_that_follow_from_other_things_follow_from_their_places_too() -> None:
-    made = {derived_id("a", "bc"), derived_id("ab", "c"), derived_id("abc"), derived_id("c", "ab")}
+    made = {
+        derive_job_id("a", "bc"),
+        derive_job_id("ab", "c"),
+        derive_job_id("abc"),
+        derive_job_id("c", "ab"),
+    }
     assert len(made) == 4
     assert all(len(each) == 22 and each[0] != "-" for each in made)
-    assert all(derived_id(str(n))[0] != "-" for n in range(500))
+    assert all(derive_job_id(str(n))[0] != "-" for n in range(500))
 
 
 def test_an_event_that_names_no_application_is_of_the_one_that_its_module_has() -> None:
@@ -249,9 +257,9 @@ def test_an_event_that_names_no_application_is_of_the_one_that_its_module_has() 
     made: Any = event(type("Freed", (), {"__annotations__": {"order": int}, "__module__": __name__}))
     globals()["Freed"] = made
     try:
-        assert declared_of(made).is_free
+        assert get_event_declaration(made).has_no_app
         app.load()
-        assert declared_of(made).app is app
+        assert get_event_declaration(made).app is app
         assert list(app.events) == [f"{__name__.rpartition('.')[2]}.Freed"] or list(app.events)
     finally:
         del globals()["Freed"]

@@ -18,9 +18,16 @@ from hypothesis import strategies as st
 
 from celery5 import App, Periodic
 from celery5.errors import Misconfigured
-from celery5.fire_times import checked, following
-from celery5.protocol.triggers import FIELDS, AnyTrigger, Cron, placed, refuse_bad_fields, shown
-from celery5.triggers import at, calendar, cron, every, trigger_of
+from celery5.fire_times import get_next_fire_time, validate_trigger
+from celery5.protocol.triggers import (
+    CRON_FIELDS,
+    AnyTrigger,
+    Cron,
+    describe_trigger,
+    validate_cron_fields,
+    with_zone,
+)
+from celery5.triggers import at, calendar, cron, every, parse_trigger
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 SPRING = {BERLIN: "2026-03-29", NEW_YORK: "2026-03-08"}
@@ -40,7 +47,7 @@ def on(day: str, trigger: AnyTrigger, zone: str, days: int = 1) -> list[str]:
     begin = datetime.combine(date.fromisoformat(day), time(), ZoneInfo(zone))
     end = ms(datetime.combine(date.fromisoformat(day) + timedelta(days), time(), ZoneInfo(zone)))
     found, now = [], ms(begin) - 1
-    while (after := following(placed(trigger, zone), now)) is not None and after < end:
+    while (after := get_next_fire_time(with_zone(trigger, zone), now)) is not None and after < end:
         assert after > now
         now = after
         found.append(f"{datetime.fromtimestamp(now / 1000, ZoneInfo(zone)):%H:%M%z}"[:8])
@@ -82,18 +89,18 @@ def test_who_names_no_hours_fires_at_even_intervals_all_day(zone: str) -> None:
     "line", ["30 2 * * *", "*/15 * * * *", "0 */4 * * *", "15 1-3 * * *", "0 12 * * mon"]
 )
 def test_fire_times_only_go_forward_and_are_the_same_wherever_one_starts(zone: str, line: str) -> None:
-    trigger = placed(cron(line), zone)
+    trigger = with_zone(cron(line), zone)
     start = datetime(2026, 1, 1, tzinfo=UTC)
     times, now = list[int](), ms(start)
     while now < ms(start + timedelta(days=365)) and len(times) < 3000:
-        after = following(trigger, now)
+        after = get_next_fire_time(trigger, now)
         assert after is not None
         assert after > now
         times.append(after)
         now = after
     for one, other in list(pairwise(times))[::7]:
-        assert following(trigger, one + (other - one) // 3) == other
-        assert following(trigger, other - 1) == other
+        assert get_next_fire_time(trigger, one + (other - one) // 3) == other
+        assert get_next_fire_time(trigger, other - 1) == other
 
 
 @given(st.integers(0, 4_000_000_000_000), st.integers(1, 10**9), st.integers(-(10**12), 10**12))
@@ -101,7 +108,7 @@ def test_an_interval_is_exact_however_long_it_goes_on(after: int, step: int, sta
     trigger = every(
         timedelta(milliseconds=step), start=datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start)
     )
-    found = following(trigger, after)
+    found = get_next_fire_time(trigger, after)
     assert found is not None
     assert found > after
     assert (found - start) % step == 0
@@ -115,13 +122,13 @@ def test_triggers_are_joined() -> None:
     both = every(minutes=15) & cron("*/10 * * * *")
     assert [each[3:5] for each in on("2026-06-05", both, "UTC")][:3] == ["00", "30", "00"]
     never = cron("0 9 * * *") & cron("0 10 * * *")
-    assert following(never, 0) is None
+    assert get_next_fire_time(never, 0) is None
 
 
 def test_once_is_once_and_bounds_hold() -> None:
     moment = datetime(2026, 5, 1, tzinfo=UTC)
-    assert following(at(moment), ms(moment) - 1) == ms(moment)
-    assert following(at(moment), ms(moment)) is None
+    assert get_next_fire_time(at(moment), ms(moment) - 1) == ms(moment)
+    assert get_next_fire_time(at(moment), ms(moment)) is None
     bounded = cron("0 * * * *", timezone="UTC", start=moment, end=moment + timedelta(hours=2))
     assert on("2026-05-01", bounded, "UTC") == ["00:00+00", "01:00+00", "02:00+00"]
     assert on("2026-04-30", bounded, "UTC") == []
@@ -141,7 +148,9 @@ def test_a_calendar_of_days_counts_from_its_first_day_however_long_ago(
     after: datetime, weeks: int, days: int, zone: str
 ) -> None:
     span, first = 7 * weeks + days, date(1000, 1, 1)
-    found = following(calendar(weeks=weeks, days=days, first=first, time="12:00", timezone=zone), ms(after))
+    found = get_next_fire_time(
+        calendar(weeks=weeks, days=days, first=first, time="12:00", timezone=zone), ms(after)
+    )
     assert found is not None
     local = datetime.fromtimestamp(found / 1000, ZoneInfo(zone))
     assert (local.hour, (local.date() - first).days % span) == (12, 0)
@@ -149,9 +158,9 @@ def test_a_calendar_of_days_counts_from_its_first_day_however_long_ago(
 
 
 def test_a_calendar_leaves_out_what_a_month_does_not_have() -> None:
-    trigger, now, found = placed(calendar(months=1, first="2026-01-31", time="06:00"), "UTC"), 0, []
+    trigger, now, found = with_zone(calendar(months=1, first="2026-01-31", time="06:00"), "UTC"), 0, []
     for _ in range(4):
-        now = following(trigger, now) or 0
+        now = get_next_fire_time(trigger, now) or 0
         found.append(f"{datetime.fromtimestamp(now / 1000, UTC):%m-%d}")
     assert found == ["01-31", "03-31", "05-31", "07-31"]
     assert on("2026-06-01", calendar(weeks=1), "UTC") == ["00:00+00"]  # a Monday
@@ -196,7 +205,7 @@ def test_a_line_means_what_it_means_in_a_crontab(line: str, day: str, fires: boo
 )
 def test_what_does_not_say_when_is_refused_in_a_line(when: object, said: str) -> None:
     with pytest.raises(Misconfigured, match=said) as error:
-        checked(trigger_of(when))
+        validate_trigger(parse_trigger(when))
     assert "\n" not in str(error.value)
 
 
@@ -241,26 +250,26 @@ def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], 
 )
 def test_a_field_of_cron_that_is_wrong_is_named_as_it_was_written(trigger: AnyTrigger, said: str) -> None:
     with pytest.raises(Misconfigured) as error:
-        checked(trigger)
+        validate_trigger(trigger)
     assert str(error.value).startswith(said)
 
 
 def test_what_begins_at_the_end_of_time_never_fires() -> None:
-    assert following(cron("* * * * *", start=datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), 0) is None
+    assert get_next_fire_time(cron("* * * * *", start=datetime(9999, 12, 31, 23, 59, tzinfo=UTC)), 0) is None
 
 
 def test_a_zone_that_nobody_knows_is_told() -> None:
     with pytest.raises(Misconfigured, match="Mars/Olympus"):
-        checked(cron("0 0 * * *", timezone="Mars/Olympus"))
+        validate_trigger(cron("0 0 * * *", timezone="Mars/Olympus"))
 
 
 def test_a_configuration_says_the_same_in_tables() -> None:
-    assert trigger_of({"cron": "0 3 * * *", "timezone": BERLIN}) == cron("0 3 * * *", timezone=BERLIN)
-    assert trigger_of({"every": 30}) == every(30)
-    assert trigger_of({"every": {"minutes": 5}}) == every(minutes=5)
-    assert trigger_of({"any": ["0 3 * * *", {"every": 60}]}) == cron("0 3 * * *") | every(60)
-    assert trigger_of({"at": "2026-01-01T00:00:00+00:00"}) == at(datetime(2026, 1, 1, tzinfo=UTC))
-    assert shown(placed(cron("0 3 * * *"), BERLIN)) == "cron hour=3 minute=0 Europe/Berlin"
+    assert parse_trigger({"cron": "0 3 * * *", "timezone": BERLIN}) == cron("0 3 * * *", timezone=BERLIN)
+    assert parse_trigger({"every": 30}) == every(30)
+    assert parse_trigger({"every": {"minutes": 5}}) == every(minutes=5)
+    assert parse_trigger({"any": ["0 3 * * *", {"every": 60}]}) == cron("0 3 * * *") | every(60)
+    assert parse_trigger({"at": "2026-01-01T00:00:00+00:00"}) == at(datetime(2026, 1, 1, tzinfo=UTC))
+    assert describe_trigger(with_zone(cron("0 3 * * *"), BERLIN)) == "cron hour=3 minute=0 Europe/Berlin"
 
 
 def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() -> None:
@@ -282,14 +291,14 @@ def test_apscheduler_is_loaded_when_a_fire_time_is_asked_for_and_not_before() ->
 
 def test_what_was_found_is_not_looked_for_again_before_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     never, daily = cron(week=53, month=6, second=17), cron(hour=3, second=17)  # nobody else's
-    assert following(never, 0) is None
-    first = following(daily, 0)
+    assert get_next_fire_time(never, 0) is None
+    first = get_next_fire_time(daily, 0)
     assert first == 3 * 3_600_000 + 17_000
     monkeypatch.setattr("celery5.fire_times._following", lambda _trigger, after: -after)
-    assert following(never, 10**12) is None
-    assert following(daily, first - 1) == first
-    assert following(daily, first) == -first
-    assert following(daily, 0) == 0  # the clock was put back
+    assert get_next_fire_time(never, 10**12) is None
+    assert get_next_fire_time(daily, first - 1) == first
+    assert get_next_fire_time(daily, first) == -first
+    assert get_next_fire_time(daily, 0) == 0  # the clock was put back
 
 
 BAD_LINES = [
@@ -325,7 +334,7 @@ def test_a_line_of_a_crontab_that_makes_no_sense_is_refused_where_it_is_declared
     for declare in (
         lambda: app.task(schedule=line)(t.function),
         lambda: app.schedule(t.s(), line),
-        lambda: app.task(schedule=Periodic(every(60) | trigger_of(line)))(t.function),
+        lambda: app.task(schedule=Periodic(every(60) | parse_trigger(line)))(t.function),
     ):
         with pytest.raises(Misconfigured) as caught:
             declare()
@@ -354,7 +363,7 @@ PARTS = st.one_of(
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(FIELDS), st.lists(PARTS, min_size=1, max_size=3).map(",".join))
+@given(st.sampled_from(CRON_FIELDS), st.lists(PARTS, min_size=1, max_size=3).map(",".join))
 def test_a_cron_field_is_refused_where_it_is_declared_exactly_when_no_scheduler_could_use_it(
     field: str, value: str
 ) -> None:
@@ -369,7 +378,7 @@ def test_a_cron_field_is_refused_where_it_is_declared_exactly_when_no_scheduler_
 
     said: dict[str, Any] = {field: value}
     trigger = Cron(**said)
-    ours = is_used(lambda: refuse_bad_fields(trigger))
+    ours = is_used(lambda: validate_cron_fields(trigger))
     theirs = is_used(lambda: CronTrigger(**said, timezone=UTC))
     assert ours <= theirs
     if theirs and not ours:  # APScheduler overlooks what follows a name

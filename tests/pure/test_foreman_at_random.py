@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery5.protocol.cluster import members, read
-from celery5.protocol.foreman import Crew
-from celery5.protocol.members import Beat, Ended, Kind, Member, Ready, Stopping, Unknown, Word
+from celery5.protocol.cluster import build_members, parse_cluster
+from celery5.protocol.foreman import ClusterState
+from celery5.protocol.members import Beat, Ended, Kind, Member, MemberEvent, Ready, Stopping, Unknown
 from celery5.protocol.posts import Kill, Phase, Start, Stop
 from tests.pure.test_foreman import CLUSTER
 
@@ -20,7 +20,7 @@ class AnyCluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.crew = Crew(CLUSTER, chance=lambda: 0.5)
+        self.crew = ClusterState(CLUSTER, random=lambda: 0.5)
         self.running: dict[str, Member] = {}
         self.asked: set[str] = set()
         self.want(2, 1)
@@ -28,13 +28,15 @@ class AnyCluster(RuleBasedStateMachine):
     @rule(workers=st.integers(0, 4), routers=st.integers(0, 2))
     def want(self, workers: int, routers: int) -> None:
         scale = {"worker-default": workers, "router-default": routers}
-        wanted = members(CLUSTER, scale)
-        spares = members(CLUSTER, {name: count + 1 for name, count in scale.items()})
-        self.crew.want(CLUSTER, wanted, [each for each in spares if each not in wanted])
+        wanted = build_members(CLUSTER, scale)
+        spares = build_members(CLUSTER, {name: count + 1 for name, count in scale.items()})
+        self.crew.set_desired(CLUSTER, wanted, [each for each in spares if each not in wanted])
 
     @rule(queues=st.sampled_from(["a", "b"]))
     def reload(self, queues: str) -> None:
-        self.crew.want(CLUSTER, members(read({"workers": {"default": {"count": 2, "queues": [queues]}}})))
+        self.crew.set_desired(
+            CLUSTER, build_members(parse_cluster({"workers": {"default": {"count": 2, "queues": [queues]}}}))
+        )
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.0, 50.0]))
     def decide(self, seconds: float) -> None:
@@ -60,9 +62,9 @@ class AnyCluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), word=st.sampled_from([Ready, Beat, Stopping, Unknown]))
-    def speak(self, data: st.DataObject, word: type[Word]) -> None:
+    def speak(self, data: st.DataObject, word: type[MemberEvent]) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
-        self.crew.hear(Unknown(name, "away") if word is Unknown else word(name), self.now)  # type: ignore[call-arg]
+        self.crew.handle_event(Unknown(name, "away") if word is Unknown else word(name), self.now)  # type: ignore[call-arg]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9]), excused=st.booleans())
@@ -70,7 +72,7 @@ class AnyCluster(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.running)))
         del self.running[name]
         self.asked.discard(name)
-        self.crew.hear(Ended(name, "it ended", code), self.now, excused=excused)
+        self.crew.handle_event(Ended(name, "it ended", code), self.now, is_excused=excused)
 
     @rule()
     def restart(self) -> None:
@@ -86,7 +88,7 @@ class AnyCluster(RuleBasedStateMachine):
 
     @invariant()
     def the_crew_knows_what_runs(self) -> None:
-        believed = {name for name, post in self.crew.posts.items() if post.phase.runs}
+        believed = {name for name, post in self.crew.members.items() if post.phase.is_running}
         assert believed == set(self.running)
 
     def teardown(self) -> None:
@@ -97,14 +99,14 @@ class AnyCluster(RuleBasedStateMachine):
         for _ in range(200):
             self.decide(1.0)
             for name in list(self.running):
-                if self.crew.posts[name].phase is Phase.STOPPING:
+                if self.crew.members[name].phase is Phase.STOPPING:
                     del self.running[name]
                     self.asked.discard(name)
-                    self.crew.hear(Ended(name, "", 0), self.now)
+                    self.crew.handle_event(Ended(name, "", 0), self.now)
                 else:
-                    self.crew.hear(Ready(name), self.now)
-        assert self.crew.is_whole, self.crew.line
-        assert sorted(self.running) == sorted(each.name for each in members(CLUSTER))
+                    self.crew.handle_event(Ready(name), self.now)
+        assert self.crew.is_complete, self.crew.status_line
+        assert sorted(self.running) == sorted(each.name for each in build_members(CLUSTER))
 
 
 TestAnyCluster = AnyCluster.TestCase

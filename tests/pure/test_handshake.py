@@ -9,7 +9,7 @@ import pytest
 from hiredis import ReplyError
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.handshake import Greeting, greet, read_greeting
+from celery5.broker.handshake import ServerHello, build_hello, parse_server_hello
 from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld
 
 
@@ -20,12 +20,12 @@ def hello(server: str, version: str) -> list[Any]:
 
 def test_one_write_says_it_all() -> None:
     endpoint = Endpoint(username="u", password="p", db=3)
-    assert greet(endpoint, resp=2, name="my worker\n1") == [
+    assert build_hello(endpoint, resp=2, name="my worker\n1") == [
         ("HELLO", 2, "AUTH", "u", "p", "SETNAME", "my-worker-1"),
         ("SELECT", 3),
     ]
-    assert greet(Endpoint(), resp=3, name="x") == [("HELLO", 3, "SETNAME", "x")]
-    assert greet(Endpoint(password="p"), resp=2, name="x") == [
+    assert build_hello(Endpoint(), resp=3, name="x") == [("HELLO", 3, "SETNAME", "x")]
+    assert build_hello(Endpoint(password="p"), resp=2, name="x") == [
         ("HELLO", 2, "AUTH", "default", "p", "SETNAME", "x")
     ]
 
@@ -42,33 +42,35 @@ def test_one_write_says_it_all() -> None:
     ],
 )
 def test_servers_from_6_2_on_and_every_valkey_are_welcome(server: str, version: str) -> None:
-    assert read_greeting([hello(server, version)], where="h") == Greeting(server, version, 7)
+    assert parse_server_hello([hello(server, version)], where="h") == ServerHello(server, version, 7)
 
 
 def test_a_map_is_read_as_well_as_a_list() -> None:
     facts = {b"server": b"redis", b"version": b"7.0.15", b"id": 9}
-    assert read_greeting([facts, b"OK"], where="h") == Greeting("redis", "7.0.15", 9)
+    assert parse_server_hello([facts, b"OK"], where="h") == ServerHello("redis", "7.0.15", 9)
 
 
 @pytest.mark.parametrize("version", ["6.0.16", "6.1.9", "5.0.7"])
 def test_an_older_server_is_told_to_be_upgraded(version: str) -> None:
     with pytest.raises(BrokerTooOld, match=f"server {version} is older than 6[.]2; upgrade"):
-        read_greeting([hello("redis", version)], where="h")
+        parse_server_hello([hello("redis", version)], where="h")
 
 
 def test_a_server_that_does_not_know_hello_is_too_old() -> None:
     with pytest.raises(BrokerTooOld, match=r"older than 6\.2"):
-        read_greeting([ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], where="h")
+        parse_server_hello(
+            [ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], where="h"
+        )
 
 
 def test_a_refusal_of_any_of_the_commands_counts() -> None:
     with pytest.raises(BrokerDenied):
-        read_greeting([ReplyError("WRONGPASS invalid username-password pair")], where="h")
+        parse_server_hello([ReplyError("WRONGPASS invalid username-password pair")], where="h")
     with pytest.raises(BrokerReplied, match="out of range"):
-        read_greeting([hello("redis", "7.0.0"), ReplyError("ERR DB index is out of range")], where="h")
+        parse_server_hello([hello("redis", "7.0.0"), ReplyError("ERR DB index is out of range")], where="h")
 
 
 @pytest.mark.parametrize("answer", [b"OK", None, 3, [], {}, [b"server"], hello("redis", "7.0")[:4]])
 def test_nonsense_is_no_greeting(answer: object) -> None:
     with pytest.raises(BrokerReplied, match="no sensible answer"):
-        read_greeting([answer], where="h")
+        parse_server_hello([answer], where="h")

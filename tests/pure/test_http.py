@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery5.protocol.http import BadRequest, Request, Response, read_request
+from celery5.protocol.http import BadRequest, HttpRequest, HttpResponse, parse_request
 
 
 def test_a_request_has_a_method_and_a_path_without_its_query() -> None:
     head = b"GET /livez?verbose=1 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nX-Y:\r\n\r\n"
-    assert read_request(head) == Request("GET", "/livez")
-    assert read_request(b"HEAD /readyz HTTP/1.0\r\n\r\n") == Request("HEAD", "/readyz")
-    assert read_request(b"GET / HTTP/1.1\r\nhost: x\r\nContent-Length: 0\r\n\r\n") == Request("GET", "/")
+    assert parse_request(head) == HttpRequest("GET", "/livez")
+    assert parse_request(b"HEAD /readyz HTTP/1.0\r\n\r\n") == HttpRequest("HEAD", "/readyz")
+    assert parse_request(b"GET / HTTP/1.1\r\nhost: x\r\nContent-Length: 0\r\n\r\n") == HttpRequest("GET", "/")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_request_has_a_method_and_a_path_without_its_query() -> None:
 )
 def test_what_is_not_exactly_http_is_refused(head: bytes, status: int) -> None:
     with pytest.raises(BadRequest) as refused:
-        read_request(head)
+        parse_request(head)
     assert refused.value.status == status
 
 
@@ -48,12 +48,12 @@ def test_what_is_not_exactly_http_is_refused(head: bytes, status: int) -> None:
 def test_whatever_comes_is_a_request_or_refused(head: bytes) -> None:
     found: list[str] = []
     with suppress(BadRequest):
-        found.append(read_request(head).path)
+        found.append(parse_request(head).path)
     assert all(each.startswith("/") for each in found)
 
 
 def test_a_response_says_how_long_it_is_and_that_the_connection_ends() -> None:
-    one = Response(405, b"no\n", "text/plain", [("Allow", "GET, HEAD")])
+    one = HttpResponse(405, b"no\n", "text/plain", [("Allow", "GET, HEAD")])
     head, _, body = one.to_bytes().partition(b"\r\n\r\n")
     assert body == b"no\n"
     assert head.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")

@@ -15,7 +15,7 @@ import pytest
 
 import celery5
 from celery5.cli.main import CHILD, COMMANDS, cli
-from celery5.protocol.members import PARENT
+from celery5.protocol.members import PARENT_VARIABLE
 
 SOURCE = Path(celery5.__file__)
 HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
@@ -127,7 +127,7 @@ def test_a_probe_loads_what_it_needs_and_no_more() -> None:
 
 
 def test_the_command_knows_a_member_by_what_a_controller_sets() -> None:
-    assert CHILD == PARENT
+    assert CHILD == PARENT_VARIABLE
 
 
 def test_each_command_is_in_the_module_of_its_name_and_in_the_help() -> None:

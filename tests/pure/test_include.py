@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery5 import App, Misconfigured
-from celery5.include import covers, modules_of
+from celery5.include import find_modules, is_included
 
 FREE = "from celery5 import task\n@task\ndef one(): ...\n"
 SHOP = {
@@ -63,13 +63,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 )
 def test_a_pattern_means_the_modules_that_fit_it_each_by_one_name(include: str, modules: str) -> None:
     names = [each if each.startswith("emporium") else f"emporium.{each}" for each in modules.split()]
-    found = modules_of([include, include])
+    found = find_modules([include, include])
     assert sorted(found) == names
-    assert [each for each in found if not covers([include], each)] == []
+    assert [each for each in found if not is_included([include], each)] == []
 
 
 def test_looking_for_modules_imports_none_of_them() -> None:
-    modules_of(["emporium.**"])
+    find_modules(["emporium.**"])
     assert [each for each in sys.modules if each.startswith("emporium")] == []
 
 

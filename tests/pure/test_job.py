@@ -39,7 +39,7 @@ def test_an_id_is_22_url_safe_characters_and_never_the_same() -> None:
     ids=str,
 )
 def test_when_a_job_may_start(options: Options, at: str) -> None:
-    assert options.checked().at() == at
+    assert options.checked().format_start() == at
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_when_a_job_may_start(options: Options, at: str) -> None:
     ids=str,
 )
 def test_when_a_job_expires(expires: Any, moment: float | None) -> None:
-    assert Options(expires=expires).checked().expiry(1000.0) == moment
+    assert Options(expires=expires).checked().get_expiry(1000.0) == moment
 
 
 @pytest.mark.parametrize(
@@ -108,20 +108,20 @@ spans = st.none() | st.floats(0, 1e9) | st.timedeltas(timedelta(0), timedelta(da
 @given(spans, spans | st.datetimes(timezones=st.just(UTC)))
 def test_whatever_is_accepted_can_be_sent(countdown: Any, expires: Any) -> None:
     options = Options(countdown=countdown, expires=expires).checked()
-    assert re.fullmatch(r"|\+[0-9]+", options.at())
-    moment = options.expiry(time.time())
+    assert re.fullmatch(r"|\+[0-9]+", options.format_start())
+    moment = options.get_expiry(time.time())
     assert moment is None or math.isfinite(moment)
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_any_aware_eta_can_be_sent(eta: datetime) -> None:
-    assert re.fullmatch(r"-?[0-9]+", Options(eta=eta).checked().at())
+    assert re.fullmatch(r"-?[0-9]+", Options(eta=eta).checked().format_start())
 
 
 def sends_policy(options: Options) -> bool:
     """Whether jobs with these options take a policy along."""
-    terms = options.terms(RetryPolicy(), queue="mail", ignore_result=False, results_ttl=1)
-    return "retry" in terms.said
+    terms = options.shared_fields(RetryPolicy(), queue="mail", ignore_result=False, results_ttl=1)
+    return "retry" in terms.fields
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,13 @@ def test_whatever_is_said_of_retries_for_one_call_goes_with_the_job(
 
 def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
     fallback = RetryPolicy(max_retries=9, backoff=2, cap=7, jitter=False)
-    assert Options().policy(fallback) is fallback
-    assert Options(max_retries=0).policy(fallback) == RetryPolicy(
+    assert Options().get_retry_policy(fallback) is fallback
+    assert Options(max_retries=0).get_retry_policy(fallback) == RetryPolicy(
         max_retries=0, backoff=2, cap=7, jitter=False
     )
-    assert Options(jitter=True, cap=0).policy(fallback) == RetryPolicy(max_retries=9, backoff=2, cap=0)
+    assert Options(jitter=True, cap=0).get_retry_policy(fallback) == RetryPolicy(
+        max_retries=9, backoff=2, cap=0
+    )
     assert not sends_policy(Options(queue="a", countdown=1))
     assert sends_policy(Options(max_retries=0))
     assert sends_policy(Options(jitter=False))
@@ -168,13 +170,15 @@ def test_what_is_said_about_retries_goes_over_the_fallback() -> None:
 def test_a_whole_policy_replaces_what_was_said_before_and_is_replaced_field_by_field() -> None:
     even = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1}
     task = Options(max_retries=9, autoretry_for=[OSError]).checked()
-    whole = task.replaced({"retry_policy": even})
-    assert whole.policy(RetryPolicy(max_retries=7)) == RetryPolicy.of(even)
+    whole = task.merge({"retry_policy": even})
+    assert whole.get_retry_policy(RetryPolicy(max_retries=7)) == RetryPolicy.parse(even)
     assert sends_policy(whole)
-    again = whole.replaced({"max_retries": 5, "queue": "mail"})
-    assert again.policy(RetryPolicy()) == RetryPolicy.of({**even, "max_retries": 5})
-    assert task.replaced({"retry_policy": RetryPolicy(cap=5)}).policy(RetryPolicy()) == RetryPolicy(cap=5)
-    assert task.replaced({"queue": "mail"}).policy(RetryPolicy()) == RetryPolicy(
+    again = whole.merge({"max_retries": 5, "queue": "mail"})
+    assert again.get_retry_policy(RetryPolicy()) == RetryPolicy.parse({**even, "max_retries": 5})
+    assert task.merge({"retry_policy": RetryPolicy(cap=5)}).get_retry_policy(RetryPolicy()) == RetryPolicy(
+        cap=5
+    )
+    assert task.merge({"queue": "mail"}).get_retry_policy(RetryPolicy()) == RetryPolicy(
         max_retries=9, autoretry_for=["builtins.OSError"]
     )
     for wrong in ({"max_retry": 3}, {"interval_max": -1}, 3):

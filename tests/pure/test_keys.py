@@ -14,7 +14,7 @@ from celery5.broker.keys import Keys, QueueKeys
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "keys.md").read_text()
 SHOP = Keys("<app>")
-MAIL = SHOP.of("<queue>")
+MAIL = SHOP.for_queue("<queue>")
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="{}: \n\t"), min_size=1, max_size=9)
 queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min_size=1, max_size=9)
@@ -32,19 +32,19 @@ def made() -> dict[str, str]:
         "check": SHOP.check("<name>"),
         "check_turn": SHOP.check_turn("<name>"),
         "paused": SHOP.paused,
-        "check_telling": SHOP.check_telling("<name>"),
+        "check_telling": SHOP.check_notice("<name>"),
         "schedule_queues": SHOP.schedule_queues,
         "schedules": SHOP.schedules("<queue>"),
         "schedule_times": SHOP.schedule_times("<queue>"),
-        "schedule_news": SHOP.schedule_news,
-        "declared": SHOP.declared("<process>"),
+        "schedule_news": SHOP.schedule_changes,
+        "declared": SHOP.declared_schedules("<process>"),
         "subscriptions": SHOP.subscriptions,
-        "subscribed": SHOP.subscribed,
-        "unclaimed": SHOP.unclaimed,
-        "kept": SHOP.kept("<event>"),
+        "subscribed": SHOP.subscription_deadlines,
+        "unclaimed": SHOP.unclaimed_events,
+        "kept": SHOP.kept_events("<event>"),
         "limits": SHOP.limits,
         "suspended": SHOP.suspended,
-        "living": SHOP.living("<kind>"),
+        "living": SHOP.live_processes("<kind>"),
         "leader": SHOP.leader,
         "recycling": SHOP.recycling,
         "scaling": SHOP.scaling,
@@ -52,21 +52,21 @@ def made() -> dict[str, str]:
         "report": SHOP.report("<worker>"),
         "inbox": SHOP.inbox("<process>"),
         "nonce": SHOP.nonce("<id>"),
-        "answer": SHOP.answer("<id>"),
+        "answer": SHOP.reply("<id>"),
         **own,
         "documents_for": MAIL.documents_for("<sink>"),
-        "taken": MAIL.taken("<sink>"),
-        "progress": MAIL.progress("<sink>"),
-        "source": SHOP.source("<name>"),
+        "taken": MAIL.claimed_documents("<sink>"),
+        "progress": MAIL.document_progress("<sink>"),
+        "source": SHOP.source_lease("<name>"),
         "result": MAIL.result("<id>"),
-        "window": MAIL.window("<task> <key>"),
+        "window": MAIL.unique_window("<task> <key>"),
     }
 
 
 def test_a_result_key_tells_its_queue_and_its_job() -> None:
     shop = Keys("shop")
     for queue, job_id in (("default", "a"), ("a:b", "x:result:y"), ("result:", "}:result:")):
-        assert shop.told_by(shop.of(queue).result(job_id)) == (queue, job_id)
+        assert shop.parse_result_key(shop.for_queue(queue).result(job_id)) == (queue, job_id)
 
 
 def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
@@ -95,7 +95,7 @@ def slot_tag(key: str) -> str:
 
 @given(names, queues, st.text(max_size=9))
 def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) -> None:
-    keys = Keys(app).of(queue)
+    keys = Keys(app).for_queue(queue)
     own = [
         *keys.streams,
         keys.jobs,
@@ -106,12 +106,12 @@ def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) 
         keys.unique,
         keys.wake,
         keys.revoke,
-        keys.window(job_id),
+        keys.unique_window(job_id),
         keys.result(job_id),
         keys.documents,
         keys.documents_for(job_id),
-        keys.taken(job_id),
-        keys.progress(job_id),
+        keys.claimed_documents(job_id),
+        keys.document_progress(job_id),
     ]
     assert {slot_tag(key) for key in own} == {f"{app}:{queue}"}
 
@@ -119,17 +119,17 @@ def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) 
 @given(names, queues, names, queues)
 def test_no_two_queues_of_any_applications_share_a_key(app: str, queue: str, other: str, its: str) -> None:
     if (app, queue) != (other, its):
-        assert Keys(app).of(queue).stream != Keys(other).of(its).stream
+        assert Keys(app).for_queue(queue).stream != Keys(other).for_queue(its).stream
 
 
 def test_the_lanes_of_a_queue_differ_in_their_stream_alone() -> None:
-    keys = SHOP.of("mail")
-    high = keys.on("h")
-    assert high is keys.on("h")
-    assert high is high.on("h")
+    keys = SHOP.for_queue("mail")
+    high = keys.on_lane("h")
+    assert high is keys.on_lane("h")
+    assert high is high.on_lane("h")
     assert (high.stream, high.lane) == (keys.high, "h")
-    assert high.on("") == keys
-    assert len({keys.on(lane).stream for lane in "hlg"} | {keys.stream}) == 4
+    assert high.on_lane("") == keys
+    assert len({keys.on_lane(lane).stream for lane in "hlg"} | {keys.stream}) == 4
     same = [
         name for name in (each.name for each in fields(QueueKeys)) if name not in ("stream", "lane", "_lanes")
     ]

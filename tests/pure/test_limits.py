@@ -9,50 +9,60 @@ import pytest
 
 from celery5 import App, BadArguments, Limit, Misconfigured, Range, Rate
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.limits import Gate, Imposed, Rule, line_of, quoted, rule_for, unquoted
+from celery5.protocol.limits import (
+    AdmissionRule,
+    DeclaredLimits,
+    LimitOverride,
+    escape_word,
+    get_waiting_list,
+    make_admission_rule,
+    unescape_word,
+)
 
 
-def rule(gate: Gate | None, **said: Any) -> Rule | None:
+def rule(gate: DeclaredLimits | None, **said: Any) -> AdmissionRule | None:
     """The rule of a task `t`."""
-    return rule_for("t", gate, **{"computed": None, "imposed": None, "suspended": False, **said})
+    return make_admission_rule("t", gate, **{"computed": None, "imposed": None, "suspended": False, **said})
 
 
 def test_a_task_that_says_nothing_has_no_rule() -> None:
     assert rule(None) is None
-    assert rule(None, imposed=Imposed()) is None
+    assert rule(None, imposed=LimitOverride()) is None
 
 
 def test_what_is_imposed_beats_what_a_task_says() -> None:
-    gate = Gate(limit=Limit(5, per="worker"))
-    assert rule(gate) == Rule("t", most=5, per="worker")
-    assert rule(gate, imposed=Imposed(limit=2)) == Rule("t", most=2, per="worker")
-    assert rule(None, imposed=Imposed(limit=2)) == Rule("t", most=2)
-    assert rule(Gate(rate=Rate("5/s")), imposed=Imposed(rate="1/m")) == Rule("t", rate=Rate("1/m"))
+    gate = DeclaredLimits(limit=Limit(5, per="worker"))
+    assert rule(gate) == AdmissionRule("t", max_running=5, per="worker")
+    assert rule(gate, imposed=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2, per="worker")
+    assert rule(None, imposed=LimitOverride(limit=2)) == AdmissionRule("t", max_running=2)
+    assert rule(DeclaredLimits(rate=Rate("5/s")), imposed=LimitOverride(rate="1/m")) == AdmissionRule(
+        "t", rate=Rate("1/m")
+    )
 
 
 def test_a_rate_makes_declared_limits_not_count_and_imposed_ones_count_beside_it() -> None:
-    gate = Gate(limit=Limit(5), rate=Rate("200/m"))
-    assert rule(gate) == Rule("t", rate=Rate("200/m"))
-    assert rule(gate, imposed=Imposed(limit=1)) == Rule("t", most=1, rate=Rate("200/m"))
+    gate = DeclaredLimits(limit=Limit(5), rate=Rate("200/m"))
+    assert rule(gate) == AdmissionRule("t", rate=Rate("200/m"))
+    assert rule(gate, imposed=LimitOverride(limit=1)) == AdmissionRule("t", max_running=1, rate=Rate("200/m"))
 
 
 def test_the_limit_0_rejects_and_a_suspended_task_holds_whatever_its_limit() -> None:
-    none = rule(Gate(limit=Limit(0)))
-    held = rule(Gate(limit=Limit(0)), suspended=True)
+    none = rule(DeclaredLimits(limit=Limit(0)))
+    held = rule(DeclaredLimits(limit=Limit(0)), suspended=True)
     assert none is not None
     assert held is not None
-    assert (none.rejects, held.rejects) == (True, False)
-    assert held.words(9)["want"] == 0
-    assert none.words(9)["most"] == -1  # whoever rejects takes all there are
+    assert (none.rejects_all, held.rejects_all) == (True, False)
+    assert held.to_script_arguments(9)["want"] == 0
+    assert none.to_script_arguments(9)["most"] == -1  # whoever rejects takes all there are
 
 
 def test_a_computed_limit_stays_within_its_bounds() -> None:
     limit = Range(2, 8, compute=lambda: 1)
-    assert [limit.within(each) for each in (-3, 2, 5.9, 100, float("inf"))] == [2, 2, 5, 8, 8]
-    assert rule(Gate(limit=limit), computed=3) == Rule("t", most=3)
+    assert [limit.clamp(each) for each in (-3, 2, 5.9, 100, float("inf"))] == [2, 2, 5, 8, 8]
+    assert rule(DeclaredLimits(limit=limit), computed=3) == AdmissionRule("t", max_running=3)
     for wrong in (float("nan"), "3", True, None):
         with pytest.raises(ValueError, match="no number"):
-            limit.within(wrong)  # type: ignore[arg-type]
+            limit.clamp(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +70,7 @@ def test_a_computed_limit_stays_within_its_bounds() -> None:
     [("200/m", 200, 60.0), ("5/s", 5, 1.0), ("1/h", 1, 3600.0), ("10/d", 10, 86400.0), ("3/10s", 3, 10.0)],
 )
 def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> None:
-    rate = Rate(words).checked("t")
+    rate = Rate(words).validate("t")
     assert (rate.count, rate.span) == (count, span)
     assert 0.05 <= rate.slack <= 1.0
 
@@ -68,19 +78,21 @@ def test_a_rate_is_so_many_in_a_span(words: str, count: int, span: float) -> Non
 @pytest.mark.parametrize("words", ["", "200", "0/m", "-1/s", "5/x", "1.5/s", "5/0s", "5 / s", "99999999/s"])
 def test_a_rate_that_makes_no_sense_is_refused(words: str) -> None:
     with pytest.raises(Misconfigured, match="task t: rate"):
-        Rate(words).checked("t")
+        Rate(words).validate("t")
 
 
 @pytest.mark.parametrize("word", ["", "a b", "100%", "%20", " ", "é%"])
 def test_words_are_quoted_and_unquoted(word: str) -> None:
-    assert " " not in quoted(word)
-    assert unquoted(quoted(word)) == word
+    assert " " not in escape_word(word)
+    assert unescape_word(escape_word(word)) == word
 
 
 def test_a_line_is_of_a_task_and_of_the_keys_that_count() -> None:
-    assert line_of(Rule("a b"), "k", "f") == "a%20b  "
-    assert line_of(Rule("t", most=1, keyed=True), "k", "f") == "t  k"
-    assert line_of(Rule("t", most=1, keyed=True, fair=True), "k", "f g") == "t f%20g k"
+    assert get_waiting_list(AdmissionRule("a b"), "k", "f") == "a%20b  "
+    assert get_waiting_list(AdmissionRule("t", max_running=1, keyed=True), "k", "f") == "t  k"
+    assert (
+        get_waiting_list(AdmissionRule("t", max_running=1, keyed=True, fair=True), "k", "f g") == "t f%20g k"
+    )
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -125,6 +137,6 @@ def test_a_task_with_a_limit_is_sent_to_its_own_queue_only() -> None:
     @app.task(limit=1, queue="bank")
     def charge() -> None: ...
 
-    assert charge.options(countdown=1).options_.queue == "bank"
+    assert charge.options(countdown=1).send_options.queue == "bank"
     with pytest.raises(Misconfigured, match="its own queue"):
         charge.options(queue="other")

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from celery5.log import Journal, Log, Silence
-from celery5.log_lines import Lines
+from celery5.log import Log, LogWriter, NullLog
+from celery5.log_lines import LineWriter
 
 
 def message(**fields: Any) -> dict[str, Any]:
@@ -58,11 +58,11 @@ class Gate(io.StringIO):
 
 def test_every_message_is_one_json_line_inside_the_process_action() -> None:
     stream = io.StringIO()
-    with Journal(stream) as journal:
+    with LogWriter(stream) as journal:
         journal._buffer.clear()  # what eliot had kept for the first who would listen
         log = Log(worker="w1", app="shop")
         log.event("worker:ready", queues=["a"])
-        log.job("error", job="j1", state="DEAD", error="ValueError: no")
+        log.log_job("error", job="j1", state="DEAD", error="ValueError: no")
         log.finish()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line.get("message_type", line.get("action_status")) for line in lines] == [
@@ -78,19 +78,19 @@ def test_every_message_is_one_json_line_inside_the_process_action() -> None:
 
 def test_a_silent_log_writes_nothing() -> None:
     stream = io.StringIO()
-    with Journal(stream) as journal:
+    with LogWriter(stream) as journal:
         journal._buffer.clear()
-        log = Silence()
-        log.named("w1")
+        log = NullLog()
+        log.set_worker("w1")
         log.event("worker:ready", queues=["a"])
-        log.job("error", job="j1")
+        log.log_job("error", job="j1")
         log.finish()
     assert stream.getvalue() == ""
 
 
 def test_the_action_of_a_process_that_failed_says_why() -> None:
     stream = io.StringIO()
-    with Journal(stream):
+    with LogWriter(stream):
         log = Log(worker="w1", app="shop")
         log.finish(ExceptionGroup("", [ExceptionGroup("", [OSError("nobody answers")])]))
     last = json.loads(stream.getvalue().splitlines()[-1])
@@ -106,9 +106,9 @@ class Terminal(io.StringIO):
 
 def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
     stream = io.StringIO()
-    with Journal(stream, form="console"):
+    with LogWriter(stream, format="console"):
         log = Log(worker="w1", app="shop")
-        log.job("warning", job="j1", state="RETRY")
+        log.log_job("warning", job="j1", state="RETRY")
     line = stream.getvalue().splitlines()[1]
     date, clock, level, who, what, *fields = line.split()
     assert time.strptime(f"{date} {clock.split('.')[0]}", "%Y-%m-%d %H:%M:%S")
@@ -118,32 +118,34 @@ def test_people_get_a_time_a_level_a_name_and_the_fields() -> None:
 
 def test_people_see_on_every_line_which_process_it_is_from() -> None:
     stream = io.StringIO()
-    with Journal(Lines(stream, form="console", process="web:7")) as journal:
+    with LogWriter(LineWriter(stream, form="console", process="web:7")) as journal:
         Log(worker="w1", app="shop").event("worker:ready")
         journal({"message_type": "celery5:log", "logger": "shop", "message": "hello", "timestamp": 0.0})
-        journal.lose(1)
+        journal.count_lost(1)
     lines = [line.split()[2:] for line in stream.getvalue().splitlines()[1:]]
     assert lines == [
         ["info", "w1", "worker:ready"],
         ["info", "web:7", "shop", "hello"],
-        ["warning", "web:7", "log:shed", "count=1"],
+        ["warning", "web:7", "log:dropped", "count=1"],
     ]
 
 
 def test_people_get_a_message_of_several_lines_on_one() -> None:
     stream = io.StringIO()
-    with Journal(stream, form="console"):
-        Log(worker="w1", app="shop").job("warning", job="j1", error="ValueError: one\ntwo\r\nthree")
+    with LogWriter(stream, format="console"):
+        Log(worker="w1", app="shop").log_job("warning", job="j1", error="ValueError: one\ntwo\r\nthree")
     (_, line) = stream.getvalue().splitlines()
     assert line.endswith(r"error=ValueError: one\ntwo\r\nthree")
 
 
 def test_people_get_the_traceback_of_a_failed_job_below_its_line() -> None:
     stream = io.StringIO()
-    with Journal(stream, form="console"):
+    with LogWriter(stream, format="console"):
         log = Log(worker="w1", app="shop")
-        log.job("error", job="j1", traceback="Traceback (most recent call last):\n  ...\nValueError: no\n")
-        log.job("info", job="j2")
+        log.log_job(
+            "error", job="j1", traceback="Traceback (most recent call last):\n  ...\nValueError: no\n"
+        )
+        log.log_job("info", job="j2")
     line, *trace, after = stream.getvalue().splitlines()[1:]
     assert "traceback" not in line
     assert trace == ["    Traceback (most recent call last):", "      ...", "    ValueError: no"]
@@ -156,8 +158,8 @@ def test_a_terminal_shows_how_bad_it_is_in_colour_unless_it_is_asked_not_to(
     for no_color, level in (("", "\x1b[31merror  \x1b[0m w1 job"), ("1", " error   w1 job")):
         monkeypatch.setenv("NO_COLOR", no_color)
         stream = Terminal()
-        with Journal(stream, form="console"):
-            Log(worker="w1", app="shop").job("error", job="j1")
+        with LogWriter(stream, format="console"):
+            Log(worker="w1", app="shop").log_job("error", job="j1")
         assert level in stream.getvalue()
         assert ("\x1b" in stream.getvalue()) == (not no_color)
 
@@ -165,7 +167,7 @@ def test_a_terminal_shows_how_bad_it_is_in_colour_unless_it_is_asked_not_to(
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
 def test_what_is_below_the_level_is_not_kept(level: Any, count: int) -> None:
     stream = io.StringIO()
-    with Journal(stream, level=level) as journal:
+    with LogWriter(stream, level=level) as journal:
         for each in ("debug", "info", "warning", "error"):
             journal(message(level=each))
     assert len(written(stream)) == count
@@ -173,7 +175,7 @@ def test_what_is_below_the_level_is_not_kept(level: Any, count: int) -> None:
 
 def test_the_buffer_is_bounded_and_what_is_shed_is_counted_and_told() -> None:
     stream = Gate()
-    with Journal(stream, capacity=10) as journal:
+    with LogWriter(stream, capacity=10) as journal:
         journal(message(n=0))
         assert stream.waiting.wait(30)  # the writer has taken one and is held up
         for n in range(1, 31):
@@ -188,7 +190,7 @@ def test_the_buffer_is_bounded_and_what_is_shed_is_counted_and_told() -> None:
 
 def test_a_stalled_stream_holds_nobody_up() -> None:
     stream = Gate()
-    journal = Journal(stream, capacity=100)
+    journal = LogWriter(stream, capacity=100)
     with journal:
         for n in range(10_000):
             journal(message(n=n))
@@ -215,7 +217,7 @@ class Slow:
 
 def test_an_outlet_is_not_closed_while_it_is_written_to() -> None:
     outlet = Slow()
-    with Journal(outlet) as journal:
+    with LogWriter(outlet) as journal:
         journal(message())
         eventually(lambda: outlet.notes == ["writes"])
     assert outlet.notes == ["writes"], "and nobody was held up for long"
@@ -285,7 +287,7 @@ def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> N
     stream = Gate()
     stream.broken = True
     stream.open.set()
-    with Journal(stream, capacity=1000) as journal:
+    with LogWriter(stream, capacity=1000) as journal:
         for n in range(300):
             journal(message(n=n))
             if n == 100:
@@ -300,7 +302,7 @@ def test_a_stream_that_breaks_costs_its_messages_and_every_one_is_counted() -> N
 
 def test_a_closed_stream_costs_nothing_but_the_messages() -> None:
     stream = io.StringIO()
-    with Journal(stream) as journal:
+    with LogWriter(stream) as journal:
         stream.close()
         journal(message())
         eventually(lambda: journal.shed == 1)
@@ -321,7 +323,7 @@ def test_a_value_that_has_no_text_does_not_silence_the_log(form: Any) -> None:
     stream = io.StringIO()
     loop: list[Any] = []
     loop.append(loop)
-    with Journal(stream, form=form) as journal:
+    with LogWriter(stream, format=form) as journal:
         journal(message(job="before"))
         for value in (Rude(), {(1, 2): Rude()}, loop, 2**100, "\udcff", b"\xff", {1: 2}):
             journal(message(value=value))
@@ -330,7 +332,7 @@ def test_a_value_that_has_no_text_does_not_silence_the_log(form: Any) -> None:
     assert len(lines) == 9
     assert "before" in lines[0]
     assert "after" in lines[-1]
-    assert any("log:unshowable" in line and "RuntimeError" in line for line in lines)
+    assert any("log:format-failed" in line and "RuntimeError" in line for line in lines)
     assert any("udcff" in line for line in lines)
     if form == "json":
         assert all(json.loads(line) for line in lines)
@@ -338,14 +340,14 @@ def test_a_value_that_has_no_text_does_not_silence_the_log(form: Any) -> None:
 
 def test_a_stream_of_few_characters_gets_every_line() -> None:
     raw = io.BytesIO()
-    with Journal(io.TextIOWrapper(raw, encoding="ascii", write_through=True), form="console") as journal:
+    with LogWriter(io.TextIOWrapper(raw, encoding="ascii", write_through=True), format="console") as journal:
         journal(message(name="Zoë\udcff"))
     assert b"name=Zo\\xeb\\udcff" in raw.getvalue()
 
 
 def test_after_the_block_nothing_more_is_taken() -> None:
     stream = io.StringIO()
-    with Journal(stream):
+    with LogWriter(stream):
         pass
     Log(worker="w", app="a").finish()
     assert not stream.getvalue()
@@ -377,7 +379,7 @@ EVIL = "x\x1b]52;c;QUJD\x07\x9b31m\x7f\u202e\r\n2026-11-22 job FORGED"
 )
 def test_no_line_commands_a_terminal_or_looks_like_another_line(fields: dict[str, Any], form: Any) -> None:
     stream = io.StringIO()
-    lines = Lines(stream, form=form)
+    lines = LineWriter(stream, form=form)
     lines.write([message(**fields)])
     shown = stream.getvalue()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x80-\x9f\u202e]", shown)

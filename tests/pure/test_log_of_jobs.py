@@ -13,7 +13,7 @@ from typing import Any
 import eliot
 import pytest
 
-from celery5.log import Journal, Level, Log
+from celery5.log import Level, Log, LogWriter
 
 
 def written(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -33,14 +33,14 @@ ENDED: dict[str, Any] = {
 
 
 def ended_lines(
-    journal: Journal, stream: io.StringIO, *, trace: str = "", level: Level = "info"
+    journal: LogWriter, stream: io.StringIO, *, trace: str = "", level: Level = "info"
 ) -> list[dict[str, Any]]:
     """What is written when two jobs end, without when."""
     with journal:
         journal._buffer.clear()
-        log = Log(worker="w1", app="shop", journal=journal)
-        log.ended(level, **ENDED, trace=trace)
-        log.ended(level, **ENDED, trace=trace)
+        log = Log(worker="w1", app="shop", writer=journal)
+        log.log_job_end(level, **ENDED, trace=trace)
+        log.log_job_end(level, **ENDED, trace=trace)
     lines = written(stream)
     for line in lines:
         assert time.time() - 60 < line.pop("timestamp") <= time.time()
@@ -54,10 +54,10 @@ def test_what_is_said_of_a_job_is_the_same_whether_somebody_else_listens_to_elio
 ) -> None:
     alone, beside = io.StringIO(), io.StringIO()
     heard: list[dict[str, Any]] = []
-    expected = ended_lines(Journal(alone), alone, trace=trace, level=level)
+    expected = ended_lines(LogWriter(alone), alone, trace=trace, level=level)
     eliot.add_destinations(heard.append)
     try:
-        lines = ended_lines(Journal(beside), beside, trace=trace, level=level)
+        lines = ended_lines(LogWriter(beside), beside, trace=trace, level=level)
     finally:
         eliot.remove_destination(heard.append)
     assert [each.pop("task_level")[-1] for each in expected] == [1, 2]
@@ -76,16 +76,16 @@ def test_what_is_said_of_a_job_is_the_same_whether_somebody_else_listens_to_elio
 
 def test_a_journal_that_nobody_shares_with_eliot_is_given_no_dicts() -> None:
     stream = io.StringIO()
-    journal = Journal(stream)
-    assert not journal.alone
+    journal = LogWriter(stream)
+    assert not journal.is_only_destination
     with journal:
-        assert journal.alone
+        assert journal.is_only_destination
         eliot.add_destinations(print)
         try:
-            assert not journal.alone
+            assert not journal.is_only_destination
         finally:
             eliot.remove_destination(print)
-        assert journal.alone
+        assert journal.is_only_destination
 
 
 def test_what_eliot_adds_to_each_message_is_in_a_jobs_line() -> None:
@@ -93,7 +93,7 @@ def test_what_eliot_adds_to_each_message_is_in_a_jobs_line() -> None:
     stream = io.StringIO()
     eliot.add_global_fields(region="north")
     try:
-        lines = ended_lines(Journal(stream), stream)
+        lines = ended_lines(LogWriter(stream), stream)
     finally:
         fields.clear()
     assert [each["region"] for each in lines] == ["north", "north"]
@@ -103,23 +103,25 @@ def test_where_eliot_keeps_its_listeners_elsewhere_everything_goes_through_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = io.StringIO()
-    journal = Journal(stream)
+    journal = LogWriter(stream)
 
     class Elsewhere(eliot.Logger):
         _destinations = SimpleNamespace(send=lambda message, _logger: journal(message))
 
     monkeypatch.setattr(eliot, "Logger", Elsewhere)
     lines = ended_lines(journal, stream)
-    assert not journal.alone
+    assert not journal.is_only_destination
     assert [each["job"] for each in lines] == ["j1", "j1"]
 
 
 def test_what_else_there_is_to_say_of_a_job_is_said() -> None:
     stream = io.StringIO()
-    with Journal(stream) as journal:
+    with LogWriter(stream) as journal:
         journal._buffer.clear()
-        assert journal.alone
-        Log(worker="w1", app="shop", journal=journal).ended("error", **ENDED, more={"reason": "exhausted"})
+        assert journal.is_only_destination
+        Log(worker="w1", app="shop", writer=journal).log_job_end(
+            "error", **ENDED, extra={"reason": "exhausted"}
+        )
     (line,) = written(stream)
     assert line["reason"] == "exhausted"
     assert line | ENDED == line
@@ -127,12 +129,12 @@ def test_what_else_there_is_to_say_of_a_job_is_said() -> None:
 
 def test_the_level_holds_for_what_is_said_of_jobs() -> None:
     stream = io.StringIO()
-    assert ended_lines(Journal(stream, level="warning"), stream, level="info") == []
-    assert len(ended_lines(Journal(stream, level="warning"), stream, level="warning")) == 2
+    assert ended_lines(LogWriter(stream, level="warning"), stream, level="info") == []
+    assert len(ended_lines(LogWriter(stream, level="warning"), stream, level="warning")) == 2
 
 
 def test_what_is_said_of_jobs_is_shed_and_counted_like_all_else() -> None:
-    journal = Journal(io.StringIO(), capacity=0)
+    journal = LogWriter(io.StringIO(), capacity=0)
     ended_lines(journal, io.StringIO())
     assert journal.counts.lost >= 2
 
@@ -153,7 +155,7 @@ class Dicts:
 
 def test_an_outlet_of_the_users_own_is_given_dicts() -> None:
     outlet = Dicts()
-    ended_lines(Journal(outlet), io.StringIO())
+    ended_lines(LogWriter(outlet), io.StringIO())
     jobs = [each for each in outlet.taken if each.get("message_type") == "celery5:job"]
     assert [each["job"] for each in jobs] == ["j1", "j1"]
     assert all(isinstance(each["task_level"], list) and "trace" not in each for each in jobs)
@@ -161,7 +163,7 @@ def test_an_outlet_of_the_users_own_is_given_dicts() -> None:
 
 def test_people_are_told_of_jobs_that_ended() -> None:
     stream = io.StringIO()
-    ended_lines(Journal(stream, form="console"), io.StringIO())
+    ended_lines(LogWriter(stream, format="console"), io.StringIO())
     assert stream.getvalue().count("job=j1") == 2
 
 
@@ -169,13 +171,13 @@ def test_what_could_not_be_said_of_a_job_is_brought_again_as_a_dict() -> None:
     outlet = Dicts()
     outlet.broken = True
     brought: list[dict[str, Any]] = []
-    journal = Journal(outlet)
+    journal = LogWriter(outlet)
 
     def bring(messages: list[dict[str, Any]]) -> int:
         brought.extend(messages)
         return len(messages)
 
-    journal.bring_again = bring
+    journal.retry_hook = bring
     ended_lines(journal, io.StringIO())
     jobs = [each for each in brought if each.get("message_type") == "celery5:job"]
     assert [each["job"] for each in jobs] == ["j1", "j1"]

@@ -16,10 +16,10 @@ import pytest
 
 from celery5 import Misconfigured
 from celery5 import journald as native
-from celery5.journald import Journald, entry
-from celery5.log import Journal, Outlet
-from celery5.log_lines import Lines, Message
-from celery5.log_runtime import Surroundings, is_journal, outlet
+from celery5.journald import JournaldDestination, format_entry
+from celery5.log import LogDestination, LogWriter
+from celery5.log_lines import LineWriter, Message
+from celery5.log_runtime import RuntimeEnvironment, is_journal_stream, make_destination
 
 
 class Kept:
@@ -71,14 +71,14 @@ def recorder(short_path: Path) -> Iterator[Recorder]:
         yield Recorder(short_path / "socket", line)
 
 
-def around(stderr: Any = None, **environ: str) -> Surroundings:
+def around(stderr: Any = None, **environ: str) -> RuntimeEnvironment:
     """Surroundings with nothing in them but this."""
-    return Surroundings(environ, io.StringIO(), stderr or io.StringIO())
+    return RuntimeEnvironment(environ, io.StringIO(), stderr or io.StringIO())
 
 
 def test_a_runtime_that_nobody_knows_gets_json_lines_on_stdout() -> None:
     place = around()
-    found = outlet("auto", place)
+    found = make_destination("auto", place)
     found.write([{"message_type": "celery5:x"}])
     assert isinstance(place.stdout, io.StringIO)
     assert place.stdout.getvalue() == '{"message_type":"celery5:x"}\n'
@@ -87,20 +87,20 @@ def test_a_runtime_that_nobody_knows_gets_json_lines_on_stdout() -> None:
 def test_an_applications_own_detectors_are_asked_first_and_in_order() -> None:
     kept, asked = Kept(), []
 
-    def not_mine(_around: Surroundings) -> Outlet | None:
+    def not_mine(_around: RuntimeEnvironment) -> LogDestination | None:
         asked.append("first")
         return None
 
-    def broken(_around: Surroundings) -> Outlet | None:
+    def broken(_around: RuntimeEnvironment) -> LogDestination | None:
         asked.append("second")
         raise RuntimeError("what is this place")
 
-    def mine(_around: Surroundings) -> Outlet | None:
+    def mine(_around: RuntimeEnvironment) -> LogDestination | None:
         asked.append("third")
         return kept
 
     place = around()
-    assert outlet("auto", place, [not_mine, broken, mine, not_mine]) is kept
+    assert make_destination("auto", place, [not_mine, broken, mine, not_mine]) is kept
     assert asked == ["first", "second", "third"]
     assert isinstance(place.stderr, io.StringIO)
     assert "log detector" in place.stderr.getvalue()
@@ -109,7 +109,7 @@ def test_an_applications_own_detectors_are_asked_first_and_in_order() -> None:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_who_says_a_format_gets_it_whatever_the_runtime(form: Any) -> None:
-    assert isinstance(outlet(form, around(), [lambda _around: Kept()]), Lines)
+    assert isinstance(make_destination(form, around(), [lambda _around: Kept()]), LineWriter)
 
 
 def test_stderr_is_the_journal_when_its_device_and_inode_are_those_that_are_named(
@@ -118,22 +118,22 @@ def test_stderr_is_the_journal_when_its_device_and_inode_are_those_that_are_name
     with (tmp_path / "a").open("w") as stream, (tmp_path / "b").open("w") as other:
         found = os.fstat(stream.fileno())
         named = f"{found.st_dev}:{found.st_ino}"
-        assert is_journal(named, stream)
-        assert not is_journal(named, other)  # inherited, and redirected since
-        assert not is_journal("", stream)
-        assert not is_journal(named, io.StringIO())
+        assert is_journal_stream(named, stream)
+        assert not is_journal_stream(named, other)  # inherited, and redirected since
+        assert not is_journal_stream("", stream)
+        assert not is_journal_stream(named, io.StringIO())
         environ = {"JOURNAL_STREAM": named, "CELERY5_JOURNAL_SOCKET": str(recorder.path)}
-        place = outlet("auto", around(stream, **environ))
-        assert isinstance(place, Journald)
+        place = make_destination("auto", around(stream, **environ))
+        assert isinstance(place, JournaldDestination)
         place.close()
-        assert isinstance(outlet("auto", around(other, **environ)), Lines)
+        assert isinstance(make_destination("auto", around(other, **environ)), LineWriter)
         gone = {"JOURNAL_STREAM": named, "CELERY5_JOURNAL_SOCKET": str(short_path / "nobody")}
-        assert isinstance(outlet("auto", around(stream, **gone)), Lines)
+        assert isinstance(make_destination("auto", around(stream, **gone)), LineWriter)
 
 
 def test_a_journal_that_is_asked_for_and_not_there_is_told_in_a_line(short_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"no journal listens at .*nobody .*use --log-format json"):
-        outlet("journal", around(CELERY5_JOURNAL_SOCKET=str(short_path / "nobody")))
+        make_destination("journal", around(CELERY5_JOURNAL_SOCKET=str(short_path / "nobody")))
 
 
 def test_an_entry_has_the_fields_that_people_search_for() -> None:
@@ -152,7 +152,7 @@ def test_an_entry_has_the_fields_that_people_search_for() -> None:
         "message_type": "celery5:job",
         "task_level": [1],
     }
-    fields = parsed(entry(job))
+    fields = parsed(format_entry(job))
     assert fields["PRIORITY"] == b"3"
     assert fields["SYSLOG_IDENTIFIER"] == b"celery5"
     assert fields["CELERY5_EVENT"] == b"celery5:job"
@@ -189,18 +189,18 @@ def test_names_and_values_of_any_kind_make_an_entry_that_can_be_read() -> None:
         "list": [1, "\n"],
         "none": None,
     }
-    fields = parsed(entry({"message_type": "celery5:x", **odd}))
+    fields = parsed(format_entry({"message_type": "celery5:x", **odd}))
     assert fields["CELERY5__N__C_DE_NAME"] == b"x"
-    assert max(map(len, fields)) == native.LONGEST_NAME
+    assert max(map(len, fields)) == native.MAX_NAME_LENGTH
     assert fields["CELERY5_HALF"] == b"\\udcff"
     assert fields["CELERY5_ZERO"] == b"a\0b"
     assert "CELERY5_NONE" not in fields
-    rude = parsed(entry({"message_type": "celery5:x", "value": Rude()}))
+    rude = parsed(format_entry({"message_type": "celery5:x", "value": Rude()}))
     assert rude["CELERY5_EVENT"] == b"celery5:log:unshowable"
 
 
 def test_what_is_too_large_for_a_datagram_is_passed_in_a_file(recorder: Recorder) -> None:
-    place = Journald(str(recorder.path))
+    place = JournaldDestination(str(recorder.path))
     assert place.write([{"message_type": "celery5:x", "blob": "y" * 1_000_000}]) == 1
     assert recorder.entry()["CELERY5_BLOB"] == b"y" * 1_000_000
     place.close()
@@ -209,8 +209,8 @@ def test_what_is_too_large_for_a_datagram_is_passed_in_a_file(recorder: Recorder
 def test_a_journal_that_is_busy_takes_the_rest_later_and_nothing_is_lost(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "PATIENCE", 0.02)
-    journal = Journal(Journald(str(recorder.path)))
+    monkeypatch.setattr(native, "SEND_TIMEOUT", 0.02)
+    journal = LogWriter(JournaldDestination(str(recorder.path)))
     with journal:
         journal._buffer.clear()
         for n in range(50):
@@ -223,7 +223,7 @@ def test_a_journal_that_is_busy_takes_the_rest_later_and_nothing_is_lost(
 def test_a_journal_that_was_restarted_is_found_again_and_one_that_is_gone_is_told(
     recorder: Recorder,
 ) -> None:
-    place = Journald(str(recorder.path))
+    place = JournaldDestination(str(recorder.path))
     recorder.line.close()
     with pytest.raises(OSError, match="refused"):
         place.write([{"message_type": "celery5:x"}])
@@ -248,7 +248,7 @@ def test_people_at_a_terminal_get_lines_for_people_and_programs_get_json() -> No
     said = {"message_type": "celery5:worker:ready", "worker": "w1", "level": "info", "timestamp": 0.0}
 
     def written(form: Any, stdout: io.StringIO) -> str:
-        outlet(form, Surroundings({}, stdout, Terminal())).write([dict(said)])
+        make_destination(form, RuntimeEnvironment({}, stdout, Terminal())).write([dict(said)])
         return stdout.getvalue()
 
     assert "w1 worker:ready" in written("auto", Terminal())
@@ -256,4 +256,4 @@ def test_people_at_a_terminal_get_lines_for_people_and_programs_get_json() -> No
     assert json.loads(written("json", Terminal())) == said
     closed = Terminal()
     closed.close()
-    assert isinstance(outlet("auto", Surroundings({}, closed, Terminal())), Lines)
+    assert isinstance(make_destination("auto", RuntimeEnvironment({}, closed, Terminal())), LineWriter)

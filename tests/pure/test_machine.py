@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from celery5.machine import TREES, available_memory, left_in, look_at_machine, used_memory
+from celery5.machine import CONTROL_GROUP_TREES, available_memory, iter_free_memory, read_machine, used_memory
 
 MiB = 2**20
 
@@ -28,22 +28,22 @@ def group(folder: Path, limit: object, taken: int, droppable: int) -> None:
 
 
 def test_each_group_up_to_the_top_counts_and_files_that_may_be_dropped_do_not(tmp_path: Path) -> None:
-    tree = TREES[0]._replace(root=str(tmp_path))
+    tree = CONTROL_GROUP_TREES[0]._replace(root=str(tmp_path))
     group(tmp_path / "work.slice", 1000, 900, 300)
     group(tmp_path / "work.slice" / "shop.service", 500, 200, 0)
-    assert list(left_in(tree, "/work.slice/shop.service")) == [400, 300]
+    assert list(iter_free_memory(tree, "/work.slice/shop.service")) == [400, 300]
     group(tmp_path / "work.slice" / "shop.service", "max", 200, 0)
-    assert list(left_in(tree, "/work.slice/shop.service")) == [400]
-    assert list(left_in(tree, "/somewhere/else")) == []
+    assert list(iter_free_memory(tree, "/work.slice/shop.service")) == [400]
+    assert list(iter_free_memory(tree, "/somewhere/else")) == []
     group(tmp_path, 300, 100, 0)  # the top is all that a container sees of its own
-    assert list(left_in(tree, "/docker/of/the/host")) == [200]
-    assert list(left_in(tree, "")) == [200]
+    assert list(iter_free_memory(tree, "/docker/of/the/host")) == [200]
+    assert list(iter_free_memory(tree, "")) == [200]
 
 
 @pytest.fixture
 def own_group() -> Iterator[Path]:
     """A control group of the test's own."""
-    for tree in TREES:
+    for tree in CONTROL_GROUP_TREES:
         folder = Path(tree.root) / f"celery5-test-{os.getpid()}"
         with suppress(OSError):
             folder.mkdir()
@@ -68,7 +68,7 @@ def test_a_process_with_a_limit_has_what_that_leaves(own_group: Path) -> None:
 
 
 def test_a_machine_has_cores_and_memory_and_a_process_uses_some() -> None:
-    machine = look_at_machine()
+    machine = read_machine()
     assert machine.cores >= 1
     assert machine.memory > MiB
     assert available_memory() > MiB

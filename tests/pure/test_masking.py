@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from celery5.protocol.call_text import LARGEST_CALL, LONGEST_CALL, call_text
-from celery5.protocol.masking import masked
-from celery5.settings import shown as said
+from celery5.protocol.call_text import MAX_CALL_LENGTH, MAX_CALL_SIZE, format_call
+from celery5.protocol.masking import mask_passwords
+from celery5.settings import format_value as said
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from celery5.settings import shown as said
     ],
 )
 def test_no_password_is_ever_shown(value: Any, shown: Any) -> None:
-    assert masked(value) == shown
+    assert mask_passwords(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_of_what_is_no_url_everything_is_hidden_that_may_be_a_password(value: ob
 )
 def test_a_long_text_takes_no_longer_for_each_of_its_characters(text: str, doubtful: bool) -> None:
     began = time.process_time()
-    masked(text, doubtful=doubtful)
+    mask_passwords(text, maybe_url=doubtful)
     assert time.process_time() - began < 1  # it was minutes; now it is milliseconds
 
 
@@ -80,13 +80,13 @@ def test_a_long_text_takes_no_longer_for_each_of_its_characters(text: str, doubt
 def test_the_arguments_of_a_call_are_shown_on_a_line_without_passwords(
     args: bytes, kwargs: bytes, text: str | None
 ) -> None:
-    shown = call_text(("order", "token"), Raw(args), Raw(kwargs))
+    shown = format_call(("order", "token"), Raw(args), Raw(kwargs))
     assert text is None or shown == text
     assert "hush" not in shown
-    assert len(shown) <= LONGEST_CALL + 3
+    assert len(shown) <= MAX_CALL_LENGTH + 3
 
 
 def test_long_arguments_are_shortened_and_very_long_ones_not_even_read() -> None:
-    long = call_text((), Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
-    assert long == '"' + "x" * (LONGEST_CALL - 1) + "..."
-    assert call_text((), Raw(b"[" + b"1," * LARGEST_CALL + b"1]"), Raw(b"{}")).endswith(" bytes)")
+    long = format_call((), Raw(b'["' + b"x" * 1000 + b'"]'), Raw(b"{}"))
+    assert long == '"' + "x" * (MAX_CALL_LENGTH - 1) + "..."
+    assert format_call((), Raw(b"[" + b"1," * MAX_CALL_SIZE + b"1]"), Raw(b"{}")).endswith(" bytes)")

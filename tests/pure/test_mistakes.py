@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from celery5 import App, AsyncResult, BrokerUnavailable, Misconfigured, gather, revoke, wait
-from celery5.cli.boundary import OF_CELERY, USAGE, guarded
+from celery5.cli.boundary import CELERY_FLAG_HINTS, EXIT_USAGE, run_reporting_errors
 from celery5.cli.main import cli
 from celery5.cli.worker import start
-from celery5.dead_letters import rate_of
+from celery5.dead_letters import parse_rate
 
 app = App("mistakes", broker="redis://127.0.0.1:1/0")
 
@@ -128,15 +128,15 @@ def test_a_generator_of_signatures_is_sent_like_a_list() -> None:
         app.send_many(double.s(n) for n in range(3))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("flag", OF_CELERY)
+@pytest.mark.parametrize("flag", CELERY_FLAG_HINTS)
 def test_a_flag_of_celerys_is_answered_with_ours(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = guarded(lambda: cli.main(["worker", "start", flag, "4"], standalone_mode=False))
-    assert code == USAGE
+    code = run_reporting_errors(lambda: cli.main(["worker", "start", flag, "4"], standalone_mode=False))
+    assert code == EXIT_USAGE
     told = capsys.readouterr().err
     assert told.startswith("Error: No such option")
     assert flag in told
-    assert told.endswith(f"; {OF_CELERY[flag]}\n")
-    for ours in re.findall(r"--[a-z-]+", OF_CELERY[flag]):
+    assert told.endswith(f"; {CELERY_FLAG_HINTS[flag]}\n")
+    for ours in re.findall(r"--[a-z-]+", CELERY_FLAG_HINTS[flag]):
         assert ours in {name for each in start.params for name in each.opts}
 
 
@@ -162,7 +162,7 @@ def test_a_rate_is_a_number_or_a_text_as_on_the_command_line() -> None:
     ]:
         with pytest.raises(Misconfigured, match=says):
             app.dlq.replay(rate=wrong)  # type: ignore[arg-type]
-    assert (rate_of("50/s"), rate_of("120/m")) == (50, 2)
+    assert (parse_rate("50/s"), parse_rate("120/m")) == (50, 2)
 
 
 def test_the_relay_of_the_example_says_how_it_is_called() -> None:

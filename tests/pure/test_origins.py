@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from celery5 import App
-from celery5.origins import Origin, oddities, origins
+from celery5.origins import SettingOrigin, find_warnings, get_origins
 from celery5.settings import Settings
 
 
-def of(app: App, name: str) -> Origin:
-    (found,) = [each for each in origins(app) if each.setting == name]
+def of(app: App, name: str) -> SettingOrigin:
+    (found,) = [each for each in get_origins(app) if each.setting == name]
     return found
 
 
@@ -24,12 +24,12 @@ def test_each_setting_says_where_it_was_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CELERY5_CPU_SLOTS", "5")
     app = App("origins", config=str(file), concurrency=20)
     app.configure(grace_period=9, status_port=None)
-    assert of(app, "lease") == Origin("lease", 7.0, f"file {file}")
-    assert of(app, "cpu_slots") == Origin("cpu_slots", 5, "CELERY5_CPU_SLOTS")
-    assert of(app, "concurrency") == Origin("concurrency", 20, "code")
-    assert of(app, "grace_period") == Origin("grace_period", 9.0, "flag --grace-period")
-    assert of(app, "status_port") == Origin("status_port", None, "default")
-    assert [each.setting for each in origins(app)] == list(Settings.__struct_fields__)
+    assert of(app, "lease") == SettingOrigin("lease", 7.0, f"file {file}")
+    assert of(app, "cpu_slots") == SettingOrigin("cpu_slots", 5, "CELERY5_CPU_SLOTS")
+    assert of(app, "concurrency") == SettingOrigin("concurrency", 20, "code")
+    assert of(app, "grace_period") == SettingOrigin("grace_period", 9.0, "flag --grace-period")
+    assert of(app, "status_port") == SettingOrigin("status_port", None, "default")
+    assert [each.setting for each in get_origins(app)] == list(Settings.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_each_setting_says_where_it_was_said(tmp_path: Path, monkeypatch: pytest
 def test_what_is_allowed_and_hardly_meant_is_told(
     said: dict[str, Any], environ: dict[str, str], word: str
 ) -> None:
-    (told,) = oddities(Settings(**said), environ)
+    (told,) = find_warnings(Settings(**said), environ)
     assert told.startswith(word)
 
 
 def test_nothing_is_odd_about_the_defaults() -> None:
-    assert oddities(Settings(), {"CELERY5_APP": "shop", "CELERY5_CONCURRENCY": "3", "HOME": "/"}) == []
+    assert find_warnings(Settings(), {"CELERY5_APP": "shop", "CELERY5_CONCURRENCY": "3", "HOME": "/"}) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from celery5.services.own_folder import LOCK, own_folder, sweep
+from celery5.services.own_folder import LOCK_NAME, remove_stale_folders, temporary_folder
 
 OWNER = """
 import sys, time
@@ -34,9 +34,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_for_this_user_alone_and_goes_with_the_block(place: Path) -> None:
-    with own_folder("kind") as folder:
+    with temporary_folder("kind") as folder:
         assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
-        with own_folder("kind") as other:
+        with temporary_folder("kind") as other:
             assert {Path(folder), Path(other)} == set(place.iterdir())
         assert Path(folder).exists()
     assert list(place.iterdir()) == []
@@ -46,17 +46,17 @@ def test_what_one_that_was_killed_has_left_the_next_one_takes_away_and_nothing_e
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip())
-        sweep("kind")
+        remove_stale_folders("kind")
         assert (folder / "socket").exists()  # it lives
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     strange, begun, target = place / "kind-strange", place / "kind-begun", place / "target"
     for each in (strange, begun, target):
         each.mkdir()
-    (begun / LOCK).touch()  # somebody is about to have it
-    (target / LOCK).write_text("held")
+    (begun / LOCK_NAME).touch()  # somebody is about to have it
+    (target / LOCK_NAME).write_text("held")
     (place / "kind-link").symlink_to(target)
-    with own_folder("kind"):
+    with temporary_folder("kind"):
         assert not folder.exists()
     assert {each.name for each in place.iterdir()} == {"kind-strange", "kind-begun", "target", "kind-link"}
 
@@ -65,7 +65,7 @@ def test_what_one_that_was_killed_has_left_the_next_one_takes_away_and_nothing_e
 def test_another_users_is_let_be(place: Path) -> None:
     other = place / "kind-other"
     other.mkdir()
-    (other / LOCK).write_text("held")
+    (other / LOCK_NAME).write_text("held")
     os.chown(other, 12345, 12345)
-    sweep("kind")
+    remove_stale_folders("kind")
     assert other.exists()

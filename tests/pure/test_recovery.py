@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from celery5.protocol.recovery import GAP, LONGEST_WAIT, RETURN, Heartbeats
+from celery5.protocol.recovery import LONGEST_WAIT, OUTAGE_FRACTION, RECONNECT_TIME, Heartbeats
 
 BEATS = 3
 """Heartbeats in a lease."""
@@ -16,7 +16,7 @@ BEATS = 3
 def answered(beats: Heartbeats, *times: float) -> Heartbeats:
     """Return what is known after answers at these times, by both clocks."""
     for now in times:
-        beats = beats.answered(now, at=now)
+        beats = beats.with_answer(now, at=now)
     return beats
 
 
@@ -30,8 +30,8 @@ def test_a_worker_that_begins_judges_nobody_before_others_can_have_been_heard() 
 
 def test_while_no_answer_comes_nobody_is_judged() -> None:
     beats = answered(Heartbeats(lease=3.0), *range(10))
-    assert beats.may_judge(9.0 + 3.0 * GAP - 0.001)
-    assert not beats.may_judge(9.0 + 3.0 * GAP + 0.001)
+    assert beats.may_judge(9.0 + 3.0 * OUTAGE_FRACTION - 0.001)
+    assert not beats.may_judge(9.0 + 3.0 * OUTAGE_FRACTION + 0.001)
 
 
 def test_time_without_answers_is_no_time_in_which_others_were_heard() -> None:
@@ -47,12 +47,12 @@ def test_time_without_answers_is_no_time_in_which_others_were_heard() -> None:
 
 def test_a_jump_of_the_clock_of_redis_is_an_outage() -> None:
     beats = answered(Heartbeats(lease=3.0), *range(10))
-    jumped = beats.answered(10.0, at=3610.0)
+    jumped = beats.with_answer(10.0, at=3610.0)
     assert not jumped.may_judge(10.0)
     for now in (11.0, 12.0, 13.0):
-        jumped = jumped.answered(now, at=3600.0 + now)
+        jumped = jumped.with_answer(now, at=3600.0 + now)
     assert jumped.may_judge(13.0)
-    back = jumped.answered(14.0, at=14.0)  # leases last for longer, so nobody lapses by that
+    back = jumped.with_answer(14.0, at=14.0)  # leases last for longer, so nobody lapses by that
     assert back.may_judge(14.0)
 
 
@@ -60,7 +60,7 @@ def test_a_jump_of_the_clock_of_redis_is_an_outage() -> None:
 def test_others_have_the_time_to_come_back_however_short_the_lease_and_are_not_waited_for_long(
     lease: float,
 ) -> None:
-    assert RETURN <= Heartbeats(lease=lease).wait <= LONGEST_WAIT
+    assert RECONNECT_TIME <= Heartbeats(lease=lease).wait <= LONGEST_WAIT
 
 
 @pytest.mark.parametrize("lease", [0.6, 3.0, 10.0])
@@ -82,7 +82,7 @@ def test_however_redis_flaps_no_healthy_worker_counts_as_dead(lease: float) -> N
                 continue
             who = chance.choice([n for n, each in enumerate(due) if each <= now])
             ends[who] = now + lease
-            known[who] = known[who].answered(now, at=now)
+            known[who] = known[who].with_answer(now, at=now)
             due[who] = now + lease / BEATS
             if min(ends) <= now:
                 lapses += 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.errors import Misconfigured
-from celery5.protocol.recycling import Limits, bytes_in, spread, why_recycled
+from celery5.protocol.recycling import RecyclingLimits, get_recycle_reason, jitter_limits, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ from celery5.protocol.recycling import Limits, bytes_in, spread, why_recycled
     ],
 )
 def test_sizes_are_said_as_people_say_them(said: str, size: int) -> None:
-    assert bytes_in(said) == size
+    assert parse_bytes(said) == size
 
 
 @pytest.mark.parametrize("said", ["lots", "500 MiBs", "-1", "1 2", "MiB", "1e9", "\u0665 MiB"])
 def test_what_is_no_size_is_told_what_one_is(said: str) -> None:
     with pytest.raises(Misconfigured, match="is no size: say 500 MiB"):
-        bytes_in(said)
+        parse_bytes(said)
 
 
 @given(
@@ -44,24 +44,26 @@ def test_what_is_no_size_is_told_what_one_is(said: str) -> None:
 def test_a_process_stays_within_its_limits_and_never_gets_one_that_nobody_has_set(
     jobs: int, memory: int, chance: float
 ) -> None:
-    own = spread(Limits(jobs, memory), lambda: chance)
-    for said, got in zip(Limits(jobs, memory), own, strict=True):
+    own = jitter_limits(RecyclingLimits(jobs, memory), lambda: chance)
+    for said, got in zip(RecyclingLimits(jobs, memory), own, strict=True):
         assert 0.79 * said <= got <= said
         assert bool(got) is bool(said)
 
 
 def test_processes_that_began_together_have_limits_of_their_own() -> None:
-    found = {spread(Limits(1000, 0), lambda chance=each / 10: chance).jobs for each in range(10)}  # type: ignore[misc]
+    found = {
+        jitter_limits(RecyclingLimits(1000, 0), lambda chance=each / 10: chance).jobs for each in range(10)
+    }  # type: ignore[misc]
     assert len(found) == 10
 
 
 def test_a_limit_that_is_reached_is_named() -> None:
-    limits = Limits(jobs=100, memory=2**20)
-    assert why_recycled(limits, jobs=99, memory=2**20 - 1) == ""
-    assert "100 jobs" in why_recycled(limits, jobs=100, memory=0)
-    assert "1.0 MiB" in why_recycled(limits, jobs=1, memory=2**20)
-    assert why_recycled(Limits(), jobs=10**9, memory=2**50) == ""
+    limits = RecyclingLimits(jobs=100, memory=2**20)
+    assert get_recycle_reason(limits, jobs=99, memory=2**20 - 1) == ""
+    assert "100 jobs" in get_recycle_reason(limits, jobs=100, memory=0)
+    assert "1.0 MiB" in get_recycle_reason(limits, jobs=1, memory=2**20)
+    assert get_recycle_reason(RecyclingLimits(), jobs=10**9, memory=2**50) == ""
 
 
 def test_memory_counts_from_the_first_job_on() -> None:
-    assert why_recycled(Limits(memory=1), jobs=0, memory=100) == ""
+    assert get_recycle_reason(RecyclingLimits(memory=1), jobs=0, memory=100) == ""

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.protocol.members import Member
-from celery5.protocol.remote_units import Place, Seen, answers, how_it_ended, seen, unit_file, unit_of
+from celery5.protocol.remote_units import (
+    RemoteSetup,
+    UnitStatus,
+    describe_exit,
+    format_unit_file,
+    get_unit_name,
+    parse_start_replies,
+    parse_unit_statuses,
+)
 
 MEMBER = Member(
     name="worker-default-1@web2",
@@ -22,17 +30,17 @@ MEMBER = Member(
     arguments=("worker", "start", "--queues", 'a "b" $HOME %h; \\x'),
     stop_after=80.0,
 )
-PLACE = Place(
+PLACE = RemoteSetup(
     app="shop", command="~/venv/bin/celery5", directory="~/shop 50%", environment_file="~/.config/shop.env"
 )
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.text(st.characters(codec="utf-8"), min_size=1))
 def test_a_member_is_known_by_its_unit_whatever_it_is_called(app: str, name: str) -> None:
-    unit = unit_of(app, name)
+    unit = get_unit_name(app, name)
     assert set(unit) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
-    assert list(seen(app, [f"Id={unit}", "ActiveState=active"])) == [name]
-    assert not seen(f"{app}x", [f"Id={unit}", "ActiveState=active"])
+    assert list(parse_unit_statuses(app, [f"Id={unit}", "ActiveState=active"])) == [name]
+    assert not parse_unit_statuses(f"{app}x", [f"Id={unit}", "ActiveState=active"])
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +50,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
 
 
 def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
-    text = unit_file(PLACE, MEMBER)
+    text = format_unit_file(PLACE, MEMBER)
     assert 'ExecStart=/usr/bin/env "%h/venv/bin/celery5" "worker" "start" "--queues" ' in text
     assert "WatchdogSec=62\n" in text, "a minute, and what its last word may be older than its silence"
     assert '"a \\"b\\" $$HOME %%h; \\\\x"' in text
@@ -51,7 +59,7 @@ def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
     assert "TimeoutStopSec=80\n" in text
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd-analyze on this machine: nobody else can tell")
-    unit = tmp_path / unit_of("shop", MEMBER.name)
+    unit = tmp_path / get_unit_name("shop", MEMBER.name)
     unit.write_text(text)
     command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
@@ -60,16 +68,25 @@ def test_a_unit_is_as_systemd_wants_it(tmp_path: Path) -> None:
 
 def test_what_a_login_shell_says_besides_is_passed_over() -> None:
     lines = ["Welcome!", "", "PATH=/bin", "", "Id=cron.service", "ActiveState=active", ""]
-    assert seen(
+    assert parse_unit_statuses(
         "shop",
-        [*lines, f"Id={unit_of('shop', 'a-1')}", "ActiveState=failed", "StatusText=a=b", "MainPID=12", ""],
-    ) == {"a-1": Seen(member="a-1", active="failed", text="a=b", pid=12)}
+        [
+            *lines,
+            f"Id={get_unit_name('shop', 'a-1')}",
+            "ActiveState=failed",
+            "StatusText=a=b",
+            "MainPID=12",
+            "",
+        ],
+    ) == {"a-1": UnitStatus(member="a-1", active="failed", status_text="a=b", pid=12)}
     said = [
         "Last login: today",
-        f"celery5:begun {unit_of('shop', 'a-1')} f00",
+        f"celery5:begun {get_unit_name('shop', 'a-1')} f00",
         "celery5:begun other.service f11",
     ]
-    assert answers("shop", [*said, f"celery5:refused {unit_of('shop', 'a-2')} no such unit "]) == {
+    assert parse_start_replies(
+        "shop", [*said, f"celery5:refused {get_unit_name('shop', 'a-2')} no such unit "]
+    ) == {
         "a-1": ("begun", "f00"),
         "a-2": ("refused", "no such unit"),
     }
@@ -91,4 +108,4 @@ def test_what_a_login_shell_says_besides_is_passed_over() -> None:
 )
 def test_how_one_ended(unit: dict[str, str], how: tuple[str, int | None]) -> None:
     said: dict[str, Any] = {"member": "a-1", "active": "", **unit}
-    assert how_it_ended(Seen(**said)) == how
+    assert describe_exit(UnitStatus(**said)) == how

@@ -24,10 +24,10 @@ from celery5.broker.exchange import exchange_all, exchange_one
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, UnreadableReply
 from celery5.protocol.delivery import Delivery
-from celery5.protocol.limits import Imposed, Rule, Suspension
+from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 
 SHOP = Keys("shop")
-MAIL = SHOP.of("mail")
+MAIL = SHOP.for_queue("mail")
 SEEDS = 100
 HOT = {"calls.read", "calls.pick", "calls.mine", "gating.pull", "gating.settle_gated", "gating.admit"}
 """Read for each job: what is in an entry is looked at by whoever uses it, not by the reader."""
@@ -44,8 +44,8 @@ def _made(kind: Any, depth: int = 0) -> Any:
         int: 1,
         float: 1.0,
         bool: True,
-        Rule: Rule("t", 1),
-        Imposed: Imposed(limit=1),
+        AdmissionRule: AdmissionRule("t", 1),
+        LimitOverride: LimitOverride(limit=1),
         Suspension: Suspension(why="w"),
         Delivery: types.SimpleNamespace(entry=b"1-0"),
     }

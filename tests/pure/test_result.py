@@ -10,12 +10,22 @@ import pytest
 from msgspec import Raw
 
 from celery5 import App, AsyncResult, BadResult, JobState, Misconfigured, ResultTimeout, TaskFailed
-from celery5.broker.calls import Place
-from celery5.colourless import finished
+from celery5.broker.calls import LocatedJob
+from celery5.colourless import run_blocking
 from celery5.errors import Corrupt
 from celery5.protocol.arguments import ResultType
 from celery5.protocol.envelope import Document, Failure, encode
-from celery5.result import _enough, _in_order, _parted, agather, await_, failure_of, gather, state_of, wait
+from celery5.result import (
+    _enough,
+    _in_order,
+    _parted,
+    agather,
+    await_,
+    gather,
+    get_job_state,
+    make_task_error,
+    wait,
+)
 
 APP = App("results")
 
@@ -54,7 +64,11 @@ def test_a_handle_can_be_made_again() -> None:
     assert APP.result("a", task=typed).queue == "mail"
     assert APP.result("a", task=typed.options(queue="post")).queue == "post"
     assert APP.result("a", queue="post", task=typed).queue == "post"
-    placed = [APP.result("a").placed, APP.result("a", task=typed).placed, APP.result("a", queue="x").placed]
+    placed = [
+        APP.result("a").is_located,
+        APP.result("a", task=typed).is_located,
+        APP.result("a", queue="x").is_located,
+    ]
     assert placed == [False, False, True]
     anything: AsyncResult[Any] = APP.result("a")
     assert anything.outcome(document("a", value=b"[1]")) == [1]
@@ -87,7 +101,7 @@ def test_a_job_that_ended_otherwise_is_an_error_too(state: str, said: str) -> No
     assert isinstance(error, TaskFailed)
     assert (str(error), error.args) == (f"shop.t[a] {said}", (str(error),))
     assert (error.type, error.message) == (state.title(), state.lower())
-    assert failure_of(Document(v=1, id="a", task="t", state=state, reason="why")).message == "why"
+    assert make_task_error(Document(v=1, id="a", task="t", state=state, reason="why")).message == "why"
 
 
 def test_what_cannot_be_read_is_an_error_of_its_own() -> None:
@@ -103,15 +117,15 @@ def test_what_cannot_be_read_is_an_error_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("place", "state"),
     [
-        *[(Place(state.value, "", b""), state) for state in JobState],
-        (Place("EXECUTING", "w", b""), JobState.EXECUTING),
-        (Place("ENDED", "", document("a")), JobState.SUCCESS),
-        (Place("ENDED", "", document("a", "EXPIRED")), JobState.EXPIRED),
-        (Place("DEAD", "", DEAD), JobState.DEAD),
+        *[(LocatedJob(state.value, "", b""), state) for state in JobState],
+        (LocatedJob("EXECUTING", "w", b""), JobState.EXECUTING),
+        (LocatedJob("ENDED", "", document("a")), JobState.SUCCESS),
+        (LocatedJob("ENDED", "", document("a", "EXPIRED")), JobState.EXPIRED),
+        (LocatedJob("DEAD", "", DEAD), JobState.DEAD),
     ],
 )
-def test_a_place_means_a_state(place: Place, state: JobState) -> None:
-    assert state_of(place) is state
+def test_a_place_means_a_state(place: LocatedJob, state: JobState) -> None:
+    assert get_job_state(place) is state
 
 
 def test_gather_keeps_the_order_and_stands_in_for_what_failed_or_is_late() -> None:
@@ -192,16 +206,16 @@ def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
         handle("a").get(limit)
         gather([handle("a")], timeout=limit)
         wait([handle("a")], timeout=limit)
-        finished(handle("a").aget(limit))
-        finished(agather([handle("a")], timeout=limit))
-        finished(await_([handle("a")], timeout=limit))
+        run_blocking(handle("a").aget(limit))
+        run_blocking(agather([handle("a")], timeout=limit))
+        run_blocking(await_([handle("a")], timeout=limit))
         assert (limits.seen, awaited.seen) == ([limit] * 3, [limit] * 3)
         limits.seen.clear()
         awaited.seen.clear()
     handle("a").get()
     gather([handle("a")])
     wait([handle("a")])
-    finished(handle("a").aget())
-    finished(agather([handle("a")]))
-    finished(await_([handle("a")]))
+    run_blocking(handle("a").aget())
+    run_blocking(agather([handle("a")]))
+    run_blocking(await_([handle("a")]))
     assert limits.seen == awaited.seen == [10.0, 10.0, None], "what is usual: only wait waits for ever"

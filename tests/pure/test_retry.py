@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import Misconfigured, RetryPolicy
-from celery5.protocol.names import kinds_of
+from celery5.protocol.names import get_class_names
 from celery5.protocol.retry import LONGEST
 
 ENVIRON = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -72,7 +72,7 @@ def test_a_policy_that_makes_no_sense_is_refused_by_name(said: dict[str, Any]) -
 
 def test_the_proposals_names_make_waits_that_grow_evenly() -> None:
     def waits(most: int, start: float, step: float, interval: float) -> list[float]:
-        policy = RetryPolicy.of(
+        policy = RetryPolicy.parse(
             {"max_retries": most, "interval_start": start, "interval_step": step, "interval_max": interval}
         )
         assert not policy.jitter
@@ -85,12 +85,12 @@ def test_the_proposals_names_make_waits_that_grow_evenly() -> None:
 
 
 def test_a_policy_may_be_a_mapping_and_what_it_leaves_out_has_its_default() -> None:
-    assert RetryPolicy.of({}) == RetryPolicy()
-    assert RetryPolicy.of({"max_retries": 5, "backoff": 2}) == RetryPolicy(max_retries=5, backoff=2)
-    assert RetryPolicy.of({"interval_step": 3}) == RetryPolicy(backoff=0, step=3, cap=0.2, jitter=False)
-    assert RetryPolicy.of({"interval_max": 3, "jitter": True}).jitter
+    assert RetryPolicy.parse({}) == RetryPolicy()
+    assert RetryPolicy.parse({"max_retries": 5, "backoff": 2}) == RetryPolicy(max_retries=5, backoff=2)
+    assert RetryPolicy.parse({"interval_step": 3}) == RetryPolicy(backoff=0, step=3, cap=0.2, jitter=False)
+    assert RetryPolicy.parse({"interval_max": 3, "jitter": True}).jitter
     policy = RetryPolicy(max_retries=1)
-    assert RetryPolicy.of(policy) is policy
+    assert RetryPolicy.parse(policy) is policy
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_policy_may_be_a_mapping_and_what_it_leaves_out_has_its_default() -> N
 )
 def test_a_mapping_that_is_no_policy_is_refused_in_one_line(said: Any, says: str) -> None:
     with pytest.raises(Misconfigured, match=f"^{says}") as caught:
-        RetryPolicy.of(said)
+        RetryPolicy.parse(said)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -126,11 +126,11 @@ class Inner(ConnectionError):
 def test_errors_are_named_by_class_or_in_full_and_stand_for_those_derived_from_them() -> None:
     policy = RetryPolicy(autoretry_for=[OSError, f"{__name__}.Other"], dont_autoretry_for={TimeoutError})
     assert policy.autoretry_for == ("builtins.OSError", f"{__name__}.Other")
-    assert policy.covers(kinds_of(Inner()))
+    assert policy.covers(get_class_names(Inner()))
     assert policy.covers([f"{__name__}.Other"])
-    assert not policy.covers(kinds_of(ValueError()))
-    assert not policy.covers(kinds_of(TimeoutError()))
-    assert RetryPolicy(dont_autoretry_for=[OSError]).covers(kinds_of(KeyError()))
+    assert not policy.covers(get_class_names(ValueError()))
+    assert not policy.covers(get_class_names(TimeoutError()))
+    assert RetryPolicy(dont_autoretry_for=[OSError]).covers(get_class_names(KeyError()))
     assert RetryPolicy().covers(())
     raw = msgspec.json.encode(policy)
     assert msgspec.json.decode(raw, type=RetryPolicy) == policy

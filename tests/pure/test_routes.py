@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
 from celery5.broker import calls, imposing, inbox, looking, pausing, presence
-from celery5.broker.junction import Map, merged
+from celery5.broker.junction import BrokerMap, merge_replies
 from celery5.broker.keys import EVENTS, Keys
-from celery5.broker.scheduling import remember
-from celery5.brokers import MOST_DOUBTED
+from celery5.broker.scheduling import register_schedule_queue
+from celery5.brokers import MAX_CHECKED_NAMES
 from celery5.errors import BadBrokerURL
-from celery5.protocol.limits import Imposed
-from celery5.protocol.routes import DEFAULT, Declared, routes_of
+from celery5.protocol.limits import LimitOverride
+from celery5.protocol.routes import DEFAULT_BROKER, TaskRoute, make_routes
 from celery5.settings import read_settings
 
 BROKERS = ("mails", "far")
 
 
-def home(queue: str, rules: dict[str, str] | None = None, *tasks: Declared) -> str:
+def home(queue: str, rules: dict[str, str] | None = None, *tasks: TaskRoute) -> str:
     """Where a queue is."""
-    return routes_of(BROKERS, rules or {}, "default", tasks).home(queue)
+    return make_routes(BROKERS, rules or {}, "default", tasks).get_broker(queue)
 
 
 def test_the_first_route_that_fits_a_queue_says_its_broker() -> None:
@@ -39,35 +39,35 @@ def test_the_first_route_that_fits_a_queue_says_its_broker() -> None:
 
 
 def test_a_queue_that_nobody_routes_is_on_the_default_broker_unless_it_has_a_brokers_name() -> None:
-    assert home("post") == home("default") == DEFAULT
+    assert home("post") == home("default") == DEFAULT_BROKER
     assert home("mails") == "mails"
-    assert home("mails", {"mails": DEFAULT}) == DEFAULT
+    assert home("mails", {"mails": DEFAULT_BROKER}) == DEFAULT_BROKER
 
 
 def test_a_task_puts_its_own_queue_on_its_broker() -> None:
-    assert home("post", {}, Declared("shop.send", "post", "mails")) == "mails"
-    assert home("post", {"shop.*": "far"}, Declared("shop.send", "post")) == "far"
+    assert home("post", {}, TaskRoute("shop.send", "post", "mails")) == "mails"
+    assert home("post", {"shop.*": "far"}, TaskRoute("shop.send", "post")) == "far"
 
 
 def test_a_task_without_a_queue_goes_to_the_one_that_is_named_as_its_broker() -> None:
-    routes = routes_of(BROKERS, {"shop.*": "far", "default": DEFAULT}, "default", [])
-    assert routes.queue(Declared("a.b")) == "default"
-    assert routes.queue(Declared("a.b", None, "mails")) == "mails"
-    assert routes.queue(Declared("shop.send")) == "far"
-    assert routes.queue(Declared("shop.send", "post")) == "post"  # a queue that is said is that queue
-    everything = routes_of(BROKERS, {"default": "mails"}, "default", [])
-    assert everything.queue(Declared("a.b", None, "mails")) == "default"
+    routes = make_routes(BROKERS, {"shop.*": "far", "default": DEFAULT_BROKER}, "default", [])
+    assert routes.get_queue(TaskRoute("a.b")) == "default"
+    assert routes.get_queue(TaskRoute("a.b", None, "mails")) == "mails"
+    assert routes.get_queue(TaskRoute("shop.send")) == "far"
+    assert routes.get_queue(TaskRoute("shop.send", "post")) == "post"  # a queue that is said is that queue
+    everything = make_routes(BROKERS, {"default": "mails"}, "default", [])
+    assert everything.get_queue(TaskRoute("a.b", None, "mails")) == "default"
 
 
 def test_all_contradictions_are_told_at_once() -> None:
     tasks = [
-        Declared("a", "post", "mails"),
-        Declared("b", "post", "far"),
-        Declared("c", "routed", "far"),
-        Declared("d", None, "mial"),
+        TaskRoute("a", "post", "mails"),
+        TaskRoute("b", "post", "far"),
+        TaskRoute("c", "routed", "far"),
+        TaskRoute("d", None, "mial"),
     ]
     with pytest.raises(Misconfigured) as caught:
-        routes_of(BROKERS, {"routed": "mails"}, "default", tasks)
+        make_routes(BROKERS, {"routed": "mails"}, "default", tasks)
     lines = str(caught.value).split("; ")
     assert any(
         "queue 'post' would be on two brokers: task a puts it on 'mails', task b on 'far'" in each
@@ -118,7 +118,7 @@ def test_a_call_says_another_queue_or_broker_and_a_queue_on_another_broker_is_re
     @app.task(name="near")
     def near() -> None: ...
 
-    assert app.brokers.home("post") == "mails"
+    assert app.brokers.broker_of_queue("post") == "mails"
     assert send.job().queue == "post"
     assert send.options(queue="other").job().queue == "other"
     assert near.options(broker="mails").job().queue == "mails"
@@ -135,64 +135,71 @@ def test_one_broker_has_everything_and_no_other_is_known() -> None:
     @app.task(name="near", queue="post")
     def near() -> None: ...
 
-    assert app.brokers.names == (DEFAULT,)
-    assert app.brokers.home("post") == DEFAULT
+    assert app.brokers.names == (DEFAULT_BROKER,)
+    assert app.brokers.broker_of_queue("post") == DEFAULT_BROKER
     with pytest.raises(Misconfigured, match="no broker is named 'mails'"):
         near.options(broker="mails").job()
     with pytest.raises(Misconfigured, match="no broker is named 'mails'"):
-        app.brokers.of("mails")
+        app.brokers.get("mails")
 
 
-CHART = Map((DEFAULT, "mails"), lambda queue: "mails" if queue in ("post", "mails") else DEFAULT, "shop")
+CHART = BrokerMap(
+    (DEFAULT_BROKER, "mails"), lambda queue: "mails" if queue in ("post", "mails") else DEFAULT_BROKER, "shop"
+)
 KEYS = Keys("shop")
 
 
 def test_each_trip_goes_to_the_broker_of_its_queue() -> None:
-    post, near = KEYS.of("post"), KEYS.of("near")
-    assert CHART.of_call(calls.publish(post, [("id", b"job")])) == "mails"
-    assert CHART.of_call(calls.publish(near, [("id", b"job")])) == DEFAULT
-    assert CHART.of_call(calls.locate(post, "id")) == "mails"
-    assert CHART.of_call(calls.forget(post, ["id"])) == "mails"
-    assert CHART.of_call(looking.overview(KEYS.of(EVENTS))) == DEFAULT
-    assert CHART.of_call(calls.PING) == DEFAULT
-    assert CHART.of_call(calls.publish(Keys("other").of("post"), [("id", b"job")])) == DEFAULT
+    post, near = KEYS.for_queue("post"), KEYS.for_queue("near")
+    assert CHART.find_broker_of_call(calls.publish(post, [("id", b"job")])) == "mails"
+    assert CHART.find_broker_of_call(calls.publish(near, [("id", b"job")])) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(calls.locate_job(post, "id")) == "mails"
+    assert CHART.find_broker_of_call(calls.delete_results(post, ["id"])) == "mails"
+    assert CHART.find_broker_of_call(looking.get_queue_state(KEYS.for_queue(EVENTS))) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(calls.PING) == DEFAULT_BROKER
+    assert (
+        CHART.find_broker_of_call(calls.publish(Keys("other").for_queue("post"), [("id", b"job")]))
+        == DEFAULT_BROKER
+    )
 
 
 def test_what_each_broker_has_for_its_own_queues_is_asked_everywhere_and_told_where_the_queue_is() -> None:
-    assert CHART.of_call(calls.queues(KEYS)) is None
-    assert CHART.of_call(pausing.paused(KEYS)) is None
-    assert CHART.of_call(imposing.imposed(KEYS)) is None
-    assert CHART.of_call(imposing.impose(KEYS, "task", Imposed(limit=1))) is None
-    assert CHART.of_call(presence.living(KEYS, "scheduler")) is None
-    assert CHART.of_call(presence.living(KEYS, "controller")) == DEFAULT
-    assert CHART.of_call(presence.living(KEYS, "publisher")) == DEFAULT
-    assert CHART.of_call(calls.announce(KEYS, "post")) == "mails"
-    assert CHART.of_call(pausing.pause(KEYS, "post")) == "mails"
-    assert CHART.of_call(pausing.resume(KEYS, "near")) == DEFAULT
-    assert CHART.of_call(remember(KEYS, "post")) == "mails"
+    assert CHART.find_broker_of_call(calls.list_queues(KEYS)) is None
+    assert CHART.find_broker_of_call(pausing.list_paused_queues(KEYS)) is None
+    assert CHART.find_broker_of_call(imposing.list_overrides(KEYS)) is None
+    assert CHART.find_broker_of_call(imposing.set_override(KEYS, "task", LimitOverride(limit=1))) is None
+    assert CHART.find_broker_of_call(presence.list_live_processes(KEYS, "scheduler")) is None
+    assert CHART.find_broker_of_call(presence.list_live_processes(KEYS, "controller")) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(presence.list_live_processes(KEYS, "publisher")) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(calls.register_queue(KEYS, "post")) == "mails"
+    assert CHART.find_broker_of_call(pausing.pause_queue(KEYS, "post")) == "mails"
+    assert CHART.find_broker_of_call(pausing.resume_queue(KEYS, "near")) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(register_schedule_queue(KEYS, "post")) == "mails"
 
 
 def test_a_command_goes_to_the_broker_that_the_inbox_names() -> None:
-    assert CHART.of_call(inbox.post(KEYS, "web1", "id", b"")) == DEFAULT
-    assert CHART.of_call(inbox.post(KEYS, "web1@mails", "id@mails", b"")) == "mails"
-    assert CHART.of_call(inbox.post(KEYS, "celery@web1", "id", b"")) == DEFAULT
-    assert CHART.of_key(KEYS.answer("id@mails")) == "mails"
+    assert CHART.find_broker_of_call(inbox.send_command(KEYS, "web1", "id", b"")) == DEFAULT_BROKER
+    assert CHART.find_broker_of_call(inbox.send_command(KEYS, "web1@mails", "id@mails", b"")) == "mails"
+    assert CHART.find_broker_of_call(inbox.send_command(KEYS, "celery@web1", "id", b"")) == DEFAULT_BROKER
+    assert CHART.find_broker_of_key(KEYS.reply("id@mails")) == "mails"
 
 
 @given(st.lists(st.lists(st.text("ab", max_size=3)), min_size=1, max_size=4))
 def test_what_several_list_is_all_that_any_of_them_lists(answers: list[list[str]]) -> None:
-    found = merged(answers)
+    found = merge_replies(answers)
     assert set(found) == {one for each in answers for one in each}
     assert len(answers) == 1 or found == sorted(set(found))
 
 
 def test_what_several_say_together() -> None:
-    assert merged([True, False]) is True
-    assert merged([False, False]) is False
-    assert merged([{"a"}, {"b"}]) == {"a", "b"}
-    assert merged([("b",), ("a",)]) == ("a", "b")
-    one = imposing.Impositions({"a": Imposed(limit=1)}, {})
-    assert merged([one, imposing.Impositions({"b": Imposed(limit=2)}, {})]).limits.keys() == {"a", "b"}
+    assert merge_replies([True, False]) is True
+    assert merge_replies([False, False]) is False
+    assert merge_replies([{"a"}, {"b"}]) == {"a", "b"}
+    assert merge_replies([("b",), ("a",)]) == ("a", "b")
+    one = imposing.StoredOverrides({"a": LimitOverride(limit=1)}, {})
+    assert merge_replies(
+        [one, imposing.StoredOverrides({"b": LimitOverride(limit=2)}, {})]
+    ).limits.keys() == {"a", "b"}
 
 
 def test_every_process_is_told_what_is_wrong_before_it_starts() -> None:
@@ -240,9 +247,9 @@ def test_a_queue_route_and_a_broker_route_work_together() -> None:
     @both.task(name="post.send")
     def send() -> None: ...
 
-    assert (send.queue, both.brokers.home(send.queue)) == ("mail", "far")
+    assert (send.queue, both.brokers.broker_of_queue(send.queue)) == ("mail", "far")
     with pytest.raises(Misconfigured, match="its queue 'mail' is on broker 'far'"):
-        _ = send.options(broker=DEFAULT).queue
+        _ = send.options(broker=DEFAULT_BROKER).queue
 
 
 @pytest.mark.parametrize(
@@ -290,7 +297,7 @@ def test_a_misspelt_queue_of_a_call_is_warned_of_once_and_sent_to_all_the_same(
         assert [charge.options(queue="imges").job().queue for _ in range(3)] == ["imges"] * 3
         charge.options(queue="leters").job()
     first, second = [each.getMessage() for each in caplog.records]
-    assert first.startswith("queue:doubtful  task=photos.charge  queue=imges  hint=no task, queue route")
+    assert first.startswith("queue:not-declared  task=photos.charge  queue=imges  hint=no task, queue route")
     assert "did you mean 'images'?" in first
     assert "did you mean 'letters'?" in second
 
@@ -307,4 +314,4 @@ def test_however_many_queues_are_named_few_are_remembered(photos: App) -> None:
     charge = photos.tasks["photos.charge"]
     for n in range(200):
         charge.options(queue=f"tenant-{n}").job()
-    assert len(photos.brokers._doubted) == MOST_DOUBTED
+    assert len(photos.brokers._doubted) == MAX_CHECKED_NAMES

@@ -11,11 +11,11 @@ import pytest
 
 from celery5 import Misconfigured, RetryPolicy
 from celery5.errors import BrokerUnavailable, Reject, Retry
-from celery5.protocol.names import kinds_of
-from celery5.protocol.rulings import decisive, leaves, mark, ruling_on
-from celery5.protocol.verdict import Asked, Declined, Raised, Reason, Ruling, Stranded
-from celery5.runners.context import CURRENT, CurrentJob
-from celery5.runners.ending import raised
+from celery5.protocol.names import get_class_names
+from celery5.protocol.rulings import find_strictest, get_leaf_errors, get_ruling, set_ruling
+from celery5.protocol.verdict import BrokerLost, JobRejected, Raised, Reason, RetryRequested, Ruling
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.runners.ending import get_error_outcome
 
 POISONOUS = Ruling(reason=Reason.POISONOUS)
 USED_UP = Ruling("a", reason=Reason.EXHAUSTED)
@@ -62,11 +62,11 @@ def group(*errors: BaseException) -> BaseExceptionGroup[BaseException]:
 )
 def test_any_error_keeps_what_was_said_of_it_for_each_run_by_itself(error: BaseException) -> None:
     one, other = object(), object()
-    assert ruling_on(error, one) is None
-    mark(error, one, AGAIN)
-    mark(error, other, POISONOUS)
-    mark(error, one, USED_UP)
-    assert (ruling_on(error, one), ruling_on(error, other), ruling_on(error, None)) == (
+    assert get_ruling(error, one) is None
+    set_ruling(error, one, AGAIN)
+    set_ruling(error, other, POISONOUS)
+    set_ruling(error, one, USED_UP)
+    assert (get_ruling(error, one), get_ruling(error, other), get_ruling(error, None)) == (
         USED_UP,
         POISONOUS,
         None,
@@ -76,15 +76,15 @@ def test_any_error_keeps_what_was_said_of_it_for_each_run_by_itself(error: BaseE
 def test_one_object_that_is_raised_for_ever_does_not_grow() -> None:
     error = ValueError()
     for _ in range(2000):
-        mark(error, object(), AGAIN)
+        set_ruling(error, object(), AGAIN)
     assert sum(len(each) for each in vars(error).values()) <= 1000
 
 
 def test_one_object_that_many_jobs_raise_at_once_keeps_what_was_said_of_it_for_each() -> None:
     error, runs = ValueError(), [object() for _ in range(500)]
     for run in runs:
-        mark(error, run, POISONOUS)
-    assert [ruling_on(error, run) for run in runs] == [POISONOUS] * 500
+        set_ruling(error, run, POISONOUS)
+    assert [get_ruling(error, run) for run in runs] == [POISONOUS] * 500
 
 
 def test_groups_are_looked_through_in_order_however_deep() -> None:
@@ -92,51 +92,51 @@ def test_groups_are_looked_through_in_order_however_deep() -> None:
     deep: BaseException = group(errors[2], errors[3])
     for _ in range(5000):
         deep = group(deep)
-    mark(errors[1], None, AGAIN)
-    found = leaves(group(errors[0], group(errors[1]), deep), None)
+    set_ruling(errors[1], None, AGAIN)
+    found = get_leaf_errors(group(errors[0], group(errors[1]), deep), None)
     assert [leaf.error for leaf in found] == errors
     assert [leaf.ruling for leaf in found] == [None, AGAIN, None, None]
     assert found[0].kinds[:2] == ("builtins.ValueError", "builtins.Exception")
     assert "builtins.BaseExceptionGroup" in found[3].kinds
-    assert leaves(errors[0], None)[0].kinds == kinds_of(errors[0])
+    assert get_leaf_errors(errors[0], None)[0].kinds == get_class_names(errors[0])
 
 
 def test_what_ends_a_job_beats_what_tries_it_again() -> None:
     plain, first, second, third = ValueError("plain"), ValueError("1"), ValueError("2"), ValueError("3")
-    mark(first, None, POISONOUS)
-    mark(second, None, USED_UP)
-    mark(third, None, AGAIN)
+    set_ruling(first, None, POISONOUS)
+    set_ruling(second, None, USED_UP)
+    set_ruling(third, None, AGAIN)
     lenient = [third, plain, Retry(), Reject(), second, first]
     for strictest in range(len(lenient)):
         errors = lenient[: strictest + 1]
-        assert decisive(leaves(group(*errors), None)).error is errors[-1]
-        assert decisive(leaves(group(*reversed(errors)), None)).error is errors[-1]
+        assert find_strictest(get_leaf_errors(group(*errors), None)).error is errors[-1]
+        assert find_strictest(get_leaf_errors(group(*reversed(errors)), None)).error is errors[-1]
 
 
 def test_the_outcome_is_what_the_strictest_error_asks_for() -> None:
     job = CurrentJob("id", "task", "queue", 1, "worker")
-    token = CURRENT.set(job)
+    token = CURRENT_JOB.set(job)
     try:
         again, used_up, poisonous, stranger = (ValueError(str(each)) for each in range(4))
-        mark(again, job, AGAIN)
-        mark(used_up, job, USED_UP)
-        mark(poisonous, job, POISONOUS)
-        mark(stranger, object(), POISONOUS)
-        assert shown(raised(again)) == AGAIN
-        assert shown(raised(group(again, again))) == AGAIN
-        assert shown(raised(group(again, KeyError()))) is None, "one that no section has spoken of"
-        assert shown(raised(group(again, used_up))) == USED_UP
-        assert shown(raised(group(used_up, Reject(), poisonous))) == POISONOUS
-        assert shown(raised(stranger)) is None, "that was another run"
-        outcome = raised(group(again, KeyError(), stranger))
+        set_ruling(again, job, AGAIN)
+        set_ruling(used_up, job, USED_UP)
+        set_ruling(poisonous, job, POISONOUS)
+        set_ruling(stranger, object(), POISONOUS)
+        assert shown(get_error_outcome(again)) == AGAIN
+        assert shown(get_error_outcome(group(again, again))) == AGAIN
+        assert shown(get_error_outcome(group(again, KeyError()))) is None, "one that no section has spoken of"
+        assert shown(get_error_outcome(group(again, used_up))) == USED_UP
+        assert shown(get_error_outcome(group(used_up, Reject(), poisonous))) == POISONOUS
+        assert shown(get_error_outcome(stranger)) is None, "that was another run"
+        outcome = get_error_outcome(group(again, KeyError(), stranger))
         assert isinstance(outcome, Raised)
         assert [kinds[0] for kinds in outcome.kinds] == ["builtins.KeyError", "builtins.ValueError"]
         assert outcome.failure.type == "ExceptionGroup"
-        assert isinstance(raised(group(again, Reject("why"))), Declined)
-        assert isinstance(raised(group(KeyError(), Retry())), Asked)
-        assert raised(Reject("")) == Declined("its task rejected it")
+        assert isinstance(get_error_outcome(group(again, Reject("why"))), JobRejected)
+        assert isinstance(get_error_outcome(group(KeyError(), Retry())), RetryRequested)
+        assert get_error_outcome(Reject("")) == JobRejected("its task rejected it")
     finally:
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
 
 
 def shown(outcome: Any) -> Ruling | None:
@@ -147,12 +147,12 @@ def shown(outcome: Any) -> Ruling | None:
 
 def test_a_broker_that_is_away_is_looked_into_unless_the_section_was_poisonous() -> None:
     error = BrokerUnavailable("away")
-    mark(error, None, AGAIN)
-    outcome = raised(error)
-    assert isinstance(outcome, Stranded)
+    set_ruling(error, None, AGAIN)
+    outcome = get_error_outcome(error)
+    assert isinstance(outcome, BrokerLost)
     assert shown(outcome.raised) == AGAIN
-    mark(error, None, POISONOUS)
-    assert shown(raised(error)) == POISONOUS
+    set_ruling(error, None, POISONOUS)
+    assert shown(get_error_outcome(error)) == POISONOUS
 
 
 class Odd(Retry):
@@ -168,8 +168,8 @@ class Odd(Retry):
     ids=str,
 )
 def test_a_retry_of_ones_own_that_makes_no_sense_is_one_that_says_nothing(said: dict[str, Any]) -> None:
-    asked = raised(Odd(**said))
-    assert isinstance(asked, Asked)
+    asked = get_error_outcome(Odd(**said))
+    assert isinstance(asked, RetryRequested)
     assert (asked.countdown, asked.policy, asked.max_retries) == (None, None, None)
 
 
@@ -195,8 +195,8 @@ def test_a_retry_remembers_the_failure_that_it_was_raised_for() -> None:
     def remembered(cause: BaseException | None, context: BaseException | None, hidden: bool) -> str:
         retry = Retry("later")
         retry.__cause__, retry.__context__, retry.__suppress_context__ = cause, context, hidden
-        asked = raised(retry)
-        assert isinstance(asked, Asked)
+        asked = get_error_outcome(retry)
+        assert isinstance(asked, RetryRequested)
         assert "Retry: later" in asked.failure.traceback
         return asked.failure.message
 

@@ -27,8 +27,8 @@ from celery5 import (
     poisonous,
     retry,
 )
-from celery5.runners.context import CURRENT, CurrentJob
-from celery5.sections import Place
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.sections import CodePosition
 
 UNTYPED_RETRY: Any = retry
 UNTYPED_OPTIONAL: Any = optional
@@ -77,7 +77,7 @@ def test_a_section_is_called_after_its_place_in_the_code_in_each_run() -> None:
             frame = inspect.currentframe()
             assert frame is not None
             assert frame.f_back is not None
-            self.place = Place(frame.f_back)
+            self.place = CodePosition(frame.f_back)
 
         def __enter__(self) -> None: ...
 
@@ -85,7 +85,7 @@ def test_a_section_is_called_after_its_place_in_the_code_in_each_run() -> None:
             frame = inspect.currentframe()
             assert frame is not None
             assert frame.f_back is not None
-            seen.append(self.place.seen_from(frame.f_back))
+            seen.append(self.place.get_name_in(frame.f_back))
 
     made_elsewhere = Watched()
 
@@ -336,11 +336,11 @@ def test_a_section_with_retries_left_is_not_passed_over_by_one_that_tries_in_pla
         with retry(max_retries=most, name="it"):
             raise OSError
 
-    token = CURRENT.set(job)
+    token = CURRENT_JOB.set(job)
     try:
         for most in (1, 2):
             with pytest.raises(OSError):  # noqa: PT011
                 function(most)
     finally:
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
     assert calls == {1: 3, 2: 1}, "with its retries used up the error is for whoever is around it"

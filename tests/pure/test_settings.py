@@ -11,11 +11,11 @@ from celery5 import App, Misconfigured
 from celery5.settings import (
     PREFIX,
     Settings,
-    descriptions,
-    fault_in_hash,
-    hash_limits,
+    find_hash_fault,
+    get_descriptions,
+    get_hash_limits,
+    parse_value,
     read_settings,
-    value_of,
 )
 
 
@@ -94,7 +94,7 @@ def test_an_application_takes_flags_over_what_was_said_over_the_environment(
 
 
 def test_every_setting_is_explained_in_one_line() -> None:
-    explained = descriptions()
+    explained = get_descriptions()
     assert set(explained) == set(Settings.__struct_fields__)
     assert all(text and "\n" not in text for text in explained.values())
 
@@ -114,7 +114,7 @@ NUMBERS = sorted(
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_number_that_the_hash_in_redis_may_say_has_an_upper_bound(name: str) -> None:
-    limit = hash_limits()[name]
+    limit = get_hash_limits()[name]
     assert limit == "no" or limit.startswith("up to ")
     for said in ("1" + "0" * 300, "inf", "nan", 10**15):
         assert _is_refused(name, said)
@@ -122,13 +122,13 @@ def test_every_number_that_the_hash_in_redis_may_say_has_an_upper_bound(name: st
 
 def _is_refused(name: str, said: object) -> bool:
     try:
-        value_of(name, said)
+        parse_value(name, said)
     except Misconfigured:
         return True
-    return fault_in_hash(name, said) != ""
+    return find_hash_fault(name, said) != ""
 
 
-@pytest.mark.parametrize("name", sorted(hash_limits()))
+@pytest.mark.parametrize("name", sorted(get_hash_limits()))
 def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
     forbidden = {
         "broker",
@@ -142,10 +142,10 @@ def test_the_hash_in_redis_says_only_what_is_marked_for_it(name: str) -> None:
         "status_port",
     }
     if name in forbidden or name.startswith("publisher"):
-        assert "cannot be set in the broker" in fault_in_hash(name, "1")
+        assert "cannot be set in the broker" in find_hash_fault(name, "1")
     else:
-        assert fault_in_hash(name, str(getattr(Settings(), name))) == ""
+        assert find_hash_fault(name, str(getattr(Settings(), name))) == ""
 
 
 def test_what_is_no_setting_is_told_of_by_the_settings_themselves() -> None:
-    assert fault_in_hash("no_such_setting", "1") == ""
+    assert find_hash_fault("no_such_setting", "1") == ""

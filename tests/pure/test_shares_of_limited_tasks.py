@@ -11,22 +11,22 @@ import pytest
 from celery5 import App
 from celery5.log import Log
 from celery5.protocol.budget import Budget
-from celery5.protocol.limits import Rule
-from celery5.protocol.prefetch import Pace
+from celery5.protocol.limits import AdmissionRule
+from celery5.protocol.prefetch import DurationEstimate
 from celery5.services.concurrency_budget import ConcurrencyBudget
 from celery5.services.internal_queues import TasksQueue
-from celery5.services.ledger import Ledger
-from celery5.services.suspects import Suspects
-from celery5.services.turnstile import MOST_AT_ONCE, Turnstile
+from celery5.services.ledger import InFlightJobs
+from celery5.services.suspects import IsolatedJobs
+from celery5.services.turnstile import MAX_REQUESTED_JOBS, AdmissionState
 
 NAMES = ("a", "b", "c")
 
 
-class Asking(Turnstile):
+class Asking(AdmissionState):
     """A turnstile whose worker is handed whatever it asks for, and ends none of it."""
 
     def __init__(self, *, slots: int, limits: Iterable[int] = (1000, 1000, 1000)) -> None:
-        app, ledger, log = App("shares"), Ledger(), Log(worker="w", app="shares")
+        app, ledger, log = App("shares"), InFlightJobs(), Log(worker="w", app="shares")
         for name, limit in zip(NAMES, limits, strict=True):
 
             async def run() -> None: ...
@@ -36,24 +36,27 @@ class Asking(Turnstile):
         super().__init__(
             tasks=app.tasks,
             queues=queues,
-            paces={"trio": Pace()},
+            duration_estimates={"trio": DurationEstimate()},
             budget=ConcurrencyBudget(
-                budgets={"trio": Budget(minimum=slots, maximum=slots)}, queues=queues, ledger=ledger, log=log
+                budgets={"trio": Budget(minimum=slots, maximum=slots)},
+                queues=queues,
+                in_flight=ledger,
+                log=log,
             ),
-            ledger=ledger,
-            suspects=Suspects(queues=queues, ledger=ledger, max_deliveries=3),
+            in_flight=ledger,
+            isolated_jobs=IsolatedJobs(queues=queues, in_flight=ledger, max_deliveries=3),
             log=log,
             default_queue="default",
         )
         self.running: Counter[str] = Counter()
 
     def room(self, kind: str, *, without: int = 0) -> int:
-        running = sum(count for name, count in self.running.items() if not self.rule(name).rejects)
-        return super().room(kind, without=without) - running
+        running = sum(count for name, count in self.running.items() if not self.get_rule(name).rejects_all)
+        return super().count_free_slots(kind, leaving=without) - running
 
-    def trip(self, names: Iterable[str] = NAMES) -> list[tuple[Rule, int]]:
+    def trip(self, names: Iterable[str] = NAMES) -> list[tuple[AdmissionRule, int]]:
         """Ask once. Whatever is asked for is there, and begins."""
-        rules = self.wants("default", names)
+        rules = self.plan_requests("default", names)
         self.running.update({rule.task: want for rule, want in rules})
         return rules
 
@@ -68,7 +71,7 @@ def test_three_tasks_with_backlogs_get_a_third_of_the_slots_each(order: tuple[st
 
 def test_no_trip_asks_for_more_than_one_script_may_hand_over() -> None:
     asking = Asking(slots=100, limits=(0, 1000, 1000))
-    assert sum(want for _, want in asking.trip()) == MOST_AT_ONCE
+    assert sum(want for _, want in asking.trip()) == MAX_REQUESTED_JOBS
 
 
 def test_a_task_that_rejects_its_jobs_leaves_the_others_their_share() -> None:
@@ -80,14 +83,16 @@ def test_a_task_that_rejects_its_jobs_leaves_the_others_their_share() -> None:
 
 def test_one_free_slot_goes_to_each_task_in_turn() -> None:
     asking = Asking(slots=1)
-    turns = [next(rule.task for rule, want in asking.wants("default", NAMES) if want) for _ in range(9)]
+    turns = [
+        next(rule.task for rule, want in asking.plan_requests("default", NAMES) if want) for _ in range(9)
+    ]
     assert Counter(turns) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_task_that_ends_a_job_between_two_trips_keeps_no_other_from_its_turn() -> None:
     asking, turns = Asking(slots=1), Counter[str]()
     for _ in range(9):
-        (turn,) = (rule.task for rule, want in asking.wants("default", NAMES) if want)
+        (turn,) = (rule.task for rule, want in asking.plan_requests("default", NAMES) if want)
         turns[turn] += 1
-        asking.wants("default", [turn])
+        asking.plan_requests("default", [turn])
     assert turns == {"a": 3, "b": 3, "c": 3}

@@ -25,53 +25,57 @@ from hypothesis import strategies as st
 
 from celery5 import App
 from celery5.errors import Misconfigured
-from celery5.keyring import Keyring, folder_of
+from celery5.keyring import Keyring, get_key_folder
 from celery5.protocol.signing import (
-    LARGEST,
-    MEANING,
-    NotAccepted,
-    Order,
-    Refusal,
+    MAX_COMMAND_SIZE,
+    REFUSAL_MESSAGES,
+    CommandNotAccepted,
+    ControlCommand,
+    RefusalReason,
     Signer,
-    Trust,
-    audience_of,
-    certificates_in,
+    TrustStore,
     fingerprint,
+    format_audience,
+    get_fingerprints,
     key_fingerprint,
-    names_of,
-    seal,
-    unseal,
+    parse_certificates,
+    sign_command,
+    verify_command,
 )
 
 NOW = 1_800_000_000.0
-HERE = audience_of("shop", "w1")
+HERE = format_audience("shop", "w1")
 
 
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
     """Keys that were made by whoever first signed."""
     ring = Keyring(tmp_path_factory.mktemp("keys") / "shop", owner="shop")
-    ring.signer()
+    ring.get_signer()
     return ring
 
 
-def order(**changes: Any) -> Order:
+def order(**changes: Any) -> ControlCommand:
     """A command as it should be."""
     usual: dict[str, Any] = {"id": "a" * 22, "audience": HERE, "issued": NOW, "expires": NOW + 60}
     said: dict[str, Any] = usual | {"command": "ping", "parameters": {"n": [1, "zwei"]}} | changes
-    return Order(**said)
+    return ControlCommand(**said)
 
 
-def refusal(sealed: bytes, trust: Trust | None, now: float = NOW) -> str:
+def refusal(sealed: bytes, trust: TrustStore | None, now: float = NOW) -> str:
     """Why it is not opened."""
-    with pytest.raises(NotAccepted) as caught:
-        unseal(sealed, audience=HERE, trust=trust, now=now)
+    with pytest.raises(CommandNotAccepted) as caught:
+        verify_command(sealed, audience=HERE, trust=trust, now=now)
     return caught.value.reason.value
 
 
 def test_what_was_sealed_is_opened_as_it_was(ring: Keyring) -> None:
-    for signer, trust in ((ring.signer(), ring.trust()), (None, None), (ring.signer(), None)):
-        assert unseal(seal(order(), signer), audience=HERE, trust=trust, now=NOW) == order()
+    for signer, trust in (
+        (ring.get_signer(), ring.get_trust_store()),
+        (None, None),
+        (ring.get_signer(), None),
+    ):
+        assert verify_command(sign_command(order(), signer), audience=HERE, trust=trust, now=NOW) == order()
 
 
 @pytest.mark.parametrize(
@@ -83,8 +87,8 @@ def test_what_was_sealed_is_opened_as_it_was(ring: Keyring) -> None:
         ({}, NOW - 5.1, "not-yet"),
         ({"expires": NOW + 60.1}, NOW, "too-long-lived"),
         ({"expires": NOW - 1, "issued": NOW - 2}, NOW, "expired"),
-        ({"audience": audience_of("shop", "w2")}, NOW, "wrong-audience"),
-        ({"audience": audience_of("mail", "w1")}, NOW, "wrong-audience"),
+        ({"audience": format_audience("shop", "w2")}, NOW, "wrong-audience"),
+        ({"audience": format_audience("mail", "w1")}, NOW, "wrong-audience"),
         ({"id": "short"}, NOW, "malformed"),
         ({"id": "x" * 20 + "\n"}, NOW, "malformed"),
     ],
@@ -92,11 +96,11 @@ def test_what_was_sealed_is_opened_as_it_was(ring: Keyring) -> None:
 def test_times_audience_and_nonce_decide(
     ring: Keyring, changes: dict[str, Any], now: float, reason: str
 ) -> None:
-    sealed = seal(order(**changes), ring.signer())
+    sealed = sign_command(order(**changes), ring.get_signer())
     if reason:
-        assert refusal(sealed, ring.trust(), now) == reason
+        assert refusal(sealed, ring.get_trust_store(), now) == reason
     else:
-        unseal(sealed, audience=HERE, trust=ring.trust(), now=now)
+        verify_command(sealed, audience=HERE, trust=ring.get_trust_store(), now=now)
 
 
 def changed(sealed: bytes, **header: Any) -> bytes:
@@ -121,11 +125,13 @@ def changed(sealed: bytes, **header: Any) -> bytes:
     ],
 )
 def test_a_header_that_is_not_ours_opens_nothing(ring: Keyring, header: dict[str, Any], reason: str) -> None:
-    assert refusal(changed(seal(order(), ring.signer()), **header), ring.trust()) == reason
+    assert (
+        refusal(changed(sign_command(order(), ring.get_signer()), **header), ring.get_trust_store()) == reason
+    )
 
 
 def test_every_single_byte_counts(ring: Keyring) -> None:
-    sealed, trust = seal(order(), ring.signer()), ring.trust()
+    sealed, trust = sign_command(order(), ring.get_signer()), ring.get_trust_store()
     start = sealed.index(b".") + 1
     for at in range(start, len(sealed) - 1, 17):
         other = b"A" if sealed[at : at + 1] != b"A" else b"B"
@@ -134,37 +140,37 @@ def test_every_single_byte_counts(ring: Keyring) -> None:
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
 def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
-    assert refusal(noise, Trust()) in ("malformed", "unsigned")
+    assert refusal(noise, TrustStore()) in ("malformed", "unsigned")
     assert refusal(noise, None) in ("malformed", "wrong-audience")
 
 
 def test_deeply_nested_noise_is_refused() -> None:
     for noise in (b'{"v":' + b"[" * 30_000, b"." * 30_000, b"e30." * 10_000):
-        assert refusal(noise, Trust()) in ("malformed", "unsigned")
+        assert refusal(noise, TrustStore()) in ("malformed", "unsigned")
         assert refusal(noise, None) == "malformed"
 
 
 def test_what_is_too_large_is_neither_sealed_nor_opened(ring: Keyring) -> None:
-    with pytest.raises(NotAccepted, match="larger than 65536 bytes"):
-        seal(order(parameters={"text": "x" * LARGEST}), ring.signer())
-    assert refusal(b"x" * (LARGEST + 1), ring.trust()) == "oversized"
+    with pytest.raises(CommandNotAccepted, match="larger than 65536 bytes"):
+        sign_command(order(parameters={"text": "x" * MAX_COMMAND_SIZE}), ring.get_signer())
+    assert refusal(b"x" * (MAX_COMMAND_SIZE + 1), ring.get_trust_store()) == "oversized"
 
 
 def test_who_is_trusted_by_nobody_is_refused_by_name(ring: Keyring) -> None:
-    with pytest.raises(NotAccepted, match="trusts nobody yet"):
-        unseal(seal(order(), ring.signer()), audience=HERE, trust=Trust(), now=NOW)
+    with pytest.raises(CommandNotAccepted, match="trusts nobody yet"):
+        verify_command(sign_command(order(), ring.get_signer()), audience=HERE, trust=TrustStore(), now=NOW)
     stranger = trustme.CA().cert_pem.bytes()
-    trust = Trust(certificates_in(stranger))
-    assert refusal(seal(order(), ring.signer()), trust) == "unknown-issuer"
+    trust = TrustStore(parse_certificates(stranger))
+    assert refusal(sign_command(order(), ring.get_signer()), trust) == "unknown-issuer"
 
 
 def test_a_sender_is_trusted_without_an_authority_and_denied_with_one(ring: Keyring) -> None:
-    signer = ring.signer()
-    sealed = seal(order(), signer)
+    signer = ring.get_signer()
+    sealed = sign_command(order(), signer)
     leaf = signer.chain[0]
-    unseal(sealed, audience=HERE, trust=Trust((leaf,)), now=NOW)
-    for denied in (leaf, *ring.trust().anchors):
-        trust = Trust(ring.trust().anchors, frozenset([fingerprint(denied)]))
+    verify_command(sealed, audience=HERE, trust=TrustStore((leaf,)), now=NOW)
+    for denied in (leaf, *ring.get_trust_store().anchors):
+        trust = TrustStore(ring.get_trust_store().anchors, frozenset([fingerprint(denied)]))
         assert refusal(sealed, trust) == "revoked"
 
 
@@ -172,12 +178,12 @@ def test_an_authority_in_between_is_followed(tmp_path: Path) -> None:
     root = trustme.CA()
     between = root.create_child_ca()
     leaf = between.issue_cert("sender.celery5", key_type=trustme.KeyType.ECDSA)
-    chain = tuple(der for pem in leaf.cert_chain_pems for der in certificates_in(pem.bytes()))
-    sealed = seal(order(), Signer(leaf.private_key_pem.bytes(), chain))
-    anchors = certificates_in(root.cert_pem.bytes())
-    unseal(sealed, audience=HERE, trust=Trust(anchors), now=NOW)
-    denied = fingerprint(certificates_in(between.cert_pem.bytes())[0])
-    assert refusal(sealed, Trust(anchors, frozenset([denied]))) == "revoked"
+    chain = tuple(der for pem in leaf.cert_chain_pems for der in parse_certificates(pem.bytes()))
+    sealed = sign_command(order(), Signer(leaf.private_key_pem.bytes(), chain))
+    anchors = parse_certificates(root.cert_pem.bytes())
+    verify_command(sealed, audience=HERE, trust=TrustStore(anchors), now=NOW)
+    denied = fingerprint(parse_certificates(between.cert_pem.bytes())[0])
+    assert refusal(sealed, TrustStore(anchors, frozenset([denied]))) == "revoked"
 
 
 def test_a_sender_is_no_authority(ring: Keyring) -> None:
@@ -187,20 +193,20 @@ def test_a_sender_is_no_authority(ring: Keyring) -> None:
     forger = trustme.CA.from_pem(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
     forged = forger.issue_cert("other.celery5", key_type=trustme.KeyType.ECDSA)
     pems = (*forged.cert_chain_pems[:1], *leaf.cert_chain_pems)
-    chain = tuple(der for pem in pems for der in certificates_in(pem.bytes()))
-    sealed = seal(order(), Signer(forged.private_key_pem.bytes(), chain))
-    assert refusal(sealed, Trust(certificates_in(root.cert_pem.bytes()))) == "unknown-issuer"
+    chain = tuple(der for pem in pems for der in parse_certificates(pem.bytes()))
+    sealed = sign_command(order(), Signer(forged.private_key_pem.bytes(), chain))
+    assert refusal(sealed, TrustStore(parse_certificates(root.cert_pem.bytes()))) == "unknown-issuer"
 
 
 def test_another_kind_of_key_cannot_sign() -> None:
     leaf = trustme.CA().issue_cert("sender.celery5", key_type=trustme.KeyType.RSA)
-    signer = Signer(leaf.private_key_pem.bytes(), certificates_in(leaf.cert_chain_pems[0].bytes()))
+    signer = Signer(leaf.private_key_pem.bytes(), parse_certificates(leaf.cert_chain_pems[0].bytes()))
     with pytest.raises(Misconfigured, match="EC key on P-256"):
-        seal(order(), signer)
+        sign_command(order(), signer)
 
 
 def test_every_reason_has_its_sentence() -> None:
-    assert set(MEANING) == set(Refusal)
+    assert set(REFUSAL_MESSAGES) == set(RefusalReason)
 
 
 def spoilt(ring: Keyring, what: str) -> Callable[[], object]:
@@ -211,8 +217,8 @@ def spoilt(ring: Keyring, what: str) -> Callable[[], object]:
         (ring.folder / "revoked").write_text("abc\n")
     else:
         (ring.folder / "mine.pem").write_text("nothing")
-        return ring.signer
-    return ring.trust
+        return ring.get_signer
+    return ring.get_trust_store
 
 
 @pytest.mark.parametrize("what", ["a denylist", "a key"])
@@ -223,15 +229,15 @@ def test_files_that_make_no_sense_are_told_of(tmp_path: Path, what: str) -> None
 
 def test_files_that_are_no_text_or_no_keys_are_told_of_in_one_line(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="test")
-    ring.signer()
+    ring.get_signer()
     (ring.folder / "revoked").write_bytes(b"\xff\xfe")
-    for look in (ring.trust, ring.certificates, lambda: ring.revoke("a" * 64)):
+    for look in (ring.get_trust_store, ring.list_certificates, lambda: ring.revoke("a" * 64)):
         with pytest.raises(Misconfigured, match="revoked is no text"):
             look()
     (ring.folder / "revoked").unlink()
     (ring.folder / "trusted" / "folder.pem").mkdir()
     with pytest.raises(Misconfigured, match="cannot be read: Is a directory"):
-        ring.certificates()
+        ring.list_certificates()
     private = b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
     (ring.folder / "ca.pem").write_bytes(private)
     with pytest.raises(Misconfigured, match=r"ca\.pem is no authority's"):
@@ -240,46 +246,48 @@ def test_files_that_are_no_text_or_no_keys_are_told_of_in_one_line(tmp_path: Pat
 
 def test_keys_are_made_once_by_whoever_signs_first(tmp_path: Path) -> None:
     one, other = (Keyring(tmp_path / "keys", owner="shop") for _ in range(2))
-    assert one.trust() == Trust()
+    assert one.get_trust_store() == TrustStore()
     assert not (tmp_path / "keys").exists()
-    assert one.signer() == other.signer()
-    unseal(seal(order(), one.signer()), audience=HERE, trust=other.trust(), now=NOW)
+    assert one.get_signer() == other.get_signer()
+    verify_command(
+        sign_command(order(), one.get_signer()), audience=HERE, trust=other.get_trust_store(), now=NOW
+    )
 
 
 def test_what_was_revoked_is_trusted_again_and_the_rest_of_the_denylist_stays(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
-    ring.signer()
+    ring.get_signer()
     file = ring.folder / "mine.pem"
     (mark,) = ring.revoke(str(file))
     shouted = ":".join(mark[n : n + 2] for n in range(0, 64, 2)).upper()
     (ring.folder / "revoked").write_text(f"# ours\n{shouted} # lost laptop\n{'a' * 64} # theirs")
     ring.revoke("b" * 64)
-    assert refusal(seal(order(), ring.signer()), ring.trust()) == "revoked"
+    assert refusal(sign_command(order(), ring.get_signer()), ring.get_trust_store()) == "revoked"
     assert ring.trust_file(file) == {mark: True}
     left = (ring.folder / "revoked").read_text()
     assert left == f"# ours\n# lost laptop\n{'a' * 64} # theirs\n{'b' * 64}\n"
     assert ring.trust_file(file) == {mark: False}
-    sealed = seal(order(issued=time.time(), expires=time.time() + 9), ring.signer())
-    unseal(sealed, audience=HERE, trust=ring.trust(), now=time.time())
+    sealed = sign_command(order(issued=time.time(), expires=time.time() + 9), ring.get_signer())
+    verify_command(sealed, audience=HERE, trust=ring.get_trust_store(), now=time.time())
 
 
 def test_who_revokes_their_own_key_is_told_how_to_be_accepted_again(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
-    assert ring.remedy() == ""
-    ring.signer()
+    assert ring.get_remedy() == ""
+    ring.get_signer()
     ring.revoke("a" * 64)
-    assert ring.remedy() == ""
+    assert ring.get_remedy() == ""
     ring.revoke(str(ring.folder / "mine.pem"))
-    assert ring.remedy() == "celery5 keys new"
+    assert ring.get_remedy() == "celery5 keys new"
     ring.renew()
-    assert ring.remedy() == ""
+    assert ring.get_remedy() == ""
     ring.revoke(str(ring.folder / "ca.pem"))
-    assert ring.remedy() == "celery5 keys new --authority"
+    assert ring.get_remedy() == "celery5 keys new --authority"
     ring.renew(authority=True)
-    assert ring.remedy() == ""
+    assert ring.get_remedy() == ""
     (ring.folder / "ca.pem").unlink()
     ring.revoke(str(ring.folder / "mine.pem"))
-    assert "have your authority sign" in ring.remedy()
+    assert "have your authority sign" in ring.get_remedy()
 
 
 # ---- what is denied stays denied
@@ -342,11 +350,13 @@ class Path3:
 
     def sealed(self, leaf: bytes = b"", between: bytes = b"", *more: bytes) -> bytes:
         """A command that is signed by the sender, with that path."""
-        return seal(order(), Signer(self.pem, (leaf or self.leaf, between or self.between.der, *more)))
+        return sign_command(
+            order(), Signer(self.pem, (leaf or self.leaf, between or self.between.der, *more))
+        )
 
-    def trust(self, *revoked: str, usage: str = "") -> Trust:
+    def trust(self, *revoked: str, usage: str = "") -> TrustStore:
         """Whoever the root vouches for, but for those."""
-        return Trust((self.root.der,), frozenset(revoked), usage)
+        return TrustStore((self.root.der,), frozenset(revoked), usage)
 
 
 @pytest.fixture(scope="module", params=[ec.SECP256R1(), ec.SECP384R1()], ids=["P-256", "P-384"])
@@ -362,7 +372,7 @@ def test_whoever_is_denied_stays_denied_with_the_other_signature_of_a_certificat
     leaf, between = flipped(path.leaf), flipped(path.between.der)
     assert fingerprint(leaf) != fingerprint(path.leaf)
     for sealed in (path.sealed(), path.sealed(leaf), path.sealed(b"", between), path.sealed(leaf, between)):
-        unseal(sealed, audience=HERE, trust=path.trust(), now=NOW)  # as good as the other one
+        verify_command(sealed, audience=HERE, trust=path.trust(), now=NOW)  # as good as the other one
         for denied in (path.leaf, leaf, path.between.der, between):
             assert refusal(sealed, path.trust(by(denied))) == "revoked"
     root = path.trust(by(path.root.der))
@@ -371,7 +381,7 @@ def test_whoever_is_denied_stays_denied_with_the_other_signature_of_a_certificat
 
 def test_a_denied_key_is_denied_in_whatever_certificate_it_comes(path: Path3) -> None:
     again = path.issued()
-    unseal(path.sealed(again), audience=HERE, trust=path.trust(fingerprint(path.leaf)), now=NOW)
+    verify_command(path.sealed(again), audience=HERE, trust=path.trust(fingerprint(path.leaf)), now=NOW)
     assert refusal(path.sealed(again), path.trust(key_fingerprint(path.leaf))) == "revoked"
     other = Issuer("another name", by=path.root)
     other.key = path.between.key
@@ -382,33 +392,33 @@ def test_a_denied_key_is_denied_in_whatever_certificate_it_comes(path: Path3) ->
 def test_a_sender_who_is_trusted_by_name_is_denied_in_both_forms(path: Path3) -> None:
     for anchor in (path.leaf, flipped(path.leaf)):
         for denied in (fingerprint(path.leaf), key_fingerprint(path.leaf)):
-            trust = Trust((anchor,), frozenset([denied]))
+            trust = TrustStore((anchor,), frozenset([denied]))
             assert refusal(path.sealed(anchor), trust) == "revoked"
 
 
 def test_every_name_of_a_certificate_is_a_name_of_its_other_form(path: Path3) -> None:
-    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= names_of(path.leaf)
-    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= names_of(flipped(path.leaf))
-    assert names_of(path.leaf).isdisjoint(names_of(path.between.der))
+    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= get_fingerprints(path.leaf)
+    assert {fingerprint(path.leaf), fingerprint(flipped(path.leaf))} <= get_fingerprints(flipped(path.leaf))
+    assert get_fingerprints(path.leaf).isdisjoint(get_fingerprints(path.between.der))
 
 
 def test_what_is_revoked_from_a_folder_is_its_key(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
-    (leaf, *_), (authority,) = ring.signer().chain, ring.trust().anchors
+    (leaf, *_), (authority,) = ring.get_signer().chain, ring.get_trust_store().anchors
     ring.trust_file(ring.folder / "mine.pem")
-    assert ring.certificates()[0].fingerprint == key_fingerprint(leaf)
+    assert ring.list_certificates()[0].fingerprint == key_fingerprint(leaf)
     # The old fingerprint of a certificate that is known here names its key.
     assert ring.revoke(fingerprint(leaf)) == [key_fingerprint(leaf)]
     assert ring.revoke("a" * 64) == ["a" * 64]
     assert (ring.folder / "revoked").read_text() == f"{key_fingerprint(leaf)}\n{'a' * 64}\n"
-    denied = [each.role for each in ring.certificates() if each.revoked]
+    denied = [each.role for each in ring.list_certificates() if each.revoked]
     assert denied == ["mine", "trusted"]
     # An old denylist is lifted, too, also where it names the other form.
     (ring.folder / "revoked").write_text(f"{fingerprint(flipped(leaf))}\n{fingerprint(leaf)} # us\n")
-    assert ring.refusal() == "revoked"
+    assert ring.find_refusal() == "revoked"
     assert ring.trust_file(ring.folder / "mine.pem") == {key_fingerprint(leaf): True}
     assert (ring.folder / "revoked").read_text() == "# us\n"
-    assert ring.refusal() is None
+    assert ring.find_refusal() is None
     ring.revoke(str(ring.folder / "ca.pem"))
     assert ring.revoke(fingerprint(authority)) == [key_fingerprint(authority)]
 
@@ -427,27 +437,27 @@ def usage(*, sign: bool) -> x509.KeyUsage:
 def test_a_certificate_that_says_what_it_is_for_must_say_signing(path: Path3, direct: bool) -> None:
     for sign, reason in ((True, ""), (False, "wrong-usage")):
         leaf = path.issued(usage(sign=sign))
-        trust = Trust((leaf,)) if direct else path.trust()
+        trust = TrustStore((leaf,)) if direct else path.trust()
         if reason:
             assert refusal(path.sealed(leaf), trust) == reason
         else:
-            unseal(path.sealed(leaf), audience=HERE, trust=trust, now=NOW)
+            verify_command(path.sealed(leaf), audience=HERE, trust=trust, now=NOW)
 
 
 def test_a_certificate_must_have_the_extended_usage_that_is_asked_for(path: Path3) -> None:
     wanted, other = "1.3.6.1.5.5.7.3.3", "1.3.6.1.5.5.7.3.1"
     some = path.issued(x509.ExtendedKeyUsage([x509.ObjectIdentifier(wanted), x509.ObjectIdentifier(other)]))
     for leaf in (path.leaf, some):
-        unseal(path.sealed(leaf), audience=HERE, trust=path.trust(), now=NOW)
-    unseal(path.sealed(some), audience=HERE, trust=path.trust(usage=wanted), now=NOW)
+        verify_command(path.sealed(leaf), audience=HERE, trust=path.trust(), now=NOW)
+    verify_command(path.sealed(some), audience=HERE, trust=path.trust(usage=wanted), now=NOW)
     for leaf, asked in ((path.leaf, wanted), (some, "1.2.3")):
         assert refusal(path.sealed(leaf), path.trust(usage=asked)) == "wrong-usage"
 
 
 def test_the_usage_that_is_asked_for_is_a_setting(tmp_path: Path) -> None:
     app = App("shop", keys=str(tmp_path / "keys"), keys_usage="1.2.3")
-    app.control.keyring.signer()
-    assert app.control.keyring.refusal() == "wrong-usage"
+    app.control.keyring.get_signer()
+    assert app.control.keyring.find_refusal() == "wrong-usage"
     with pytest.raises(Misconfigured, match="keys_usage"):
         App("shop", keys_usage="codeSigning")
 
@@ -455,15 +465,15 @@ def test_the_usage_that_is_asked_for_is_a_setting(tmp_path: Path) -> None:
 # ---- what was done is remembered
 
 
-def done(ring: Keyring, one: Order, now: float) -> str:
+def done(ring: Keyring, one: ControlCommand, now: float) -> str:
     """Why a command must not be done, or ''."""
-    return ring.remember(one, now) or ""
+    return ring.record_command(one, now) or ""
 
 
 def test_a_command_is_done_once_by_whatever_processes_share_a_folder(tmp_path: Path) -> None:
     folder, now = tmp_path / "keys", time.time()
     first = Keyring(folder, owner="shop")
-    first.signer()
+    first.get_signer()
     one = order(issued=now + 1, expires=now + 61)
     assert done(first, one, now) == ""
     assert done(first, one, now + 1) == "replayed"
@@ -481,7 +491,7 @@ def test_a_command_is_done_once_by_whatever_processes_share_a_folder(tmp_path: P
 def test_what_may_have_been_done_before_the_record_began_is_not_done(tmp_path: Path, lost: str) -> None:
     folder = tmp_path / "keys"
     ring = Keyring(folder, owner="shop")
-    ring.signer()
+    ring.get_signer()
     before = order(issued=time.time(), expires=time.time() + 60)
     assert done(ring, before, time.time()) == ""
     if lost == "gone":
@@ -489,7 +499,7 @@ def test_what_may_have_been_done_before_the_record_began_is_not_done(tmp_path: P
     else:
         (folder / "done").write_text("nothing" if lost == "no record" else '{"v":1}')
     again = Keyring(folder, owner="shop")
-    again.trust()
+    again.get_trust_store()
     assert done(again, before, time.time()) == "unremembered"
     assert done(again, order(issued=time.time(), expires=time.time() + 60), time.time()) == ""
 
@@ -520,10 +530,10 @@ def test_keys_in_a_folder_of_another_user_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = Keyring(tmp_path / "keys", owner="shop")
-    ring.signer()
+    ring.get_signer()
     theirs = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: theirs)
-    for ask in (ring.signer, ring.trust, ring.certificates, ring.check):
+    for ask in (ring.get_signer, ring.get_trust_store, ring.list_certificates, ring.check):
         with pytest.raises(Misconfigured, match="belongs to another user: chown it, or set CELERY5_KEYS"):
             ask()
 
@@ -531,7 +541,7 @@ def test_keys_in_a_folder_of_another_user_are_not_believed(
 def test_folders_that_are_made_for_keys_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Keyring(tmp_path / "state" / "celery5" / "keys" / "shop", owner="shop").signer()
+        Keyring(tmp_path / "state" / "celery5" / "keys" / "shop", owner="shop").get_signer()
     finally:
         os.umask(before)
     made = [each for each in (tmp_path / "state").rglob("*") if each.is_dir()] + [tmp_path / "state"]
@@ -547,5 +557,5 @@ def test_no_application_and_no_folder_of_keys_is_named_after_where_it_is(name: s
         App(name)
     for said in (name, f"some/{name}/..", "/"):
         with pytest.raises(Misconfigured, match="name a folder that has only keys"):
-            folder_of("shop", said, {})
-    assert folder_of("shop", "keys", {}) == Path("keys")
+            get_key_folder("shop", said, {})
+    assert get_key_folder("shop", "keys", {}) == Path("keys")

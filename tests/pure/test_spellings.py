@@ -14,13 +14,13 @@ import pytest
 
 import celery5
 from celery5 import App, CurrentJob, Misconfigured, Retry
-from celery5.cli.boundary import USAGE, guarded
+from celery5.cli.boundary import EXIT_USAGE, run_reporting_errors
 from celery5.cli.main import COMMANDS, cli
 from celery5.declaring import TaskOptions
 from celery5.protocol.job import Options
-from celery5.runners.context import OF_CELERY
+from celery5.runners.context import CELERY_EQUIVALENTS
 from celery5.settings import Settings
-from celery5.spellings import CELERY, FENNEL, Thing, hint
+from celery5.spellings import CELERY, FENNEL, NameKind, find_hint
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 app = App("spellings")
@@ -31,7 +31,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-THINGS: Mapping[Thing, Any] = {
+THINGS: Mapping[NameKind, Any] = {
     "task": add,
     "signature": add.s(1, 2),
     "result": app.result("x"),
@@ -44,15 +44,15 @@ ATTRIBUTES = [
 
 
 @pytest.mark.parametrize(("thing", "name"), ATTRIBUTES)
-def test_an_attribute_of_old_is_refused_with_its_name_today(thing: Thing, name: str) -> None:
+def test_an_attribute_of_old_is_refused_with_its_name_today(thing: NameKind, name: str) -> None:
     assert name not in dir(THINGS[thing])
-    with pytest.raises(AttributeError, match=re.escape(hint(thing, name))) as caught:
+    with pytest.raises(AttributeError, match=re.escape(find_hint(thing, name))) as caught:
         getattr(THINGS[thing], name)
     assert (caught.value.name, caught.value.obj) == (name, THINGS[thing])
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_any_other_attribute_is_just_not_there(thing: Thing) -> None:
+def test_any_other_attribute_is_just_not_there(thing: NameKind) -> None:
     one = THINGS[thing]
     with pytest.raises(AttributeError, match=f"^'{type(one).__name__}' object has no attribute 'colour'$"):
         one.colour  # noqa: B018
@@ -69,12 +69,12 @@ def test_a_signature_is_no_canvas() -> None:
         add.s(1, 2)()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", OF_CELERY)
+@pytest.mark.parametrize("name", CELERY_EQUIVALENTS)
 def test_the_running_job_knows_what_celery_calls_it(name: str) -> None:
     job = CurrentJob("id", "shop.t", "default", 2, "worker")
     assert name not in CurrentJob.__struct_fields__
     with pytest.raises(
-        AttributeError, match=re.escape(f"for Celery's {name} there is {OF_CELERY[name]} (guide")
+        AttributeError, match=re.escape(f"for Celery's {name} there is {CELERY_EQUIVALENTS[name]} (guide")
     ):
         getattr(job, name)
     with pytest.raises(AttributeError, match=r"^'CurrentJob' object has no attribute 'colour'$"):
@@ -104,7 +104,7 @@ def test_options_and_settings_of_old_are_refused_with_their_name_today() -> None
 
 @pytest.mark.parametrize("name", CELERY["module"])
 def test_importing_a_name_of_old_says_its_name_today(name: str) -> None:
-    with pytest.raises(ImportError, match=re.escape(hint("module", name))):
+    with pytest.raises(ImportError, match=re.escape(find_hint("module", name))):
         exec(f"from celery5 import {name}")
 
 
@@ -112,7 +112,7 @@ def test_importing_a_name_of_old_says_its_name_today(name: str) -> None:
     "name", ["schedules", "signals", "beat", "exceptions", "utils.log", "contrib.abortable"]
 )
 def test_importing_a_module_of_old_says_what_there_is_today(name: str) -> None:
-    said = hint("module", name.partition(".")[0])
+    said = find_hint("module", name.partition(".")[0])
     with pytest.raises(ModuleNotFoundError, match=re.escape(said)) as caught:
         importlib.import_module(f"celery5.{name}")
     assert said
@@ -128,11 +128,13 @@ def test_a_module_that_nobody_ever_had_is_just_not_there() -> None:
 def test_a_command_of_old_is_refused_with_its_name_today(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = guarded(lambda: cli.main(["-A", "shop", *words.split()], "celery5", standalone_mode=False))
+    code = run_reporting_errors(
+        lambda: cli.main(["-A", "shop", *words.split()], "celery5", standalone_mode=False)
+    )
     told = capsys.readouterr().err
-    assert code == USAGE
+    assert code == EXIT_USAGE
     assert told.startswith(f"Error: No such command {words.split()[0]!r}; for Celery's {words} there is ")
-    assert hint("command", words) in told
+    assert find_hint("command", words) in told
 
 
 def test_every_command_that_is_named_instead_takes_its_words() -> None:
@@ -162,7 +164,7 @@ def test_no_name_of_old_is_one_of_ours() -> None:
 
 
 @pytest.mark.parametrize(("page", "table"), [("from-celery", CELERY), ("from-fennel", FENNEL)])
-def test_the_guide_has_every_name(page: str, table: Mapping[Thing, Mapping[str, str]]) -> None:
+def test_the_guide_has_every_name(page: str, table: Mapping[NameKind, Mapping[str, str]]) -> None:
     text = (GUIDE / f"{page}.md").read_text()
     names = {word for names in table.values() for name in names for word in name.split()}
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", text)] == []

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from celery5.errors import SoftTimeLimitExceeded
-from celery5.log import Journal, Level
-from celery5.runners.context import CURRENT, CurrentJob
-from celery5.stdlib_log import routed
+from celery5.log import Level, LogWriter
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.stdlib_log import captured_logging
 
 LOGGER = logging.getLogger("shop.tasks")
 
@@ -46,7 +46,11 @@ def lines(
 ) -> Generator[list[dict[str, Any]], None, None]:
     """What is logged in the block, once the block is over."""
     stream, said = io.StringIO(), list[dict[str, Any]]()
-    with bare(*handlers, level=root), Journal(stream, level=level) as journal, routed(journal, level):
+    with (
+        bare(*handlers, level=root),
+        LogWriter(stream, level=level) as journal,
+        captured_logging(journal, level),
+    ):
         yield said
     found = [json.loads(line) for line in stream.getvalue().splitlines()]
     said += [each for each in found if each.get("message_type") == "celery5:log"]
@@ -56,9 +60,9 @@ def test_a_record_has_its_level_its_logger_its_text_and_its_job() -> None:
     with lines() as said:
         LOGGER.debug("nobody asked")
         LOGGER.info("order %d", 7, extra={"customer": "ada", "basket": {1: 2}})
-        token = CURRENT.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
+        token = CURRENT_JOB.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
         LOGGER.critical("no bank")
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
     first, second = said
     assert abs(first.pop("timestamp") - time.time()) < 60
     assert first == {
@@ -188,10 +192,10 @@ def test_a_forked_process_says_on_stderr_what_it_would_without_a_worker(
 
 def test_people_see_who_said_what() -> None:
     stream = io.StringIO()
-    with bare(), Journal(stream, form="console") as journal, routed(journal, "info"):
-        token = CURRENT.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
+    with bare(), LogWriter(stream, format="console") as journal, captured_logging(journal, "info"):
+        token = CURRENT_JOB.set(CurrentJob("j1", "shop.charge", "default", 1, "w1"))
         LOGGER.warning("no bank\ntoday")
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
     line = [each for each in stream.getvalue().splitlines(True) if "shop.tasks" in each]
     assert line[0].endswith(" warning w1 shop.tasks       no bank\n")
     assert stream.getvalue().endswith("\n    today  job=j1  task=shop.charge\n")

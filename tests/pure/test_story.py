@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery5.cli.task import told as people
+from celery5.cli.task import format_story as people
 from celery5.protocol.envelope import Document, Envelope, Failure, encode
 from celery5.protocol.retry import RetryPolicy
 from celery5.protocol.states import JobState
-from celery5.protocol.story import JobStory, told
+from celery5.protocol.story import JobDetails, make_job_details
 
 MESSAGE = encode(
     Envelope(
@@ -65,14 +65,16 @@ END = Document(
 def test_the_state_follows_from_the_place_and_the_document(
     place: str, worker: str, document: bytes, state: str
 ) -> None:
-    story = told("a", "mail", place=place, message=MESSAGE, document=document, worker=worker)
+    story = make_job_details("a", "mail", place=place, message=MESSAGE, document=document, worker=worker)
     assert story.state == JobState(state)
-    assert story.ended is (state == "DEAD")
+    assert story.has_ended is (state == "DEAD")
     assert story.revoked is place.startswith("V")
 
 
 def test_a_living_job_tells_what_its_message_says() -> None:
-    assert told("a", "mail", place="R", message=MESSAGE, document=b"", due=7.0, deliveries=1) == JobStory(
+    assert make_job_details(
+        "a", "mail", place="R", message=MESSAGE, document=b"", due=7.0, deliveries=1
+    ) == JobDetails(
         "a",
         "mail",
         JobState.RETRY,
@@ -92,7 +94,7 @@ def test_a_living_job_tells_what_its_message_says() -> None:
 
 
 def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
-    story = told("a", "mail", place="X1-0", message=MESSAGE, document=encode(END))
+    story = make_job_details("a", "mail", place="X1-0", message=MESSAGE, document=encode(END))
     assert (story.args, story.attempt, story.max_retries, story.worker, story.grave) == (
         [1],
         3,
@@ -106,7 +108,7 @@ def test_a_dead_job_tells_its_end_and_what_it_was_called_with() -> None:
 @pytest.mark.parametrize("state", ["SUCCESS", "EXPIRED", "REVOKED"])
 def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state: str) -> None:
     end = encode(Document(v=1, id="a", task="shop.t", state=state, started=6.0, finished=7.0))
-    story = told("a", "mail", place="", message=b"", document=end)
+    story = make_job_details("a", "mail", place="", message=b"", document=end)
     assert (story.started > 0, story.revoked) == (state != "EXPIRED", state == "REVOKED")
     shown = "\n".join(people(story, 8.0))
     assert re.search(rf"(?m)^state +{state}$", shown)
@@ -116,14 +118,14 @@ def test_a_job_that_expired_has_not_started_and_a_revoked_one_was_revoked(state:
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["", "S1-0", "X1-0", "R"]))
 @settings(max_examples=50)
 def test_any_bytes_have_a_story(message: bytes, document: bytes, place: str) -> None:
-    assert told("a", "mail", place=place, message=message, document=document).id == "a"
+    assert make_job_details("a", "mail", place=place, message=message, document=document).id == "a"
 
 
 def test_the_attempts_of_sections_are_told_of_beside_those_of_the_task() -> None:
     envelope = Envelope(
         v=1, id="a", task="shop.t", attempt=6, retry=RetryPolicy(max_retries=2), sections={"b": 3, "c": 1}
     )
-    story = told("a", "mail", place="R", message=encode(envelope), document=b"")
+    story = make_job_details("a", "mail", place="R", message=encode(envelope), document=b"")
     assert story.sections == {"b": 3, "c": 1}
     shown = "\n".join(people(story, 0.0))
     assert re.search(r"(?m)^attempt +6 of 7$", shown)

@@ -36,7 +36,7 @@ from celery5 import (
 )
 from celery5.protocol.envelope import read_envelope
 from celery5.protocol.job import Options, SendOptions
-from celery5.runners.context import CURRENT
+from celery5.runners.context import CURRENT_JOB
 from celery5.settings import SettingOptions, Settings
 from celery5.task import CoroutineTask, FunctionTask
 from tests.pure.names import steady
@@ -69,7 +69,7 @@ def test_a_task_is_declared_bare_or_with_options(app: App) -> None:
     assert [type(each) for each in (bare, called, named)] == [CoroutineTask, FunctionTask, CoroutineTask]
     assert [each.name for each in (bare, called, named)] == [f"{__name__}.add", f"{__name__}.double", "sum"]
     assert set(app.tasks) == {bare.name, called.name, "sum"}
-    assert called.options_.queue == "cpu"
+    assert called.send_options.queue == "cpu"
     assert called.policy == RetryPolicy(max_retries=1)
     assert app.tasks["sum"] is named
 
@@ -146,7 +146,7 @@ def test_options_give_a_copy_and_leave_the_task_alone(app: App) -> None:
     copy = task.options(queue="slow", countdown=5, expires=60, ignore_result=True, backoff=2)
     assert type(copy) is type(task)
     assert (copy.name, copy.app, copy.function) == (task.name, app, add)
-    assert (task.options_.queue, task.job(1).queue, task.job(1).at) == (None, "default", "")
+    assert (task.send_options.queue, task.job(1).queue, task.job(1).at) == (None, "default", "")
     job = copy.job(1)
     assert (job.queue, job.at, job.ignore_result) == ("slow", "+5000", True)
     envelope = read_envelope(job.message)
@@ -241,7 +241,7 @@ def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
 
 def test_a_free_task_belongs_to_the_application_that_includes_its_module(free: ModuleType) -> None:
     app = App("includes", include=[free.__name__])
-    assert free.charge.is_free
+    assert free.charge.has_no_app
     app.load()
     assert free.charge.app is free.remind.app is app
     assert set(app.tasks) == {f"{free.__name__}.charge", f"{free.__name__}.remind"}
@@ -352,11 +352,11 @@ async def test_a_bound_coroutine_is_given_the_running_job_or_one_that_stands_for
     alone, n = await bound(n=5)
     assert (alone.task, alone.attempt, alone.sections, n) == (bound.name, 1, None, 5)
     running = CurrentJob("id", "other", "queue", 3, "worker")
-    token = CURRENT.set(running)
+    token = CURRENT_JOB.set(running)
     try:
         assert (await bound())[0] is running
     finally:
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
 
 
 def test_one_function_may_be_bound_twice_under_one_name_and_two_may_not(app: App) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from celery5 import App, Misconfigured
 from celery5.protocol.envelope import read_envelope
-from celery5.runners.context import CURRENT, CurrentJob
-from celery5.trace import current_trace, tracing
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.trace import get_current_trace, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -40,13 +40,13 @@ def test_a_job_carries_the_traceparent_of_its_block_and_none_outside() -> None:
 
 
 def test_a_job_that_is_sent_from_a_job_carries_the_trace_on() -> None:
-    token = CURRENT.set(CurrentJob("j", "t", "q", 1, "w", None, PARENT))
+    token = CURRENT_JOB.set(CurrentJob("j", "t", "q", 1, "w", None, PARENT))
     try:
         assert sent() == PARENT
         with tracing(OTHER):
             assert sent() == OTHER
     finally:
-        CURRENT.reset(token)
+        CURRENT_JOB.reset(token)
 
 
 def test_inside_an_eliot_action_a_job_carries_the_place_in_it() -> None:
@@ -56,7 +56,7 @@ def test_inside_an_eliot_action_a_job_carries_the_place_in_it() -> None:
         assert (uuid, at) == (action.task_uuid, "@")
         assert level.startswith("/")
         assert sent() != said  # each goes on in a place of its own
-    assert current_trace() == ""
+    assert get_current_trace() == ""
 
 
 @pytest.mark.parametrize(

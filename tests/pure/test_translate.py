@@ -9,7 +9,7 @@ import redis
 import trio
 
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.translate import DEFAULT_URL, translated
+from celery5.broker.translate import DEFAULT_URL, translate_error
 from celery5.errors import (
     BrokerDenied,
     BrokerError,
@@ -51,7 +51,7 @@ REPLIES = [
 
 @pytest.mark.parametrize(("reply", "ours"), REPLIES)
 def test_the_first_word_of_an_error_reply_decides(reply: str, ours: type[BrokerError]) -> None:
-    error = translated(hiredis.ReplyError(reply), maybe_done=True, where="redis://h")
+    error = translate_error(hiredis.ReplyError(reply), maybe_done=True, where="redis://h")
     assert type(error) is ours
     assert not getattr(error, "maybe_done", False), (
         "a server that answers with an error has not run the command"
@@ -66,7 +66,7 @@ def test_redis_py_has_the_same_words_for_the_same_replies(reply: str, ours: type
     from redis._parsers.base import BaseParser
 
     error = BaseParser.parse_error(reply)  # type: ignore[no-untyped-call]
-    assert type(translated(error, maybe_done=True, where="redis://h")) is ours
+    assert type(translate_error(error, maybe_done=True, where="redis://h")) is ours
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_redis_py_has_the_same_words_for_the_same_replies(reply: str, ours: type
 )
 @pytest.mark.parametrize("maybe_done", [True, False])
 def test_a_lost_connection_keeps_what_the_driver_knows(error: Exception, says: str, maybe_done: bool) -> None:
-    ours = translated(error, maybe_done=maybe_done, where="redis://h")
+    ours = translate_error(error, maybe_done=maybe_done, where="redis://h")
     assert type(ours) is BrokerUnavailable
     assert ours.maybe_done is maybe_done
     assert says in str(ours)
@@ -94,12 +94,14 @@ def test_a_lost_connection_keeps_what_the_driver_knows(error: Exception, says: s
 def test_who_has_forgotten_to_say_where_the_broker_is_hears_of_the_default() -> None:
     assert Settings().broker == DEFAULT_URL
     refused = ConnectionRefusedError(111, "Connection refused")
-    assert str(translated(refused, maybe_done=False, where=Endpoint.from_url(DEFAULT_URL).masked)) == (
+    assert str(
+        translate_error(refused, maybe_done=False, where=Endpoint.from_url(DEFAULT_URL).masked_url)
+    ) == (
         "broker redis://127.0.0.1:6379/0 cannot be reached: Connection refused "
         "(the default: set CELERY5_BROKER or App(broker=...))"
     )
-    elsewhere = Endpoint.from_url("redis://127.0.0.1:6379/1").masked
-    assert "default" not in str(translated(refused, maybe_done=False, where=elsewhere))
+    elsewhere = Endpoint.from_url("redis://127.0.0.1:6379/1").masked_url
+    assert "default" not in str(translate_error(refused, maybe_done=False, where=elsewhere))
 
 
 def test_the_reason_under_a_general_error_is_told() -> None:
@@ -107,14 +109,14 @@ def test_the_reason_under_a_general_error_is_told() -> None:
     error.__cause__ = ExceptionGroup(
         "several", [ConnectionRefusedError(111, "Error connecting to ('h', 1): refused")]
     )
-    assert "cannot be reached: Connection refused" in str(translated(error, maybe_done=False, where="h"))
+    assert "cannot be reached: Connection refused" in str(translate_error(error, maybe_done=False, where="h"))
 
 
 def test_what_cannot_be_sent_is_no_outage() -> None:
-    error = translated(redis.DataError("Invalid input of type: 'NoneType'"), maybe_done=False, where="h")
+    error = translate_error(redis.DataError("Invalid input of type: 'NoneType'"), maybe_done=False, where="h")
     assert isinstance(error, BrokerReplied)
 
 
 def test_our_own_errors_pass() -> None:
     error = CircuitOpen("x")
-    assert translated(error, maybe_done=True, where="h") is error
+    assert translate_error(error, maybe_done=True, where="h") is error

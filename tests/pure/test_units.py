@@ -11,43 +11,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5.protocol.members import Ended, Ready, Stopping
-from celery5.protocol.units import ended, environment_file, member_of, path_of, pattern, state, unit_of, words
+from celery5.protocol.units import (
+    format_environment_file,
+    get_member_events,
+    get_unit_name,
+    get_unit_path,
+    get_unit_pattern,
+    make_ended,
+    parse_member_name,
+    parse_state,
+)
 
 UNIT = "celery5-shop-worker-a-1.service"
 
 
 def test_a_unit_is_named_after_its_cluster_and_its_member() -> None:
-    assert unit_of("shop", "worker-mail-1") == "celery5-shop-worker-mail-1.service"
-    assert unit_of("my-shop", "worker-mail-1") == "celery5-my\\x2dshop-worker-mail-1.service"
-    assert pattern("my-shop") == "celery5-my\\\\x2dshop-*.service"
+    assert get_unit_name("shop", "worker-mail-1") == "celery5-shop-worker-mail-1.service"
+    assert get_unit_name("my-shop", "worker-mail-1") == "celery5-my\\x2dshop-worker-mail-1.service"
+    assert get_unit_pattern("my-shop") == "celery5-my\\\\x2dshop-*.service"
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_whose_a_unit_is_can_be_read_from_its_name(app: str, member: str) -> None:
-    assert member_of(app, unit_of(app, member)) == member
+    assert parse_member_name(app, get_unit_name(app, member)) == member
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_another_clusters_units_are_nobodys_here(app: str, other: str) -> None:
     if app != other:
-        assert member_of(app, unit_of(other, "worker-a-1")) == ""
+        assert parse_member_name(app, get_unit_name(other, "worker-a-1")) == ""
 
 
 def test_names_are_escaped_as_systemd_does_it() -> None:
     if which("systemd-escape"):
         said = subprocess.run(["systemd-escape", "mähl box-1"], capture_output=True, text=True, check=True)
-        assert unit_of(said_app := "mähl box-1", "w") == f"celery5-{said.stdout.strip()}-w.service", said_app
+        assert get_unit_name(said_app := "mähl box-1", "w") == f"celery5-{said.stdout.strip()}-w.service", (
+            said_app
+        )
 
 
 def test_a_unit_is_shown_where_systemd_shows_it() -> None:
-    assert path_of("celery5-my\\x2dshop-worker-a-1.service") == (
+    assert get_unit_path("celery5-my\\x2dshop-worker-a-1.service") == (
         "/org/freedesktop/systemd1/unit/celery5_2dmy_5cx2dshop_2dworker_2da_2d1_2eservice"
     )
 
 
 def test_an_environment_is_written_so_that_systemd_reads_what_was_meant() -> None:
     left_out = {"no-name": "x", "LISTEN_FDS": "1", "CELERY5_PARENT": "1"}
-    text = environment_file({"A": 'x "y" $z `w` \\', "B": "two\nlines", **left_out})
+    text = format_environment_file({"A": 'x "y" $z `w` \\', "B": "two\nlines", **left_out})
     assert text == 'A="x \\"y\\" \\$z \\`w\\` \\\\"\nB="two\nlines"\n'
 
 
@@ -67,17 +78,17 @@ def test_an_environment_is_written_so_that_systemd_reads_what_was_meant() -> Non
     ],
 )
 def test_how_a_member_ended_is_told_in_words(said: dict[str, object], how: str, code: int | None) -> None:
-    word = ended("a", UNIT, said)
+    word = make_ended("a", UNIT, said)
     assert how in word.how
     assert word.code == code
 
 
 def test_changes_of_a_unit_are_words_about_its_member() -> None:
-    assert list(words("a", UNIT, {"ActiveState": "activating"}, "starting")) == []
-    assert list(words("a", UNIT, {"ActiveState": "active"}, "starting")) == [Ready("a")]
-    assert list(words("a", UNIT, {"ActiveState": "active"}, "up")) == []
-    assert list(words("a", UNIT, {"ActiveState": "reloading"}, "up")) == []
-    assert list(words("a", UNIT, {"ActiveState": "deactivating"}, "up")) == [Stopping("a")]
-    assert list(words("a", UNIT, {"ActiveState": "failed"}, "stopping")) == [Ended("a", "ended")]
-    assert list(words("a", UNIT, {"SubState": "running"}, "up")) == []
-    assert state("inactive") is None
+    assert list(get_member_events("a", UNIT, {"ActiveState": "activating"}, "starting")) == []
+    assert list(get_member_events("a", UNIT, {"ActiveState": "active"}, "starting")) == [Ready("a")]
+    assert list(get_member_events("a", UNIT, {"ActiveState": "active"}, "up")) == []
+    assert list(get_member_events("a", UNIT, {"ActiveState": "reloading"}, "up")) == []
+    assert list(get_member_events("a", UNIT, {"ActiveState": "deactivating"}, "up")) == [Stopping("a")]
+    assert list(get_member_events("a", UNIT, {"ActiveState": "failed"}, "stopping")) == [Ended("a", "ended")]
+    assert list(get_member_events("a", UNIT, {"SubState": "running"}, "up")) == []
+    assert parse_state("inactive") is None

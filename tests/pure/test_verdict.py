@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from celery5 import RetryPolicy
 from celery5.protocol.envelope import Failure
 from celery5.protocol.verdict import (
-    MOST_SECTIONS,
-    PAUSE,
-    Asked,
+    MAX_SECTIONS,
+    POSTPONE_DELAY,
+    BrokerLost,
     Bury,
     Complete,
-    Declined,
     Expire,
     Interrupted,
-    Lapsed,
-    Missed,
+    JobExpired,
+    JobRejected,
+    JobRevoked,
     Outcome,
+    PermanentFailure,
     Postpone,
     Raised,
     Reason,
-    Refused,
     Reject,
     Release,
     Retry,
+    RetryRequested,
     Returned,
     Revoke,
     Ruling,
-    Stranded,
-    Withdrawn,
+    StartMissed,
     judge,
-    rule,
+    make_ruling,
 )
 
 FAILURE = Failure(type="ValueError", message="no")
@@ -52,13 +52,13 @@ policies = st.builds(
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Returned, st.binary(max_size=5)),
     st.just(Raised(FAILURE)),
-    st.just(Stranded(FAILURE)),
+    st.just(BrokerLost(FAILURE)),
     st.just(Interrupted()),
-    st.just(Missed()),
-    st.just(Lapsed()),
-    st.builds(Refused, st.sampled_from(Reason), st.just(FAILURE)),
-    st.builds(Declined, st.text()),
-    st.just(Withdrawn()),
+    st.just(StartMissed()),
+    st.just(JobExpired()),
+    st.builds(PermanentFailure, st.sampled_from(Reason), st.just(FAILURE)),
+    st.builds(JobRejected, st.text()),
+    st.just(JobRevoked()),
 )
 
 
@@ -70,17 +70,17 @@ def test_every_outcome_has_its_verdict(
     match outcome:
         case Returned(value):
             assert verdict == Complete(value)
-        case Stranded(failure):
-            assert verdict == Postpone(PAUSE, failure)
-        case Interrupted() | Missed():
+        case BrokerLost(failure):
+            assert verdict == Postpone(POSTPONE_DELAY, failure)
+        case Interrupted() | StartMissed():
             assert verdict == Release()
-        case Lapsed():
+        case JobExpired():
             assert verdict == Expire()
-        case Refused(reason, failure):
+        case PermanentFailure(reason, failure):
             assert verdict == Bury(reason, failure)
-        case Declined(why):
+        case JobRejected(why):
             assert verdict == Reject(why)
-        case Withdrawn():
+        case JobRevoked():
             assert verdict == Revoke()
         case Raised(failure) if attempt > policy.max_retries:
             assert verdict == Bury(Reason.EXHAUSTED if policy.max_retries else Reason.NOT_RETRIED, failure)
@@ -92,7 +92,7 @@ def test_every_outcome_has_its_verdict(
 def test_a_task_that_asks_is_tried_again_as_it_says_or_else_as_its_policy_says(
     countdown: float | None, said: RetryPolicy | None, most: int | None, attempt: int, policy: RetryPolicy
 ) -> None:
-    asked = Asked(FAILURE, countdown, said, most)
+    asked = RetryRequested(FAILURE, countdown, said, most)
     verdict = judge(asked, attempt=attempt, policy=policy, random=lambda: 0.5)
     own = said or policy
     allowed = own.max_retries if most is None else most
@@ -127,7 +127,7 @@ def test_a_job_that_always_fails_runs_once_and_then_max_retries_times(policy: Re
 @given(attempts)
 def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> None:
     once = RetryPolicy(max_retries=0)
-    for outcome in (Interrupted(), Missed(), Lapsed(), Refused(Reason.CORRUPT, FAILURE)):
+    for outcome in (Interrupted(), StartMissed(), JobExpired(), PermanentFailure(Reason.CORRUPT, FAILURE)):
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
         assert not isinstance(verdict, Retry)
         assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)
@@ -150,10 +150,10 @@ def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
     counts: Counter[str] = Counter()
     for attempt in range(1, 2 + retries + sum(limits.values()) + 1):
         where = fails.pop() if fails else data.draw(st.sampled_from([*limits, "", "asked"]))
-        outcome: Outcome = Asked(FAILURE) if where == "asked" else Raised(FAILURE)
+        outcome: Outcome = RetryRequested(FAILURE) if where == "asked" else Raised(FAILURE)
         if where in limits:
             policy = RetryPolicy(max_retries=limits[where], backoff=0)
-            outcome = Raised(FAILURE, ruling=rule(where, policy, counts))
+            outcome = Raised(FAILURE, ruling=make_ruling(where, policy, counts))
         verdict = judge(outcome, attempt=attempt, policy=task, random=lambda: 0.5, sections=counts)
         if isinstance(verdict, Bury):
             allowed = limits.get(where, retries)
@@ -169,17 +169,17 @@ def test_a_section_is_asked_once_for_each_of_its_retries_and_waits_as_its_own_po
     policy = RetryPolicy(max_retries=2, backoff=5, step=5, jitter=False)
     waits = []
     for counts in ({}, {"a": 1, "b": 9}):
-        outcome = Raised(FAILURE, ruling=rule("a", policy, counts))
+        outcome = Raised(FAILURE, ruling=make_ruling("a", policy, counts))
         verdict = judge(outcome, attempt=11, policy=RetryPolicy(), random=lambda: 0.5, sections=counts)
         assert isinstance(verdict, Retry)
         waits.append((verdict.delay, verdict.section))
     assert waits == [(5, "a"), (10, "a")]
-    assert rule("a", policy, {"a": 2}) == Ruling("a", reason=Reason.EXHAUSTED)
+    assert make_ruling("a", policy, {"a": 2}) == Ruling("a", reason=Reason.EXHAUSTED)
 
 
 def test_the_retries_of_sections_are_not_the_tasks() -> None:
     once = RetryPolicy(max_retries=1, backoff=0)
-    for outcome in (Raised(FAILURE), Asked(FAILURE)):
+    for outcome in (Raised(FAILURE), RetryRequested(FAILURE)):
         verdicts = [
             judge(outcome, attempt=attempt, policy=once, random=lambda: 0.5, sections={"a": 5, "b": 2})
             for attempt in (8, 9)
@@ -189,9 +189,9 @@ def test_the_retries_of_sections_are_not_the_tasks() -> None:
 
 def test_so_many_sections_are_counted_and_no_more() -> None:
     policy = RetryPolicy()
-    full = {str(each): 1 for each in range(MOST_SECTIONS)}
-    assert rule("5", policy, full).policy is policy
-    assert rule("new", policy, full).reason is Reason.EXHAUSTED
+    full = {str(each): 1 for each in range(MAX_SECTIONS)}
+    assert make_ruling("5", policy, full).policy is policy
+    assert make_ruling("new", policy, full).reason is Reason.EXHAUSTED
 
 
 def test_a_policy_must_cover_every_error_of_a_group() -> None:
@@ -217,12 +217,12 @@ def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_fr
             outcome, attempt=attempt, policy=policy, random=lambda: 0.5, sections=sections, backoff=mine
         )
 
-    assert verdict(Raised(FAILURE), 1) == Retry(3, FAILURE, note="broken")
+    assert verdict(Raised(FAILURE), 1) == Retry(3, FAILURE, backoff_error="broken")
     assert verdict(Raised(FAILURE), 4, {"a": 2}) == Retry(7.5, FAILURE)
-    assert verdict(Asked(FAILURE), 3) == Retry(7.5, FAILURE)
+    assert verdict(RetryRequested(FAILURE), 3) == Retry(7.5, FAILURE)
     assert asked == [0, 1, 2]
-    assert verdict(Asked(FAILURE, countdown=1), 3) == Retry(1, FAILURE)
-    assert verdict(Asked(FAILURE, policy=policy), 2) == Retry(6, FAILURE)
+    assert verdict(RetryRequested(FAILURE, countdown=1), 3) == Retry(1, FAILURE)
+    assert verdict(RetryRequested(FAILURE, policy=policy), 2) == Retry(6, FAILURE)
     assert verdict(Raised(FAILURE, ruling=Ruling("a", policy)), 2) == Retry(3, FAILURE, "a")
     assert asked == [0, 1, 2]
 
@@ -249,4 +249,4 @@ def test_retries_are_exhausted_only_where_there_were_any(
 
 
 def test_a_section_without_retries_has_none_to_exhaust() -> None:
-    assert rule("a", RetryPolicy(max_retries=0), {}).reason is Reason.NOT_RETRIED
+    assert make_ruling("a", RetryPolicy(max_retries=0), {}).reason is Reason.NOT_RETRIED

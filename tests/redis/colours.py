@@ -20,9 +20,9 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_asyncio import AsyncioRedis
 from celery5.broker.timing import Timing
 from celery5.broker.trio_redis import TrioRedis
-from celery5.broker.waiting_asyncio import AsyncioResults
-from celery5.broker.waiting_blocking import BlockingResults
-from celery5.broker.waiting_trio import TrioResults
+from celery5.broker.waiting_asyncio import AsyncioResultWaiter
+from celery5.broker.waiting_blocking import BlockingResultWaiter
+from celery5.broker.waiting_trio import TrioResultWaiter
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -31,7 +31,7 @@ COLOURS = ["blocking", "asyncio", "trio"]
 POOLED = ["blocking", "asyncio"]
 """The two whose connections each serve one call at a time."""
 
-Enough = Callable[[Mapping[str, bytes]], bool]
+StopCondition = Callable[[Mapping[str, bytes]], bool]
 
 
 class Redis(Protocol):
@@ -45,7 +45,7 @@ class Results(Protocol):
     """Waiting in any colour."""
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]: ...
 
 
@@ -62,7 +62,7 @@ Story = Callable[[Here], Coroutine[Any, Any, S]]
 
 
 class _Dressed:
-    def __init__(self, redis: BlockingRedis, results: BlockingResults) -> None:
+    def __init__(self, redis: BlockingRedis, results: BlockingResultWaiter) -> None:
         self._redis = redis
         self._results = results
 
@@ -73,7 +73,7 @@ class _Dressed:
         return self._redis.perform_all(calls)
 
     async def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: Enough | None = None
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
     ) -> dict[str, bytes]:
         return self._results.wait(keys, timeout=timeout, enough=enough)
 
@@ -100,8 +100,8 @@ def live(
         return asyncio.run(_live_asyncio(endpoint, story, timing, connections))
     if colour == "trio":
         return trio.run(_live_trio, endpoint, story, timing)
-    redis = BlockingRedis(endpoint, timing=timing, connections=connections)
-    results = BlockingResults(redis, endpoint)
+    redis = BlockingRedis(endpoint, timing=timing, max_connections=connections)
+    results = BlockingResultWaiter(redis, endpoint)
     both = _Dressed(redis, results)
     try:
         story(Here(both, both, both.sleep)).send(None)
@@ -115,8 +115,8 @@ def live(
 
 
 async def _live_asyncio(endpoint: Endpoint, story: Story[S], timing: Timing, connections: int) -> S:
-    redis = AsyncioRedis(endpoint, timing=timing, connections=connections)
-    results = AsyncioResults(redis, endpoint)
+    redis = AsyncioRedis(endpoint, timing=timing, max_connections=connections)
+    results = AsyncioResultWaiter(redis, endpoint)
     try:
         return await story(Here(redis, results, asyncio.sleep))
     finally:
@@ -131,7 +131,7 @@ async def _live_trio(endpoint: Endpoint, story: Story[S], timing: Timing) -> S:
         try:
             redis = TrioRedis(endpoint=endpoint, timing=timing)
             await nursery.start(redis.run)
-            results = TrioResults(redis, endpoint, timing=timing)
+            results = TrioResultWaiter(redis, endpoint, timing=timing)
             await nursery.start(results.run)
             told.append(await story(Here(redis, results, trio.sleep)))
         except Exception as error:  # the story's own, without the nursery's wrapping

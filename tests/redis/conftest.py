@@ -47,7 +47,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
 def queue(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Queue]:
     """One queue of an application that has no workers but those that the test makes up."""
     driver = BlockingRedis(Endpoint.from_url(url))
-    yield Queue(driver, Keys(app_name).of("mail"), redis_client)
+    yield Queue(driver, Keys(app_name).for_queue("mail"), redis_client)
     driver.close()
 
 

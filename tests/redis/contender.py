@@ -16,7 +16,7 @@ import trio
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.on_trio import Timing, TrioRedis
-from celery5.log import Journal, Log
+from celery5.log import Log, LogWriter
 from celery5.services.leadership import Leadership
 from celery5.services.lease import now
 
@@ -26,7 +26,7 @@ async def act(one: Leadership, name: str, file: int) -> None:
     led = 0
     while True:
         asked, epoch = now(), one.epoch
-        if one.sure:
+        if one.has_valid_lease:
             os.write(file, f"{asked} {name} {epoch} act\n".encode())
         if led not in (0, epoch):
             os.write(file, f"{asked} {name} {led} lost\n".encode())
@@ -54,6 +54,6 @@ async def main(app: str, url: str, name: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    with Journal(sys.stdout, level="debug"):
+    with LogWriter(sys.stdout, level="debug"):
         _, of, where, name, history = sys.argv
         trio.run(main, of, where, name, history)

@@ -15,40 +15,40 @@ import trio
 from celery5 import App
 from celery5.keyring import Keyring
 from celery5.protocol.job import new_id
-from celery5.protocol.orders import Answer
-from celery5.protocol.signing import Order, Signer, audience_of, seal
+from celery5.protocol.orders import CommandReply
+from celery5.protocol.signing import ControlCommand, Signer, format_audience, sign_command
 
 INBOX = "w1"
 """The name of the worker that is written to."""
 
 
-def order(app: App, command: str = "tick", /, **changes: Any) -> Order:
+def order(app: App, command: str = "tick", /, **changes: Any) -> ControlCommand:
     """A command as it should be, but for the `changes`: made when there are keys, as every sender does."""
     if app.settings.inbox_signatures:
-        app.control.keyring.signer()
+        app.control.keyring.get_signer()
     now = time.time()
     usual: dict[str, Any] = {
         "id": new_id(),
-        "audience": audience_of(app.name, INBOX),
+        "audience": format_audience(app.name, INBOX),
         "issued": now,
         "expires": now + 30,
         "command": command,
         "sender": "the test",
     }
-    return Order(**{**usual, **changes})
+    return ControlCommand(**{**usual, **changes})
 
 
-def signed(app: App, one: Order) -> bytes:
+def signed(app: App, one: ControlCommand) -> bytes:
     """The command, signed with the application's own key."""
-    return seal(one, app.control.keyring.signer())
+    return sign_command(one, app.control.keyring.get_signer())
 
 
 def stranger(folder: Path) -> Signer:
     """Somebody whom no worker knows."""
-    return Keyring(folder / "stranger", owner="stranger").signer()
+    return Keyring(folder / "stranger", owner="stranger").get_signer()
 
 
-def put(client: "redis.Redis", app: App, one: Order, sealed: bytes) -> None:
+def put(client: "redis.Redis", app: App, one: ControlCommand, sealed: bytes) -> None:
     """Write a command to the inbox by hand, past everything that our own side checks."""
     fields: dict[Any, Any] = {"id": one.id, "command": sealed}
     client.xadd(app.keys.inbox(INBOX), fields)
@@ -56,14 +56,14 @@ def put(client: "redis.Redis", app: App, one: Order, sealed: bytes) -> None:
     client.publish(app.keys.inbox(INBOX), one.id)
 
 
-async def answer(client: "redis.Redis", app: App, one: Order) -> Answer:
+async def answer(client: "redis.Redis", app: App, one: ControlCommand) -> CommandReply:
     """What was answered; the answer is gone then, so that the same command may be answered again."""
-    key = app.keys.answer(one.id)
+    key = app.keys.reply(one.id)
     with trio.fail_after(30):
         while (raw := client.getdel(key)) is None:
             await trio.sleep(0.005)
     assert isinstance(raw, bytes)
-    return msgspec.json.decode(raw, type=Answer)
+    return msgspec.json.decode(raw, type=CommandReply)
 
 
 def newer(file: Path) -> None:

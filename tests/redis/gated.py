@@ -8,12 +8,12 @@ from typing import Any
 
 from celery5.broker import calls, gating
 from celery5.broker.calls import Entry
-from celery5.broker.gating import Asked, Handed
+from celery5.broker.gating import AdmissionRequest, AdmittedJobs
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, encode, read_envelope
-from celery5.protocol.limits import Rule, leaves_at, line_of
-from celery5.publisher import PORTION
-from tests.redis.one_queue import Queue, Words, done
+from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list
+from celery5.publisher import JOBS_PER_TRIP
+from tests.redis.one_queue import Queue, Settlement, done
 
 TASK = "shop.t"
 _NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "cmdstat_eval")
@@ -28,7 +28,7 @@ def message(job_id: str, token: str = "", fair: str = "", expires: float | None 
 class Gated(Queue):
     """One queue whose jobs all pass the gate of one rule."""
 
-    rule = Rule(TASK, most=1)
+    rule = AdmissionRule(TASK, max_running=1)
 
     def send(self, *ids: str, token: str = "", fair: str = "", expires: float | None = None) -> None:
         jobs = [(each, message(each, token, fair, expires)) for each in ids]
@@ -36,19 +36,24 @@ class Gated(Queue):
 
     def line_up(self, jobs: Iterable[tuple[str, str]], fair: str = "") -> None:
         """Put jobs, each an id and its concurrency key, straight into their waiting lists."""
-        words = [(job, message(job, token, fair), line_of(self.rule, token, fair), "") for job, token in jobs]
-        for first in range(0, len(words), PORTION):
-            self(gating.line_up(self.keys, words[first : first + PORTION]))
+        words = [
+            (job, message(job, token, fair), get_waiting_list(self.rule, token, fair), "")
+            for job, token in jobs
+        ]
+        for first in range(0, len(words), JOBS_PER_TRIP):
+            self(gating.add_to_waiting_list(self.keys, words[first : first + JOBS_PER_TRIP]))
 
     def commands(self) -> int:
         """Return how many commands the server has made since its counters were reset, in scripts and outside."""
         made: dict[str, Any] = self.client.info("commandstats")
         return sum(each["calls"] for name, each in made.items() if name not in _NOT_COUNTED)
 
-    def asked(self, entry: Entry, how: str = "run") -> Asked:
+    def asked(self, entry: Entry, how: str = "run") -> AdmissionRequest:
         envelope = read_envelope(entry.message)
-        line = line_of(self.rule, envelope.concurrency_key, envelope.fair_key)
-        return Asked(entry.id, envelope.id, line, entry.deliveries, leaves_at(envelope.expires), how)
+        line = get_waiting_list(self.rule, envelope.concurrency_key, envelope.fair_key)
+        return AdmissionRequest(
+            entry.id, envelope.id, line, entry.deliveries, format_expiry(envelope.expires), how
+        )
 
     def ask(self, worker: str, entries: Sequence[Entry], how: str = "run") -> list[int]:
         jobs = [self.asked(each, how) for each in entries]
@@ -61,11 +66,11 @@ class Gated(Queue):
         self.send(*ids, token=token, fair=fair)
         entries = self.read(worker)
         fates = self.ask(worker, entries)
-        return [entry for entry, fate in zip(entries, fates, strict=True) if fate == gating.RUNS]
+        return [entry for entry, fate in zip(entries, fates, strict=True) if fate == gating.ADMITTED]
 
     def pull(self, worker: str, want: int = 100) -> list[Entry]:
-        handed: Handed = self(gating.pull(self.keys, worker, [(self.rule, want)]))
-        self.waits = handed.waits
+        handed: AdmittedJobs = self(gating.admit_waiting(self.keys, worker, [(self.rule, want)]))
+        self.waits = handed.delays
         return handed.entries
 
     def done(self, worker: str, *entries: Entry, want: int = 100) -> list[Entry]:
@@ -73,15 +78,17 @@ class Gated(Queue):
         words = [done(each, read_envelope(each.message).id) for each in entries]
         return self.settled(worker, entries, words, want=want).entries
 
-    def settled(self, worker: str, entries: Sequence[Entry], words: Sequence[Words], want: int = 0) -> Handed:
+    def settled(
+        self, worker: str, entries: Sequence[Entry], words: Sequence[Settlement], want: int = 0
+    ) -> AdmittedJobs:
         lanes = {each.lane for each in entries} or {""}
         assert len(lanes) == 1
-        keys = self.keys.on(lanes.pop())
+        keys = self.keys.on_lane(lanes.pop())
         leaving = [Delivery("mail", each.id, each.message) for each in entries]
-        call = gating.settle_gated(keys, calls.settle(keys, worker, words), leaving, [(self.rule, want)])
+        call = gating.settle_limited(keys, calls.settle(keys, worker, words), leaving, [(self.rule, want)])
         handed = self(call)
-        assert isinstance(handed, Handed)
-        self.waits = handed.waits
+        assert isinstance(handed, AdmittedJobs)
+        self.waits = handed.delays
         return handed
 
     def ids(self, entries: Sequence[Entry]) -> str:
@@ -92,14 +99,14 @@ class Gated(Queue):
         return _texts(self.client.hgetall(self.keys.slots))
 
     def taken(self) -> dict[str, str]:
-        return _texts(self.client.hgetall(self.keys.counts))
+        return _texts(self.client.hgetall(self.keys.slot_counts))
 
     def held(self) -> dict[str, str]:
-        return _texts(self.client.hgetall(self.keys.held))
+        return _texts(self.client.hgetall(self.keys.limited_counts))
 
     def room(self) -> list[str]:
         """The keys of the waiting room, but for those that go by themselves."""
-        pattern = self.keys.room_prefix.replace("{", "[{]") + "*"
+        pattern = self.keys.waiting_list_prefix.replace("{", "[{]") + "*"
         return [key.decode() for key in self.client.scan_iter(match=pattern) if self.client.pttl(key) == -1]
 
     def is_empty(self) -> bool:

@@ -16,9 +16,9 @@ from celery5.broker.call import Call, Word
 from celery5.broker.calls import Entry
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.envelope import Document, Envelope, encode, read_envelope
-from celery5.protocol.lanes import on_stream
+from celery5.protocol.lanes import get_stream_id
 from celery5.protocol.states import FINISHED, IllegalTransition, JobState, Move, advance
-from celery5.result import state_of
+from celery5.result import get_job_state
 
 MESSAGES = {
     job: encode(Envelope(v=1, id=job, task="t", key=key)) for job, key in (("a", ""), ("b", "k"), ("c", "k"))
@@ -78,7 +78,7 @@ class Model:
     """The queue on the server, and beside it what each job is by the table."""
 
     driver: BlockingRedis
-    keys: QueueKeys = field(default_factory=lambda: Keys(f"states-{uuid4().hex}").of("mail"))
+    keys: QueueKeys = field(default_factory=lambda: Keys(f"states-{uuid4().hex}").for_queue("mail"))
     lives: dict[str, Life] = field(default_factory=lambda: {job: Life() for job in MESSAGES})
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     holder: str = ""
@@ -91,12 +91,12 @@ class Model:
     @classmethod
     def on(cls, driver: BlockingRedis, lane: str) -> "Model":
         """A new queue, whose jobs go on the lane of that letter."""
-        return cls(driver, Keys(f"states-{uuid4().hex}").of("mail").on(lane))
+        return cls(driver, Keys(f"states-{uuid4().hex}").for_queue("mail").on_lane(lane))
 
     def join(self) -> None:
         """A new worker comes."""
         self.worker = uuid4().hex
-        self.driver.perform(calls.join(self.keys, self.worker, lease=60))
+        self.driver.perform(calls.join_queue(self.keys, self.worker, lease=60))
 
     def make(self, job: str, move: str) -> None:
         """Do it on the server and, where the table has it, in the model."""
@@ -148,7 +148,7 @@ class Model:
             self.settle(job, Move.HOLD)
             return
         place: bytes = self.driver.perform(words("HGET", keys.jobs, job))
-        self.driver.perform(words("XDEL", keys.stream, on_stream(place[1:])))
+        self.driver.perform(words("XDEL", keys.stream, get_stream_id(place[1:])))
         self.driver.perform(words("ZADD", keys.due, 1, job))
         self.driver.perform(words("HSET", keys.waiting, job, MESSAGES[job]))
         self.driver.perform(words("HSET", keys.jobs, job, "H" + keys.lane))
@@ -176,9 +176,9 @@ class Model:
     def replay(self, job: str) -> None:
         """Put it back from the dead-letter queue, unless another job has its key by now."""
         life = self.lives[job]
-        (entry,) = self.driver.perform(dead_letters.entries_of(self.keys, [job]))
+        (entry,) = self.driver.perform(dead_letters.find_entries(self.keys, [job]))
         assert bool(entry) is life.buried
-        call = dead_letters.replay(self.keys, [(entry or "0-1", job, MESSAGES[job], LOCKS[job])])
+        call = dead_letters.replay_jobs(self.keys, [(entry or "0-1", job, MESSAGES[job], LOCKS[job])])
         (told,) = self.driver.perform(call)
         taken = bool(LOCKS[job]) and self.holder not in ("", job)
         assert (told == dead_letters.DONE) is (life.buried and not taken)
@@ -189,8 +189,8 @@ class Model:
     def purge(self, job: str) -> None:
         """Take it off the dead-letter queue. Its document goes by itself."""
         life = self.lives[job]
-        (entry,) = self.driver.perform(dead_letters.entries_of(self.keys, [job]))
-        assert self.driver.perform(dead_letters.purge(self.keys, [(entry or "0-1", job)])) == [
+        (entry,) = self.driver.perform(dead_letters.find_entries(self.keys, [job]))
+        assert self.driver.perform(dead_letters.purge_jobs(self.keys, [(entry or "0-1", job)])) == [
             int(life.buried)
         ]
         life.buried = False
@@ -199,7 +199,7 @@ class Model:
 
     def forget(self, job: str) -> None:
         """Drop its document, as time does."""
-        self.driver.perform(calls.forget(self.keys, [job]))
+        self.driver.perform(calls.delete_results(self.keys, [job]))
         self.lives[job].fade()
 
     def settle(self, job: str, move: str) -> None:
@@ -226,16 +226,18 @@ class Model:
 
     def fall_due(self) -> None:
         """Time passes."""
-        self.driver.perform(calls.promote(self.keys, limit=100))
+        self.driver.perform(calls.promote_due_jobs(self.keys, limit=100))
         for life in self.lives.values():
             life.go(Move.FALL_DUE)
 
     def start(self) -> None:
         """A worker takes the first job that there is. Its beat makes the group of a lane that has its first."""
-        self.driver.perform(calls.beat(self.keys, self.worker, lease=60))
+        self.driver.perform(calls.renew_lease(self.keys, self.worker, lease=60))
         if self.keys.lane and not self.driver.perform(words("EXISTS", self.keys.stream)):
             return
-        for entry in self.driver.perform(calls.read([self.keys], self.worker, count=1, block=0.001)):
+        for entry in self.driver.perform(
+            calls.read_jobs([self.keys], self.worker, count=1, block_seconds=0.001)
+        ):
             job = read_envelope(entry.message).id
             self.entries[job] = entry
             self.lives[job].go(Move.START)
@@ -255,7 +257,7 @@ class Model:
 
     def seen(self) -> dict[str, JobState]:
         """The states as everybody sees them."""
-        return {job: state_of(self.driver.perform(calls.locate(self.keys, job))) for job in MESSAGES}
+        return {job: get_job_state(self.driver.perform(calls.locate_job(self.keys, job))) for job in MESSAGES}
 
     def states(self) -> dict[str, JobState]:
         """The states by the table."""
@@ -264,7 +266,7 @@ class Model:
     def check_what_is_left(self) -> None:
         """What is in Redis is what the page of keys says for these states."""
         keys, plain = self.keys, dict.fromkeys(MESSAGES, "")
-        self.driver.perform(calls.beat(keys, self.worker, lease=60))
+        self.driver.perform(calls.renew_lease(keys, self.worker, lease=60))
         has_group = self.driver.perform(words("EXISTS", keys.stream))
         jobs, stream, pending, due, waiting, dead, unique, *documents = self.driver.perform_all(
             [

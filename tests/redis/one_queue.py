@@ -13,7 +13,7 @@ from celery5.broker.calls import Entry
 from celery5.broker.keys import QueueKeys
 from celery5.protocol.envelope import Envelope, encode
 
-Words = tuple[str, bytes, str, bytes, int, bytes | int]
+Settlement = tuple[str, bytes, str, bytes, int, bytes | int]
 
 
 def envelope(job_id: str) -> bytes:
@@ -39,15 +39,15 @@ class Queue:
         return int(self(calls.schedule(self.keys, [(job_id, envelope(job_id), when)])))
 
     def join(self, worker: str, lease: float = 30.0) -> None:
-        assert self(calls.join(self.keys, worker, lease=lease)) == 1
+        assert self(calls.join_queue(self.keys, worker, lease=lease)) == 1
 
     def read(self, worker: str, count: int = 100) -> list[Entry]:
-        return list(self(calls.read([self.keys], worker, count=count, block=0.001)))
+        return list(self(calls.read_jobs([self.keys], worker, count=count, block_seconds=0.001)))
 
     def mine(self, worker: str) -> list[Entry]:
-        return list(self(calls.mine(self.keys, worker, after=b"0", count=100)))
+        return list(self(calls.read_pending(self.keys, worker, after=b"0", count=100)))
 
-    def settle(self, worker: str, *words: Words) -> int:
+    def settle(self, worker: str, *words: Settlement) -> int:
         return int(self(calls.settle(self.keys, worker, words)))
 
     def recover(
@@ -59,7 +59,7 @@ class Queue:
         begun: list[bytes] | None = None,
         judge: calls.HeartbeatEvidence | None = None,
         message_limit: int = 1_000_000,
-    ) -> calls.Recovered:
+    ) -> calls.RecoveryResult:
         call = calls.recover(
             self.keys,
             worker=worker,
@@ -67,11 +67,11 @@ class Queue:
             limit=limit,
             ttl=60,
             message_limit=message_limit,
-            begun=begun,
-            judge=judge,
+            begun_entries=begun,
+            evidence=judge,
         )
         found = self(call)
-        assert isinstance(found, calls.Recovered)
+        assert isinstance(found, calls.RecoveryResult)
         return found
 
     def lapse(self, worker: str) -> None:
@@ -80,7 +80,7 @@ class Queue:
 
     def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> calls.HeartbeatEvidence:
         """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""
-        pulse = self(calls.beat(self.keys, worker, lease=lease))
+        pulse = self(calls.renew_lease(self.keys, worker, lease=lease))
         self.client.zincrby(self.keys.leases, -ago * 1000, worker)
         return calls.HeartbeatEvidence(worker, pulse.at - int(ago * 1000), lease)
 
@@ -89,11 +89,11 @@ class Queue:
         self.client.zadd(self.keys.due, dict.fromkeys(ids, 1))
 
     def where(self, job_id: str) -> str:
-        return str(self(calls.locate(self.keys, job_id)).state)
+        return str(self(calls.locate_job(self.keys, job_id)).state)
 
-    def size(self) -> calls.Size:
-        found = self(calls.measure(self.keys))
-        assert isinstance(found, calls.Size)
+    def size(self) -> calls.QueueSize:
+        found = self(calls.measure_queue(self.keys))
+        assert isinstance(found, calls.QueueSize)
         return found
 
     def contents(self) -> dict[str, Any]:
@@ -105,32 +105,32 @@ class Queue:
         return found
 
 
-def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
+def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job succeeded."""
     return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, b"")
 
 
-def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Words:
+def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
     """The job is tried again."""
     return ("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
 
 
-def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Words:
+def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job is dead."""
     return ("bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}')
 
 
-def released(entry: Entry, job_id: str) -> Words:
+def released(entry: Entry, job_id: str) -> Settlement:
     """The job goes back."""
     return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
 
 
-def held(entry: Entry, job_id: str, delay: int = 0) -> Words:
+def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
     """The job waits as it is."""
     return ("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
 
 
-VERBS: dict[str, tuple[Callable[[Entry, str], Words], str]] = {
+VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {
     "complete": (done, "ENDED"),
     "retry": (failed, "RETRY"),
     "bury": (buried, "DEAD"),

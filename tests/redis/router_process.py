@@ -14,7 +14,7 @@ import trio
 
 from celery5 import App
 from celery5.log import Log
-from celery5.processes.lives import new_name
+from celery5.processes.lives import new_incarnation_name
 from celery5.processes.router import ROUTER
 from celery5.processes.worker import WorkerOptions
 from celery5.services.event_ingestion import EventIngestion
@@ -59,7 +59,7 @@ def die_at(point: str, times: int) -> None:
 
 async def main(app: App) -> None:
     """Route."""
-    name = new_name()
+    name = new_incarnation_name()
     log = Log(worker=name, app=app.name)
     async with trio.open_nursery() as nursery:
         told = WorkerOptions(incarnation=name)

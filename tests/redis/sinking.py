@@ -14,7 +14,7 @@ from celery5 import App, RetryPolicy
 from celery5.log import Log
 from celery5.protocol.documents import ResultDocument
 from celery5.services.sink_delivery import SinkDelivery
-from celery5.sinks import all_outlets, all_takers
+from celery5.sinks import get_all_recipients, get_all_sink_options
 
 QUICK = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
 
@@ -71,14 +71,14 @@ class Awaited(Kept):
         self.documents += documents
 
 
-async def sinks_of(app: App) -> SinkDelivery:
+async def get_sink_names(app: App) -> SinkDelivery:
     """The service, for the sinks of an application's tasks."""
     tasks = list(app.tasks.values())
     return SinkDelivery(
-        redis=await app.connections.awaiting(),
+        redis=await app.connections.get_async_driver(),
         keys=app.keys,
-        outlets=all_outlets(tasks),
-        takers=all_takers(tasks),
+        sink_options=get_all_sink_options(tasks),
+        recipients=get_all_recipients(tasks),
         queue_names=[],
         message_limit=app.settings.message_limit,
         log=Log(worker="router", app=app.name),
@@ -88,13 +88,13 @@ async def sinks_of(app: App) -> SinkDelivery:
 @asynccontextmanager
 async def delivering(app: App) -> AsyncGenerator[SinkDelivery, None]:
     """Documents are delivered while the block lasts. Nobody announces them here: they are looked for."""
-    one = await sinks_of(app)
+    one = await get_sink_names(app)
     async with trio.open_nursery() as nursery:
         await nursery.start(one.run)
 
         async def look() -> None:
             while True:
-                one.look_again()
+                one.recheck()
                 await trio.sleep(0.02)
 
         nursery.start_soon(look)

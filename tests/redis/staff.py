@@ -55,7 +55,7 @@ class Employee:
     @property
     def understudy(self) -> int:
         """The process id of its understudy; it must log at the level `debug`."""
-        return int(self.lines("worker:understudy")[0]["pid"])
+        return int(self.lines("sidecar:started")[0]["pid"])
 
     def lose_its_machine(self) -> None:
         """End it and its understudy so that neither can do anything more."""

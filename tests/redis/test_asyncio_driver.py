@@ -21,7 +21,7 @@ from tests.redis.onlookers import blocked, clients, until
 
 def test_tasks_share_a_bounded_number_of_connections(own_server: EmbeddedServer) -> None:
     async def main() -> None:
-        driver = AsyncioRedis(Endpoint.from_url(own_server.url), connections=3)
+        driver = AsyncioRedis(Endpoint.from_url(own_server.url), max_connections=3)
         answers = await asyncio.gather(*(driver.perform(raw("ECHO", number)) for number in range(300)))
         assert answers == [b"%d" % number for number in range(300)]
         assert len(clients(client, name="celery5-producer")) == 3
@@ -46,7 +46,7 @@ def test_cancelled_tasks_never_shift_the_replies_of_others(url: str, seed: int) 
             mixed.append(answer)
 
     async def main() -> None:
-        driver = AsyncioRedis(Endpoint.from_url(url), connections=4)
+        driver = AsyncioRedis(Endpoint.from_url(url), max_connections=4)
         tasks = []
         for number in range(300):
             tasks.append(asyncio.create_task(talk(driver, number)))
@@ -83,7 +83,7 @@ def test_the_connection_of_a_cancelled_call_is_closed(own_server: EmbeddedServer
 
 def test_waiting_for_a_connection_has_an_end(url: str, app_name: str) -> None:
     async def main() -> None:
-        driver = AsyncioRedis(Endpoint.from_url(url), timing=Timing(reply=0.2), connections=1)
+        driver = AsyncioRedis(Endpoint.from_url(url), timing=Timing(reply=0.2), max_connections=1)
         parked = asyncio.create_task(driver.perform(raw("BLPOP", app_name, 1, blocks=1)))
         await asyncio.sleep(0)
         with pytest.raises(BrokerUnavailable, match="busy") as busy:

@@ -14,15 +14,15 @@ import trio
 
 from celery5 import App
 from celery5.broker import presence, scaling
-from celery5.broker.inbox import letters
+from celery5.broker.inbox import read_commands
 from celery5.broker.scaling import Scaling
 from celery5.processes import scheduler
 from celery5.protocol.autoscale import Load, Scale
-from celery5.protocol.orders import inbox_of
-from celery5.protocol.report import Report
-from celery5.protocol.signing import audience_of, unseal
+from celery5.protocol.orders import get_inbox_name
+from celery5.protocol.report import WorkerReport
+from celery5.protocol.signing import format_audience, verify_command
 from celery5.services import autoscaler, reporter, telling
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 from celery5.triggers import every
 from tests.redis.workers import Lines, start, until, until_async, working
 
@@ -34,8 +34,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and reports follow each other soon."""
     monkeypatch.setattr(autoscaler, "LOOK", 0.1)
     monkeypatch.setattr(autoscaler, "A_SECOND", 1000)
-    monkeypatch.setattr(reporter, "EVERY", 0.1)
-    monkeypatch.setattr(telling, "AGAIN", 0.2)
+    monkeypatch.setattr(reporter, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(telling, "MIN_COMMAND_INTERVAL", 0.2)
 
 
 def scaled(app_name: str, url: str, **settings: Any) -> tuple[App, trio.Event]:
@@ -52,7 +52,7 @@ def scaled(app_name: str, url: str, **settings: Any) -> tuple[App, trio.Event]:
 
 async def where(app: App) -> Scaling:
     """Where the scaling is."""
-    found = await app.aperform(scaling.scaling(app.keys))
+    found = await app.aperform(scaling.get_scaling(app.keys))
     return found or Scaling()
 
 
@@ -74,7 +74,7 @@ async def test_jobs_that_wait_raise_the_prefetch_then_the_workers_and_all_goes_b
             await until_async(lambda: wanted(app, 1))
             await until_async(lambda: reads_ahead(app, 1.0))
             await one.stop()
-    steps = [(line["of"], line["before"], line["after"]) for line in lines.of("autoscale:step")]
+    steps = [(line["of"], line["before"], line["after"]) for line in lines.of("autoscale:decided")]
     assert steps[:5] == [
         ("prefetch", 1.0, 2.0),
         ("prefetch", 2.0, 4.0),
@@ -90,7 +90,7 @@ async def test_jobs_that_wait_raise_the_prefetch_then_the_workers_and_all_goes_b
         ("prefetch", 2.0, 1.0),
     ]
     assert [line["factor"] for line in lines.of("prefetch:set")][-1] == 1.0
-    assert len(lines.of("autoscale:no-controller")) == 1
+    assert len(lines.of("autoscale:not-applied")) == 1
 
 
 async def seen(app: App, **fields: Any) -> bool:
@@ -131,10 +131,10 @@ async def test_what_a_worker_reports_is_how_it_does(app_name: str, url: str) -> 
         await jobs[0].aget(30)
 
 
-async def reports(app: App) -> Mapping[str, Report]:
+async def reports(app: App) -> Mapping[str, WorkerReport]:
     """What the workers of an application tell."""
     living = (await app.ainfo()).workers
-    return await app.aperform(scaling.reports(app.keys, living)) if living else {}
+    return await app.aperform(scaling.get_reports(app.keys, living)) if living else {}
 
 
 async def reported(app: App, **fields: Any) -> bool:
@@ -165,7 +165,7 @@ async def test_nothing_is_reported_nor_looked_at_unless_somebody_asked_for_it(
 async def test_controllers_are_told_their_shares_by_signed_commands(app_name: str, url: str) -> None:
     app, go = scaled(app_name, url)
     for name in ("host1:aaaaaa", "host2:bbbbbb"):
-        await app.aperform(presence.present(app.keys, "controller", name, lease=60))
+        await app.aperform(presence.renew_presence(app.keys, "controller", name, lease=60))
     async with working(app, name="w"), trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER)
         jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(10)])
@@ -184,10 +184,10 @@ async def test_controllers_are_told_their_shares_by_signed_commands(app_name: st
 
 async def orders(app: App, inbox: str) -> list[dict[str, Any]]:
     """What an inbox was told, of those commands that are signed for it."""
-    found = await app.aperform(letters(app.keys, inbox, count=100, largest=10**6))
-    trust = app.control.keyring.trust()
-    audience = audience_of(app.name, inbox)
-    opened = [unseal(each.sealed, audience=audience, trust=trust, now=time.time()) for each in found]
+    found = await app.aperform(read_commands(app.keys, inbox, count=100, max_bytes=10**6))
+    trust = app.control.keyring.get_trust_store()
+    audience = format_audience(app.name, inbox)
+    opened = [verify_command(each.sealed, audience=audience, trust=trust, now=time.time()) for each in found]
     return [dict(each.parameters) for each in opened if each.command == "scale"]
 
 
@@ -218,7 +218,7 @@ async def test_one_scheduler_has_the_turn_and_the_next_goes_on_where_it_was(app_
             for each in jobs:
                 await each.aget(30)
             await two.stop()
-    assert [line["after"] for line in lines.of("autoscale:step")] == [2.0]
+    assert [line["after"] for line in lines.of("autoscale:decided")] == [2.0]
 
 
 async def stepped(app: App) -> bool:
@@ -233,22 +233,22 @@ async def seen_by(app: App, name: str) -> bool:
 
 
 async def test_the_turn_of_one_that_is_gone_passes_to_another(app: App, redis_client: "redis.Redis") -> None:
-    first = await app.aperform(scaling.take_turn(app.keys, "one", seconds=60))
+    first = await app.aperform(scaling.claim_scaling_turn(app.keys, "one", seconds=60))
     assert (first.mine, first.scaling) == (True, None)
-    assert not (await app.aperform(scaling.take_turn(app.keys, "two"))).mine
-    assert not await app.aperform(scaling.keep(app.keys, "two", Scaling(jobs=7)))
-    assert await app.aperform(scaling.keep(app.keys, "one", Scaling(jobs=5)))
+    assert not (await app.aperform(scaling.claim_scaling_turn(app.keys, "two"))).mine
+    assert not await app.aperform(scaling.save_scaling(app.keys, "two", Scaling(jobs=7)))
+    assert await app.aperform(scaling.save_scaling(app.keys, "one", Scaling(jobs=5)))
     assert 0 < int(redis_client.pttl(app.keys.scaling_turn)) <= 60_000
     redis_client.delete(app.keys.scaling_turn)  # as if that were over
-    second = await app.aperform(scaling.take_turn(app.keys, "two", seconds=60))
+    second = await app.aperform(scaling.claim_scaling_turn(app.keys, "two", seconds=60))
     assert second.mine
     assert second.scaling is not None
     assert second.scaling.jobs == 5
-    assert not await app.aperform(scaling.keep(app.keys, "one", Scaling(jobs=6)))
-    await app.aperform(scaling.give_up_turn(app.keys, "one"))  # it is not its own
-    assert not (await app.aperform(scaling.take_turn(app.keys, "one"))).mine
-    await app.aperform(scaling.give_up_turn(app.keys, "two"))
-    assert (await app.aperform(scaling.take_turn(app.keys, "one"))).mine
+    assert not await app.aperform(scaling.save_scaling(app.keys, "one", Scaling(jobs=6)))
+    await app.aperform(scaling.release_scaling_turn(app.keys, "one"))  # it is not its own
+    assert not (await app.aperform(scaling.claim_scaling_turn(app.keys, "one"))).mine
+    await app.aperform(scaling.release_scaling_turn(app.keys, "two"))
+    assert (await app.aperform(scaling.claim_scaling_turn(app.keys, "one"))).mine
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no idea"), SystemExit(3)], ids=["error", "exit"])
@@ -270,7 +270,7 @@ async def test_a_strategy_that_fails_is_told_of_once_and_changes_nothing(
     assert len(lines.of("autoscale:failed")) == len(found) == 2
     assert found["autoscale"] == f"its strategy failed: {error!r}"
     assert found["prioritise"].startswith("its strategy failed: SystemExit(")
-    assert not lines.of("autoscale:step")
+    assert not lines.of("autoscale:decided")
 
 
 async def test_a_strategy_of_ones_own_decides(app_name: str, url: str) -> None:
@@ -323,32 +323,32 @@ async def test_the_census_counts_what_nobody_has_and_samples_it(app: App) -> Non
         pass
 
     await app.asend_many([*[a.s('"task":"c"') for _ in range(50)], *[b.s("x" * 3000) for _ in range(50)]])
-    found = await app.aperform(scaling.census(app.keys, app.queue("default")))
-    assert (found.queue, found.waiting, found.held, found.workers) == ("default", 100, 0, ())
+    found = await app.aperform(scaling.measure_load(app.keys, app.queue("default")))
+    assert (found.queue, found.waiting, found.in_flight, found.workers) == ("default", 100, 0, ())
     # Sixteen of the oldest and sixteen of the newest, as long as they are not too large.
     assert found.sample == {"a": scaling.SAMPLE, "b": scaling.SAMPLE}
-    nothing = await app.aperform(scaling.census(app.keys, app.queue("empty")))
+    nothing = await app.aperform(scaling.measure_load(app.keys, app.queue("empty")))
     assert (nothing.waiting, nothing.sample) == (0, {})
 
 
 def test_an_inbox_is_that_of_the_process() -> None:
-    assert inbox_of("host1:aaaaaa") == "host1"
+    assert get_inbox_name("host1:aaaaaa") == "host1"
 
 
 async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the_turn(
     app_name: str, url: str
 ) -> None:
     app, go = scaled(app_name, url)
-    vitals = [Vitals(app=app_name), Vitals(app=app_name)]
+    vitals = [ProcessStatus(app=app_name), ProcessStatus(app=app_name)]
     async with working(app, name="w"), trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[0])
         await until_async(lambda: seen(app, workers=1))
         two = await start(nursery, app, page=scheduler.SCHEDULER, vitals=vitals[1])
         jobs = await app.asend_many([app.tasks["wait"].s() for _ in range(30)])
         await until_async(lambda: wanted(app, 8))
-        await until(lambda: numbers(vitals[0]).get("celery5_scaling_wanted") == 8)
-        assert numbers(vitals[0])["celery5_scaling_needed"] == 8
-        assert numbers(vitals[0])["celery5_scaling_prefetch"] == 4
+        await until(lambda: numbers(vitals[0]).get("celery5_scaling_workers_desired") == 8)
+        assert numbers(vitals[0])["celery5_scaling_workers_needed"] == 8
+        assert numbers(vitals[0])["celery5_scaling_prefetch_factor"] == 4
         assert not any(name.startswith("celery5_scaling") for name in numbers(vitals[1]))
         go.set()
         for each in jobs:
@@ -357,9 +357,13 @@ async def test_what_is_wanted_is_among_the_numbers_of_the_scheduler_that_has_the
         await two.stop()
 
 
-def numbers(vitals: Vitals) -> dict[str, float]:
+def numbers(process_status: ProcessStatus) -> dict[str, float]:
     """The numbers of a process without labels."""
-    return {each.name: each.samples[0].value for each in vitals.families() if len(each.samples) == 1}
+    return {
+        each.name: each.samples[0].value
+        for each in process_status.metric_families()
+        if len(each.samples) == 1
+    }
 
 
 async def test_a_schedule_that_fires_soon_counts_and_one_that_fires_late_does_not(
@@ -371,9 +375,9 @@ async def test_a_schedule_that_fires_soon_counts_and_one_that_fires_late_does_no
         await app.schedule.aadd(call, how, name=name)
     await app.schedule.aadd(call, every(3), name="paused")
     await app.schedule.apause("paused")
-    found = await app.aperform(scaling.census(app.keys, app.queue("default")))
+    found = await app.aperform(scaling.measure_load(app.keys, app.queue("default")))
     assert found.upcoming == {"wait": 2}
-    assert (found.waiting, found.held) == (0, 0)
+    assert (found.waiting, found.in_flight) == (0, 0)
 
 
 async def test_jobs_of_a_suspended_task_need_nobody(app_name: str, url: str) -> None:

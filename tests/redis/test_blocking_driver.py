@@ -26,7 +26,7 @@ from tests.redis.onlookers import blocked, clients, meanwhile, until
 @pytest.fixture
 def driver(url: str) -> Iterator[BlockingRedis]:
     """A driver with four connections."""
-    one = BlockingRedis(Endpoint.from_url(url), connections=4)
+    one = BlockingRedis(Endpoint.from_url(url), max_connections=4)
     yield one
     one.close()
 
@@ -41,7 +41,7 @@ def test_one_thread_uses_one_connection(own_server: EmbeddedServer) -> None:
 def test_threads_share_a_bounded_number_of_connections_and_never_mix_replies(
     own_server: EmbeddedServer,
 ) -> None:
-    driver = BlockingRedis(Endpoint.from_url(own_server.url), connections=4)
+    driver = BlockingRedis(Endpoint.from_url(own_server.url), max_connections=4)
 
     def talk(number: int) -> bool:
         return all(
@@ -59,9 +59,9 @@ def test_threads_share_a_bounded_number_of_connections_and_never_mix_replies(
 
 
 def test_waiting_for_a_connection_has_an_end(url: str, app_name: str, redis_client: "redis.Redis") -> None:
-    driver = BlockingRedis(Endpoint.from_url(url), timing=Timing(reply=0.2), connections=1)
+    driver = BlockingRedis(Endpoint.from_url(url), timing=Timing(reply=0.2), max_connections=1)
     with meanwhile(lambda: driver.perform(raw("BLPOP", app_name, 5, blocks=5))):
-        until(lambda: driver._pool.used)
+        until(lambda: driver._pool.in_use)
         with pytest.raises(BrokerUnavailable, match="busy") as busy:
             driver.perform(raw("PING"))
         assert not busy.value.maybe_done
@@ -73,13 +73,13 @@ def test_waiting_for_a_connection_has_an_end(url: str, app_name: str, redis_clie
 def test_one_who_queues_gets_the_connection_that_is_given_back(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
-    driver = BlockingRedis(Endpoint.from_url(url), connections=1)
+    driver = BlockingRedis(Endpoint.from_url(url), max_connections=1)
     answers: list[object] = []
     with meanwhile(lambda: driver.perform(raw("BLPOP", app_name, 5, blocks=5))):
-        until(lambda: driver._pool.used)
+        until(lambda: driver._pool.in_use)
         waiter = threading.Thread(target=lambda: answers.append(driver.perform(raw("PING"))))
         waiter.start()
-        until(lambda: driver._pool.queued)
+        until(lambda: driver._pool.waiting_threads)
         redis_client.lpush(app_name, "go")
         waiter.join(30)
     assert answers == [b"PONG"]
@@ -87,7 +87,7 @@ def test_one_who_queues_gets_the_connection_that_is_given_back(
 
 
 def test_broken_connections_leave_their_places_to_others(own_server: EmbeddedServer) -> None:
-    driver = BlockingRedis(Endpoint.from_url(own_server.url), timing=Timing(reply=1.0), connections=2)
+    driver = BlockingRedis(Endpoint.from_url(own_server.url), timing=Timing(reply=1.0), max_connections=2)
     with redis.Redis.from_url(own_server.url) as client:
         for _ in range(6):
             with meanwhile(lambda: kill_the_blocked(client)), pytest.raises(BrokerUnavailable):
@@ -100,7 +100,7 @@ def test_whoever_keeps_the_errors_of_an_outage_keeps_no_connection_from_others(
     own_server: EmbeddedServer,
 ) -> None:
     timing = Timing(reply=1.0, breaker_reset=0.1)
-    driver = BlockingRedis(Endpoint.from_url(own_server.url), connections=4, timing=timing)
+    driver = BlockingRedis(Endpoint.from_url(own_server.url), max_connections=4, timing=timing)
     own_server.kill()
     kept: list[BrokerUnavailable] = []
     for _ in range(10):

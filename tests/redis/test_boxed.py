@@ -113,15 +113,15 @@ async def test_what_user_code_prints_is_never_taken_for_an_answer(app: App) -> N
     with Lines() as lines:
         async with working(app):
             assert await ask(app, "act", "print 300") == 0, "and its stdin is empty"
-            await until(lambda: len(lines.of("box:said-more")) == 1)
-            said = lines.of("box:said")
+            await until(lambda: len(lines.of("box:output-truncated")) == 1)
+            said = lines.of("box:printed")
             assert [line["line"] for line in said[:2]] == [
                 '{"type":"result","value":0}',
                 '{"type":"result","value":1}',
             ]
             assert {line["task"] for line in said} == {"act"}
             assert len(said) == 100
-            assert lines.of("box:said-more")[0]["lines"] == 201
+            assert lines.of("box:output-truncated")[0]["lines"] == 201
 
 
 async def test_what_a_box_logs_is_in_the_workers_log(app: App) -> None:
@@ -232,8 +232,8 @@ async def test_a_box_in_another_language_answers_as_well(app: App) -> None:
         async with working(app):
             assert await ask(app, "shell", "double", 21) == 42
             assert await ask(app, "shell", "noise") == "done"
-            await until(lambda: len(lines.of("box:said")) == 4)
-            said = [line["line"] for line in lines.of("box:said")]
+            await until(lambda: len(lines.of("box:printed")) == 4)
+            said = [line["line"] for line in lines.of("box:printed")]
             assert said[0] == "a word in between"
             assert said[1].startswith('{"type":"greeting"')
             assert said[2].startswith("xxxx")

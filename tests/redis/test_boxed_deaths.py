@@ -70,7 +70,7 @@ def test_a_worker_that_is_told_to_stop_twice_ends_its_boxes_too(staff: Staff, tm
     worker = staff.start()
     pids = nested(staff, tmp_path / "box")
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: bool(worker.lines("process:stopping")))
+    wait_until(lambda: bool(worker.lines("process:stop-requested")))
     worker.signal(signal.SIGTERM)
     worker.wait(30)
     assert_they_end(pids)

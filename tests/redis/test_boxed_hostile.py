@@ -107,8 +107,8 @@ async def test_floods_on_both_pipes_cost_no_memory_and_hold_up_no_other_job(app:
         await until(lambda: len(lines.of("box:ended")) == 1)
         assert len(lines.of("box:started")) == 1
         # A hundred for each job; what is still in stderr's pipe at its end is the next one's.
-        assert len(lines.of("box:said")) <= 500
-        assert sum(each["lines"] for each in lines.of("box:said-more")) > 100_000
+        assert len(lines.of("box:printed")) <= 500
+        assert sum(each["lines"] for each in lines.of("box:output-truncated")) > 100_000
 
 
 @linux
@@ -208,14 +208,14 @@ async def test_a_process_that_somebody_else_has_waited_for_is_never_mistaken_for
     await trio.to_thread.run_sync(
         os.waitpid, group.pid, 0
     )  # as a job may that waits for all children of its worker
-    await group.ended()
-    group.began -= 1000  # somebody has its id now, who came later
+    await group.wait_ended()
+    group.start_ticks -= 1000  # somebody has its id now, who came later
     other = ProcessGroup(["sleep", "60"])
     real, group._popen.pid = group.pid, other.pid
     group.signal(signal.SIGKILL)
     assert not other._has_ended()
     group._popen.pid = real
-    await group.bury()
-    await other.bury()
+    await group.reap()
+    await other.reap()
     with pytest.raises(BoxCrashed, match="cannot start"):
         ProcessGroup(["/nowhere/at/all"])

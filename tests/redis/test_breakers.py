@@ -78,7 +78,7 @@ async def test_after_three_failures_jobs_are_held_and_one_probe_sets_them_free(
     (tripped,) = lines.of("breaker:tripped")
     assert (tripped["level"], tripped["breaker"], tripped["mode"]) == ("warning", ask.name, "delay")
     assert "nobody there" in tripped["why"]
-    assert len(lines.of("breaker:probing")) == 1
+    assert len(lines.of("breaker:half-opened")) == 1
     held = [line for line in lines.of("job") if line["state"] == "HELD"]
     assert {line["attempt"] for line in held} == {1}
     assert [line["attempt"] for line in lines.of("job") if line["state"] == "SUCCESS"] == [1] * 5
@@ -312,7 +312,7 @@ async def test_each_worker_has_its_own_breaker_and_what_one_holds_another_may_ru
     assert (
         done.count("nobody there") + 1 == ill.asked
     )  # its probes: the jobs that it begins when it may close
-    assert len(lines.of("breaker:probing")) == done.count("nobody there")
+    assert len(lines.of("breaker:half-opened")) == done.count("nobody there")
     other.close()
 
 

@@ -70,7 +70,7 @@ async def test_while_a_broker_is_away_events_reach_the_others_and_it_gets_its_ow
                 await until(lambda n=number: ("here", n) in got, within=30)  # type: ignore[misc]
             await trio.to_thread.run_sync(own_server.revive)
             await until(lambda: len(got) >= 12, within=40)
-    told = [each["level"] for each in lines.of("events:held")]
+    told = [each["level"] for each in lines.of("events:delayed")]
     assert told == ["warning", *["debug"] * (len(told) - 1)]
     assert sorted(got) == sorted((name, number) for name in ("here", "there") for number in range(6))
 

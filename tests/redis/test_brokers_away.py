@@ -22,9 +22,9 @@ from celery5 import (
     UnknownQueue,
     every,
 )
-from celery5.broker.absent import absent, leaving_out, without_those_away
+from celery5.broker.absent import get_unreachable, retry_without_unreachable, skip_unreachable
 from celery5.broker.embedded import EmbeddedServer
-from celery5.broker.together import atogether, together
+from celery5.broker.together import run_all, run_all_async
 from tests.redis.graves import bury
 from tests.redis.two_brokers import COLOURS, asked, far_end
 from tests.redis.workers import working
@@ -63,7 +63,7 @@ def _all_of(app: App) -> list[tuple[Any, Any]]:
         (app.control.workers, app.control.aworkers),
         (partial(app.control.send, "ping"), partial(app.control.asend, "ping")),
         (app.schedule.list, app.schedule.alist),
-        (app.limits.told, app.limits.atold),
+        (app.limits.list, app.limits.alist),
         (app.dlq.count, app.dlq.acount),
         (app.dlq.purge, app.dlq.apurge),
     ]
@@ -150,7 +150,7 @@ async def test_all_are_asked_at_the_same_time(count: int) -> None:
         barrier.wait(30)
         return at
 
-    assert together([partial(meet, at) for at in range(count)]) == list(range(count))
+    assert run_all([partial(meet, at) for at in range(count)]) == list(range(count))
     met = list[int]()
 
     async def ameet(at: int) -> int:
@@ -160,7 +160,7 @@ async def test_all_are_asked_at_the_same_time(count: int) -> None:
                 await trio.lowlevel.checkpoint()
         return at
 
-    assert await atogether([partial(ameet, at) for at in range(count)]) == list(range(count))
+    assert await run_all_async([partial(ameet, at) for at in range(count)]) == list(range(count))
 
 
 def test_all_are_asked_at_the_same_time_from_asyncio_too() -> None:
@@ -171,7 +171,7 @@ def test_all_are_asked_at_the_same_time_from_asyncio_too() -> None:
             await barrier.wait()
         return at
 
-    assert asyncio.run(atogether([partial(meet, at) for at in range(3)])) == [0, 1, 2]
+    assert asyncio.run(run_all_async([partial(meet, at) for at in range(3)])) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -198,7 +198,7 @@ async def test_what_is_under_way_when_a_broker_goes_is_begun_again_without_it_wh
     error = BrokerUnavailable("it has gone")
 
     async def work() -> list[str]:
-        away = absent()
+        away = get_unreachable()
         if away is None or not away:
             if away is not None:
                 away["mails"] = error
@@ -206,16 +206,16 @@ async def test_what_is_under_way_when_a_broker_goes_is_begun_again_without_it_wh
         return list(away)
 
     with pytest.raises(BrokerUnavailable):
-        await without_those_away(work)
-    with leaving_out() as away:
-        assert await without_those_away(work) == ["mails"]
+        await retry_without_unreachable(work)
+    with skip_unreachable() as away:
+        assert await retry_without_unreachable(work) == ["mails"]
         assert away == {"mails": error}
 
         async def fails() -> None:
             raise error  # by one that is known to be away, so another attempt would not help
 
         with pytest.raises(BrokerUnavailable):
-            await without_those_away(fails)
+            await retry_without_unreachable(fails)
 
 
 def test_an_error_that_is_none_of_the_brokers_is_raised_when_all_have_ended() -> None:
@@ -229,6 +229,6 @@ def test_an_error_that_is_none_of_the_brokers_is_raised_when_all_have_ended() ->
         raise BrokerUnavailable("it is away")
 
     with pytest.raises(ValueError, match="broken"):
-        together([fails, away])
+        run_all([fails, away])
     assert ended == ["away"]
-    assert [type(each) for each in together([away])] == [BrokerUnavailable]
+    assert [type(each) for each in run_all([away])] == [BrokerUnavailable]

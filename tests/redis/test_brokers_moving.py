@@ -15,15 +15,15 @@ from celery5 import App, every
 from celery5.broker import scheduling
 from celery5.broker.call import Call
 from celery5.broker.embedded import EmbeddedServer
-from celery5.fire_times import following
-from celery5.periodic import Periodic, definition
+from celery5.fire_times import get_next_fire_time
+from celery5.periodic import Periodic, make_definition
 from celery5.processes.scheduler import SCHEDULER
-from celery5.processes.several import Afar
+from celery5.processes.several import RemoteRedis
 from celery5.protocol import schedules
 from celery5.protocol.envelope import read_envelope
 from celery5.protocol.schedules import Schedule
 from celery5.services import moving
-from celery5.services.moving import Held, Moving, Theirs
+from celery5.services.moving import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 from tests.redis.two_brokers import with_tasks
 from tests.redis.workers import LEASE, start, until_async
 
@@ -36,18 +36,22 @@ class Code:
         self.broker = broker
         self.stamp = stamp
         task = app.tasks["near"].options(queue=queue)
-        self.of = definition(app, task.s(1), Periodic(every(3600), "ticks"))
+        self.of = make_definition(app, task.s(1), Periodic(every(3600), "ticks"))
 
-    def moving(self, before: "Before | None" = None) -> Moving:
+    def moving(self, before: "Before | None" = None) -> ScheduleMover:
         """What settles it; `before` is asked before each trip."""
-        ways = {name: Way(Afar(self.app, name), name, before) for name in ("default", "mails")}
-        redis = ways.pop(self.broker)
-        return Moving(redis=redis, others=ways, app=self.app, keys=self.app.keys)
+        broker_connections = {
+            name: Way(RemoteRedis(self.app, name), name, before) for name in ("default", "mails")
+        }
+        redis = broker_connections.pop(self.broker)
+        return ScheduleMover(redis=redis, other_brokers=broker_connections, app=self.app, keys=self.app.keys)
 
     async def settle(self, before: "Before | None" = None) -> None:
         """Declare it."""
-        new = schedules.begun("ticks", self.of, 1000, following, origin="code", stamp=(0, self.stamp))
-        await self.moving(before).settle(new, 1000)
+        new = schedules.make_schedule(
+            "ticks", self.of, 1000, get_next_fire_time, origin="code", stamp=(0, self.stamp)
+        )
+        await self.moving(before).apply(new, 1000)
 
 
 class Died(Exception):
@@ -70,7 +74,7 @@ class Before:
 class Way:
     """The way to one broker."""
 
-    def __init__(self, redis: Afar, name: str, before: "Before | None") -> None:
+    def __init__(self, redis: RemoteRedis, name: str, before: "Before | None") -> None:
         self._redis = redis
         self.before = before
 
@@ -96,7 +100,7 @@ def kept(app: App, first: "redis.Redis", second: "redis.Redis | None") -> dict[s
     found: dict[str, Schedule] = {}
     for client, queue in ((first, "near"), (second, "post")):
         record: Any = None if client is None else client.hget(app.keys.schedules(queue), "ticks")
-        read = schedules.decode(record) if record else None
+        read = schedules.decode_schedule(record) if record else None
         if read is not None:
             found[queue] = read
     return found
@@ -104,7 +108,7 @@ def kept(app: App, first: "redis.Redis", second: "redis.Redis | None") -> dict[s
 
 def active(found: dict[str, Schedule]) -> list[str]:
     """Where it fires."""
-    return [queue for queue, each in found.items() if each.active]
+    return [queue for queue, each in found.items() if each.is_active]
 
 
 async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
@@ -115,7 +119,7 @@ async def test_it_is_on_one_broker_at_a_time_and_takes_what_it_has_fired_along(
     found = kept(app, redis_client, second)
     assert (list(found), active(found)) == (["post"], ["post"])
     assert found["post"].next == 3_600_000
-    with pytest.raises(Theirs):
+    with pytest.raises(ScheduleNotOwned):
         await Code(app, "default", "near", 1).settle()
     found = kept(app, redis_client, second)
     assert (list(found), active(found)) == (["post"], ["post"]), "older code leaves it where it is"
@@ -133,7 +137,7 @@ async def test_a_record_that_newer_code_has_written_is_left_alone_and_does_not_f
     second.delete(app.keys.schedules("post"), app.keys.schedule_times("post"))
     client = redis_client if where == "near" else second
     client.hset(app.keys.schedules(where), "ticks", '{"name":"ticks","of":{"later":1}}')
-    with pytest.raises(Held, match="a newer version"):
+    with pytest.raises(ScheduleMoveBlocked, match="a newer version"):
         await Code(app, "default", "near", 3).settle()
     assert kept(app, redis_client, second) == {}
 
@@ -147,8 +151,8 @@ async def test_a_queue_that_moves_to_another_broker_takes_its_schedules_along(
         records: list[Any] = [
             each.hget(app.keys.schedules("post"), "ticks") for each in (redis_client, second)
         ]
-        read = [schedules.decode(each) if each else None for each in records]
-        assert sum(each is not None and each.active for each in read) == 1, read
+        read = [schedules.decode_schedule(each) if each else None for each in records]
+        assert sum(each is not None and each.is_active for each in read) == 1, read
         return [name for name, each in zip(("default", "mails"), read, strict=True) if each is not None]
 
     await Code(app, "mails", "post", 1).settle()
@@ -167,7 +171,7 @@ async def test_whatever_two_schedulers_do_at_once_it_never_fires_on_both(
     seen = list[list[str]]()
 
     async def meanwhile() -> None:
-        with suppress(Theirs):
+        with suppress(ScheduleNotOwned):
             await here.settle(Watch())
 
     class Watch(Before):
@@ -195,13 +199,15 @@ async def test_what_it_fires_while_it_is_moved_it_does_not_fire_again(
         for queue, broker in (("near", "default"), ("post", "mails")):
             if queue not in active(found):
                 continue
-            step = schedules.due(found[queue], 3_600_000, busy=False, following=following)
+            step = schedules.plan_fires(found[queue], 3_600_000, is_busy=False, find_next=get_next_fire_time)
             if step is None:
                 continue
             fired.extend(each.at for each in step.fires)
-            before, after = schedules.encode(found[queue]), schedules.encode(step.after)
-            trip = scheduling.fire(app.keys, app.queue(queue), "ticks", before=before, after=after, look=None)
-            assert await Afar(app, broker).perform(trip)
+            before, after = schedules.encode_schedule(found[queue]), schedules.encode_schedule(step.new_state)
+            trip = scheduling.fire_schedule(
+                app.keys, app.queue(queue), "ticks", expected_state=before, new_state=after, next_look=None
+            )
+            assert await RemoteRedis(app, broker).perform(trip)
 
     await Code(app, "default", "near", 1).settle()
     await Code(app, "mails", "post", 2).settle(Before(number, fires))
@@ -226,7 +232,7 @@ async def test_one_that_died_in_the_middle_is_gone_on_with(
                 await code.settle(Before(trip, dies))
             except Died:
                 assert len(active(kept(app, redis_client, second))) <= 1
-            except Theirs:
+            except ScheduleNotOwned:
                 break
         assert active(kept(app, redis_client, second)) == ["post" if number % 2 else "near"]
 
@@ -236,7 +242,7 @@ async def test_while_a_broker_that_may_have_it_is_away_it_does_not_fire_on_anoth
 ) -> None:
     await Code(app, "mails", "post", 1).settle()
     await trio.to_thread.run_sync(own_server.kill)
-    with pytest.raises(Held, match="broker mails, which is away"):
+    with pytest.raises(ScheduleMoveBlocked, match="broker mails, which is away"):
         await Code(app, "default", "near", 2).settle()
     assert not redis_client.hexists(app.keys.schedules("near"), "ticks")
 
@@ -244,15 +250,17 @@ async def test_while_a_broker_that_may_have_it_is_away_it_does_not_fire_on_anoth
 async def test_one_that_is_away_is_not_asked_for_each_schedule(
     app: App, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "UNASKED", 1000.0)  # however long this machine stands still
+    monkeypatch.setattr(moving, "UNREACHABLE_RETRY_DELAY", 1000.0)  # however long this machine stands still
     await trio.to_thread.run_sync(own_server.kill)
     code, asked = Code(app, "default", "near", 1), Before(0, None)
-    ways = {"mails": Way(Afar(app, "mails"), "mails", asked)}
-    settling = Moving(redis=Afar(app, "default"), others=ways, app=app, keys=app.keys)
+    broker_connections = {"mails": Way(RemoteRedis(app, "mails"), "mails", asked)}
+    settling = ScheduleMover(
+        redis=RemoteRedis(app, "default"), other_brokers=broker_connections, app=app, keys=app.keys
+    )
     for name in ("ticks", "tocks", "tacks"):
-        new = schedules.begun(name, code.of, 1000, following, origin="code", stamp=(0, 1))
-        with pytest.raises(Held):
-            await settling.settle(new, 1000)
+        new = schedules.make_schedule(name, code.of, 1000, get_next_fire_time, origin="code", stamp=(0, 1))
+        with pytest.raises(ScheduleMoveBlocked):
+            await settling.apply(new, 1000)
     assert asked.left == -1
 
 
@@ -265,25 +273,27 @@ async def test_when_the_other_broker_goes_in_the_middle_of_it_that_is_waited_for
     number: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(moving, "UNASKED", -1.0)
+    monkeypatch.setattr(moving, "UNREACHABLE_RETRY_DELAY", -1.0)
     await Code(app, "mails", "post", 1).settle()
-    code, far = Code(app, "default", "near", 2), Way(Afar(app, "mails"), "mails", None)
-    settling = Moving(redis=Afar(app, "default"), others={"mails": far}, app=app, keys=app.keys)
-    new = schedules.begun("ticks", code.of, 1000, following, origin="code", stamp=(0, 2))
+    code, far = Code(app, "default", "near", 2), Way(RemoteRedis(app, "mails"), "mails", None)
+    settling = ScheduleMover(
+        redis=RemoteRedis(app, "default"), other_brokers={"mails": far}, app=app, keys=app.keys
+    )
+    new = schedules.make_schedule("ticks", code.of, 1000, get_next_fire_time, origin="code", stamp=(0, 2))
 
     async def goes() -> None:
         await trio.to_thread.run_sync(own_server.kill)
 
     far.before = Before(2 * number + 1, goes)  # two trips tell what is there, and the third changes it
-    with pytest.raises(Held):
-        await settling.settle(new, 1000)
+    with pytest.raises(ScheduleMoveBlocked):
+        await settling.apply(new, 1000)
     assert not active(kept(app, redis_client, None))
     far.before = None
     await trio.to_thread.run_sync(own_server.revive)
     with trio.fail_after(30):
         while True:
-            with suppress(Held):
-                await settling.settle(new, 1000)
+            with suppress(ScheduleMoveBlocked):
+                await settling.apply(new, 1000)
                 break
             await trio.sleep(0.1)
     assert active(kept(app, redis_client, second)) == ["near"]

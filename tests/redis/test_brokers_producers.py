@@ -151,12 +151,12 @@ async def test_operators_see_all_queues_and_pause_each_where_it_is(
     state = await app.ainfo()
     assert {name: each.waiting for name, each in state.queues.items()} == {"near": 1, "post": 1}
     assert state.unfinished == 2
-    await app.aperform(pausing.pause(app.keys, "post"))
+    await app.aperform(pausing.pause_queue(app.keys, "post"))
     assert second.smembers(app.keys.paused) == {b"post"}
     assert not redis_client.exists(app.keys.paused)
     assert (await app.ainfo()).queues["post"].paused
     assert (await app.ainfo("post")).queues.keys() == {"post"}
-    await app.aperform(pausing.resume(app.keys, "post"))
+    await app.aperform(pausing.resume_queue(app.keys, "post"))
 
 
 async def test_dead_letters_on_all_brokers_are_listed_replayed_and_purged(both: App) -> None:
@@ -179,7 +179,7 @@ async def test_what_is_imposed_on_a_task_is_imposed_on_all_brokers(
 ) -> None:
     assert await app.limits.asuspend("post")
     assert redis_client.hkeys(app.keys.suspended) == second.hkeys(app.keys.suspended) == [b"post"]
-    assert (await app.limits.atold())["post"].suspended
+    assert (await app.limits.alist())["post"].suspended
     assert await app.limits.aresume("post")
     assert not second.exists(app.keys.suspended)
 

@@ -15,11 +15,11 @@ from celery5 import App, agather
 from celery5.broker import scaling
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.scaling import Scaling
-from celery5.cli.autoscale import shown
+from celery5.cli.autoscale import format_scaling
 from celery5.processes.scheduler import SCHEDULER
-from celery5.protocol.situation import Situation
+from celery5.protocol.situation import ClusterSnapshot
 from celery5.services import autoscaler, outlook, reporter, telling
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 from tests.redis.workers import LEASE, Lines, start, until, until_async, working
 
 SCALE = {"minimum": 1, "maximum": 8, "cooldown": 0.1, "longest_cooldown": 0.2, "patience": 0.5}
@@ -32,9 +32,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and reports follow each other soon."""
     monkeypatch.setattr(autoscaler, "LOOK", 0.1)
     monkeypatch.setattr(autoscaler, "A_SECOND", 1000)
-    monkeypatch.setattr(outlook, "SETTLES", 1.0)
-    monkeypatch.setattr(reporter, "EVERY", 0.1)
-    monkeypatch.setattr(telling, "AGAIN", 0.2)
+    monkeypatch.setattr(outlook, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(reporter, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(telling, "MIN_COMMAND_INTERVAL", 0.2)
 
 
 class Shop:
@@ -57,7 +57,7 @@ class Shop:
 
     async def where(self) -> Scaling:
         """Where the scaling is."""
-        return await self.app.aperform(scaling.scaling(self.app.keys)) or Scaling()
+        return await self.app.aperform(scaling.get_scaling(self.app.keys)) or Scaling()
 
     async def seen(self, **fields: Any) -> bool:
         """Whether the scaling is where these fields say."""
@@ -110,12 +110,12 @@ async def test_load_on_another_broker_scales_up_and_a_worker_of_both_is_one_work
             await until_async(lambda: shop.wanted(1))
             await until_async(lambda: shop.read_ahead(near=1.0, post=1.0))
             await one.stop()
-    steps = [(line["of"], line["after"]) for line in lines.of("autoscale:step")]
+    steps = [(line["of"], line["after"]) for line in lines.of("autoscale:decided")]
     assert steps[:5] == [("prefetch", 2.0), ("prefetch", 4.0), ("workers", 2), ("workers", 4), ("workers", 8)]
     # Each step was told once, and to nobody whom it does not concern.
     told = [(line["before"], line["factor"]) for line in lines.of("prefetch:set")]
     assert told == [(1.0, 2.0), (2.0, 4.0), (4.0, 2.0), (2.0, 1.0)]
-    assert not lines.of("autoscale:unseen")
+    assert not lines.of("autoscale:broker-lost")
 
 
 async def test_what_waits_on_both_counts_together(shop: Shop) -> None:
@@ -142,7 +142,7 @@ async def test_while_a_broker_is_away_nothing_becomes_less_and_it_is_told_once(
             course = (await shop.where()).course
             assert course is not None
             assert (course.workers, course.prefetch) == (8, 4.0)
-            told = shown(await shop.where(), ["s"])
+            told = format_scaling(await shop.where(), ["s"])
             assert told["not seen"] == "broker mails: nothing becomes less meanwhile"
             await trio.to_thread.run_sync(own_server.revive)
             await until_async(lambda: shop.seen(unseen=(), workers=1))
@@ -151,8 +151,8 @@ async def test_while_a_broker_is_away_nothing_becomes_less_and_it_is_told_once(
             await agather(jobs, timeout=60)
             await until_async(lambda: shop.wanted(1))
             await one.stop()
-    assert [line["broker"] for line in lines.of("autoscale:unseen")] == ["mails"]
-    assert [line["broker"] for line in lines.of("autoscale:seen")] == ["mails"]
+    assert [line["broker"] for line in lines.of("autoscale:broker-lost")] == ["mails"]
+    assert [line["broker"] for line in lines.of("autoscale:broker-recovered")] == ["mails"]
 
 
 async def test_while_a_broker_is_away_what_waits_on_the_others_scales_up(
@@ -186,8 +186,8 @@ async def test_a_broker_that_hangs_holds_up_no_decision(shop: Shop, own_server: 
             shop.go.set()
             await agather(jobs, timeout=30)
             await one.stop()
-    assert not lines.of("autoscale:turn-lost")
-    assert len(lines.of("autoscale:unseen")) == 1
+    assert not lines.of("autoscale:lock-lost")
+    assert len(lines.of("autoscale:broker-lost")) == 1
 
 
 async def test_a_scheduler_that_has_never_seen_all_brokers_tells_nobody_a_number(
@@ -206,12 +206,12 @@ async def test_a_scheduler_that_has_never_seen_all_brokers_tells_nobody_a_number
             shop.go.set()
             await agather(jobs, timeout=30)
             await one.stop()
-    assert len(lines.of("autoscale:seen")) == 1
+    assert len(lines.of("autoscale:broker-recovered")) == 1
 
 
-def posts_first(situation: Situation) -> Mapping[str, float]:
+def posts_first(situation: ClusterSnapshot) -> Mapping[str, float]:
     """A strategy of one's own."""
-    return {line.task: 4.0 if line.task == "post" else 1.0 for line in situation.lines}
+    return {line.task: 4.0 if line.task == "post" else 1.0 for line in situation.task_loads}
 
 
 async def test_each_life_hears_what_is_preferred_on_all_brokers(
@@ -265,11 +265,13 @@ async def reads_ahead(shop: Shop, factors: Mapping[str, float]) -> bool:
 
 
 async def test_metrics_tell_how_many_brokers_are_not_seen(shop: Shop, own_server: EmbeddedServer) -> None:
-    vitals = Vitals(app=shop.app.name)
+    vitals = ProcessStatus(app=shop.app.name)
 
     def unseen() -> float | None:
-        found = {each.name: each.samples[0].value for each in vitals.families() if len(each.samples) == 1}
-        return found.get("celery5_scaling_unseen")
+        found = {
+            each.name: each.samples[0].value for each in vitals.metric_families() if len(each.samples) == 1
+        }
+        return found.get("celery5_scaling_brokers_unreachable")
 
     async with trio.open_nursery() as nursery:
         one = await start(nursery, shop.app, page=SCHEDULER, vitals=vitals)

@@ -13,8 +13,8 @@ import trio
 from celery5 import App, BootStep, BrokerUnavailable, Misconfigured, agather, current_job
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.keys import GROUP
-from celery5.processes.several import check_name
-from celery5.services.vitals import Vitals
+from celery5.processes.several import check_worker_name
+from celery5.services.vitals import ProcessStatus
 from tests.redis.staff import Staff, wait_until
 from tests.redis.two_brokers import app_on
 from tests.redis.workers import LEASE, Lines, start, until, until_async, working
@@ -147,7 +147,7 @@ async def test_a_broker_that_is_away_at_the_start_is_waited_for_while_the_others
                         await trio.sleep(0.1)
             assert await handle.aget(timeout=30) == -1
             await one.stop()
-        assert [each["broker"] for each in lines.of("broker:away")] == ["mails"]
+        assert [each["broker"] for each in lines.of("broker:connect-failed")] == ["mails"]
 
 
 async def test_a_burst_ends_when_the_queues_of_all_brokers_are_empty(app: App) -> None:
@@ -184,8 +184,8 @@ def test_a_worker_that_is_killed_is_stood_in_for_on_each_of_its_brokers(
 
 def test_a_name_that_looks_like_one_on_another_broker_is_refused(app: App) -> None:
     with pytest.raises(Misconfigured, match="'web@mails' ends like those on broker 'mails'"):
-        check_name(app, "web@mails")
-    check_name(app, "celery@web1")
+        check_worker_name(app, "web@mails")
+    check_worker_name(app, "celery@web1")
 
 
 def test_brokers_and_routes_do_not_change_by_a_reload(app_name: str, tmp_path: Path) -> None:
@@ -195,22 +195,22 @@ def test_brokers_and_routes_do_not_change_by_a_reload(app_name: str, tmp_path: P
     assert app.settings.concurrency == 1
     file.write_text('concurrency = 2\n[brokers]\nmails = "redis://127.0.0.1:1/0"')
     with pytest.raises(Misconfigured, match="with a restart of all processes"):
-        app.reread()
+        app.reload_configuration()
 
 
 async def test_a_process_tells_of_each_broker_whether_it_is_there(
     app: App, own_server: EmbeddedServer
 ) -> None:
-    vitals = Vitals(app=app.name)
+    vitals = ProcessStatus(app=app.name)
     async with working(app, vitals=vitals):
-        assert vitals.ready().ok
+        assert vitals.get_readiness().ok
         assert await (await app.tasks["post"].adelay(1)).aget(timeout=30) == -1
-        await until(lambda: sum(vitals.jobs.counts().values()) == 1, within=30)
+        await until(lambda: sum(vitals.jobs.count_jobs().values()) == 1, within=30)
         await trio.to_thread.run_sync(own_server.kill)
-        await until(lambda: bool(vitals.ready().conditions["mails:redis"]), within=30)
-        assert not any(why for name, why in vitals.ready().conditions.items() if ":" not in name)
+        await until(lambda: bool(vitals.get_readiness().conditions["mails:redis"]), within=30)
+        assert not any(why for name, why in vitals.get_readiness().conditions.items() if ":" not in name)
         await trio.to_thread.run_sync(own_server.revive)
-        await until(lambda: vitals.ready().ok, within=40)
+        await until(lambda: vitals.get_readiness().ok, within=40)
 
 
 async def test_own_steps_run_once_and_the_others_begin_when_they_are_up(

@@ -15,16 +15,16 @@ import redis
 import trio
 
 from celery5 import App, Budget, Demand, agather
-from celery5.bootsteps.boot import Boot, Step
+from celery5.bootsteps.boot import BootGraph, Step
 from celery5.errors import CommandRefused
 from celery5.log import Log
 from celery5.processes import worker
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
-from celery5.protocol.budget import MOST, Maximum
-from celery5.services.commands import Commands
+from celery5.protocol.budget import DEFAULT_MAXIMUM, Maximum
+from celery5.services.commands import CommandRegistry
 from celery5.services.concurrency_budget import ConcurrencyBudget
-from celery5.services.reloader import Next
+from celery5.services.reloader import NextIncarnation
 from celery5.wiring import build
 from tests.redis.workers import Lines, held, until, working
 
@@ -35,14 +35,16 @@ SOON = 0.05
 class Parts:
     """The parts of a worker that are looked at here."""
 
-    def __init__(self, *, steps: tuple[Step, ...], commands: Commands, budget: ConcurrencyBudget) -> None:
-        self.boot = Boot(steps=steps)
+    def __init__(
+        self, *, steps: tuple[Step, ...], commands: CommandRegistry, budget: ConcurrencyBudget
+    ) -> None:
+        self.boot = BootGraph(steps=steps)
         self.commands = commands
         self.budget = budget
 
     def slots(self, kind: str) -> int:
         """How many jobs of a kind may run at once."""
-        return self.budget.slots(kind)
+        return self.budget.get_slots(kind)
 
     async def perform(self, **parameters: object) -> Any:
         """Do the command `budget`."""
@@ -53,7 +55,7 @@ class Parts:
 async def parts_of_a_worker(app: App) -> AsyncGenerator[Parts, None]:
     """A worker for `app` while the block lasts, and its parts."""
     log = Log(worker="w", app=app.name)
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
     parts = build(Parts, WorkerParts, **given)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(30):
@@ -248,7 +250,7 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
         await until(lambda: doors.inside["thread"] == 5)
         await parts.perform(kind="thread", minimum=7, maximum=7)
         await until(lambda: doors.inside["thread"] == 7)
-        assert parts.budget.told()["thread"]["executing"] == 7
+        assert parts.budget.get_counts()["thread"]["executing"] == 7
         shown = await parts.perform()
         assert {kind: each["current"] for kind, each in shown.items()} == {
             "trio": 2, "asyncio": 2, "thread": 7, "boxed": 4,
@@ -262,12 +264,12 @@ async def test_a_budget_is_set_while_it_works_and_told(url: str, app_name: str, 
             {"minimum": 1},
             {"kind": "thread", "minimum": 0},
             {"kind": "thread", "maximum": "9"},
-            {"kind": "thread", "maximum": MOST + 1},
+            {"kind": "thread", "maximum": DEFAULT_MAXIMUM + 1},
             {"kind": "thread", "speed": 1},
         ):
             with pytest.raises(CommandRefused, match="budget"):
                 await parts.perform(**wrong)
-        assert parts.budget.told()["thread"]["maximum"] == 7
+        assert parts.budget.get_counts()["thread"]["maximum"] == 7
 
 
 async def test_the_setting_says_budgets_as_code_does(
@@ -276,8 +278,8 @@ async def test_the_setting_says_budgets_as_code_does(
     monkeypatch.setenv("CELERY5_BUDGETS", "trio=2..5 thread=1..memory/1k")
     app = application(url, app_name, doors, concurrency=50)
     async with parts_of_a_worker(app) as parts:
-        await until(lambda: parts.budget.told()["thread"]["maximum"] == MOST)
-        told = parts.budget.told()["trio"]
+        await until(lambda: parts.budget.get_counts()["thread"]["maximum"] == DEFAULT_MAXIMUM)
+        told = parts.budget.get_counts()["trio"]
         assert (told["current"], told["minimum"], told["maximum"]) == (2, 2, 5)
         assert parts.slots("asyncio") == 50
 
@@ -286,7 +288,7 @@ async def test_the_budget_of_a_worker_is_set_from_afar(
     url: str, app_name: str, doors: Doors, tmp_path: Path
 ) -> None:
     app = application(url, app_name, doors, cpu_slots=1, keys=str(tmp_path / "keys"))
-    app.control.keyring.signer()
+    app.control.keyring.get_signer()
     async with working(app, name="w"):
         sent = await app.asend_many([app.tasks["thread"].s() for _ in range(5)])
         await until(lambda: doors.inside["thread"] == 1)
@@ -318,7 +320,7 @@ async def test_a_maximum_may_be_a_function_of_either_colour(
     async with parts_of_a_worker(app) as parts:
         sent = await app.asend_many([app.tasks["coroutine"].s() for _ in range(8)])
         await until(lambda: doors.inside["trio"] == 3)
-        assert parts.budget.told()["trio"]["maximum"] == 3
+        assert parts.budget.get_counts()["trio"]["maximum"] == 3
         doors.open.set()
         assert not any(await agather(sent, timeout=30))
         assert doors.most["trio"] == 3
@@ -358,7 +360,7 @@ async def test_more_than_ten_cpu_slots_get_a_warning_and_ten_get_none(
         with Lines() as lines:
             async with parts_of_a_worker(app):
                 pass
-        found = lines.of("budget:many-cpu-slots")
+        found = lines.of("budget:oversized")
         assert [line["slots"] for line in found] == [slots] * warnings
 
 
@@ -403,7 +405,7 @@ async def test_the_example_takes_one_slot_more_at_a_time_up_to_its_licences(
     bake = app.task(kitchen.bake.function)
     with Lines() as lines:
         async with parts_of_a_worker(app) as parts:
-            await until(lambda: parts.budget.told()["thread"]["maximum"] == 3)
+            await until(lambda: parts.budget.get_counts()["thread"]["maximum"] == 3)
             baked = await agather(await app.asend_many([bake.s(0.1) for _ in range(12)]), timeout=30)
             assert baked == [0.1] * 12
             await until(lambda: parts.slots("thread") == 1)

@@ -10,7 +10,7 @@ import pytest
 from celery5.broker import calls
 from celery5.broker.calls import Entry
 from celery5.protocol.envelope import Envelope, encode
-from tests.redis.one_queue import Queue, Words, done, released
+from tests.redis.one_queue import Queue, Settlement, done, released
 
 LOCK = "shop.t k"
 
@@ -36,7 +36,7 @@ def holder(queue: Queue) -> bytes | None:
     return found
 
 
-def ended(state: str, entry: Entry) -> Words:
+def ended(state: str, entry: Entry) -> Settlement:
     """The words by which a job ends in this state."""
     document = f'{{"v":1,"id":"a","task":"shop.t","state":"{state}"}}'.encode()
     if state == "DEAD":
@@ -44,7 +44,7 @@ def ended(state: str, entry: Entry) -> Words:
     return ("complete", entry.id, "a", document, 60_000, LOCK.encode())
 
 
-def retried(entry: Entry) -> Words:
+def retried(entry: Entry) -> Settlement:
     """The words by which a job is tried again at once."""
     return ("retry", entry.id, "a", entry.message, 0, 60_000)
 
@@ -114,13 +114,13 @@ def test_a_key_is_kept_through_retries_and_what_is_given_back_and_recovered(queu
     queue.settle("w", retried(queue.read("w")[0]))
     assert queue.where("a") == "RETRY"
     assert list(others().values()) == ["a"]
-    queue(calls.promote(queue.keys, limit=10))
+    queue(calls.promote_due_jobs(queue.keys, limit=10))
     queue.settle("w", released(queue.read("w")[0], "a"))
     assert (queue.where("a"), list(others().values())) == ("SENT", ["a"])
     queue.read("w")
     assert (queue.where("a"), list(others().values())) == ("EXECUTING", ["a"])
     queue.lapse("w")
-    assert queue.recover().back == 1
+    assert queue.recover().requeued == 1
     assert (queue.where("a"), list(others().values())) == ("SENT", ["a"])
     assert queue.size().unfinished == 1
 
@@ -130,7 +130,7 @@ def test_a_key_is_free_when_its_job_is_buried_as_poisonous(queue: Queue) -> None
     claim(queue, "a")
     queue.read("w")
     queue.lapse("w")
-    assert queue.recover(deliveries=0).buried == 1
+    assert queue.recover(deliveries=0).dead_lettered == 1
     assert holder(queue) is None
     assert claim(queue, "b") == {}
 
@@ -180,7 +180,7 @@ def test_a_scheduled_job_has_its_key_from_the_moment_it_is_sent(queue: Queue) ->
     listening.close()
     earlier = str(int(time.time() * 1000) - 1)
     assert claim(queue, "c", at=earlier, key="other") == {}
-    moved, due_in = queue(calls.promote(queue.keys, limit=10))
+    moved, due_in = queue(calls.promote_due_jobs(queue.keys, limit=10))
     assert moved == 1
     assert 30 < due_in <= 60
     assert queue.where("c") == "SENT"
@@ -192,7 +192,7 @@ def test_unique_for_keeps_others_away_when_the_job_has_ended_until_its_time_is_o
     queue.settle("w", ended("SUCCESS", queue.read("w")[0]))
     assert holder(queue) is None
     assert claim(queue, "b", unique_for=60) == claim(queue, "b") == {"b": "a"}
-    window = queue.keys.window(LOCK)
+    window = queue.keys.unique_window(LOCK)
     assert 30_000 < queue.client.pttl(window) <= 60_000, "those who came later did not prolong it"
     queue.client.pexpire(window, 1)
     while queue.client.exists(window):
@@ -203,10 +203,10 @@ def test_unique_for_keeps_others_away_when_the_job_has_ended_until_its_time_is_o
 
 def test_unique_for_that_is_over_sends_nobody_while_the_job_lives(queue: Queue) -> None:
     claim(queue, "a", unique_for=0.001)
-    while queue.client.exists(queue.keys.window(LOCK)):
+    while queue.client.exists(queue.keys.unique_window(LOCK)):
         time.sleep(0.001)
     assert claim(queue, "b", unique_for=60) == {"b": "a"}
-    assert not queue.client.exists(queue.keys.window(LOCK))
+    assert not queue.client.exists(queue.keys.unique_window(LOCK))
 
 
 def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> None:
@@ -218,7 +218,7 @@ def test_nothing_is_left_of_keys_when_their_jobs_have_ended(queue: Queue) -> Non
         words = [(*done(entry, job_id, 1)[:5], f"shop.t {job_id}".encode()) for entry, job_id in
                  zip(queue.read("w", 1000), ids, strict=True)]  # fmt: skip
         assert queue.settle("w", *words) == 1000
-    queue(calls.leave(queue.keys, "w"))
+    queue(calls.leave_queue(queue.keys, "w"))
     left = set(queue.contents())
     give_up = time.monotonic() + 30
     while len(left) > 1 and time.monotonic() < give_up:

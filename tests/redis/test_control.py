@@ -12,7 +12,7 @@ import pytest
 import redis
 import trio
 
-from celery5 import App, BootStep, JobStory, Misconfigured, TaskRevoked, agather
+from celery5 import App, BootStep, JobDetails, Misconfigured, TaskRevoked, agather
 from celery5.broker import pausing
 from celery5.errors import BrokerUnavailable, CommandRefused
 from tests.redis.forging import order, put, signed
@@ -120,15 +120,15 @@ async def test_a_worker_that_begins_warns_once_of_its_queues_that_are_paused(
 ) -> None:
     double, _ = with_tasks(app)
     for queue in ("default", "another"):
-        await app.aperform(pausing.pause(app.keys, queue))
+        await app.aperform(pausing.pause_queue(app.keys, queue))
     with Lines() as lines:
         async with working(app, name="w1"):
             await until(lambda: bool(lines.of("queue:paused")))
             come_too_late(app, redis_client)  # a command that came too late has it look again: nothing is new
-            await until(lambda: bool(lines.of("inbox:refused")))
+            await until(lambda: bool(lines.of("inbox:command-refused")))
             await told(app, "resume-queue", queue="default")
             assert await (await double.adelay(2)).aget(timeout=30) == 4
-            await app.aperform(pausing.pause(app.keys, "default"))
+            await app.aperform(pausing.pause_queue(app.keys, "default"))
             come_too_late(app, redis_client)
             await until(lambda: len(lines.of("queue:paused")) > 1)
             await told(app, "resume-queue", queue="default")
@@ -139,10 +139,10 @@ async def test_a_worker_that_begins_warns_once_of_its_queues_that_are_paused(
 
 async def test_a_queue_that_is_paused_is_seen_to_be_also_before_anything_was_sent(app: App) -> None:
     assert not (await app.ainfo()).queues
-    await app.aperform(pausing.pause(app.keys, "default"))
+    await app.aperform(pausing.pause_queue(app.keys, "default"))
     assert (await app.ainfo("default")).queues["default"].paused
     assert [(each.queue, each.paused) for each in (await app.ainfo()).queues.values()] == [("default", True)]
-    await app.aperform(pausing.resume(app.keys, "default"))
+    await app.aperform(pausing.resume_queue(app.keys, "default"))
     assert not (await app.ainfo()).queues
 
 
@@ -202,7 +202,7 @@ async def test_a_command_for_a_worker_that_is_gone_is_no_other_workers(
         assert redis_client.xlen(inbox) == 1  # it waits where it was sent
 
 
-async def story(app: App, job_id: str) -> JobStory:
+async def story(app: App, job_id: str) -> JobDetails:
     found = await app.afind(job_id)
     assert found is not None
     return found

@@ -17,8 +17,8 @@ import trio
 from celery5 import App, BlockingInEventLoop, JobState, Misconfigured, TaskFailed, UnknownQueue, current_job
 from celery5.broker import calls
 from celery5.broker import dead_letters as graveyard
-from celery5.dead_letters import Tally
-from celery5.protocol.dead_letters import Choice, DeadJob, place_of
+from celery5.dead_letters import DeadLetterTally
+from celery5.protocol.dead_letters import DeadJob, DeadJobFilter, format_position
 from celery5.protocol.envelope import Envelope, encode
 from tests.redis.graves import QUEUE, bury, numbered, sent, state
 from tests.redis.workers import entries, leftovers, working
@@ -188,22 +188,25 @@ def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") 
     jobs = list(app.dlq.read())
     words = [(job.entry, job.id, job.raw, "") for job in jobs]
     keys = app.queue(QUEUE)
-    assert app.perform(graveyard.replay(keys, words[:1]), instead="") == [1]
-    assert app.perform(graveyard.replay(keys, words), instead="") == [0, 1]
+    assert app.perform(graveyard.replay_jobs(keys, words[:1]), instead="") == [1]
+    assert app.perform(graveyard.replay_jobs(keys, words), instead="") == [0, 1]
     assert not redis_client.exists(keys.dead)  # nothing empty is left
-    assert app.perform(graveyard.purge(keys, [(job.entry, job.id) for job in jobs]), instead="") == [0, 0]
+    assert app.perform(graveyard.purge_jobs(keys, [(job.entry, job.id) for job in jobs]), instead="") == [
+        0,
+        0,
+    ]
     assert sent(redis_client, app) == ["a", "b"]
     assert state(app, "a") is state(app, "b") is JobState.SENT
     redis_client.delete(keys.jobs, keys.stream)  # as if both had ended: once more is not again
-    assert app.perform(graveyard.replay(keys, words), instead="") == [0, 0]
+    assert app.perform(graveyard.replay_jobs(keys, words), instead="") == [0, 0]
     assert not redis_client.exists(keys.stream)
 
 
 def test_a_dry_run_changes_nothing(app: App, redis_client: "redis.Redis") -> None:
     bury(app, redis_client, *numbered(3))
     before = redis_client.xrange(app.queue(QUEUE).dead)
-    assert app.dlq.replay(dry_run=True, limit=2) == Tally(matched=2)
-    assert app.dlq.purge(dry_run=True) == Tally(matched=3)
+    assert app.dlq.replay(dry_run=True, limit=2) == DeadLetterTally(matched=2)
+    assert app.dlq.purge(dry_run=True) == DeadLetterTally(matched=3)
     assert redis_client.xrange(app.queue(QUEUE).dead) == before
     assert sent(redis_client, app) == []
 
@@ -283,7 +286,9 @@ def test_pages_of_any_size_are_the_whole_list_in_its_order(
     for size in (1, 5, 36, 37, 100):
         paged: list[DeadJob] = []
         while page := list(
-            app.dlq.read(newest_first=newest_first, limit=size, after=place_of(paged[-1]) if paged else None)
+            app.dlq.read(
+                newest_first=newest_first, limit=size, after=format_position(paged[-1]) if paged else None
+            )
         ):
             assert len(page) <= size
             paged += page
@@ -317,7 +322,7 @@ async def test_the_newest_can_be_chosen_by_age_and_filter_too(app: App, redis_cl
     ],
 )
 def test_a_place_that_makes_no_sense_is_refused(
-    app: App, redis_client: "redis.Redis", choice: Choice, says: str
+    app: App, redis_client: "redis.Redis", choice: DeadJobFilter, says: str
 ) -> None:
     for queue in ("mail", "cpu"):
         bury(app, redis_client, "a", queue=queue)

@@ -16,7 +16,7 @@ import trio
 
 from celery5 import App, current_job
 from celery5.broker import calls
-from celery5.dead_letters import Tally
+from celery5.dead_letters import DeadLetterTally
 from tests.redis.graves import QUEUE, bury, numbered, sent
 from tests.redis.workers import until_async, working
 
@@ -24,7 +24,7 @@ from tests.redis.workers import until_async, working
 def test_two_who_replay_at_once_replay_each_job_once(app: App, redis_client: "redis.Redis") -> None:
     ids = numbered(600)
     bury(app, redis_client, *ids)
-    tallies: list[Tally] = []
+    tallies: list[DeadLetterTally] = []
     replaying = [threading.Thread(target=lambda: tallies.append(app.dlq.replay())) for _ in range(3)]
     for each in replaying:
         each.start()
@@ -57,7 +57,7 @@ async def test_jobs_are_replayed_while_workers_run_them(app: App, redis_client: 
 
 async def dead_again(app: App, count: int) -> bool:
     """Whether so many jobs are dead, and no other is left."""
-    size = await app.aperform(calls.measure(app.queue(QUEUE)))
+    size = await app.aperform(calls.measure_queue(app.queue(QUEUE)))
     return (size.dead, size.unfinished) == (count, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery5 import App, JobState, TaskFailed, TaskRejected, current_job
-from celery5.deduplicate import WHY
+from celery5.deduplicate import DEFAULT_REASON
 from tests.redis.workers import Lines, until, working
 
 KINDS = ["trio", "asyncio", "thread"]
@@ -50,7 +50,7 @@ async def test_a_job_that_the_policy_does_not_want_is_rejected_and_says_why(
             sent = {to: await task.adelay(to, language="fr") for to in answers}
             for to in ("cleo", "dan", "eve"):
                 assert await sent[to].aget() == f"welcome, {to}"
-            for to, why in (("ada", WHY), ("bob", "sent on Monday")):
+            for to, why in (("ada", DEFAULT_REASON), ("bob", "sent on Monday")):
                 with pytest.raises(TaskRejected, match=why) as caught:
                     await sent[to].aget()
                 assert caught.value.reason == why
@@ -58,7 +58,7 @@ async def test_a_job_that_the_policy_does_not_want_is_rejected_and_says_why(
         await until(lambda: len(lines.of("job")) == 5)
         told = [line for line in lines.of("job") if line.get("state") == "REJECTED"]
     assert sorted(runs) == ["cleo", "dan", "eve"]
-    assert sorted(line["why"] for line in told) == sorted([WHY, "sent on Monday"])
+    assert sorted(line["why"] for line in told) == sorted([DEFAULT_REASON, "sent on Monday"])
     assert {line["level"] for line in told} == {"warning"}
     document = json.loads(bytes(redis_client.get(sent["bob"].key)))  # type: ignore[arg-type]
     assert (document["state"], document["reason"]) == ("REJECTED", "sent on Monday")

@@ -17,7 +17,7 @@ import trustme
 from celery5 import App, Misconfigured, __version__
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker_checks import BrokerChecks
-from celery5.doctor import Check, checks_of, examined
+from celery5.doctor import DoctorCheck, get_checks, run_checks
 from celery5.host_checks import HostChecks
 from celery5.protocol.diagnosis import Finding
 from tests.redis.staff import wait_until
@@ -52,7 +52,7 @@ def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "re
     def found(appendonly: str, appendfsync: str, save: str) -> Finding:
         for name, value in (("appendonly", appendonly), ("appendfsync", appendfsync), ("save", save)):
             second.config_set(name, value)
-        return broker_of(own).persistence()
+        return broker_of(own).check_persistence()
 
     assert found("yes", "everysec", "").state == "ok"
     assert found("yes", "no", "").state == "warn"
@@ -62,22 +62,22 @@ def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "re
 
 
 def test_a_server_that_would_throw_jobs_away_is_found(own: App, second: "redis.Redis") -> None:
-    assert broker_of(own).memory().state == "ok"
+    assert broker_of(own).check_memory().state == "ok"
     second.config_set("maxmemory-policy", "allkeys-lru")
-    assert broker_of(own).memory().state == "fail"
+    assert broker_of(own).check_memory().state == "fail"
     second.config_set("maxmemory-policy", "noeviction")
     second.config_set("maxmemory", 1024)
-    assert broker_of(own).memory().state == "warn"
+    assert broker_of(own).check_memory().state == "warn"
     second.config_set("maxmemory", 0)
 
 
 def test_a_sound_server_is_sound(own: App) -> None:
     broker = broker_of(own)
-    assert broker.server().state == "ok"
-    assert broker.clock().state == "ok"
-    assert "of 20 pings" in broker.latency().says
-    assert broker.permissions() == broker.permissions()
-    assert (broker.permissions().state, broker.keys().state) == ("ok", "ok")
+    assert broker.check_server().state == "ok"
+    assert broker.check_clock().state == "ok"
+    assert "of 20 pings" in broker.check_latency().says
+    assert broker.check_permissions() == broker.check_permissions()
+    assert (broker.check_permissions().state, broker.check_keys().state) == ("ok", "ok")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
     second.execute_command("ACL", "SETUSER", "clerk", "on", ">hush", *rules)  # type: ignore[no-untyped-call]
     path = own.connections.endpoint.path
     app = App(own.name, broker=f"unix://clerk:hush@{path}?db=0")
-    found = broker_of(app).permissions()
+    found = broker_of(app).check_permissions()
     assert found.state == "fail"
     assert [word for word in words if word not in found.says] == []
     assert found.remedy.startswith("ACL SETUSER clerk ")
@@ -105,7 +105,7 @@ def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
     assert list(second.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
     # What it says is what helps.
     second.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
-    assert broker_of(app).permissions().state == "ok"
+    assert broker_of(app).check_permissions().state == "ok"
     app.close()
 
 
@@ -117,14 +117,14 @@ def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
     second.set(f"celery5:{{{own.name}}}:passing", "1", ex=100)
     second.set(f"celery5:{{{own.name}-other}}:not-ours", "1")
     second.sadd(own.keys.queues, "default")
-    found = broker_of(own).keys()
+    found = broker_of(own).check_keys()
     assert found.state == "warn"
     assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.says
 
 
 def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
     app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
-    found = {each.check: each for each in examined(checks_of(app, root=tmp_path))}
+    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
     assert [name for name, each in found.items() if each.state == "fail"] == ["server"]
     assert "none.sock" in found["server"].says
     assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
@@ -136,7 +136,7 @@ def test_each_of_several_brokers_is_looked_at(
 ) -> None:
     other = {"mails": own_server.url, "away": "unix:///nonexistent/none.sock"}
     app = App(own.name, broker=url, brokers=other, keys=str(tmp_path / "keys"))
-    found = {each.check: each for each in examined(checks_of(app, root=tmp_path))}
+    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
     assert (found["server"].state, found["server mails"].state, found["server away"].state) == (
         "ok",
         "ok",
@@ -152,8 +152,8 @@ def test_no_connection_is_left_open(
 ) -> None:
     before = len(second.client_list())
     app = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
-    checks = checks_of(app, root=tmp_path)
-    assert all(each.check for each in examined(checks))
+    checks = get_checks(app, root=tmp_path)
+    assert all(each.check for each in run_checks(checks))
     app.close()
     wait_until(lambda: len(second.client_list()) == before)
     assert checks  # they are held: it is not for being forgotten that the connections are closed
@@ -163,7 +163,7 @@ def test_a_server_that_hangs_holds_nobody_up(own: App, own_server: EmbeddedServe
     os.kill(own_server.pid, signal.SIGSTOP)
     begun = time.monotonic()
     try:
-        found = {each.check: each for each in examined(checks_of(own, root=tmp_path), limit=0.5)}
+        found = {each.check: each for each in run_checks(get_checks(own, root=tmp_path), limit=0.5)}
     finally:
         os.kill(own_server.pid, signal.SIGCONT)
     assert found["server"].says == "no answer within 0.5 s"
@@ -179,11 +179,11 @@ def test_a_check_that_is_broken_says_so_and_the_others_go_on() -> None:
         raise Misconfigured("this is\nwrong")
 
     checks = [
-        Check("one", broken),
-        Check("two", wrong),
-        Check("three", lambda: Finding("three", "ok", "fine")),
+        DoctorCheck("one", broken),
+        DoctorCheck("two", wrong),
+        DoctorCheck("three", lambda: Finding("three", "ok", "fine")),
     ]
-    found = list(examined(checks))
+    found = list(run_checks(checks))
     assert [each.state for each in found] == ["fail", "fail", "ok"]
     assert found[0].says == "the check itself failed: ZeroDivisionError: oh"
     assert found[1].says == "this is wrong"
@@ -192,26 +192,32 @@ def test_a_check_that_is_broken_says_so_and_the_others_go_on() -> None:
 def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path: Path) -> None:
     app = App("keyed", keys=str(tmp_path / "keys"))
     host = HostChecks(os.environ, root=tmp_path)
-    assert "not there yet" in host.folder(app).says
+    assert "not there yet" in host.check_key_folder(app).says
     app.control.keyring.renew()
-    assert (host.folder(app).state, host.certificates(app).state) == ("ok", "ok")
+    assert (host.check_key_folder(app).state, host.check_certificates(app).state) == ("ok", "ok")
 
     (tmp_path / "keys" / "mine.pem").chmod(0o644)
-    assert host.folder(app).state == "warn"
+    assert host.check_key_folder(app).state == "warn"
     (tmp_path / "keys").chmod(0o755)
-    assert (host.folder(app).state, host.folder(app).remedy) == ("fail", f"chmod 700 {tmp_path / 'keys'}")
+    assert (host.check_key_folder(app).state, host.check_key_folder(app).remedy) == (
+        "fail",
+        f"chmod 700 {tmp_path / 'keys'}",
+    )
     (tmp_path / "keys").chmod(0o700)
 
-    mine = next(each for each in app.control.keyring.certificates() if each.role == "mine")
+    mine = next(each for each in app.control.keyring.list_certificates() if each.role == "mine")
     app.control.keyring.revoke(mine.fingerprint)
-    assert "refused here: revoked" in host.certificates(app).says
+    assert "refused here: revoked" in host.check_certificates(app).says
     app.control.keyring.renew()
-    assert host.certificates(app).state == "ok"
+    assert host.check_certificates(app).state == "ok"
 
     soon = trustme.CA().issue_cert("a.b", not_after=datetime.now(UTC) + timedelta(days=3))
     (tmp_path / "soon.pem").write_bytes(soon.cert_chain_pems[0].bytes())
     app.control.keyring.trust_file(tmp_path / "soon.pem")
-    assert (host.certificates(app).state, "they end soon" in host.certificates(app).says) == ("warn", True)
+    assert (host.check_certificates(app).state, "they end soon" in host.check_certificates(app).says) == (
+        "warn",
+        True,
+    )
 
 
 def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
     app.control.keyring.renew()
     for each in (tmp_path / "keys" / "trusted").iterdir():
         each.unlink()
-    found = HostChecks(os.environ, root=tmp_path).certificates(app)
+    found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
     assert (found.state, found.says) == ("fail", "what is signed here is refused here: unknown-issuer")
 
 
@@ -229,28 +235,28 @@ def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest
     systemctl.write_text("#!/bin/sh\necho 'systemd 252 (252.1)'\n")
     systemctl.chmod(0o755)
     host = HostChecks({"HOME": "/home/clerk"}, root=tmp_path)
-    assert host.units().says == "none of systemd's is installed"
+    assert host.check_units().says == "none of systemd's is installed"
 
     folder = tmp_path / "home/clerk/.config/systemd/user"
     (folder / "default.target.wants").mkdir(parents=True)
     unit = folder / "celery5-worker@.service"
     unit.write_text("[Service]\nExecStart=-/nowhere/celery5 worker start\n")
-    assert (host.units().state, "/nowhere/celery5" in host.units().says) == ("fail", True)
+    assert (host.check_units().state, "/nowhere/celery5" in host.check_units().says) == ("fail", True)
     unit.write_text("[Service]\nExecStart=/bin/sh celery5 worker start\n")
-    assert "log" in host.units().says  # they end when their user logs out
-    assert host.units().remedy.startswith("loginctl enable-linger ")
+    assert "log" in host.check_units().says  # they end when their user logs out
+    assert host.check_units().remedy.startswith("loginctl enable-linger ")
 
-    user = host.units().remedy.split()[-1]
+    user = host.check_units().remedy.split()[-1]
     (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
     (tmp_path / "var/lib/systemd/linger" / user).touch()
-    assert host.units().remedy == "systemctl --user enable celery5-worker@.service"
+    assert host.check_units().remedy == "systemctl --user enable celery5-worker@.service"
     (folder / "default.target.wants" / "celery5-worker@shop.service").symlink_to(unit)
-    assert host.units().says == "systemd 252: celery5-worker@.service; enabled"
+    assert host.check_units().says == "systemd 252: celery5-worker@.service; enabled"
     systemctl.write_text("#!/bin/sh\necho 'systemd 229'\n")
-    assert host.units().state == "warn"
+    assert host.check_units().state == "warn"
 
 
 def test_this_python_and_its_libraries_will_do() -> None:
     host = HostChecks(os.environ)
-    assert (host.python().state, __version__ in host.python().says) == ("ok", True)
-    assert host.libraries().state in ("ok", "warn")  # a warning where it runs from a checkout
+    assert (host.check_python().state, __version__ in host.check_python().says) == ("ok", True)
+    assert host.check_libraries().state in ("ok", "warn")  # a warning where it runs from a checkout

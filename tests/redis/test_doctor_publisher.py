@@ -12,7 +12,7 @@ import trustme
 
 from celery5 import App
 from celery5.broker.embedded import EmbeddedServer
-from celery5.doctor import checks_of, examined
+from celery5.doctor import get_checks, run_checks
 from celery5.protocol import diagnosis_host
 from celery5.protocol.diagnosis import Finding
 from tests.redis.publishing import Daemon, publishing
@@ -30,7 +30,7 @@ def own_daemon(own_server: EmbeddedServer, app_name: str, short_path: Path) -> I
 def found(app: App) -> list[Finding]:
     """What the doctor finds about the Publisher."""
     try:
-        return list(examined([each for each in checks_of(app) if each.name == "publisher"]))
+        return list(run_checks([each for each in get_checks(app) if each.name == "publisher"]))
     finally:
         app.close()
 
@@ -69,11 +69,11 @@ def test_the_daemon_is_asked_over_tls_and_by_whom_it_trusts(own_daemon: Daemon) 
     ("waiting", "trouble", "told"),
     [
         (1, "", ("ok", "1 message waits")),
-        (diagnosis_host.MANY, "", ("warn", "jobs come faster than they are published")),
+        (diagnosis_host.MANY_WAITING_MESSAGES, "", ("warn", "jobs come faster than they are published")),
         (0, "disk full", ("warn", "has jobs in memory only: disk full")),
     ],
 )
 def test_what_waits_there_is_judged(waiting: int, trouble: str, told: tuple[str, str]) -> None:
-    finding = diagnosis_host.publisher("unix://", waiting, trouble)
+    finding = diagnosis_host.diagnose_publisher("unix://", waiting, trouble)
     assert (finding.state, told[1] in finding.says) == (told[0], True)
     assert bool(finding.remedy) == (finding.state != "ok")

@@ -240,7 +240,7 @@ def test_a_folder_with_a_name_too_long_for_a_socket_is_not_used(
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with EmbeddedServer.start(server_binary) as server:
         assert not server.folder.is_relative_to(deep)
-    monkeypatch.setattr(embedded, "LONGEST_PATH", 5)
+    monkeypatch.setattr(embedded, "MAX_SOCKET_PATH", 5)
     with pytest.raises(Misconfigured, match="TMPDIR"):
         EmbeddedServer.start(server_binary)
 

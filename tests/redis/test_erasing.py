@@ -9,9 +9,9 @@ from dataclasses import fields
 import redis
 
 from celery5 import App
-from celery5.broker.erase import erase
+from celery5.broker.erase import erase_app
 from celery5.broker.keys import EVENTS, Keys, QueueKeys
-from celery5.protocol.limits import Rule
+from celery5.protocol.limits import AdmissionRule
 from tests.redis.gated import TASK, Gated
 from tests.redis.one_queue import Queue
 from tests.redis.workers import leftovers
@@ -28,8 +28,17 @@ def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:
         is_key = isinstance(value, str) and value.startswith("celery5:") and not each.name.endswith("_prefix")
         if is_key and each.name not in CHANNELS:
             yield value
-    yield from (queue.documents_for("s"), queue.taken("s"), queue.progress("s"), queue.result("a"))
-    yield from (keys.schedules(queue.queue), keys.schedule_times(queue.queue), keys.living("scheduler"))
+    yield from (
+        queue.documents_for("s"),
+        queue.claimed_documents("s"),
+        queue.document_progress("s"),
+        queue.result("a"),
+    )
+    yield from (
+        keys.schedules(queue.queue),
+        keys.schedule_times(queue.queue),
+        keys.live_processes("scheduler"),
+    )
     for name, value in vars(Keys).items():
         if isinstance(value, property) and name not in CHANNELS | STAY:
             yield getattr(keys, name)
@@ -40,7 +49,7 @@ def test_every_key_of_an_application_goes(queue: Queue, app: App, redis_client: 
         if key != queue.keys.jobs:
             redis_client.set(key, "something")
     redis_client.hset(queue.keys.jobs, "a", "D")
-    for call in erase(app.keys, [queue.keys], ["a"], ["s"]):
+    for call in erase_app(app.keys, [queue.keys], ["a"], ["s"]):
         queue(call)
     assert leftovers(redis_client, app) == {}
 
@@ -49,11 +58,11 @@ def test_waiting_rooms_go_whatever_their_lines_are_called(
     queue: Queue, app: App, redis_client: "redis.Redis"
 ) -> None:
     gate = Gated(queue.driver, queue.keys, queue.client)
-    gate.rule = Rule(TASK, most=1, keyed=True, fair=True)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True, fair=True)
     gate.join("w")
     for n, (token, fair) in enumerate([("", ""), ("ann b", ""), ("ann b", "100% [x]"), ("a\nb", "c")]):
         gate.come("w", *f"{n}a {n}b {n}c".split(), token=token, fair=fair)
     assert len(gate.room()) == 8
-    for call in erase(app.keys, [queue.keys]):
+    for call in erase_app(app.keys, [queue.keys]):
         queue(call)
     assert leftovers(redis_client, app) == {}

@@ -14,7 +14,7 @@ from celery5 import App, AsyncResult, JobState, Misconfigured, current_job
 from celery5.broker.keys import EVENTS
 from celery5.event import Event
 from celery5.processes.router import ROUTER
-from celery5.protocol.derived import derived_id
+from celery5.protocol.derived import derive_job_id
 from tests.redis.workers import start, until, until_async
 
 
@@ -67,7 +67,7 @@ async def test_every_subscriber_of_an_event_gets_one_job_with_the_fields_it_take
     assert sent.event.endswith("UserRegistered")
     assert sorted(had, key=lambda each: str(each[0])) == [
         ("count", [("email", "a@b.c"), ("plan", "free"), ("user_id", str(user))]),
-        ("welcome", user, "a@b.c", derived_id(sent.id, app.name, welcome.name)),
+        ("welcome", user, "a@b.c", derive_job_id(sent.id, app.name, welcome.name)),
     ]
     assert left(redis_client, app) == 0
     assert not redis_client.hgetall(app.queue(EVENTS).jobs)
@@ -155,13 +155,13 @@ async def test_an_event_that_nobody_wants_is_kept_counted_and_given_to_who_subsc
         routing = await start(nursery, producer, page=ROUTER)
         for order in range(3):
             await Paid.adelay(order=order)
-        await until(lambda: redis_client.xlen(producer.keys.kept("Paid 1")) == 3)
+        await until(lambda: redis_client.xlen(producer.keys.kept_events("Paid 1")) == 3)
         (state,) = await producer.events.astate()
         assert (state.event, state.version, state.kept, state.unclaimed) == ("Paid", 1, 3, 3)
-        assert 86_000_000 < redis_client.pttl(producer.keys.kept("Paid 1")) <= 86_400_000
+        assert 86_000_000 < redis_client.pttl(producer.keys.kept_events("Paid 1")) <= 86_400_000
         working = await start(nursery, consumer)
         await working.stop()
-        assert redis_client.xlen(producer.keys.kept("Paid 1")) == 3, "it has not subscribed"
+        assert redis_client.xlen(producer.keys.kept_events("Paid 1")) == 3, "it has not subscribed"
 
         @PaidToo.subscribe
         @consumer.task
@@ -192,7 +192,7 @@ async def test_who_is_not_to_catch_up_gets_what_comes_after(
     async with trio.open_nursery() as nursery:
         routing = await start(nursery, app, page=ROUTER)
         await Paid.adelay(order=1)
-        await until(lambda: redis_client.xlen(app.keys.kept("Paid 1")) == 1)
+        await until(lambda: redis_client.xlen(app.keys.kept_events("Paid 1")) == 1)
 
         @Paid.subscribe
         @app.task
@@ -218,9 +218,9 @@ async def test_with_a_retention_of_0_nothing_is_kept_and_all_is_counted(
     async with trio.open_nursery() as nursery:
         routing = await start(nursery, app, page=ROUTER)
         await Paid.adelay(order=1)
-        await until(lambda: redis_client.hgetall(app.keys.unclaimed) == {b"Paid 1": b"1"})
+        await until(lambda: redis_client.hgetall(app.keys.unclaimed_events) == {b"Paid 1": b"1"})
         await routing.stop()
-    assert not redis_client.exists(app.keys.kept("Paid 1"))
+    assert not redis_client.exists(app.keys.kept_events("Paid 1"))
 
 
 async def test_a_subscription_outlives_its_workers_and_is_retired_in_time(
@@ -246,7 +246,7 @@ async def test_a_subscription_outlives_its_workers_and_is_retired_in_time(
         await until(lambda: redis_client.xlen(stream) == 1)
         await trio.sleep(1.1)
         await Paid.adelay(order=2)
-        await until(lambda: redis_client.xlen(app.keys.kept("Paid 1")) == 1)
+        await until(lambda: redis_client.xlen(app.keys.kept_events("Paid 1")) == 1)
         await routing.stop()
     assert redis_client.xlen(stream) == 1
     redis_client.delete(app.keys.queues)
@@ -305,8 +305,8 @@ async def test_a_subscriber_that_fails_has_retries_and_a_dead_letter_of_its_own(
     async with trio.open_nursery() as nursery:
         each = [await start(nursery, app), await start(nursery, app, page=ROUTER)]
         sent = await Paid.adelay(order=7)
-        dead: AsyncResult[Any] = app.result(derived_id(sent.id, app.name, fails.name))
-        done: AsyncResult[Any] = app.result(derived_id(sent.id, app.name, works.name))
+        dead: AsyncResult[Any] = app.result(derive_job_id(sent.id, app.name, fails.name))
+        done: AsyncResult[Any] = app.result(derive_job_id(sent.id, app.name, works.name))
         assert await done.aget(timeout=30) == "done"
         await until_async(lambda: _is(dead, JobState.DEAD))
         for one in each:

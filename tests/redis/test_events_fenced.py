@@ -18,12 +18,12 @@ from celery5.broker import events as trips
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.call import Call
 from celery5.broker.calls import Entry
-from celery5.broker.events import Ending
+from celery5.broker.events import EventOutcome
 from celery5.broker.keys import EVENTS, GROUP, QueueKeys
 from celery5.event import Event
 from celery5.log import Log
-from celery5.processes.several import Afar
-from celery5.protocol.derived import AFTERWARDS
+from celery5.processes.several import RemoteRedis
+from celery5.protocol.derived import DEDUPLICATION_GRACE
 from celery5.services.event_ingestion import EventIngestion
 from celery5.services.lease import Lease
 from celery5.services.lease import now as clock
@@ -38,7 +38,7 @@ class Judged(Lease):
     """A lease that says at once when it does not last."""
 
     async def sure(self) -> None:
-        if not self.lasts():
+        if not self.is_valid():
             raise Frozen
 
 
@@ -46,13 +46,13 @@ class Way:
     """The way to the broker. Whoever asks for the registry is frozen beyond its lease, if it is to be."""
 
     def __init__(self, app: App, lease: Lease) -> None:
-        self._redis = Afar(app, "default")
+        self._redis = RemoteRedis(app, "default")
         self._lease = lease
         self.freezes = False
 
     async def perform(self, call: Call[Any], /) -> Any:
         if self.freezes:
-            self._lease.until = 0.0
+            self._lease.expires_at = 0.0
         return await self._redis.perform(call)
 
     async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
@@ -66,7 +66,7 @@ class Desk:
         self.app, self.client, self.event = app, client, event
         self.keys: QueueKeys = app.queue(EVENTS)
         self.lease = Judged(seconds=1000.0)
-        self.lease.renewed(clock())
+        self.lease.mark_renewed(clock())
         self.way = Way(app, self.lease)
         self.ingestion = EventIngestion(
             redis=self.way,
@@ -80,18 +80,18 @@ class Desk:
             event_retention=60.0,
             message_limit=1024 * 1024,
             clock=time.time,
-            event_acts=SimpleNamespace(acts={}),  # type: ignore[arg-type]
-            routed=self.way,
-            home=lambda _app, _queue: "default",
+            event_actions=SimpleNamespace(acts={}),  # type: ignore[arg-type]
+            broker_router=self.way,
+            find_broker=lambda _app, _queue: "default",
         )
 
     async def read(self, count: int = 1) -> list[Entry]:
         """Events that `r1` has read."""
         for router in ("r1", "r2"):
-            await self.way.perform(calls.join(self.keys, router, lease=1000.0))
+            await self.way.perform(calls.join_queue(self.keys, router, lease=1000.0))
         await self.app.events.asend([self.event(order=n) for n in range(count)])
         driver = BlockingRedis(self.app.connections.endpoint)
-        found = driver.perform(calls.read([self.keys], "r1", count=count, block=0.001))
+        found = driver.perform(calls.read_jobs([self.keys], "r1", count=count, block_seconds=0.001))
         driver.close()
         return found
 
@@ -102,7 +102,7 @@ class Desk:
     def remembered(self) -> list[int]:
         """For how many ms jobs are remembered."""
         looked: Any = self.client
-        return [looked.pttl(key) for key in looked.keys(self.app.queue("default").window("*"))]
+        return [looked.pttl(key) for key in looked.keys(self.app.queue("default").unique_window("*"))]
 
 
 @asynccontextmanager
@@ -135,10 +135,10 @@ async def test_the_jobs_of_an_event_are_remembered_for_long_while_another_router
         (entry,) = await one.read()
         one.pass_on(entry)
         await one.ingestion.route([entry])
-        assert [each > 10 * AFTERWARDS * 1000 for each in one.remembered()] == [True]
+        assert [each > 10 * DEDUPLICATION_GRACE * 1000 for each in one.remembered()] == [True]
         one.client.xclaim(one.keys.stream, GROUP, "r1", 0, [entry.id])
         await one.ingestion.route([entry])
-        assert [each <= AFTERWARDS * 1000 for each in one.remembered()] == [True]
+        assert [each <= DEDUPLICATION_GRACE * 1000 for each in one.remembered()] == [True]
         assert redis_client.xlen(one.app.queue("default").stream) == 1
 
 
@@ -158,11 +158,13 @@ async def test_only_who_has_an_event_ends_it_and_nobody_who_may_not_know_all_sub
 ) -> None:
     async with desk(url, app_name, redis_client) as one:
         (entry,) = await one.read()
-        known = await one.way.perform(trips.subscribers(one.app.keys, b""))
+        known = await one.way.perform(trips.get_subscribers(one.app.keys, b""))
 
         async def end(router: str, verb: str, state: bytes) -> list[int]:
-            ending = Ending(verb, entry.id, "", "Placed\n1", entry.message)
-            call = trips.finish(one.app.keys, one.keys, router, [ending], known=state, retention=60.0)
+            ending = EventOutcome(verb, entry.id, "", "Placed\n1", entry.message)
+            call = trips.finish_events(
+                one.app.keys, one.keys, router, [ending], known_state=state, retention=60.0
+            )
             answer: list[int] = await one.way.perform(call)
             return answer
 
@@ -173,18 +175,22 @@ async def test_only_who_has_an_event_ends_it_and_nobody_who_may_not_know_all_sub
         assert await end("r1", "keep", known.state) == [1]
         assert await end("r1", "keep", known.state) == [0]
         assert redis_client.xlen(one.keys.stream) == 0
-        assert redis_client.xlen(one.app.keys.kept("Placed\n1")) == 1
+        assert redis_client.xlen(one.app.keys.kept_events("Placed\n1")) == 1
 
 
 async def test_of_what_nobody_wants_so_many_are_kept_and_no_more(
     url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trips, "MOST_KEPT", 100)
+    monkeypatch.setattr(trips, "MAX_KEPT_EVENTS", 100)
     async with desk(url, app_name, redis_client) as one:
         found = await one.read(600)
-        known = await one.way.perform(trips.subscribers(one.app.keys, b""))
-        endings = [Ending("keep", each.id, "", "Placed\n1", each.message) for each in found]
+        known = await one.way.perform(trips.get_subscribers(one.app.keys, b""))
+        endings = [EventOutcome("keep", each.id, "", "Placed\n1", each.message) for each in found]
         await one.way.perform(
-            trips.finish(one.app.keys, one.keys, "r1", endings, known=known.state, retention=60.0)
+            trips.finish_events(
+                one.app.keys, one.keys, "r1", endings, known_state=known.state, retention=60.0
+            )
         )
-        assert 100 <= redis_client.xlen(one.app.keys.kept("Placed\n1")) <= 300  # Redis trims by the hundred
+        assert (
+            100 <= redis_client.xlen(one.app.keys.kept_events("Placed\n1")) <= 300
+        )  # Redis trims by the hundred

@@ -12,8 +12,8 @@ import trio
 from celery5 import App, Misconfigured, TaskResumed, TaskSuspended
 from celery5.broker.keys import EVENTS
 from celery5.event import Event
-from celery5.log import Journal
-from celery5.processes.development import running
+from celery5.log import LogWriter
+from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 from celery5.processes.router import ROUTER
 from tests.redis.workers import LEASE, start, until, until_async
@@ -38,7 +38,7 @@ async def test_a_task_is_suspended_and_resumed_by_an_event(url: str, app_name: s
         await until(lambda: heard == ["charge: maintenance"])
 
         async def suspended() -> bool:
-            return "charge" in await app.limits.atold()
+            return "charge" in await app.limits.alist()
 
         assert await suspended()
         await app.events.asend([TaskResumed(task="charge")])
@@ -94,7 +94,7 @@ async def test_in_development_a_burst_waits_for_the_events(
         had.append(order)
 
     await app.events.asend([Placed(order=n) for n in range(50)])
-    async with running(app, ServeOptions(burst=True)) as done:
+    async with run_in_background(app, ServeOptions(burst=True)) as done:
         with trio.fail_after(30):
             await done.wait()
     assert sorted(had) == list(range(50))
@@ -120,7 +120,7 @@ async def test_a_misspelt_application_is_told_of_once_and_a_known_one_is_not(
         order: int
 
     await Paid.adelay(order=1)
-    with Journal() as journal:
+    with LogWriter() as journal:
         async with trio.open_nursery() as nursery:
             one = await start(nursery, mail)
             await one.stop()

@@ -146,7 +146,9 @@ async def test_an_event_comes_back_after_its_jobs_and_their_results_are_long_gon
             routers.append(begun(app, url))
             await until(lambda: left(redis_client, app) == 0, within=60)
             windows = [
-                key for name in ("default", "other") for key in redis_client.keys(app.queue(name).window("*"))
+                key
+                for name in ("default", "other")
+                for key in redis_client.keys(app.queue(name).unique_window("*"))
             ]
             assert len(windows) == 3
             # They are forgotten sooner now.

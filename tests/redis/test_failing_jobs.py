@@ -19,7 +19,7 @@ from celery5 import (
     agather,
     current_job,
 )
-from celery5.services.judgement import LOOKS
+from celery5.services.judgement import CHECKED_RESULTS
 from tests.redis.workers import Lines, entries, held, of_kind, until, working
 
 
@@ -183,10 +183,10 @@ async def test_a_result_of_another_type_than_declared_is_warned_of_once_for_each
     wrong = declared("wrong", int, 1, "seven")
     right = declared("right", list[int], [1, 2])
     anything = declared("anything", Any, "seven")
-    late = declared("late", int, *[1] * LOOKS, "seven")  # nobody looks any more
+    late = declared("late", int, *[1] * CHECKED_RESULTS, "seven")  # nobody looks any more
     with Lines() as lines:
         async with working(app):
-            for task, times in ((wrong, 3), (right, 3), (anything, 3), (late, LOOKS), (late, 1)):
+            for task, times in ((wrong, 3), (right, 3), (anything, 3), (late, CHECKED_RESULTS), (late, 1)):
                 found = await agather([await task.adelay() for _ in range(times)])
             assert isinstance(found[-1], BadResult)
     (line,) = lines.of("job:wrong-result")

@@ -20,23 +20,23 @@ from celery5.broker.calls import Entry
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.limits import Rate, Rule
+from celery5.protocol.limits import AdmissionRule, Rate
 from tests.gate_leaks import gate_leaks
 from tests.redis.gated import TASK, Gated
 from tests.redis.one_queue import buried, done, failed, released
 
 STEPS = 250
 RULES = (
-    Rule(TASK, most=1),
-    Rule(TASK, most=3),
-    Rule(TASK, most=2, per="worker"),
-    Rule(TASK, most=1, keyed=True),
-    Rule(TASK, most=2, keyed=True, fair=True),
-    Rule(TASK, fair=True),
-    Rule(TASK, rate=Rate("1000/s")),
-    Rule(TASK, suspended=True, most=3),
-    Rule(TASK, suspended=True, most=3, keyed=True),
-    Rule(TASK, most=2, per="worker", keyed=True),
+    AdmissionRule(TASK, max_running=1),
+    AdmissionRule(TASK, max_running=3),
+    AdmissionRule(TASK, max_running=2, per="worker"),
+    AdmissionRule(TASK, max_running=1, keyed=True),
+    AdmissionRule(TASK, max_running=2, keyed=True, fair=True),
+    AdmissionRule(TASK, fair=True),
+    AdmissionRule(TASK, rate=Rate("1000/s")),
+    AdmissionRule(TASK, suspended=True, max_running=3),
+    AdmissionRule(TASK, suspended=True, max_running=3, keyed=True),
+    AdmissionRule(TASK, max_running=2, per="worker", keyed=True),
 )
 
 
@@ -74,8 +74,8 @@ class Walk:
         if self.dice.random() < 0.2 and entries and how == "run":
             assert self.gate.ask(worker, entries, how) == fates
         for entry, fate in zip(entries, fates, strict=True):
-            assert fate in (gating.RUNS, gating.WAITS, gating.REVOKED)
-            if fate != gating.WAITS:
+            assert fate in (gating.ADMITTED, gating.WAITING, gating.REVOKED)
+            if fate != gating.WAITING:
                 self.let_in(worker, [entry])
             if fate == gating.REVOKED:
                 self.settle_one(entry.id, done)
@@ -114,7 +114,7 @@ class Walk:
 
     def promote(self) -> None:
         """Time passes."""
-        self.gate(calls.promote(self.gate.keys, limit=100))
+        self.gate(calls.promote_due_jobs(self.gate.keys, limit=100))
 
     def revoke(self) -> None:
         """Any job is revoked."""
@@ -124,7 +124,7 @@ class Walk:
     def kill(self) -> None:
         """A worker dies; another comes."""
         worker = self.workers.pop(self.dice.randrange(len(self.workers)))
-        while self.gate.recover(worker, limit=self.dice.randint(1, 5), deliveries=100).more:
+        while self.gate.recover(worker, limit=self.dice.randint(1, 5), deliveries=100).has_more:
             pass
         self.inside = {entry: who for entry, who in self.inside.items() if who[0] != worker}
         self.hire()
@@ -140,7 +140,7 @@ class Walk:
         assert set(self.gate.slots()) <= {entry.decode() for entry in self.inside}
         rule, now = self.gate.rule, self.count()
         for gate, count in now.items():
-            most = rule.most if rule.most is not None and rule.rate is None else count
+            most = rule.max_running if rule.max_running is not None and rule.rate is None else count
             assert count <= max(most, before[gate]), (gate, count, rule)
 
     def count(self) -> "Counter[str]":
@@ -155,7 +155,7 @@ class Walk:
 
     def drain(self) -> None:
         """No more jobs come, and everything ends."""
-        self.gate.rule = Rule(TASK, most=5)
+        self.gate.rule = AdmissionRule(TASK, max_running=5)
         for _ in range(2000):
             self.promote()
             self.read_all()
@@ -172,14 +172,14 @@ class Walk:
         entries = self.gate.read(self.workers[0])
         fates = self.gate.ask(self.workers[0], entries) if entries else []
         for entry, fate in zip(entries, fates, strict=True):
-            if fate != gating.WAITS:
+            if fate != gating.WAITING:
                 self.let_in(self.workers[0], [entry])
 
 
 @pytest.fixture
 def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated]:
     driver = BlockingRedis(Endpoint.from_url(url))
-    yield Gated(driver, Keys(app_name).of("mail"), redis_client)
+    yield Gated(driver, Keys(app_name).for_queue("mail"), redis_client)
     driver.close()
 
 

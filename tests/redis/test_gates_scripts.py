@@ -15,12 +15,12 @@ from celery5.broker.blocking import BlockingRedis
 from celery5.broker.calls import Entry
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import GROUP, Keys
-from celery5.protocol.envelope import MARGIN, read_document
+from celery5.protocol.envelope import SIZE_MARGIN, read_document
 from celery5.protocol.job import Job
-from celery5.protocol.limits import Rate, Rule, line_of
-from celery5.publisher import PORTION, Publisher
-from celery5.services.gates import BATCH
-from celery5.services.recoverer import PORTION as RECOVERED
+from celery5.protocol.limits import AdmissionRule, Rate, get_waiting_list
+from celery5.publisher import JOBS_PER_TRIP, PublishPlanner
+from celery5.services.gates import ADMISSION_BATCH
+from celery5.services.recoverer import BATCH as RECOVERED
 from tests.redis.gated import TASK, Gated, message
 from tests.redis.one_queue import buried, done, failed, released
 
@@ -29,7 +29,7 @@ from tests.redis.one_queue import buried, done, failed, released
 def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated]:
     """A queue with a gate that one job may pass at a time, and two workers."""
     driver = BlockingRedis(Endpoint.from_url(url))
-    one = Gated(driver, Keys(app_name).of("mail"), redis_client)
+    one = Gated(driver, Keys(app_name).for_queue("mail"), redis_client)
     one.join("w")
     one.join("other")
     yield one
@@ -40,12 +40,12 @@ def gate(url: str, app_name: str, redis_client: "redis.Redis") -> Iterator[Gated
 
 
 def test_as_many_run_as_may_and_the_others_wait_in_redis(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=2)
+    gate.rule = AdmissionRule(TASK, max_running=2)
     gate.send(*"abcd")
     entries = gate.read("w")
     assert gate.ask("w", entries) == [1, 1, 0, 0]
     assert [gate.where(each) for each in "abcd"] == ["EXECUTING", "EXECUTING", "HELD", "HELD"]
-    assert gate.size() == calls.Size(stream=2, held=2, due=0, dead=0, gated=2)
+    assert gate.size() == calls.QueueSize(stream=2, in_workers=2, due=0, dead=0, limited=2)
     assert gate.ids(gate.mine("w")) == "ab"
     assert gate.taken() == {"shop.t ": "2", "shop.t  w": "2"}
 
@@ -64,7 +64,7 @@ def test_whoever_settles_is_handed_the_next_one_in_order(gate: Gated) -> None:
     (b,) = gate.done("w", a)
     assert (gate.ids([b]), b.lane) == ("b", "g")
     assert gate.where("b") == "EXECUTING"
-    assert gate.ids(gate(calls.mine(gate.keys.on("g"), "w", after=b"0", count=9))) == "b"
+    assert gate.ids(gate(calls.read_pending(gate.keys.on_lane("g"), "w", after=b"0", count=9))) == "b"
     (c,) = gate.done("w", b)
     assert gate.done("w", c) == []
     assert [gate.where(each) for each in "abc"] == ["ENDED"] * 3
@@ -94,7 +94,7 @@ def test_who_comes_while_others_wait_does_not_overtake_them(gate: Gated) -> None
 def test_a_worker_that_has_no_room_tells_the_others(gate: Gated) -> None:
     (a,) = gate.come("w", *"ab")
     with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe(gate.keys.free)
+        heard.subscribe(gate.keys.slots_freed)
         heard.get_message(timeout=5)
         gate.done("w", a, want=0)
         said = heard.get_message(timeout=5)
@@ -107,7 +107,7 @@ def test_of_one_that_is_to_wait_though_there_is_room_the_others_are_told(gate: G
     def told(*ids: str, within: float) -> object:
         gate.send(*ids)
         with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
-            heard.subscribe(gate.keys.free)
+            heard.subscribe(gate.keys.slots_freed)
             heard.get_message(timeout=5)
             assert gate.ask("w", gate.read("w"), how="wait") == [0] * len(ids)
             said = heard.get_message(timeout=within)
@@ -121,14 +121,14 @@ def test_of_one_that_is_to_wait_though_there_is_room_the_others_are_told(gate: G
 def test_nobody_is_told_when_nobody_could_go_on(gate: Gated) -> None:
     (a,) = gate.come("w", *"abc")
     with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe(gate.keys.free)
+        heard.subscribe(gate.keys.slots_freed)
         heard.get_message(timeout=5)
         gate.done("w", a, want=1)
         assert heard.get_message(timeout=0.1) is None
 
 
 def test_a_limit_per_worker_is_counted_for_each_by_itself(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=1, per="worker")
+    gate.rule = AdmissionRule(TASK, max_running=1, per="worker")
     assert gate.ids(gate.come("w", *"abc")) == "a"
     (b,) = gate.pull("other")
     assert gate.pull("other") == gate.pull("w") == []
@@ -136,7 +136,7 @@ def test_a_limit_per_worker_is_counted_for_each_by_itself(gate: Gated) -> None:
 
 
 def test_a_limit_per_key_is_counted_for_each_key_by_itself(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=1, keyed=True)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True)
     (a,) = gate.come("w", *"abc", token="ann x")
     (d,) = gate.come("w", *"de", token="bob")
     assert gate.pull("w") == []
@@ -146,7 +146,7 @@ def test_a_limit_per_key_is_counted_for_each_key_by_itself(gate: Gated) -> None:
 
 
 def test_keys_whose_gates_are_full_are_passed_over(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=1, keyed=True)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True)
     tokens = [f"full{n}" for n in range(100)]
     gate.line_up((f"a{token}", token) for token in tokens)
     running = gate.pull("other")
@@ -170,15 +170,15 @@ def test_a_job_takes_at_most_twenty_commands_however_many_keys_wait(
 ) -> None:
     """From the read to the end of the job: all commands that Redis makes, in scripts and outside. `together` jobs are
     settled in one trip, as far as so many may run."""
-    gate.rule, count = Rule(TASK, most=1, keyed=True), max(2 * keys, 200)
+    gate.rule, count = AdmissionRule(TASK, max_running=1, keyed=True), max(2 * keys, 200)
     jobs = [(f"j{n}", message(f"j{n}", f"k{n % keys}")) for n in range(count)]
-    for first in range(0, count, PORTION):
-        gate(calls.publish(gate.keys, jobs[first : first + PORTION]))
+    for first in range(0, count, JOBS_PER_TRIP):
+        gate(calls.publish(gate.keys, jobs[first : first + JOBS_PER_TRIP]))
     gate.client.config_resetstat()
     running: list[Entry] = []
-    while entries := gate.read("w", BATCH):
+    while entries := gate.read("w", ADMISSION_BATCH):
         fates = gate.ask("w", entries)
-        running += [entry for entry, fate in zip(entries, fates, strict=True) if fate == gating.RUNS]
+        running += [entry for entry, fate in zip(entries, fates, strict=True) if fate == gating.ADMITTED]
     ended = 0
     while running:
         lane = running[0].lane
@@ -194,10 +194,12 @@ def test_a_job_takes_at_most_twenty_commands_however_many_keys_wait(
 
 @pytest.mark.parametrize("lists", [10, 1000])
 @pytest.mark.parametrize(
-    "rule", [Rule(TASK, most=1, keyed=True), Rule(TASK, most=1, keyed=True, fair=True), Rule(TASK, most=1, fair=True),
-             Rule(TASK, most=1, per="worker", keyed=True)], ids=["keyed", "keyed-fair", "fair", "worker"]
+    "rule", [AdmissionRule(TASK, max_running=1, keyed=True), AdmissionRule(TASK, max_running=1, keyed=True, fair=True), AdmissionRule(TASK, max_running=1, fair=True),
+             AdmissionRule(TASK, max_running=1, per="worker", keyed=True)], ids=["keyed", "keyed-fair", "fair", "worker"]
 )  # fmt: skip
-def test_no_trip_looks_at_more_lists_the_more_of_them_are_full(gate: Gated, rule: Rule, lists: int) -> None:
+def test_no_trip_looks_at_more_lists_the_more_of_them_are_full(
+    gate: Gated, rule: AdmissionRule, lists: int
+) -> None:
     gate.rule = rule
     gate.line_up(((f"a{n}", f"k{n}") for n in range(lists)), fair="x")
     running: list[Entry] = []
@@ -219,12 +221,12 @@ def test_urgent_jobs_go_first_in_their_line(gate: Gated) -> None:
     gate.send(*"ab")
     entries = gate.read("w")
     gate.ask("w", entries)
-    high = gate.keys.on("h")
-    low = gate.keys.on("l")
+    high = gate.keys.on_lane("h")
+    low = gate.keys.on_lane("l")
     for keys, job in ((low, "l"), (high, "h")):
         gate.client.xadd(keys.stream, {"job": entries[0].message.replace(b'"a"', f'"{job}"'.encode())})
         gate.client.xgroup_create(keys.stream, "workers", "0")
-        gate.ask("w", gate(calls.read([keys], "w", count=9, block=0.001)))
+        gate.ask("w", gate(calls.read_jobs([keys], "w", count=9, block_seconds=0.001)))
     gate.send("c")
     gate.ask("w", gate.read("w"))
     running, order = entries[:1], ""
@@ -238,7 +240,7 @@ def test_urgent_jobs_go_first_in_their_line(gate: Gated) -> None:
 
 
 def test_fair_keys_take_turns_however_many_jobs_each_has(gate: Gated) -> None:
-    gate.rule = Rule(TASK, fair=True)
+    gate.rule = AdmissionRule(TASK, fair=True)
     gate.send(*"abcdefgh", fair="large")
     gate.ask("w", gate.read("w"), how="wait")
     gate.send(*"xy", fair="small")
@@ -247,7 +249,7 @@ def test_fair_keys_take_turns_however_many_jobs_each_has(gate: Gated) -> None:
 
 
 def test_fair_keys_take_turns_though_one_of_them_has_many_concurrency_keys(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=1, keyed=True, fair=True)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True, fair=True)
     for n, job in enumerate("abcdef"):
         gate.send(job, token=str(n), fair="large")
     gate.send("x", token="x", fair="small")
@@ -260,7 +262,7 @@ def test_fair_keys_take_turns_though_one_of_them_has_many_concurrency_keys(gate:
 
 
 def test_no_more_begin_in_a_span_than_the_rate_allows(gate: Gated) -> None:
-    gate.rule = Rule(TASK, rate=Rate("2/60s"))
+    gate.rule = AdmissionRule(TASK, rate=Rate("2/60s"))
     assert gate.ids(gate.come("w", *"abcd")) == "ab"
     first = gate.waits[0]
     assert 60 < first <= 61
@@ -269,7 +271,7 @@ def test_no_more_begin_in_a_span_than_the_rate_allows(gate: Gated) -> None:
 
 
 def test_a_rate_lets_the_next_one_through_when_its_span_is_over(gate: Gated) -> None:
-    gate.rule = Rule(TASK, rate=Rate("2/1s"))
+    gate.rule = AdmissionRule(TASK, rate=Rate("2/1s"))
     begun = time.monotonic()
     assert gate.ids(gate.come("w", *"abcde")) == "ab"
     time.sleep(gate.waits[0])
@@ -279,21 +281,21 @@ def test_a_rate_lets_the_next_one_through_when_its_span_is_over(gate: Gated) -> 
 
 
 def test_a_rate_does_not_mind_how_many_run_at_once(gate: Gated) -> None:
-    gate.rule = Rule(TASK, rate=Rate("5/h"))
+    gate.rule = AdmissionRule(TASK, rate=Rate("5/h"))
     assert gate.ids(gate.come("w", *"abcdefg")) == "abcde"
 
 
 def test_a_rate_per_worker_is_counted_for_each_by_itself(gate: Gated) -> None:
-    gate.rule = Rule(TASK, rate=Rate("1/h", per="worker"))
+    gate.rule = AdmissionRule(TASK, rate=Rate("1/h", per="worker"))
     assert gate.ids(gate.come("w", *"abc")) == "a"
     assert gate.ids(gate.pull("other")) == "b"
     assert gate.pull("w") == gate.pull("other") == []
 
 
 def test_the_starts_of_a_rate_are_forgotten_in_time(gate: Gated) -> None:
-    gate.rule = Rule(TASK, rate=Rate("2/m"))
+    gate.rule = AdmissionRule(TASK, rate=Rate("2/m"))
     gate.come("w", "a")
-    (key,) = gate.client.keys(gate.keys.room_prefix.replace("{", "[{]") + "starts*")
+    (key,) = gate.client.keys(gate.keys.waiting_list_prefix.replace("{", "[{]") + "starts*")
     assert 30_000 < gate.client.pttl(key) <= 61_000
 
 
@@ -301,18 +303,18 @@ def test_the_starts_of_a_rate_are_forgotten_in_time(gate: Gated) -> None:
 
 
 def test_a_death_frees_the_slots_and_tells(gate: Gated) -> None:
-    gate.rule = Rule(TASK, most=2)
+    gate.rule = AdmissionRule(TASK, max_running=2)
     a, _b = gate.come("w", *"abcd")
     (c,) = gate.done("w", a, want=1)  # one has its slot on each lane
     with gate.client.pubsub(ignore_subscribe_messages=True) as heard:
-        heard.subscribe(gate.keys.free)
+        heard.subscribe(gate.keys.slots_freed)
         heard.get_message(timeout=5)
-        assert gate.recover("w").back == 2
+        assert gate.recover("w").requeued == 2
         said = heard.get_message(timeout=5)
     assert said is not None
     assert (gate.slots(), gate.taken()) == ({}, {})
     assert gate.ids(gate.pull("other")) == "d"
-    assert gate.settled("w", [c], [done(c, "c")]).owned == gating.LOST
+    assert gate.settled("w", [c], [done(c, "c")]).owned == gating.LEASE_LOST
     again = gate.read("other")
     assert sorted(gate.ids(again)) == ["b", "c"]
     assert [each.deliveries for each in again] == [1, 1]
@@ -335,7 +337,7 @@ def test_who_has_lost_his_lease_gets_nothing(gate: Gated) -> None:
     gate.come("w", *"ab")
     gate.client.zadd(gate.keys.leases, {"w": -1})
     before = gate.contents()
-    assert gate(gating.pull(gate.keys, "w", [(gate.rule, 9)])).owned == gating.LOST
+    assert gate(gating.admit_waiting(gate.keys, "w", [(gate.rule, 9)])).owned == gating.LEASE_LOST
     assert gate(gating.admit(gate.keys, "w", [], [(gate.rule, 0)])).fates is None
     assert gate.contents() == before
 
@@ -359,7 +361,7 @@ def test_what_was_handed_over_and_is_given_back_comes_again(gate: Gated) -> None
     (b,) = gate.done("w", a)
     gate.settled("w", [b], [released(b, "b")])
     assert gate.client.xlen(gate.keys.handed) == 0
-    assert gate(calls.promote(gate.keys, limit=9))[0] == 1
+    assert gate(calls.promote_due_jobs(gate.keys, limit=9))[0] == 1
     (again,) = gate.read("other")
     assert gate.ids([again]) == "b"
     assert gate.ask("other", [again]) == [1]
@@ -386,11 +388,11 @@ def test_what_waits_comes_out_when_it_expires(gate: Gated) -> None:
     gate.come("w", "a")
     gate.send("b", expires=time.time() + 60)
     gate.ask("w", gate.read("w"))
-    assert gate.size().gated == 1
+    assert gate.size().limited == 1
     assert gate.size().due == 0
-    assert gate(calls.promote(gate.keys, limit=9))[0] == 0
+    assert gate(calls.promote_due_jobs(gate.keys, limit=9))[0] == 0
     gate.fall_due("b")
-    assert gate(calls.promote(gate.keys, limit=9)) == (1, None)
+    assert gate(calls.promote_due_jobs(gate.keys, limit=9)) == (1, None)
     assert gate.ids(gate.read("w")) == "b"
     assert gate.held() == {}
     assert gate.room() == []
@@ -401,7 +403,7 @@ def test_one_that_is_handed_over_in_time_does_not_expire_any_more(gate: Gated) -
     gate.send("b", expires=time.time() + 60)
     gate.ask("w", gate.read("w"))
     gate.done("w", a)
-    assert gate(calls.promote(gate.keys, limit=9)) == (0, None)
+    assert gate(calls.promote_due_jobs(gate.keys, limit=9)) == (0, None)
     assert gate.held() == {}
 
 
@@ -414,11 +416,11 @@ def test_a_copy_of_a_job_that_waits_goes(gate: Gated) -> None:
 
 
 def test_jobs_of_a_suspended_task_wait_whatever_room_there_is(gate: Gated) -> None:
-    gate.rule = Rule(TASK, suspended=True)
+    gate.rule = AdmissionRule(TASK, suspended=True)
     gate.send(*"ab")
     assert gate.ask("w", gate.read("w"), how="wait") == [0, 0]
     assert gate.pull("w") == []
-    gate.rule = Rule(TASK)
+    gate.rule = AdmissionRule(TASK)
     assert gate.ids(gate.pull("w")) == "ab"
 
 
@@ -432,10 +434,10 @@ def test_what_runs_when_a_limit_is_imposed_is_counted(gate: Gated) -> None:
 
 def test_it_is_told_who_waits_and_where(gate: Gated) -> None:
     gate.come("w", *"abc")
-    sighting = gate(looking.inspect(gate.keys, "c"))
+    sighting = gate(looking.inspect_job(gate.keys, "c"))
     assert (sighting.place, sighting.before) == ("G shop.t  ", 1)
-    assert gate(calls.beat(gate.keys, "w", lease=30)).gated == ("shop.t",)
-    assert gate(looking.overview(gate.keys)).held == 2
+    assert gate(calls.renew_lease(gate.keys, "w", lease=30)).gated == ("shop.t",)
+    assert gate(looking.get_queue_state(gate.keys)).held == 2
 
 
 def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
@@ -452,7 +454,7 @@ def test_a_slot_whose_answer_was_lost_goes_with_its_job(gate: Gated) -> None:
 
 def worker_with_slots(gate: Gated, *, jobs: int, waiting: int) -> None:
     """Have a worker "dead" hold jobs that have slots, each with a key of its own, while others wait for each key."""
-    gate.rule = Rule(TASK, most=1, keyed=True)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True)
     gate.join("dead")
     gate.line_up((f"a{n}", f"k{n}") for n in range(jobs))
     running: list[Entry] = []
@@ -466,8 +468,8 @@ def worker_with_slots(gate: Gated, *, jobs: int, waiting: int) -> None:
 
 def test_one_trip_of_a_recovery_makes_few_commands_however_many_keys_and_jobs_wait(gate: Gated) -> None:
     worker_with_slots(gate, jobs=200, waiting=2000)
-    most, trips, done_so_far = 0, 0, calls.Recovered("dead", 0, 0, more=True)
-    while done_so_far.more:
+    most, trips, done_so_far = 0, 0, calls.RecoveryResult("dead", 0, 0, has_more=True)
+    while done_so_far.has_more:
         gate.client.config_resetstat()
         done_so_far = gate.recover("dead", limit=RECOVERED)
         most, trips = max(most, gate.commands()), trips + 1
@@ -480,18 +482,18 @@ def test_one_trip_of_a_recovery_makes_few_commands_however_many_keys_and_jobs_wa
 def test_a_dead_worker_with_many_jobs_is_recovered_in_well_under_a_second(gate: Gated, jobs: int) -> None:
     worker_with_slots(gate, jobs=jobs, waiting=jobs)
     began = time.monotonic()
-    while gate.recover("dead", limit=RECOVERED).more:
+    while gate.recover("dead", limit=RECOVERED).has_more:
         pass
     assert time.monotonic() - began < 5  # 0.2 s on a quiet machine
     assert gate.size().stream == jobs
 
 
 def test_one_trip_of_jobs_that_line_up_makes_few_commands(gate: Gated, app_name: str) -> None:
-    gate.rule, jobs = Rule(TASK, most=1, keyed=True, fair=True), list[Job]()
+    gate.rule, jobs = AdmissionRule(TASK, max_running=1, keyed=True, fair=True), list[Job]()
     for n in range(500):
-        line = line_of(gate.rule, f"k{n}", f"f{n}")
+        line = get_waiting_list(gate.rule, f"k{n}", f"f{n}")
         jobs.append(Job(f"j{n}", TASK, "mail", message(f"j{n}", f"k{n}", f"f{n}"), line=line))
-    _announce, *trips = Publisher(keys=Keys(app_name)).publish(jobs)
+    _announce, *trips = PublishPlanner(keys=Keys(app_name)).plan_calls(jobs)
     made: list[int] = []
     for call in trips:
         gate.client.config_resetstat()
@@ -527,7 +529,7 @@ def disperse(gate: Gated) -> None:
 def test_a_beat_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
     crowd(gate)
     gate.client.config_resetstat()
-    pulse = gate(calls.beat(gate.keys, "w", lease=30))
+    pulse = gate(calls.renew_lease(gate.keys, "w", lease=30))
     assert (pulse.alive, pulse.lapsed, pulse.lanes) == (True, 0, "hlg")
     assert gate.commands() <= 4 * WORKERS + 25
     disperse(gate)
@@ -536,7 +538,7 @@ def test_a_beat_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
 def test_a_search_for_jobs_of_nobody_makes_one_command_for_each_worker_and_lane(gate: Gated) -> None:
     crowd(gate)
     gate.client.config_resetstat()
-    assert gate.recover() == calls.Recovered("", 0, 0, more=False)
+    assert gate.recover() == calls.RecoveryResult("", 0, 0, has_more=False)
     assert gate.commands() <= 4 * WORKERS + 10
     disperse(gate)
 
@@ -547,7 +549,7 @@ def test_a_search_for_jobs_of_nobody_makes_one_command_for_each_worker_and_lane(
 def too_large(gate: Gated, message_limit: int) -> bytes:
     """Have a worker "dead" hold job "a", whose message is a byte over what the limit allows and names a task."""
     start, end = message("a")[:-1] + b',"args":["', b'"]}'
-    large = start + b"x" * (message_limit + MARGIN + 1 - len(start) - len(end)) + end
+    large = start + b"x" * (message_limit + SIZE_MARGIN + 1 - len(start) - len(end)) + end
     gate(calls.publish(gate.keys, [("a", large)]))
     gate.join("dead")
     gate.read("dead")
@@ -556,7 +558,7 @@ def too_large(gate: Gated, message_limit: int) -> bytes:
 
 def test_a_message_over_the_limit_is_put_back_by_its_id_alone(gate: Gated) -> None:
     large = too_large(gate, 2)
-    assert gate.recover("dead", message_limit=2).back == 1
+    assert gate.recover("dead", message_limit=2).requeued == 1
     (again,) = gate.read("w")
     assert (again.message, again.deliveries) == (large, 1)
     assert gate.client.hget(gate.keys.jobs, "a") == b"S" + again.id
@@ -567,8 +569,8 @@ def test_a_message_is_decoded_up_to_the_limit_when_it_is_buried(
     gate: Gated, message_limit: int, task: str
 ) -> None:
     too_large(gate, 2)
-    assert gate.recover("dead", deliveries=0, message_limit=message_limit).buried == 1
-    ((_, _, raw),) = gate(calls.dead(gate.keys, count=9))
+    assert gate.recover("dead", deliveries=0, message_limit=message_limit).dead_lettered == 1
+    ((_, _, raw),) = gate(calls.list_dead_jobs(gate.keys, count=9))
     document = read_document(raw)
     assert (document.id, document.task, document.state) == ("a", task, "DEAD")
     assert gate.where("a") == "DEAD"

@@ -21,14 +21,14 @@ from celery5.processes import worker
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.consumer import Consumer
-from celery5.services.gates import Gates
+from celery5.services.gates import AdmissionControl
 from celery5.services.internal_queues import ResultsQueue
-from celery5.services.lanes import Lanes
-from celery5.services.ledger import Ledger
-from celery5.services.recent import Recent
-from celery5.services.reloader import Next
+from celery5.services.lanes import QueueLanes
+from celery5.services.ledger import InFlightJobs
+from celery5.services.recent import RecentJobs
+from celery5.services.reloader import NextIncarnation
 from celery5.services.result_publisher import ResultPublisher
-from celery5.services.turnstile import Turnstile
+from celery5.services.turnstile import AdmissionState
 from celery5.wiring import build
 from tests.redis.workers import until
 
@@ -67,13 +67,13 @@ class Desk:
         self,
         *,
         consumer: Consumer,
-        gates: Gates,
-        turnstile: Turnstile,
+        gates: AdmissionControl,
+        turnstile: AdmissionState,
         result_publisher: ResultPublisher,
         results: ResultsQueue,
-        recent: Recent,
-        ledger: Ledger,
-        lanes: Lanes,
+        recent: RecentJobs,
+        ledger: InFlightJobs,
+        lanes: QueueLanes,
     ) -> None:
         self.lanes = lanes
         self.results = results
@@ -89,7 +89,7 @@ class Desk:
 async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
     """A worker without executors, that has read one job and has sent it to its gate."""
     log, keys = Log(worker="w", app=app.name), app.queue("default")
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
     async with trio.open_nursery() as nursery:
         link = TrioRedis(endpoint=app.connections.endpoint)
         await nursery.start(link.run)
@@ -98,8 +98,8 @@ async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
         given["lease"].renewed(1e12)
         await nursery.start(one.publisher.run)
         await app.tasks["one"].adelay()
-        await link.perform(calls.join(keys, "w", lease=30))
-        one.consumer.take(await link.perform(calls.read([keys], "w", count=9, block=0)))
+        await link.perform(calls.join_queue(keys, "w", lease=30))
+        one.consumer.accept(await link.perform(calls.read_jobs([keys], "w", count=9, block_seconds=0)))
         yield one, deaf
         nursery.cancel_scope.cancel()
 
@@ -119,7 +119,7 @@ async def asked_in_vain(one: Desk, deaf: Deaf, app: App, client: "redis.Redis") 
     """It asks, the job has its slot, and nobody hears of it."""
     deaf.deaf = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.gates.ask)
+        nursery.start_soon(one.gates.request_admission)
         await until(lambda: client.hlen(app.queue("default").slots) == 1)
         nursery.cancel_scope.cancel()
     deaf.deaf = False
@@ -130,9 +130,9 @@ async def test_a_worker_that_stops_while_it_asks(app: App, redis_client: "redis.
     async with desk(app) as (one, deaf):
         (before,) = entries_of(redis_client, keys.stream)
         await asked_in_vain(one, deaf, app, redis_client)
-        one.gates.give_back()
+        one.gates.release_unadmitted()
         await until(lambda: entries_of(redis_client, keys.stream) not in ([], [before]))
-        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
 
 
 async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
@@ -141,53 +141,53 @@ async def test_a_job_that_is_revoked_before_it_is_asked_for_again(
     keys = app.queue("default")
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
-        (job,) = one.turnstile.coming
+        (job,) = one.turnstile.awaiting_admission
         assert job.envelope is not None
         await app.aperform(revocation.revoke(keys, [job.envelope.id], ttl=60))
-        await one.gates.ask()
+        await one.gates.request_admission()
         await until(lambda: redis_client.xlen(keys.stream) == 0)
-        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
 
 
 async def test_a_job_that_expires_before_it_is_asked_for_again(app: App, redis_client: "redis.Redis") -> None:
     keys = app.queue("default")
     async with desk(app) as (one, deaf):
         await asked_in_vain(one, deaf, app, redis_client)
-        (job,) = one.turnstile.coming
+        (job,) = one.turnstile.awaiting_admission
         assert job.envelope is not None
         job.envelope = msgspec.structs.replace(job.envelope, expires=1.0)
-        await one.gates.ask()
+        await one.gates.request_admission()
         await until(lambda: redis_client.xlen(keys.stream) == 0)
-        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
 
 
 async def test_a_job_that_was_handed_over_but_had_come_before(app: App, redis_client: "redis.Redis") -> None:
-    keys, handed = app.queue("default"), app.queue("default").on("g")
+    keys, handed = app.queue("default"), app.queue("default").on_lane("g")
     async with desk(app) as (one, _):
-        (job,) = one.turnstile.coming
+        (job,) = one.turnstile.awaiting_admission
         assert job.envelope is not None
-        words = gating.Asked(job.entry, job.envelope.id, "one  ", 0, "", "wait")
-        await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.rule("one"), 0)]))
-        one.turnstile.coming.clear()
-        pulled = await app.aperform(gating.pull(keys, "w", [(one.turnstile.rule("one"), 1)]))
+        words = gating.AdmissionRequest(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+        await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
+        one.turnstile.awaiting_admission.clear()
+        pulled = await app.aperform(gating.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
         assert redis_client.hlen(keys.slots) == 1
-        one.consumer.take(pulled.entries)  # the worker remembers that it had this very message
+        one.consumer.accept(pulled.entries)  # the worker remembers that it had this very message
         await until(lambda: redis_client.xlen(handed.stream) == 0)
-        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.counts) == {}
+        assert redis_client.hgetall(keys.slots) == redis_client.hgetall(keys.slot_counts) == {}
 
 
 async def handed_over(one: Desk, app: App) -> list[calls.Entry]:
     """The job waited in Redis, and was handed to this worker, which has not heard of it."""
     keys = app.queue("default")
-    (job,) = one.turnstile.coming
+    (job,) = one.turnstile.awaiting_admission
     assert job.envelope is not None
-    words = gating.Asked(job.entry, job.envelope.id, "one  ", 0, "", "wait")
-    await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.rule("one"), 0)]))
-    one.turnstile.coming.clear()
+    words = gating.AdmissionRequest(job.entry, job.envelope.id, "one  ", 0, "", "wait")
+    await app.aperform(gating.admit(keys, "w", [words], [(one.turnstile.get_rule("one"), 0)]))
+    one.turnstile.awaiting_admission.clear()
     one.recent.forget(job)
-    one.ledger.settled([job])
-    pulled = await app.aperform(gating.pull(keys, "w", [(one.turnstile.rule("one"), 1)]))
-    one.lanes.hear(keys, await app.aperform(calls.beat(keys, "w", lease=30)))
+    one.ledger.remove([job])
+    pulled = await app.aperform(gating.admit_waiting(keys, "w", [(one.turnstile.get_rule("one"), 1)]))
+    one.lanes.on_heartbeat(keys, await app.aperform(calls.renew_lease(keys, "w", lease=30)))
     return list(pulled.entries)
 
 
@@ -196,13 +196,13 @@ async def test_what_is_found_as_lost_while_its_answer_is_on_the_way_is_one_job(a
     async with desk(app) as (one, deaf):
         handed = await handed_over(one, app)
         if late == "the look":
-            deaf.meanwhile = [lambda: None, lambda: one.turnstile.take(handed)]
-        one.consumer.look_again()
+            deaf.meanwhile = [lambda: None, lambda: one.turnstile.take_entries(handed)]
+        one.consumer.recheck()
         with trio.move_on_after(0.5):  # it reads on
             await one.consumer.fetch()
         if late == "the answer":
-            one.turnstile.take(handed)
+            one.turnstile.take_entries(handed)
         assert not deaf.meanwhile
         assert [each.entry for each in one.ledger] == [each.id for each in handed]
-        assert one.turnstile.inside.total() == 1
+        assert one.turnstile.admitted.total() == 1
         assert len(one.results) == 0  # nothing of it is dropped or given back

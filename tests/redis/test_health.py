@@ -127,7 +127,7 @@ async def test_a_check_that_failed_is_an_error_and_jobs_go_on(app: App) -> None:
         async with working(app):
             await until(lambda: len(looks) > 3)
             assert await (await needs.adelay()).aget(timeout=30) == "done"
-    assert [each["level"] for each in lines.of("health:failed")] == ["error"]  # at each look the same
+    assert [each["level"] for each in lines.of("health:check-failed")] == ["error"]  # at each look the same
 
 
 async def test_a_local_check_is_each_workers_own(app: App, other: App, redis_client: "redis.Redis") -> None:
@@ -250,7 +250,7 @@ async def test_a_report_while_redis_is_away_is_told_to_others_later(
             own_server.kill()
             check.report("unhealthy", "also the bank")
             assert check.state == "unhealthy"  # here it is known at once
-            await until(lambda: bool(lines.of("health:unshared")), within=30)
+            await until(lambda: bool(lines.of("health:share-failed")), within=30)
             own_server.revive()
             with redis.Redis.from_url(own_server.url) as client:
                 await until(lambda: bool(client.exists(app.keys.check("bank"))), within=30)
@@ -272,7 +272,7 @@ async def test_what_others_wrote_that_is_no_state_is_ignored(app: App, redis_cli
                 app.keys.check("bank"), b'{"check":"bank","state":"healthy","is_good":true,"at":1}'
             )
             await until(lambda: check.state == "healthy")
-    assert lines.of("health:failed") == []
+    assert lines.of("health:check-failed") == []
 
 
 def test_two_checks_of_one_name_are_refused_before_a_worker_starts(app: App) -> None:
@@ -306,7 +306,7 @@ async def test_a_worker_is_told_by_its_inbox_that_a_period_has_lapsed_and_tells_
         return well
 
     needs = app.task(name="needs", checks=[bank])(_nothing)
-    app.control.keyring.signer()
+    app.control.keyring.get_signer()
     async with working(app, name="w"):
         await until(lambda: bank.state == "healthy")
         well = False

@@ -7,12 +7,12 @@ import pytest
 
 from celery5.broker import calls
 from celery5.broker.calls import Entry
-from tests.redis.one_queue import Queue, Words, envelope
+from tests.redis.one_queue import Queue, Settlement, envelope
 
 KEPT = 60_000
 
 
-def holding(entry: Entry, delay: int = 0) -> Words:
+def holding(entry: Entry, delay: int = 0) -> Settlement:
     """The words that hold what was read, for so many ms."""
     return ("hold", entry.id, "a", entry.message, delay, KEPT)
 
@@ -29,13 +29,13 @@ def held(queue: Queue, delay: int = 0) -> Entry:
 def test_a_held_job_waits_for_its_time_and_is_the_same_message_then(queue: Queue) -> None:
     held(queue, delay=60_000)
     assert queue.where("a") == "HELD"
-    assert queue.size() == calls.Size(stream=0, held=0, due=1, dead=0)
-    moved, due_in = queue(calls.promote(queue.keys, limit=10))
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=1, dead=0)
+    moved, due_in = queue(calls.promote_due_jobs(queue.keys, limit=10))
     assert moved == 0
     assert 30 < due_in <= 60
     assert queue.where("a") == "HELD"
     queue.fall_due("a")
-    assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
     (again,) = queue.read("w")
     assert (again.message, again.deliveries) == (envelope("a"), 0)
     assert not queue.client.exists(queue.keys.waiting)
@@ -47,7 +47,7 @@ def test_settling_it_twice_holds_it_once(queue: Queue) -> None:
     before = queue.contents()
     assert queue.settle("w", holding(entry)) == 0
     assert queue.contents() == before
-    assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
     assert queue.settle("w", holding(entry)) == 0
     assert queue.where("a") == "SENT"
 
@@ -62,7 +62,7 @@ def test_a_held_job_keeps_how_many_workers_went_down_with_it(queue: Queue, death
     queue.join("w")
     (entry,) = queue.read("w")
     queue.settle("w", holding(entry))
-    assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
     (again,) = queue.read("w")
     assert again.deliveries == deaths
 

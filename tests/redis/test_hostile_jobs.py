@@ -191,7 +191,7 @@ async def test_a_job_that_cannot_send_another_while_redis_is_away_loses_no_attem
 async def test_a_job_that_cannot_reach_another_broker_has_failed(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_execution, "RECENT", 0.0)
+    monkeypatch.setattr(task_execution, "STABLE_CONNECTION", 0.0)
     elsewhere = App("elsewhere", broker="unix:///nonexistent/nobody.sock")
 
     @elsewhere.task
@@ -221,7 +221,7 @@ def set_at_last(event: trio.Event) -> Iterator[None]:
 async def test_a_job_that_takes_no_notice_of_being_cancelled_is_left_behind_for_others(
     url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_execution, "CANCEL_LIMIT", 0.1)
+    monkeypatch.setattr(task_execution, "CANCEL_TIMEOUT", 0.1)
     app = App(app_name, broker=url, lease=1.0, grace_period=0.1)
     running, go = trio.Event(), trio.Event()
 

@@ -68,11 +68,11 @@ def endpoint() -> Iterator[Endpoint]:
 
 async def state_of(check: HttpEndpoint) -> str:
     """What one look says."""
-    from celery5.protocol.health import said, worst
+    from celery5.protocol.health import get_worst_state, parse_states
 
     ground: Any = None
-    found = await check.look(None, ground)
-    return worst(said(found, check.states), check.states) or ""
+    found = await check.run_check(None, ground)
+    return get_worst_state(parse_states(found, check.states), check.states) or ""
 
 
 @pytest.mark.parametrize(

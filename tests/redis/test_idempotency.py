@@ -210,7 +210,7 @@ async def test_unique_for_takes_the_arguments_for_a_key_and_outlasts_the_job(
         assert await again[0].aget() == "ada"
         assert await (await greet.adelay("ada", True)).aget() == "ADA"
         assert await (await greet.adelay("bob")).aget() == "bob"
-        window = app.queue("default").window(f"{greet.name} {_key_of(redis_client, app, first.id)}")
+        window = app.queue("default").unique_window(f"{greet.name} {_key_of(redis_client, app, first.id)}")
         redis_client.pexpire(window, 1)
         await until(lambda: not redis_client.exists(window))
         later = await greet.adelay("ada")
@@ -235,7 +235,7 @@ async def test_a_job_with_an_id_of_its_own_is_sent_once_however_often(
 
     mine = work.options(id=f"mine-{uuid4().hex[:8]}")
     sent = [await mine.adelay(1), await mine.adelay(1), *await app.asend_jobs([mine.job(1)])]
-    assert {each.id for each in sent} == {mine.options_.id}
+    assert {each.id for each in sent} == {mine.send_options.id}
     assert redis_client.xlen(app.queue("default").stream) == 1
     async with working(app):
         assert await sent[0].aget() == 1

@@ -62,7 +62,7 @@ async def test_a_suspended_task_is_held_and_goes_on_when_it_is_resumed(app: App)
         await until_async(lambda: are(sent, JobState.HELD), within=30)
         await (await other.adelay()).aget(timeout=30)
         assert done == []
-        told = (await app.limits.atold())[mail.name]
+        told = (await app.limits.alist())[mail.name]
         assert (told.suspended, told.why, told.suspended_by) == (True, "the provider is down", "ann")
         assert await app.limits.aresume(mail)
         await agather(sent)
@@ -149,7 +149,7 @@ async def test_an_imposed_limit_beats_that_of_the_task_until_it_is_lifted(app: A
 
     async with trio.open_nursery() as nursery:
         two = [await start(nursery, app) for _ in range(2)]
-        await app.limits.aimpose(some, 2)
+        await app.limits.aset(some, 2)
         await trio.sleep(0.1)
         await agather(await app.asend_many([some.s() for _ in range(40)]))
         assert most == 2
@@ -173,7 +173,7 @@ async def test_what_runs_already_counts_when_a_limit_is_imposed(app: App) -> Non
     async with working(app):
         first = await app.asend_many([some.s() for _ in range(3)])
         await until(lambda: begun == 3)
-        await app.limits.aimpose(some, 3)
+        await app.limits.aset(some, 3)
         await trio.sleep(0.1)
         sent = await app.asend_many([some.s() for _ in range(5)])
         await until_async(lambda: are(sent, JobState.HELD), within=30)
@@ -194,7 +194,7 @@ async def test_a_limit_that_is_raised_lets_others_in_at_once(app: App) -> None:
     async with working(app):
         sent = await app.asend_many([some.s() for _ in range(10)])
         await until(lambda: begun == 1)
-        await app.limits.aimpose(some, 5)
+        await app.limits.aset(some, 5)
         await until(lambda: begun == 5, within=30)
         go.set()
         await agather(sent)
@@ -212,7 +212,7 @@ async def test_the_imposed_limit_0_rejects_what_waits_and_what_comes(
     async with working(app):
         sent = await app.asend_many([some.s() for _ in range(10)])
         await until_async(lambda: are(sent[1:], JobState.HELD))
-        await app.limits.aimpose(some, 0)
+        await app.limits.aset(some, 0)
         await until_async(lambda: are(sent[1:], JobState.DEAD))
         late = await some.adelay()
         await until_async(lambda: are([late], JobState.DEAD))
@@ -242,7 +242,7 @@ async def test_an_imposed_rate_holds(app: App) -> None:
     async def mail() -> None:
         times.append(time.time())
 
-    await app.limits.aimpose(mail, "5/1s")  # before there is a worker, so that it knows when it begins
+    await app.limits.aset(mail, "5/1s")  # before there is a worker, so that it knows when it begins
     async with working(app):
         since = time.time()
         await agather(await app.asend_many([mail.s() for _ in range(17)]))
@@ -279,7 +279,7 @@ async def test_a_breaker_suspends_its_task_for_all_workers_if_so_set(url: str, a
     assert "away" in lines.of("task:suspended")[0]["why"]
     assert lines.of("task:resumed")
     assert failing
-    assert await app.limits.atold() == {}
+    assert await app.limits.alist() == {}
     app.close()
 
 
@@ -323,19 +323,19 @@ async def test_a_task_is_suspended_and_resumed_by_events(app: App) -> None:
 
 async def is_suspended(app: App, task: str) -> bool:
     """Whether a task is suspended."""
-    told = (await app.limits.atold()).get(task)
+    told = (await app.limits.alist()).get(task)
     return told is not None and told.suspended and told.why == "no answer"
 
 
 async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(url: str, app_name: str) -> None:
     policy = BreakerPolicy(threshold=1, reset=0.1)
     app = App(app_name, broker=url, breaker=policy, retry_policy={"max_retries": 0}, breaker_suspends=True)
-    begun, goes_on = trio.Event(), trio.Event()
+    begun, update_block = trio.Event(), trio.Event()
 
     @app.task
     async def shaky() -> None:
         begun.set()
-        await goes_on.wait()
+        await update_block.wait()
         raise OSError("away")
 
     with Lines() as lines:
@@ -344,11 +344,11 @@ async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(url
             await begun.wait()
             await app.limits.asuspend(shaky, by="ann")
             await until(lambda: bool(lines.of("task:suspended")))
-            goes_on.set()
+            update_block.set()
             await until(lambda: bool(lines.of("breaker:tripped")))
-            await app.limits.aimpose(shaky, 5)
+            await app.limits.aset(shaky, 5)
             await until(lambda: bool(lines.of("task:limited")))  # whatever the breaker does it has done
-            assert (await app.limits.atold())[shaky.name].suspended_by == "ann"
+            assert (await app.limits.alist())[shaky.name].suspended_by == "ann"
             assert not lines.of("task:resumed")
     await app.limits.aresume(shaky)
     await app.limits.alift(shaky)
@@ -358,14 +358,16 @@ async def test_what_was_suspended_by_an_operator_is_not_resumed_by_a_breaker(url
 def test_a_breaker_suspends_only_what_is_as_it_was_seen(app: App) -> None:
     def instead(what: str, before: str) -> bool:
         seen = Suspension(by=before) if before else None
-        trip = imposing.suspend_instead(app.keys, "mail", Suspension(by=what), seen)
+        trip = imposing.suspend_if_unchanged(app.keys, "mail", Suspension(by=what), seen)
         return app.perform(trip, instead="")
 
     assert instead("one", "")
     assert not instead("two", ""), "somebody else was first"
     assert not instead("two", "three")
     assert instead("two", "one")
-    assert app.perform(imposing.imposed(app.keys), instead="").suspended == {"mail": Suspension(by="two")}
+    assert app.perform(imposing.list_overrides(app.keys), instead="").suspended == {
+        "mail": Suspension(by="two")
+    }
 
 
 async def test_what_no_message_told_of_is_found_at_a_beat(app: App, redis_client: "redis.Redis") -> None:
@@ -386,15 +388,15 @@ def test_what_makes_no_sense_is_refused(app: App) -> None:
     def mail() -> None: ...
 
     with pytest.raises(Misconfigured, match="rate '5'"):
-        app.limits.impose(mail, "5")
+        app.limits.set(mail, "5")
     with pytest.raises(Misconfigured, match="-1"):
-        app.limits.impose(mail, -1)
+        app.limits.set(mail, -1)
     with pytest.raises(UnknownTask, match="mial"):
         app.limits.suspend("mial")
     assert app.limits.suspend("mail")
-    assert app.limits.told()["mail"].suspended
+    assert app.limits.list()["mail"].suspended
     assert app.limits.resume("mail")
-    assert app.limits.impose("mail", 3)
-    assert app.limits.told()["mail"].limit == 3
+    assert app.limits.set("mail", 3)
+    assert app.limits.list()["mail"].limit == 3
     assert app.limits.lift("mail")
-    assert app.limits.told() == {}
+    assert app.limits.list() == {}

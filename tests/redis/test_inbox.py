@@ -17,8 +17,16 @@ import trio
 
 from celery5 import App
 from celery5.keyring import Keyring
-from celery5.protocol.orders import Answer
-from celery5.protocol.signing import LARGEST, Order, Signer, audience_of, certificates_in, fingerprint, seal
+from celery5.protocol.orders import CommandReply
+from celery5.protocol.signing import (
+    MAX_COMMAND_SIZE,
+    ControlCommand,
+    Signer,
+    fingerprint,
+    format_audience,
+    parse_certificates,
+    sign_command,
+)
 from tests.pure.test_signing import flipped
 from tests.redis import forging
 from tests.redis.forging import INBOX, order, put, signed
@@ -34,7 +42,7 @@ class Post:
     lines: Lines
     folder: Path
 
-    async def sent(self, one: Order, sealed: bytes) -> Answer:
+    async def sent(self, one: ControlCommand, sealed: bytes) -> CommandReply:
         """Put a command into the inbox and wait for the answer."""
         put(self.client, self.app, one, sealed)
         return await forging.answer(self.client, self.app, one)
@@ -48,7 +56,7 @@ class Post:
 
     def done(self) -> int:
         """How many commands the worker says to have done."""
-        return len(self.lines.of("inbox:done"))
+        return len(self.lines.of("inbox:command-executed"))
 
 
 @pytest.fixture
@@ -66,36 +74,36 @@ def keyed(url: str, app_name: str, tmp_path: Path) -> Iterator[App]:
 @asynccontextmanager
 async def posted(app: App, client: "redis.Redis", folder: Path) -> AsyncGenerator[Post, None]:
     """A worker named INBOX that logs to us."""
-    app.control.keyring.signer()
+    app.control.keyring.get_signer()
     with Lines() as lines:
         async with working(app, name=INBOX):
             yield Post(app, client, lines, folder)
 
 
-def pauses(app: App, **changes: Any) -> Order:
+def pauses(app: App, **changes: Any) -> ControlCommand:
     """A command whose effect can be seen."""
     return order(app, "pause-queue", parameters={"queue": "default"}, **changes)
 
 
-def changed_signature(post: Post) -> tuple[Order, bytes]:
+def changed_signature(post: Post) -> tuple[ControlCommand, bytes]:
     one = pauses(post.app)
     head, payload, signature = signed(post.app, one).split(b".")
     flipped = (b"B" if signature[:1] == b"A" else b"A") + signature[1:]
     return one, b".".join((head, payload, flipped))
 
 
-def changed_payload(post: Post) -> tuple[Order, bytes]:
+def changed_payload(post: Post) -> tuple[ControlCommand, bytes]:
     one = pauses(post.app)
     head, _, signature = signed(post.app, order(post.app)).split(b".")
     return one, b".".join((head, signed(post.app, one).split(b".")[1], signature))
 
 
-def of_a_stranger(post: Post) -> tuple[Order, bytes]:
+def of_a_stranger(post: Post) -> tuple[ControlCommand, bytes]:
     one = pauses(post.app)
-    return one, seal(one, forging.stranger(post.folder))
+    return one, sign_command(one, forging.stranger(post.folder))
 
 
-def denied(post: Post) -> tuple[Order, bytes]:
+def denied(post: Post) -> tuple[ControlCommand, bytes]:
     one = pauses(post.app)
     sealed = signed(post.app, one)
     keyring = post.app.control.keyring
@@ -103,51 +111,51 @@ def denied(post: Post) -> tuple[Order, bytes]:
     return one, sealed
 
 
-def denied_and_flipped(post: Post) -> tuple[Order, bytes]:
+def denied_and_flipped(post: Post) -> tuple[ControlCommand, bytes]:
     """Whoever was denied has changed the certificate's signature into the other one that fits."""
-    one, signer = pauses(post.app), post.app.control.keyring.signer()
+    one, signer = pauses(post.app), post.app.control.keyring.get_signer()
     post.app.control.keyring.revoke(fingerprint(signer.chain[0]))
-    return one, seal(one, Signer(signer.key, (flipped(signer.chain[0]), *signer.chain[1:])))
+    return one, sign_command(one, Signer(signer.key, (flipped(signer.chain[0]), *signer.chain[1:])))
 
 
-def oversized(post: Post) -> tuple[Order, bytes]:
-    return pauses(post.app), b"x" * (LARGEST + 1)
+def oversized(post: Post) -> tuple[ControlCommand, bytes]:
+    return pauses(post.app), b"x" * (MAX_COMMAND_SIZE + 1)
 
 
-def of_no_version(post: Post) -> tuple[Order, bytes]:
+def of_no_version(post: Post) -> tuple[ControlCommand, bytes]:
     """Its certificate is of a version that there is not: libraries have an error of its own for that."""
-    one, signer = pauses(post.app), post.app.control.keyring.signer()
+    one, signer = pauses(post.app), post.app.control.keyring.get_signer()
     der = signer.chain[0].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
-    return one, seal(one, Signer(signer.key, (der, *signer.chain[1:])))
+    return one, sign_command(one, Signer(signer.key, (der, *signer.chain[1:])))
 
 
-def with_claims(**changes: Callable[[Post], Any]) -> Callable[[Post], tuple[Order, bytes]]:
-    def forge(post: Post) -> tuple[Order, bytes]:
+def with_claims(**changes: Callable[[Post], Any]) -> Callable[[Post], tuple[ControlCommand, bytes]]:
+    def forge(post: Post) -> tuple[ControlCommand, bytes]:
         one = pauses(post.app, **{name: value(post) for name, value in changes.items()})
         return one, signed(post.app, one)
 
     return forge
 
 
-def bytes_of(sealed: bytes) -> Callable[[Post], tuple[Order, bytes]]:
+def bytes_of(sealed: bytes) -> Callable[[Post], tuple[ControlCommand, bytes]]:
     return lambda post: (pauses(post.app), sealed)
 
 
-def unsigned(post: Post) -> tuple[Order, bytes]:
+def unsigned(post: Post) -> tuple[ControlCommand, bytes]:
     one = pauses(post.app)
-    return one, seal(one, None)
+    return one, sign_command(one, None)
 
 
-REFUSED: dict[str, tuple[Callable[[Post], tuple[Order, bytes]], str, str]] = {
+REFUSED: dict[str, tuple[Callable[[Post], tuple[ControlCommand, bytes]], str, str]] = {
     "a changed signature": (changed_signature, "bad-signature", "the signature does not fit"),
     "a changed payload": (changed_payload, "bad-signature", "the signature does not fit"),
     "another worker's": (
-        with_claims(audience=lambda post: audience_of(post.app.name, "w2")),
+        with_claims(audience=lambda post: format_audience(post.app.name, "w2")),
         "wrong-audience",
         "signed for another inbox",
     ),
     "another application's": (
-        with_claims(audience=lambda _post: audience_of("other", INBOX)),
+        with_claims(audience=lambda _post: format_audience("other", INBOX)),
         "wrong-audience",
         "signed for another inbox",
     ),
@@ -187,7 +195,7 @@ async def test_what_is_not_in_order_is_refused_logged_counted_answered_and_not_d
     keyed: App,
     redis_client: "redis.Redis",
     tmp_path: Path,
-    forge: Callable[[Post], tuple[Order, bytes]],
+    forge: Callable[[Post], tuple[ControlCommand, bytes]],
     reason: str,
     why: str,
 ) -> None:
@@ -202,7 +210,7 @@ async def test_what_is_not_in_order_is_refused_logged_counted_answered_and_not_d
         assert after["queues"] == {"default": "read"}
         assert after["commands"][reason] == before["commands"].get(reason, 0) + 1
         assert redis_client.exists(keyed.keys.nonce(one.id)) == 0
-        await until(lambda: [each["reason"] for each in post.lines.of("inbox:refused")] == [reason])
+        await until(lambda: [each["reason"] for each in post.lines.of("inbox:command-refused")] == [reason])
         assert redis_client.xlen(keyed.keys.inbox(INBOX)) == 0
 
 
@@ -217,7 +225,7 @@ async def test_a_command_in_order_is_done_and_counted(
         assert told["queues"] == {"default": "paused"}
         assert told["commands"] == {"done": 1}
         await until(lambda: post.done() >= 1)
-        assert post.lines.of("inbox:done")[0]["sender"] == "the test"
+        assert post.lines.of("inbox:command-executed")[0]["sender"] == "the test"
 
 
 async def test_the_same_bytes_again_are_refused_whatever_is_done_to_what_redis_remembers(
@@ -246,7 +254,7 @@ async def test_a_replay_does_not_hide_the_answer_from_whoever_waits_for_it(
         sealed = signed(keyed, one)
         put(redis_client, keyed, one, sealed)
         put(redis_client, keyed, one, sealed)
-        await until(lambda: len(post.lines.of("inbox:refused")) == 1)
+        await until(lambda: len(post.lines.of("inbox:command-refused")) == 1)
         assert (await forging.answer(redis_client, keyed, one)).ok
 
 
@@ -258,15 +266,15 @@ async def test_keys_are_replaced_denied_and_trusted_without_a_restart(
 
         async def says(signer: Any) -> str:
             one = order(keyed, "ping")
-            answer = await post.sent(one, seal(one, signer))
+            answer = await post.sent(one, sign_command(one, signer))
             return answer.reason or "done"
 
         ours = keyed.control.keyring
-        old = ours.signer()
+        old = ours.get_signer()
         assert await says(old) == "done"
-        assert await says(stranger.signer()) == "unknown-issuer"
+        assert await says(stranger.get_signer()) == "unknown-issuer"
         ours.trust_file(stranger.folder / "ca.pem")
-        assert await says(stranger.signer()) == "done"
+        assert await says(stranger.get_signer()) == "done"
         new = ours.renew(authority=True)
         assert new.key != old.key
         assert new.chain != old.chain
@@ -275,9 +283,9 @@ async def test_keys_are_replaced_denied_and_trusted_without_a_restart(
         ours.revoke(fingerprint(old.chain[0]))
         assert await says(old) == "revoked"
         assert await says(new) == "done"
-        (authority,) = certificates_in((stranger.folder / "ca.pem").read_bytes())
+        (authority,) = parse_certificates((stranger.folder / "ca.pem").read_bytes())
         ours.revoke(fingerprint(authority))
-        assert await says(stranger.signer()) == "revoked"
+        assert await says(stranger.get_signer()) == "revoked"
 
 
 async def test_keys_that_others_may_read_are_not_believed(
@@ -314,7 +322,7 @@ async def test_a_flood_of_refusals_is_answered_and_counted_and_the_log_bounded(
             assert (await forging.answer(redis_client, keyed, one)).reason == "malformed"
         told = await post.stats()
         assert told["commands"]["malformed"] == 200
-        assert told["commands"]["untold"] == 200 - len(post.lines.of("inbox:refused"))
+        assert told["commands"]["untold"] == 200 - len(post.lines.of("inbox:command-refused"))
 
 
 async def test_a_command_for_a_worker_that_is_down_is_done_when_it_returns(
@@ -350,8 +358,8 @@ async def test_of_two_processes_of_one_name_one_does_a_command(
             for _ in range(20):
                 (reply,) = await keyed.control.asend("ping", to=INBOX)
                 assert reply.ok, reply
-            await until(lambda: len(lines.of("inbox:done")) == 20)
-            assert lines.of("inbox:refused") == []
+            await until(lambda: len(lines.of("inbox:command-executed")) == 20)
+            assert lines.of("inbox:command-refused") == []
 
 
 async def test_without_signatures_bare_commands_are_taken_and_the_log_says_what_is_lost(
@@ -367,9 +375,9 @@ async def test_without_signatures_bare_commands_are_taken_and_the_log_says_what_
             (reply,) = await app.control.asend("ping")
             assert reply.ok, reply
             one = order(app, "ping", audience="another")
-            put(redis_client, app, one, seal(one, None))
+            put(redis_client, app, one, sign_command(one, None))
             assert (await forging.answer(redis_client, app, one)).reason == "wrong-audience"
-    (warned,) = lines.of("inbox:unsigned")
+    (warned,) = lines.of("inbox:signatures-disabled")
     assert "can command this worker" in warned["lost"]
     assert not (tmp_path / "none").exists()
     app.close()
@@ -390,7 +398,7 @@ async def test_without_an_inbox_nothing_is_taken_and_the_log_says_what_is_lost(
             (reply,) = await app.control.asend("ping", timeout=0.1)
             assert (before.reason, reply.reason) == ("no-answer", "no-answer")
             assert redis_client.xlen(app.keys.inbox(INBOX)) == 2
-    (warned,) = lines.of("inbox:off")
+    (warned,) = lines.of("inbox:disabled")
     assert "retry-boot-step" in warned["lost"]
     app.close()
 
@@ -418,7 +426,7 @@ async def test_routine_commands_are_debug_lines_and_all_others_are_told(
         ):
             await keyed.control.asend(command, parameters, to=INBOX)
         await until(lambda: post.done() >= 4)
-        told = [(each["command"], each["level"]) for each in post.lines.of("inbox:done")]
+        told = [(each["command"], each["level"]) for each in post.lines.of("inbox:command-executed")]
     assert told == [
         ("ping", "debug"),
         ("check-expired", "debug"),

@@ -10,8 +10,8 @@ import redis
 import trio
 
 from celery5 import App
-from celery5.own_commands import RESERVED
-from celery5.services.commands import HARMLESS_TO_REPEAT, ROUTINE
+from celery5.own_commands import RESERVED_COMMANDS
+from celery5.services.commands import IDEMPOTENT_COMMANDS, ROUTINE_COMMANDS
 from tests.redis.forging import INBOX, answer, order, put, signed
 from tests.redis.test_inbox import pauses, posted
 from tests.redis.workers import until
@@ -60,7 +60,7 @@ async def test_a_replay_is_refused_also_by_the_next_incarnation_of_the_same_proc
 
 
 def test_only_routine_commands_with_reserved_names_are_not_noted() -> None:
-    assert HARMLESS_TO_REPEAT <= ROUTINE & RESERVED
+    assert IDEMPOTENT_COMMANDS <= ROUTINE_COMMANDS & RESERVED_COMMANDS
 
 
 async def test_a_command_that_is_harmless_to_repeat_is_not_noted_on_the_disk(
@@ -73,9 +73,9 @@ async def test_a_command_that_is_harmless_to_repeat_is_not_noted_on_the_disk(
     async def nothing() -> None: ...
 
     async with posted(keyed, redis_client, tmp_path):
-        keyed.control.keyring.signer()
+        keyed.control.keyring.get_signer()
         before = record.read_bytes(), record.stat().st_ino
-        for command in sorted(HARMLESS_TO_REPEAT):
+        for command in sorted(IDEMPOTENT_COMMANDS):
             assert await keyed.control.asend(command, to=INBOX)
         assert (record.read_bytes(), record.stat().st_ino) == before
         assert (await keyed.control.asend("prefetch", to=INBOX))[0].ok

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from celery5.journald import Journald
-from celery5.log import Journal
+from celery5.journald import JournaldDestination
+from celery5.log import LogWriter
 from tests.redis.journal_daemon import JournalDaemon, journal_daemon
 from tests.redis.staff import Employee, Staff, wait_until
 from tests.redis.test_probes import numbers
@@ -138,7 +138,7 @@ def test_while_the_journal_is_away_jobs_run_and_what_was_not_written_is_brought_
     journal.kill()
     jobs = [staff.app.tasks["quiet"].delay(n) for n in range(5)]
     assert [each.get(timeout=30) for each in jobs] == [0, 1, 2, 3, 4]
-    wait_until(lambda: numbers(port)["celery5_log_again_total"] >= 5)
+    wait_until(lambda: numbers(port)["celery5_log_retried_total"] >= 5)
     journal.start()
     wait_until(lambda: len(journal.entries("CELERY5_EVENT=celery5:job")) == 5)
     found = journal.entries("CELERY5_EVENT=celery5:job")
@@ -148,7 +148,7 @@ def test_while_the_journal_is_away_jobs_run_and_what_was_not_written_is_brought_
 
 
 def test_what_is_too_large_for_a_datagram_arrives_whole(journal: JournalDaemon) -> None:
-    with Journal(Journald(journal.socket)) as log:
+    with LogWriter(JournaldDestination(journal.socket)) as log:
         log._buffer.clear()
         log({"message_type": "celery5:x", "level": "info", "worker": "w", "blob": "y\n" * 500_000})
     wait_until(lambda: journal.entries("CELERY5_EVENT=celery5:x") != [])
@@ -158,7 +158,7 @@ def test_what_is_too_large_for_a_datagram_arrives_whole(journal: JournalDaemon) 
 
 
 def test_thousands_of_messages_at_once_are_all_there_in_order(journal: JournalDaemon) -> None:
-    with Journal(Journald(journal.socket)) as log:
+    with LogWriter(JournaldDestination(journal.socket)) as log:
         log._buffer.clear()
         for n in range(3000):
             log({"message_type": "celery5:x", "level": "info", "worker": "w", "n": n})

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from celery5.broker import kept_server
-from celery5.broker.embedded import binary_of
+from celery5.broker.embedded import find_binary
 from celery5.broker.kept_server import KeptServer
 from celery5.errors import BrokerUnavailable, Misconfigured, ServerNotFound
 from celery5.protocol.own_broker import OwnBroker
@@ -60,13 +60,13 @@ def client(server: KeptServer) -> "redis.Redis":
 
 def test_what_was_written_is_there_again_and_nobody_else_can_look(keep: Keep) -> None:
     server = keep()
-    assert server.begin() is False
+    assert server.start() is False
     with client(server) as line:
         line.set("a", "b")
         assert line.config_get("appendfsync") == {"appendfsync": "everysec"}
     server.kill()
-    assert not server.lives
-    server.begin()
+    assert not server.is_running
+    server.start()
     with client(server) as line:
         assert line.get("a") == b"b"
     assert stat.S_IMODE(server.folder.stat().st_mode) == 0o700
@@ -80,16 +80,16 @@ def test_what_was_written_is_there_again_and_nobody_else_can_look(keep: Keep) ->
 
 def test_one_that_was_left_is_gone_on_with_and_begins_anew_when_it_is_to_be_another(keep: Keep) -> None:
     server = keep()
-    server.begin()
+    server.start()
     with client(server) as line:
         line.set("a", "b")
     pid = forsake(server)
     second = keep()
-    assert second.begin() is True
+    assert second.start() is True
     assert second.pid == pid
     forsake(second)
     third = keep(fsync="always")
-    assert third.begin() is False
+    assert third.start() is False
     assert third.pid != pid
     assert not is_alive(pid)
     with client(third) as line:
@@ -101,22 +101,22 @@ def test_one_that_was_left_frozen_is_killed_before_another_begins(
 ) -> None:
     monkeypatch.setattr(kept_server, "ANSWER_LIMIT", 0.3)
     server = keep()
-    server.begin()
+    server.start()
     pid = forsake(server)
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(kept_server, "STOP_LIMIT", 0.5)
     second = keep()
-    assert second.begin() is False
+    assert second.start() is False
     assert not is_alive(pid)
 
 
 def test_it_has_one_keeper(keep: Keep) -> None:
     server = keep()
-    server.begin()
+    server.start()
     with pytest.raises(Misconfigured, match=rf"another Controller \(process {os.getpid()}\) runs the broker"):
         keep()
     server.stop()
-    keep().begin()
+    keep().start()
 
 
 def test_a_port_has_a_password(keep: Keep) -> None:
@@ -124,7 +124,7 @@ def test_a_port_has_a_password(keep: Keep) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = keep(port=port)
-    server.begin()
+    server.start()
     with client(server) as line:
         assert line.ping()
     with redis.Redis(port=port) as line, pytest.raises(redis.AuthenticationError):
@@ -136,23 +136,23 @@ def test_a_port_has_a_password(keep: Keep) -> None:
     )
     assert (server.folder / "password").read_text() not in command.stdout
     forsake(server)
-    assert keep(port=port).begin() is True
+    assert keep(port=port).start() is True
 
 
 def test_it_throws_no_job_away_is_no_affair_of_systemds_and_ends_in_order(
     keep: Keep, server_binary: str | None, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-    monkeypatch.setattr(kept_server, "LONGEST_LOG", 10)
+    monkeypatch.setattr(kept_server, "MAX_LOG_BYTES", 10)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program, surroundings = short_path / "program", short_path / "surroundings"
-    binary = binary_of(server_binary)
+    binary = find_binary(server_binary)
     program.write_text(f'#!/bin/sh\nenv > {surroundings}\nexec {binary} "$@"\n')
     program.chmod(0o755)
     server = keep(port=port, server=str(program))
-    server.begin()
+    server.start()
     with client(server) as line:
         assert line.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
         assert line.config_get("bind") == {"bind": "127.0.0.1"}
@@ -161,14 +161,14 @@ def test_it_throws_no_job_away_is_no_affair_of_systemds_and_ends_in_order(
     server.stop()
     log = server.folder / "server.log"
     assert "SIGTERM" in log.read_text()
-    keep(port=port).begin()
+    keep(port=port).start()
     assert "SIGTERM" not in log.read_text()
     assert "SIGTERM" in (server.folder / "server.log.1").read_text()
 
 
 def test_one_that_still_reads_its_data_is_waited_for(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     server = keep()
-    server.begin()
+    server.start()
     said = [(server.pid, False), None, (server.pid, False), (server.pid, True)]
     monkeypatch.setattr(server, "_asked", lambda: said.pop(0))
     server._wait_until_it_answers(lambda: False)
@@ -192,18 +192,18 @@ def test_a_port_that_is_taken_is_told_of(keep: Keep) -> None:
         taken.listen()
         server = keep(port=taken.getsockname()[1])
         with pytest.raises(BrokerUnavailable, match="ended: "):
-            server.begin()
+            server.start()
         server.stop()
 
 
 def test_another_ones_server_is_let_alone(keep: Keep, short_path: Path) -> None:
     other = keep()
-    other.begin()
+    other.start()
     server = keep(folder=str(short_path / "second"), socket=str(other.socket))
     with pytest.raises(Misconfigured, match=r"a server answers at .* that is not the one of"):
-        server.begin()
+        server.start()
     server.stop()
-    assert other.answers()
+    assert other.is_responding()
 
 
 def test_a_folder_with_other_things_in_it_is_let_alone(keep: Keep, short_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_folder_with_other_things_in_it_is_let_alone(keep: Keep, short_path: P
 
 def test_data_of_a_backup_is_gone_on_with(keep: Keep, short_path: Path) -> None:
     server = keep()
-    server.begin()
+    server.start()
     with client(server) as line:
         line.set("a", "b")
     server.stop()
@@ -229,19 +229,19 @@ def test_data_of_a_backup_is_gone_on_with(keep: Keep, short_path: Path) -> None:
     for each in server.folder.glob("appendonly*"):
         each.rename(other / each.name)
     second = keep(folder=str(other))
-    second.begin()
+    second.start()
     with client(second) as line:
         assert line.get("a") == b"b"
 
 
 def test_a_number_that_was_written_down_for_a_former_server_ends_nobody(keep: Keep) -> None:
     server = keep()
-    server.begin()
+    server.start()
     pid = forsake(server)
     with subprocess.Popen(["sleep", "1000"]) as bystander:
         (server.folder / "server.lock").write_text(f"{bystander.pid:<20}\n")
         second = keep()
-        assert second.begin() is True
+        assert second.start() is True
         assert second.pid == pid
         second.stop()
         assert bystander.poll() is None
@@ -253,15 +253,15 @@ def test_a_server_over_the_data_that_somebody_has_started_by_hand_stays_the_only
     keep: Keep,
 ) -> None:
     server = keep()
-    server.begin()
+    server.start()
     server.stop()
     file = str(server.folder / "redis.conf")
     with subprocess.Popen([str(server.binary), file], stdout=subprocess.DEVNULL) as by_hand:
         second = keep()
-        while not second.answers():
+        while not second.is_responding():
             assert by_hand.poll() is None
         with pytest.raises(Misconfigured, match=rf"runs already \(process {by_hand.pid}\), which no"):
-            second.begin()
+            second.start()
         second.stop()
         assert by_hand.poll() is None
         by_hand.kill()
@@ -284,7 +284,7 @@ with socket.socket(socket.AF_UNIX) as line:
         there = path.stat().st_ino
         server = keep(socket=str(path))
         with pytest.raises(Misconfigured, match="is not the one of"):
-            server.begin()
+            server.start()
         assert path.stat().st_ino == there
         other.kill()
 
@@ -294,11 +294,11 @@ def test_what_the_system_refuses_is_told_in_one_line(keep: Keep, short_path: Pat
     program.write_bytes(b"\0")
     program.chmod(0o755)
     with pytest.raises(BrokerUnavailable, match=r"cannot be started: .*Exec format error"):
-        keep(server=str(program)).begin()
+        keep(server=str(program)).start()
     server = keep(folder=str(short_path / "second"))
     (server.folder / "redis.conf.new").mkdir()
     with pytest.raises(BrokerUnavailable, match=r"cannot be started: .*Is a directory"):
-        server.begin()
+        server.start()
     (server.folder / "password").mkdir()
     server.stop()
     with pytest.raises(Misconfigured, match="its password cannot be kept"):
@@ -323,7 +323,7 @@ def test_what_cannot_be_is_told_in_one_line(keep: Keep, short_path: Path) -> Non
 def test_who_has_given_up_does_not_wait(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_server, "ANSWER_LIMIT", 0.3)
     server = keep()
-    server.begin()
+    server.start()
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(BrokerUnavailable, match="does not answer yet"):

@@ -17,7 +17,7 @@ from celery5 import App, JobState, agather, gather
 from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.embedded import EmbeddedServer
-from celery5.broker.looking import overview
+from celery5.broker.looking import get_queue_state
 from celery5.protocol.job import Job
 from tests.redis.one_queue import Queue, done, envelope
 from tests.redis.staff import Staff, wait_until
@@ -27,7 +27,7 @@ from tests.redis.workers import working
 def on_lane(app: App, lane: str, *jobs: Job) -> Call[dict[str, str]]:
     """The call that puts jobs on a lane of the default queue."""
     words = [(job.id, job.message, job.at, "", None) for job in jobs]
-    return calls.claim(app.queue("default").on(lane), words)
+    return calls.claim(app.queue("default").on_lane(lane), words)
 
 
 @pytest.mark.parametrize("lane", ["h", "l"])
@@ -153,7 +153,7 @@ async def test_a_queue_whose_jobs_never_had_a_priority_has_one_stream(
         assert await (await double.options(countdown=0.01).adelay(1)).aget() == 2
     keys = app.queue("default")
     assert redis_client.exists(keys.stream) == 1
-    assert redis_client.exists(*keys.beside) == 0
+    assert redis_client.exists(*keys.other_streams) == 0
 
 
 def test_what_a_dead_worker_held_comes_back_on_its_lane_and_what_had_begun_is_counted(
@@ -213,32 +213,32 @@ async def test_a_job_on_a_lane_is_revoked_while_it_runs_at_once(app: App) -> Non
 def test_a_queue_is_told_by_its_lanes(queue: Queue) -> None:
     for lane, ids in (("h", "ab"), ("l", "cde")):
         jobs = [(each, envelope(each), "", "", None) for each in ids]
-        queue(calls.claim(queue.keys.on(lane), jobs))
+        queue(calls.claim(queue.keys.on_lane(lane), jobs))
     queue.publish("f")
     queue.join("w")
-    assert queue(calls.beat(queue.keys, "w", lease=5)).lanes == "hl"
-    state = queue(overview(queue.keys))
+    assert queue(calls.renew_lease(queue.keys, "w", lease=5)).lanes == "hl"
+    state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (6, 2, 3, 0)
-    (first,) = queue(calls.read([queue.keys.on("h")], "w", count=1, block=0))
-    state = queue(overview(queue.keys))
+    (first,) = queue(calls.read_jobs([queue.keys.on_lane("h")], "w", count=1, block_seconds=0))
+    state = queue(get_queue_state(queue.keys))
     assert (state.waiting, state.high, state.low, state.running) == (5, 1, 3, 1)
     assert [(each.name, each.running) for each in state.workers] == [("w", 1)]
-    assert queue.size() == calls.Size(6, 1, 0, 0)
-    assert queue(calls.leave(queue.keys, "w")) == 1  # still there, for others to recover
+    assert queue.size() == calls.QueueSize(6, 1, 0, 0)
+    assert queue(calls.leave_queue(queue.keys, "w")) == 1  # still there, for others to recover
     queue.join("w")
-    assert queue(calls.settle(queue.keys.on("h"), "w", [done(first, "a")])) == 1
-    assert queue(calls.leave(queue.keys, "w")) == 0
+    assert queue(calls.settle(queue.keys.on_lane("h"), "w", [done(first, "a")])) == 1
+    assert queue(calls.leave_queue(queue.keys, "w")) == 0
 
 
 def test_lanes_share_what_is_read_and_leave_no_room_unused(queue: Queue) -> None:
-    lanes = [queue.keys.on(lane) for lane in ("h", "", "l")]
+    lanes = [queue.keys.on_lane(lane) for lane in ("h", "", "l")]
     for lane, ids in zip(lanes, ("abcd", "efg", "ijkl"), strict=True):
         queue(calls.claim(lane, [(each, envelope(each), "", "", None) for each in ids]))
     queue.join("w")
-    queue(calls.beat(queue.keys, "w", lease=5))
+    queue(calls.renew_lease(queue.keys, "w", lease=5))
 
     def picked(count: int, *shares: int) -> str:
-        entries = queue(calls.pick(lanes, "w", count=count, shares=shares))
+        entries = queue(calls.read_by_lane(lanes, "w", count=count, shares=shares))
         return "".join(each.message.split(b'"id":"')[1][:1].decode() for each in entries)
 
     assert picked(3, 1, 1, 1) == "aei"

@@ -11,7 +11,7 @@ from celery5 import App, agather
 from celery5.broker import calls
 from celery5.broker.call import Call
 from celery5.broker.keys import QueueKeys
-from celery5.protocol.delivery import Words
+from celery5.protocol.delivery import Settlement
 from celery5.services import result_publisher
 from tests.redis.workers import working
 
@@ -23,7 +23,7 @@ async def test_large_results_are_settled_in_several_trips(
     trips: list[tuple[int, int]] = []
     settle = calls.settle
 
-    def noted(keys: QueueKeys, worker: str, outcomes: list[Words], documents: list[Any]) -> Call[int]:
+    def noted(keys: QueueKeys, worker: str, outcomes: list[Settlement], documents: list[Any]) -> Call[int]:
         trips.append((len(outcomes), sum(len(words[3]) for words in outcomes)))
         return settle(keys, worker, outcomes, documents)
 

@@ -23,7 +23,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.on_trio import Timing, TrioRedis
 from celery5.log import Log
-from celery5.protocol.leadership import EPOCH, LEASE
+from celery5.protocol.leadership import EPOCH_VARIABLE, LEASE
 from celery5.services.leadership import Leadership
 from tests.faults.proxy import FaultyProxy
 from tests.redis.staff import wait_until
@@ -212,35 +212,40 @@ async def test_a_leader_says_what_it_is(
 
     def of(name: str) -> Leadership:
         log = Log(worker=name, app=app_name)
-        return Leadership(redis=link, keys=Keys(app_name), worker=name, log=log, now=lambda: clock[name])
+        return Leadership(redis=link, keys=Keys(app_name), worker=name, log=log, clock=lambda: clock[name])
 
     first, second = of("a"), of("b")
     await nursery.start(first.run)
     await nursery.start(second.run)
     epoch = first.epoch
-    assert (first.leads, first.sure, second.leads, second.sure) == (True, True, False, False)
+    assert (first.is_leader, first.has_valid_lease, second.is_leader, second.has_valid_lease) == (
+        True,
+        True,
+        False,
+        False,
+    )
     assert second.record.leader == first.record.leader == "a"
-    assert (first.line, second.line) == ("", "stands by: a leads")
-    assert first.stamp() == {EPOCH: str(epoch)}
+    assert (first.status_line, second.status_line) == ("", "stands by: a leads")
+    assert first.get_epoch_environment() == {EPOCH_VARIABLE: str(epoch)}
     assert first.conditions() == second.conditions() == {"leadership": ""}
-    assert [each.samples[0].value for each in first.families()] == [1, epoch]
+    assert [each.samples[0].value for each in first.metric_families()] == [1, epoch]
     clock["a"] += LEASE  # nothing was heard for so long
-    assert (first.leads, first.sure) == (True, False)
+    assert (first.is_leader, first.has_valid_lease) == (True, False)
     assert first.conditions()["leadership"].startswith("it cannot tell")
-    await first.look()
-    assert first.sure
+    await first.refresh()
+    assert first.has_valid_lease
     redis_client.delete(Keys(app_name).leader)
-    await first.look()
-    await second.look()
+    await first.refresh()
+    await second.refresh()
     assert (first.epoch, second.epoch) == (epoch, 0)
     heard: list[str] = []
-    first.follow(lambda: heard.append("a"))
-    second.follow(lambda: heard.append("b"))
+    first.add_listener(lambda: heard.append("a"))
+    second.add_listener(lambda: heard.append("b"))
     await first.resign()
-    assert not first.leads
-    assert first.line == "leads no more, and ends: another Controller takes over, if one stands by"
-    await second.look()
+    assert not first.is_leader
+    assert first.status_line == "leads no more, and ends: another Controller takes over, if one stands by"
+    await second.refresh()
     assert second.epoch > epoch
-    await first.look()  # what has ended does not come back
+    await first.refresh()  # what has ended does not come back
     assert (first.epoch, heard) == (0, ["a", "b"])
     nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from celery5.broker.blocking import BlockingRedis
 from celery5.broker.call import Call
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
-from celery5.protocol.leadership import LEASE, NOTHING, Record, Standing
+from celery5.protocol.leadership import LEASE, NO_RECORD, LeaderRecord, LeadershipState
 
 
 @pytest.fixture
@@ -31,39 +31,39 @@ def driver(url: str) -> Iterator[BlockingRedis]:
     one.close()
 
 
-def lead(driver: BlockingRedis, keys: Keys, name: str, *, replaces: str = "", epoch: int = 0) -> Record:
+def lead(driver: BlockingRedis, keys: Keys, name: str, *, replaces: str = "", epoch: int = 0) -> LeaderRecord:
     """One trip."""
-    return driver.perform(leading.lead(keys, name, replaces=replaces, epoch=epoch))
+    return driver.perform(leading.claim_leadership(keys, name, replaces=replaces, epoch=epoch))
 
 
 def test_one_leads_and_the_others_see_it(driver: BlockingRedis, app_name: str) -> None:
     keys = Keys(app_name)
-    assert driver.perform(leading.leader(keys)) == Record()
-    first = lead(driver, keys, "a", replaces=NOTHING)
+    assert driver.perform(leading.get_leader(keys)) == LeaderRecord()
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
     assert (first.leader, first.beat) == ("a", 1)
     assert first.epoch >= first.since * 1000 > 1.7e12
-    assert lead(driver, keys, "b", replaces=NOTHING) == first
-    assert lead(driver, keys, "b") == driver.perform(leading.leader(keys)) == first
+    assert lead(driver, keys, "b", replaces=NO_RECORD) == first
+    assert lead(driver, keys, "b") == driver.perform(leading.get_leader(keys)) == first
     again = lead(driver, keys, "a", epoch=first.epoch)
     assert (again.epoch, again.beat, again.since) == (first.epoch, 2, first.since)
 
 
 def test_a_trip_that_is_made_twice_has_one_effect(driver: BlockingRedis, app_name: str) -> None:
     keys = Keys(app_name)
-    first = lead(driver, keys, "a", replaces=NOTHING)
-    assert lead(driver, keys, "a", replaces=NOTHING).epoch == first.epoch
-    driver.perform(leading.resign(keys, "a", epoch=first.epoch))
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
+    assert lead(driver, keys, "a", replaces=NO_RECORD).epoch == first.epoch
+    driver.perform(leading.resign_leadership(keys, "a", epoch=first.epoch))
     second = lead(driver, keys, "b")
     assert (second.leader, second.epoch > first.epoch) == ("b", True)
-    assert driver.perform(leading.resign(keys, "a", epoch=first.epoch)) == second
+    assert driver.perform(leading.resign_leadership(keys, "a", epoch=first.epoch)) == second
 
 
 def test_only_the_very_record_that_was_watched_is_replaced(driver: BlockingRedis, app_name: str) -> None:
     keys = Keys(app_name)
-    first = lead(driver, keys, "a", replaces=NOTHING)
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
     renewed = lead(driver, keys, "a", epoch=first.epoch)
-    assert lead(driver, keys, "b", replaces=first.words) == renewed
-    taken = lead(driver, keys, "b", replaces=renewed.words)
+    assert lead(driver, keys, "b", replaces=first.version) == renewed
+    taken = lead(driver, keys, "b", replaces=renewed.version)
     assert (taken.leader, taken.epoch > first.epoch) == ("b", True)
     assert lead(driver, keys, "a", epoch=first.epoch) == taken
 
@@ -72,8 +72,8 @@ def test_after_an_end_in_order_another_leads_at_once_in_a_new_epoch(
     driver: BlockingRedis, app_name: str
 ) -> None:
     keys = Keys(app_name)
-    first = lead(driver, keys, "a", replaces=NOTHING)
-    vacant = driver.perform(leading.resign(keys, "a", epoch=first.epoch))
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
+    vacant = driver.perform(leading.resign_leadership(keys, "a", epoch=first.epoch))
     assert (vacant.leader, vacant.epoch) == ("", first.epoch)
     second = lead(driver, keys, "b")
     assert (second.leader, second.epoch > first.epoch) == ("b", True)
@@ -83,22 +83,22 @@ def test_who_leads_anew_is_not_deposed_by_what_it_said_in_an_epoch_before(
     driver: BlockingRedis, app_name: str
 ) -> None:
     keys = Keys(app_name)
-    first = lead(driver, keys, "a", replaces=NOTHING)
-    driver.perform(leading.resign(keys, "a", epoch=first.epoch))
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
+    driver.perform(leading.resign_leadership(keys, "a", epoch=first.epoch))
     second = lead(driver, keys, "a")
-    assert driver.perform(leading.resign(keys, "a", epoch=first.epoch)) == second
+    assert driver.perform(leading.resign_leadership(keys, "a", epoch=first.epoch)) == second
 
 
 def test_the_epoch_grows_when_redis_has_forgotten_everything(
     driver: BlockingRedis, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     keys = Keys(app_name)
-    first = lead(driver, keys, "a", replaces=NOTHING)
+    first = lead(driver, keys, "a", replaces=NO_RECORD)
     redis_client.delete(keys.leader)
-    assert lead(driver, keys, "a", replaces=NOTHING, epoch=first.epoch).epoch == first.epoch
+    assert lead(driver, keys, "a", replaces=NO_RECORD, epoch=first.epoch).epoch == first.epoch
     redis_client.delete(keys.leader)
     redis_client.time()
-    assert lead(driver, keys, "b", replaces=NOTHING).epoch > first.epoch
+    assert lead(driver, keys, "b", replaces=NO_RECORD).epoch > first.epoch
     redis_client.hset(keys.leader, mapping={"epoch": 10**15, "beat": 1, "leader": ""})
     assert lead(driver, keys, "c").epoch == 10**15 + 1
 
@@ -112,11 +112,11 @@ class Trip:
     another, or never."""
 
     name: str
-    call: Call[Record]
+    call: Call[LeaderRecord]
     asked: float
     at: float
     back: float = math.inf
-    record: Record | None = None
+    record: LeaderRecord | None = None
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Contender:
     """One Controller, whose clock is `offset` off and runs at a `rate` of its own. It is frozen until it `wakes`, and
     makes its next trip `at` a time."""
 
-    standing: Standing
+    standing: LeadershipState
     offset: float
     rate: float
     wakes: float = 0.0
@@ -150,7 +150,7 @@ class Trial:
     def contender(self, name: str) -> Contender:
         """One of them."""
         uniform = self.chance.uniform
-        return Contender(Standing(name=name), uniform(0, 1e6), 1 + uniform(-0.04, 0.04))
+        return Contender(LeadershipState(name=name), uniform(0, 1e6), 1 + uniform(-0.04, 0.04))
 
     def run(self, seconds: float) -> None:
         """Let time go by in small steps."""
@@ -169,13 +169,15 @@ class Trial:
         if chance.random() < 0.03:
             one.wakes = self.time + chance.uniform(0, 8)
         elif standing.epoch and chance.random() < 0.02:
-            one.standing = Standing(name=standing.name + "'")
-            self.send(one, standing.name, leading.resign(self.keys, standing.name, epoch=standing.epoch))
+            one.standing = LeadershipState(name=standing.name + "'")
+            self.send(
+                one, standing.name, leading.resign_leadership(self.keys, standing.name, epoch=standing.epoch)
+            )
         else:
-            words = {"replaces": standing.replaces(now), "epoch": standing.epoch}
-            self.send(one, standing.name, leading.lead(self.keys, standing.name, **words))  # type: ignore[arg-type]
+            words = {"replaces": standing.get_replaceable_version(now), "epoch": standing.epoch}
+            self.send(one, standing.name, leading.claim_leadership(self.keys, standing.name, **words))  # type: ignore[arg-type]
 
-    def send(self, one: Contender, name: str, call: Call[Record]) -> None:
+    def send(self, one: Contender, name: str, call: Call[LeaderRecord]) -> None:
         """The trip begins. Some are slow, some arrive twice, some are never answered."""
         chance, now = self.chance, one.clock(self.time)
         slow = 6.0 if chance.random() < 0.1 else 0.05
@@ -200,12 +202,12 @@ class Trial:
         elif self.time >= one.wakes:
             self.trips.remove(trip)
             now = one.clock(self.time)
-            one.standing, _ = one.standing.heard(trip.record, asked=trip.asked, now=now)
-            one.at = self.time + one.standing.pause(now)
+            one.standing, _ = one.standing.apply_record(trip.record, asked_at=trip.asked, now=now)
+            one.at = self.time + one.standing.get_poll_delay(now)
 
     def look(self) -> None:
         """Nobody acts in an epoch of another's, and no two act at once."""
-        acting = [each.standing for each in self.all if each.standing.sure(each.clock(self.time))]
+        acting = [each.standing for each in self.all if each.standing.has_valid_lease(each.clock(self.time))]
         self.together += len(acting) > 1
         for each in acting:
             owner = self.epochs.setdefault(each.epoch, each.name)

@@ -25,8 +25,8 @@ Plant = Callable[[Any, QueueKeys], Any]
 PLANTED: dict[str, Plant] = {
     "a key that nobody made": lambda c, k: c.set(k.result_prefix.replace("result:", "other"), 1),
     "a result that never expires": lambda c, k: c.set(k.result("a"), "{}"),
-    "a window that never closes": lambda c, k: c.set(k.window("t k"), "a"),
-    "a mark for ever": lambda c, k: c.set(k.mark, ""),
+    "a window that never closes": lambda c, k: c.set(k.unique_window("t k"), "a"),
+    "a mark for ever": lambda c, k: c.set(k.replication_mark, ""),
     "a job that is not on the stream": lambda c, k: c.hset(k.jobs, "a", "S1-1"),
     "a revoked job that is not on the stream": lambda c, k: c.hset(k.jobs, "a", "V1-1"),
     "a scheduled job that is never due": lambda c, k: c.hset(k.jobs, "a", "D"),

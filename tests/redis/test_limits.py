@@ -200,7 +200,7 @@ async def test_a_job_that_missed_the_moment_of_its_rate_is_no_attempt_and_no_war
             await agather(sent, timeout=30)
             (stats,) = await app.control.asend("stats")
             await worker.stop()
-    assert lines.of("job:missed-its-rate")
+    assert lines.of("job:rate-limited")
     assert {(line["state"], line["level"]) for line in lines.of("job")} == {("SUCCESS", "info")}
     assert stats.answer["jobs"] == {"SUCCESS": 2}
 
@@ -271,7 +271,7 @@ async def test_a_function_that_fails_is_told_of_once_for_each_fault(app: App) ->
     with Lines() as lines:
         async with working(app):
             await until(lambda: asked > 6)
-    assert [each["why"] for each in lines.of("limit:not-computed")] == [
+    assert [each["why"] for each in lines.of("limit:compute-failed")] == [
         "OSError: a",
         "KeyError: 'd'",
         "OSError: e",

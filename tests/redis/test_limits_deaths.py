@@ -58,7 +58,7 @@ def test_no_more_run_than_may_while_workers_are_killed_and_all_are_run(
     gather(sent, timeout=40)
     assert crowd(staff, deaths) <= MOST
     keys = staff.app.queue("default")
-    wait_until(lambda: not redis_client.exists(keys.slots, keys.counts, keys.held))
+    wait_until(lambda: not redis_client.exists(keys.slots, keys.slot_counts, keys.limited_counts))
 
 
 def test_a_death_frees_the_slots_of_the_dead_at_once(staff: Staff, redis_client: "redis.Redis") -> None:
@@ -67,7 +67,7 @@ def test_a_death_frees_the_slots_of_the_dead_at_once(staff: Staff, redis_client:
     wait_until(lambda: len(staff.notes()) == 2)
     second = staff.start(lease=1.0, concurrency=4)
     sent = send(staff, "narrow", 0.01, 4)
-    wait_until(lambda: redis_client.hget(staff.app.queue("default").held, "narrow") == b"4")
+    wait_until(lambda: redis_client.hget(staff.app.queue("default").limited_counts, "narrow") == b"4")
     assert len(staff.notes()) == 2
     first.signal(signal.SIGKILL)
     # The two that it had are put back behind the four that waited; these take the slots.

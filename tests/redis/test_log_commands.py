@@ -78,7 +78,7 @@ def test_the_level_of_the_log_is_set_while_the_worker_runs(talker: tuple[Employe
     assert told(app, "set-log-level", level="warning")["before"] == "debug"
     app.signature("say").delay().get(timeout=30)
     assert told(app, "set-log-level", level="info")["before"] == "warning"
-    wait_until(lambda: worker.lines("log:level") != [])
+    wait_until(lambda: worker.lines("log:level-changed") != [])
     assert said() == ["aloud", "quietly", "aloud"]
     (refused,) = app.control.send("set-log-level", {"level": "loud"})
     assert (refused.ok, "give one of debug, info, warning, error" in refused.why) == (False, True)

@@ -20,12 +20,12 @@ import trio
 from celery5 import App
 from celery5.checks import EventLoopLag
 from celery5.log import Log
-from celery5.probe import ask
+from celery5.probe import send_probe
 from celery5.processes import loop_watch
-from celery5.processes.loop_watch import LoopWatch, job_on
+from celery5.processes.loop_watch import LoopWatchdog, find_job
 from celery5.services import vitals as vitals_module
 from celery5.services.status_port import StatusPort
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 from tests.redis.staff import Staff, logged, wait_until
 from tests.redis.workers import Lines, until, working
 from tests.trio.test_status_port import free_port
@@ -34,12 +34,14 @@ THRESHOLD = 0.1
 
 
 @asynccontextmanager
-async def watched(app: App, port: int, *, threshold: float = THRESHOLD) -> AsyncGenerator[Vitals, None]:
+async def watched(
+    app: App, port: int, *, threshold: float = THRESHOLD
+) -> AsyncGenerator[ProcessStatus, None]:
     """A worker in this Trio run with what watches the loop, and a status port."""
-    vitals = Vitals(app=app.name)
+    vitals = ProcessStatus(app=app.name)
     log = Log(worker="w", app=app.name)
-    status = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1")
-    watch = LoopWatch(threshold=threshold, vitals=vitals, port=status, address=None, log=log)
+    status = StatusPort(process_status=vitals, log=log, port=port, host="127.0.0.1")
+    watch = LoopWatchdog(threshold=threshold, process_status=vitals, port=status, address=None, log=log)
     async with trio.open_nursery() as nursery:
         await nursery.start(status.run)
         await nursery.start(watch.run)
@@ -122,9 +124,10 @@ async def test_the_status_port_tells_of_a_block_while_it_lasts(
     blocker, port = Blocker(app), free_port()
 
     def look() -> dict[str, Any]:
-        wait_until(lambda: not ask("127.0.0.1", port, "/livez", within=30).ok)
+        wait_until(lambda: not send_probe("127.0.0.1", port, "/livez", timeout=30).ok)
         answers = {
-            path: ask("127.0.0.1", port, path, within=30) for path in ("/livez", "/readyz", "/metrics")
+            path: send_probe("127.0.0.1", port, path, timeout=30)
+            for path in ("/livez", "/readyz", "/metrics")
         }
         return {path: (each.status, each.body.decode()) for path, each in answers.items()}
 
@@ -141,16 +144,16 @@ async def test_the_status_port_tells_of_a_block_while_it_lasts(
         assert status == 200
         numbers = dict(line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
         assert float(numbers["celery5_loop_blocked_seconds"]) >= 0.4
-        assert float(numbers["celery5_ready"]) == 0
+        assert float(numbers["celery5_process_ready"]) == 0
 
         def after() -> tuple[bool, str]:
-            ready = ask("127.0.0.1", port, "/readyz", within=30).ok
-            return ready, ask("127.0.0.1", port, "/metrics", within=30).body.decode()
+            ready = send_probe("127.0.0.1", port, "/readyz", timeout=30).ok
+            return ready, send_probe("127.0.0.1", port, "/metrics", timeout=30).body.decode()
 
         ready, body = await trio.to_thread.run_sync(after)
         assert ready
         assert "celery5_loop_blocked_seconds 0" in body
-        assert 'celery5_loop_blocks_total{task="shop.block"} 1' in body
+        assert 'celery5_loop_blocked_total{task="shop.block"} 1' in body
 
 
 async def test_the_check_of_the_loop_is_unhealthy_right_after_a_long_block_and_says_who_it_was(
@@ -201,14 +204,14 @@ async def test_short_blocks_and_a_setting_of_0_are_told_of_by_nobody(app: App) -
 async def test_whoever_keeps_the_process_alive_is_told_who_blocks_it_and_when_that_has_ended(
     short_path: Path,
 ) -> None:
-    vitals, log = Vitals(), Log(worker="w", app="shop")
-    vitals.up([])
-    status = StatusPort(vitals=vitals, log=log, port=None, host="127.0.0.1")
+    vitals, log = ProcessStatus(), Log(worker="w", app="shop")
+    vitals.mark_up([])
+    status = StatusPort(process_status=vitals, log=log, port=None, host="127.0.0.1")
     address = short_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(address))
         ear.settimeout(30)
-        with LoopWatch(threshold=0.05, vitals=vitals, port=status, address=str(address), log=log):
+        with LoopWatchdog(threshold=0.05, process_status=vitals, port=status, address=str(address), log=log):
             assert ear.recv(1000).startswith(b"STATUS=the event loop was blocked for 0.")  # this blocks it
             said = b""
             while b"ready" not in said:
@@ -217,24 +220,30 @@ async def test_whoever_keeps_the_process_alive_is_told_who_blocks_it_and_when_th
 
 
 async def test_a_process_that_starts_is_not_blocked(app: App) -> None:
-    vitals, log = Vitals(), Log(worker="w", app=app.name)
-    status = StatusPort(vitals=vitals, log=log, port=None, host="127.0.0.1")
-    with Lines() as lines, LoopWatch(threshold=0.05, vitals=vitals, port=status, address=None, log=log):
+    vitals, log = ProcessStatus(), Log(worker="w", app=app.name)
+    status = StatusPort(process_status=vitals, log=log, port=None, host="127.0.0.1")
+    with (
+        Lines() as lines,
+        LoopWatchdog(threshold=0.05, process_status=vitals, port=status, address=None, log=log),
+    ):
         time.sleep(0.5)  # noqa: ASYNC251  modules are imported, say
-        assert vitals.loop.now is None
+        assert vitals.loop.current is None
     assert lines.of("loop:blocked") == []
 
 
 async def test_blocking_code_of_no_job_is_told_of_with_its_stack(app: App) -> None:
-    vitals, log = Vitals(), Log(worker="w", app=app.name)
-    vitals.up([])
-    status = StatusPort(vitals=vitals, log=log, port=None, host="127.0.0.1")
-    with Lines() as lines, LoopWatch(threshold=0.05, vitals=vitals, port=status, address=None, log=log):
+    vitals, log = ProcessStatus(), Log(worker="w", app=app.name)
+    vitals.mark_up([])
+    status = StatusPort(process_status=vitals, log=log, port=None, host="127.0.0.1")
+    with (
+        Lines() as lines,
+        LoopWatchdog(threshold=0.05, process_status=vitals, port=status, address=None, log=log),
+    ):
         await trio.sleep(0.1)
         limit = time.monotonic() + 30
-        while vitals.loop.now is None and time.monotonic() < limit:
+        while vitals.loop.current is None and time.monotonic() < limit:
             time.sleep(0.01)  # noqa: ASYNC251
-        await until(lambda: vitals.loop.now is None)
+        await until(lambda: vitals.loop.current is None)
     told = lines.of("loop:blocked")
     assert (told[0]["task"], told[0]["job"]) == ("", "")
     assert "test_blocking_code_of_no_job" in told[0]["stack"]
@@ -252,7 +261,7 @@ def test_a_process_that_was_stopped_blames_no_job(staff: Staff) -> None:
 
 
 def test_what_runs_nowhere_near_the_loop_has_no_job() -> None:
-    assert job_on(None) == ("", "")
+    assert find_job(None) == ("", "")
     assert loop_watch.is_idle(None)
 
 
@@ -273,17 +282,19 @@ class Spoken:
 
 
 def _watch_of(
-    vitals: Vitals, log: Any, *, port: int | None = None, threshold: float = THRESHOLD
-) -> LoopWatch:
-    status = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1")
-    return LoopWatch(threshold=threshold, vitals=vitals, port=status, address=None, log=log)
+    process_status: ProcessStatus, log: Any, *, port: int | None = None, threshold: float = THRESHOLD
+) -> LoopWatchdog:
+    status = StatusPort(process_status=process_status, log=log, port=port, host="127.0.0.1")
+    return LoopWatchdog(
+        threshold=threshold, process_status=process_status, port=status, address=None, log=log
+    )
 
 
 async def test_connections_that_say_nothing_hide_no_block_and_no_time_of_it() -> None:
-    vitals, log, port = Vitals(), Spoken(), free_port()
-    vitals.up([])
-    status = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1")  # type: ignore[arg-type]
-    watch = LoopWatch(threshold=THRESHOLD, vitals=vitals, port=status, address=None, log=log)  # type: ignore[arg-type]
+    vitals, log, port = ProcessStatus(), Spoken(), free_port()
+    vitals.mark_up([])
+    status = StatusPort(process_status=vitals, log=log, port=port, host="127.0.0.1")  # type: ignore[arg-type]
+    watch = LoopWatchdog(threshold=THRESHOLD, process_status=vitals, port=status, address=None, log=log)  # type: ignore[arg-type]
     silent = list[socket.socket]()
     try:
         async with trio.open_nursery() as nursery:
@@ -306,8 +317,8 @@ async def test_connections_that_say_nothing_hide_no_block_and_no_time_of_it() ->
 
 async def test_a_loop_that_waits_for_events_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
-    vitals, log = Vitals(), Spoken()
-    vitals.up([])
+    vitals, log = ProcessStatus(), Spoken()
+    vitals.mark_up([])
     watch = _watch_of(vitals, log, threshold=0.04)
     monkeypatch.setattr(watch, "_ask", lambda: asked.append(1))
     looks = list[int]()
@@ -330,8 +341,8 @@ async def test_a_loop_that_waits_for_events_is_asked_nothing(monkeypatch: pytest
 
 
 async def test_an_idle_process_spends_next_to_nothing_on_the_watch() -> None:
-    vitals, log = Vitals(), Spoken()
-    vitals.up([])
+    vitals, log = ProcessStatus(), Spoken()
+    vitals.mark_up([])
     with _watch_of(vitals, log, threshold=0.5):
         await trio.sleep(0.2)
         began, spent = time.monotonic(), time.process_time()
@@ -341,8 +352,8 @@ async def test_an_idle_process_spends_next_to_nothing_on_the_watch() -> None:
 
 
 async def test_a_block_that_ends_while_it_is_logged_is_logged_as_ended_last() -> None:
-    vitals, log = Vitals(), Spoken()
-    vitals.up([])
+    vitals, log = ProcessStatus(), Spoken()
+    vitals.mark_up([])
     ends = threading.Event()
 
     def during(what: str) -> None:
@@ -354,6 +365,6 @@ async def test_a_block_that_ends_while_it_is_logged_is_logged_as_ended_last() ->
     with _watch_of(vitals, log) as watch:
         await trio.sleep(0.05)
         ends.wait(30)  # blocks the loop
-        await until(lambda: bool(log.of("loop:resumed")) and vitals.loop.now is None)
+        await until(lambda: bool(log.of("loop:resumed")) and vitals.loop.current is None)
         assert [what for what, _ in log.events] == ["loop:blocked", "loop:resumed"]
         assert watch._told == 0.0  # pyright: ignore[reportPrivateUsage]

@@ -17,8 +17,8 @@ from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.on_trio import Timing
 from celery5.health import HealthCheck
 from celery5.log import Log
-from celery5.messages_backlog import MemoryBacklog, Room
-from celery5.protocol.parcels import parcel
+from celery5.messages_backlog import BacklogCapacity, MemoryBacklog
+from celery5.protocol.parcels import make_job_message
 from celery5.services import message_publisher
 from celery5.services.message_publisher import MessagePublisher
 from celery5.services.messages_store import MessagesStore
@@ -36,7 +36,9 @@ class Press:
         log = Log(worker="w", app=app.name)
         self.app = app
         self.task: Any = app.tasks["number"]
-        self.store = MessagesStore(broker="default", backlog=MemoryBacklog(room=Room(10**6, 10**9)), log=log)
+        self.store = MessagesStore(
+            broker="default", backlog=MemoryBacklog(capacity=BacklogCapacity(10**6, 10**9)), log=log
+        )
         self.checks = PublishingChecks(checks=checks, keys=app.keys, log=log)
         self.publisher = MessagePublisher(
             store=self.store,
@@ -44,10 +46,10 @@ class Press:
             endpoint=app.connections.endpoint,
             timing=Timing(first_connect=float("inf")),
             name="press",
-            watch=lambda _event: None,
+            on_link_event=lambda _event: None,
             own_checks=self.checks,
             connections=(1, most),
-            drain=5.0,
+            drain_limit=5.0,
             log=log,
         )
 
@@ -64,7 +66,7 @@ class Press:
     async def put(self, count: int, queue: str = "default", first: int = 0) -> None:
         """Jobs with numbers on a queue."""
         task = self.task.options(queue=queue)
-        await self.store.put([parcel(task.job(n)) for n in range(first, first + count)])
+        await self.store.put([make_job_message(task.job(n)) for n in range(first, first + count)])
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def numbered(app: App) -> App:
 async def test_several_connections_keep_the_order_of_each_queue_and_end_when_there_is_no_pressure(
     numbered: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_publisher, "IDLE", 0.5)
+    monkeypatch.setattr(message_publisher, "IDLE_LIMIT", 0.5)
     monkeypatch.setattr(message_publisher, "GROW_AFTER", 0.001)
     press, seen = Press(numbered, most=4), set[int]()
     queues = [f"q{n}" for n in range(6)]
@@ -91,7 +93,7 @@ async def test_several_connections_keep_the_order_of_each_queue_and_end_when_the
                 await press.put(300, queue, first)
             await trio.lowlevel.checkpoint()
         with trio.fail_after(LONG):
-            while press.store.waiting or press.publisher._busy:
+            while press.store.waiting_queues or press.publisher._busy:
                 seen.add(len(press.publisher._open))
                 await trio.sleep(0.001)
         assert 1 < max(seen) <= 4
@@ -131,7 +133,9 @@ async def test_of_what_is_refused_for_several_reasons_each_is_told_once(
     redis_client.set(other.jobs, "no hash", ex=120)
 
     def failures() -> float:
-        (found,) = [each for each in press.publisher.families() if each.name.endswith("failures_total")]
+        (found,) = [
+            each for each in press.publisher.metric_families() if each.name.endswith("failures_total")
+        ]
         return sum(each.value for each in found.samples)
 
     with Lines() as lines:
@@ -142,7 +146,7 @@ async def test_of_what_is_refused_for_several_reasons_each_is_told_once(
             redis_client.delete(one.stream, other.jobs)
             await until(lambda: press.store.published == 2, within=LONG)
     told = [each["why"] for each in lines.of("publisher:refused")]
-    assert len(lines.of("publisher:goes-on")) == 1
+    assert len(lines.of("publisher:resumed")) == 1
     assert len(told) == len(set(told)) == 2
 
 
@@ -155,7 +159,7 @@ async def test_each_check_has_a_breaker_and_one_that_is_open_keeps_everything_ba
     press = Press(numbered, checks=checks)
     with Lines() as lines:
         async with press.up():
-            await until(lambda: not press.checks.are_closed, within=LONG)
+            await until(lambda: not press.checks.all_closed, within=LONG)
             await press.put(5)
             await trio.sleep(0.3)
             assert press.store.published == 0
@@ -165,7 +169,7 @@ async def test_each_check_has_a_breaker_and_one_that_is_open_keeps_everything_ba
             }
             states["bank"] = "healthy"
             await until(lambda: numbers(numbered) == [0, 1, 2, 3, 4], within=LONG)
-            assert press.checks.are_closed
+            assert press.checks.all_closed
         assert [each["breaker"] for each in lines.of("breaker:tripped")][:1] == ["publisher bank"]
 
 
@@ -178,7 +182,7 @@ async def test_a_check_that_fails_itself_keeps_nothing_back(numbered: App) -> No
         async with press.up():
             await press.put(1)
             await until(lambda: press.store.published == 1, within=LONG)
-            await until(lambda: bool(lines.of("health:failed")), within=LONG)
+            await until(lambda: bool(lines.of("health:check-failed")), within=LONG)
 
 
 async def test_the_brokers_breaker_opens_while_it_is_away_and_closes_when_it_is_back(

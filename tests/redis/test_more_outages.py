@@ -61,7 +61,7 @@ def test_a_slow_server_slows_jobs_down_and_does_no_harm(own_staff: Staff, own_se
         sent = [each for _ in range(5) for each in send(own_staff, "nap", 0.01, count=20)]
         gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:again") for each in workers] == [[], []]
+    assert [each.lines("worker:restarted") for each in workers] == [[], []]
     assert_back_in_time(own_staff)
 
 
@@ -76,7 +76,7 @@ def test_workers_go_on_after_the_server_was_paused(
     assert_back_in_time(own_staff)
     gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:again") for each in workers] == [[], []]
+    assert [each.lines("worker:restarted") for each in workers] == [[], []]
 
 
 def test_scheduled_jobs_retries_and_dead_jobs_survive_a_restart_and_the_death_of_all_workers(
@@ -104,7 +104,7 @@ def test_scheduled_jobs_retries_and_dead_jobs_survive_a_restart_and_the_death_of
     with pytest.raises(TaskFailed) as caught:
         retried.get(timeout=30)
     assert caught.value.attempt == 2
-    graves = app.perform(calls.dead(app.queue("default"), count=10), instead="")
+    graves = app.perform(calls.list_dead_jobs(app.queue("default"), count=10), instead="")
     assert len(graves) == 2
     assert far.status() is JobState.SCHEDULED
     runs = Counter(each.job for each in own_staff.notes("begin"))

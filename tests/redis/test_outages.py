@@ -65,7 +65,7 @@ def test_workers_go_on_after_the_server_was_frozen(own_staff: Staff, own_server:
     assert_back_in_time(own_staff)
     gather(sent, timeout=30)
     assert_none_doubled(own_staff, sent)
-    assert [each.lines("worker:again") for each in workers] == [[], []]
+    assert [each.lines("worker:restarted") for each in workers] == [[], []]
 
 
 def test_outcomes_are_kept_while_the_server_is_away_and_settled_when_it_is_back(
@@ -84,7 +84,7 @@ def test_outcomes_are_kept_while_the_server_is_away_and_settled_when_it_is_back(
     gather(sent, timeout=BACK, return_exceptions=False)
     assert_back_in_time(own_staff)
     assert_none_doubled(own_staff, sent)
-    assert worker.lines("worker:again") == []
+    assert worker.lines("worker:restarted") == []
 
 
 @pytest.mark.parametrize("how", ["flushed", "restarted"])
@@ -107,7 +107,7 @@ def test_a_worker_begins_again_when_the_server_has_lost_its_data(
     back = time.monotonic()
     own_staff.app.close()
     assert_back_in_time(own_staff, back)
-    wait_until(lambda: len(worker.lines("worker:again")) >= 1)
+    wait_until(lambda: len(worker.lines("worker:restarted")) >= 1)
     assert_back_in_time(own_staff)
 
 

@@ -14,11 +14,11 @@ from celery5.broker import scheduling
 from celery5.broker.keys import EVENTS
 from celery5.errors import Corrupt
 from celery5.processes.router import ROUTER
-from celery5.protocol.envelope import MARGIN
+from celery5.protocol.envelope import SIZE_MARGIN
 from tests.redis.sinking import Kept, delivering
 from tests.redis.workers import entries, start, until, working
 
-PADDING = b"x" * (MARGIN + 1024)
+PADDING = b"x" * (SIZE_MARGIN + 1024)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ async def test_an_oversized_schedule_is_left_alone(tight: App, redis_client: "re
     async def tick() -> None: ...
 
     await tight.schedule.aadd(tick.s(), 3600, name="good")
-    records: dict[str, bytes] = await tight.aperform(scheduling.records(tight.keys, "default"))
+    records: dict[str, bytes] = await tight.aperform(scheduling.list_schedules(tight.keys, "default"))
     record = records["good"]
     key = tight.keys.schedules("default")
     redis_client.hset(key, "bad", record.replace(b'"good"', b'"bad"', 1) + b" " * (len(PADDING) + 1024))

@@ -15,8 +15,8 @@ from celery5 import (
     App,
     AsyncResult,
     BlockingInEventLoop,
+    JobDetails,
     JobState,
-    JobStory,
     ResultTimeout,
     TaskFailed,
     UnknownQueue,
@@ -31,7 +31,7 @@ from tests.redis.graves import bury
 from tests.redis.workers import working
 
 
-async def found(app: App, job_id: str) -> JobStory:
+async def found(app: App, job_id: str) -> JobDetails:
     """What is known of a job of which something is."""
     story = await app.afind(job_id)
     assert story is not None
@@ -183,10 +183,10 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
 
 def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
     keys = app.queue("default")
-    app.perform(calls.announce(app.keys, "default"), instead="")
+    app.perform(calls.register_queue(app.keys, "default"), instead="")
     app.perform(calls.publish(keys, [("a", encode(Envelope(v=1, id="a", task="t")))]), instead="")
-    app.perform(calls.join(keys, "w", lease=60), instead="")
-    app.perform(calls.read([keys], "w", count=1, block=0.01), instead="")
+    app.perform(calls.join_queue(keys, "w", lease=60), instead="")
+    app.perform(calls.read_jobs([keys], "w", count=1, block_seconds=0.01), instead="")
     (worker,) = app.info().queues["default"].workers
     assert (worker.name, worker.running, worker.alive) == ("w", 1, True)
     redis_client.zrem(keys.leases, "w")
@@ -196,11 +196,11 @@ def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
 
 def test_controllers_with_who_leads_and_publishers_that_live_are_seen(app: App) -> None:
     for kind, name in (("controller", "c:1:x"), ("controller", "c:2:x"), ("publisher", "p:1:x")):
-        app.perform(presence.present(app.keys, kind, name, lease=30), instead="")
+        app.perform(presence.renew_presence(app.keys, kind, name, lease=30), instead="")
     assert app.info().leader == ""
-    app.perform(leading.lead(app.keys, "c:2:x", replaces="0 0", epoch=0), instead="")
+    app.perform(leading.claim_leadership(app.keys, "c:2:x", replaces="0 0", epoch=0), instead="")
     state = app.info()
     assert (state.controllers, state.publishers, state.schedulers) == (("c:1:x", "c:2:x"), ("p:1:x",), ())
     assert state.leader == "c:2:x"
-    app.perform(presence.leave(app.keys, "controller", "c:2:x"), instead="")
+    app.perform(presence.end_presence(app.keys, "controller", "c:2:x"), instead="")
     assert app.info().leader == ""  # it is remembered who led, and does not live

@@ -103,9 +103,9 @@ async def test_a_disk_that_is_not_there_is_an_error_of_the_check(app: App, tmp_p
     check = only(app, Disk(path=tmp_path / "gone"))
     with Lines() as lines:
         async with working(app):
-            await until(lambda: bool(lines.of("health:failed")))
+            await until(lambda: bool(lines.of("health:check-failed")))
     assert check.state == "unknown"
-    assert "FileNotFoundError" in lines.of("health:failed")[0]["why"]
+    assert "FileNotFoundError" in lines.of("health:check-failed")[0]["why"]
 
 
 async def test_a_queue_that_grows_too_long_is_degraded_then_unhealthy(app: App) -> None:
@@ -188,13 +188,13 @@ async def has_state(job: AsyncResult[Any], state: str) -> bool:
 async def test_a_worker_looks_after_itself_unless_told_otherwise(
     url: str, app_name: str, redis_client: "redis.Redis"
 ) -> None:
-    from celery5.checks import all_checks
+    from celery5.checks import get_all_checks
 
     app, bare = App(app_name, broker=url), App(app_name, broker=url, own_checks=False)
-    assert set(all_checks(app)) == {"broker", "event-loop", "memory", "disk"}
-    assert all_checks(bare) == {}
+    assert set(get_all_checks(app)) == {"broker", "event-loop", "memory", "disk"}
+    assert get_all_checks(bare) == {}
     mine = only(app, BrokerPing(limit=3))
-    assert all_checks(app)["broker"] is mine
+    assert get_all_checks(app)["broker"] is mine
     for each in (app, bare):
         each.close()
 

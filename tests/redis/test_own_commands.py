@@ -10,7 +10,7 @@ import trio
 
 from celery5 import App, Misconfigured
 from celery5.errors import CommandRefused
-from celery5.own_commands import RESERVED
+from celery5.own_commands import RESERVED_COMMANDS
 from tests.redis.workers import working
 
 
@@ -66,7 +66,7 @@ async def test_none_can_take_the_name_of_one_of_ours(app: App) -> None:
     async with working(app, name="w1"):
         (reply,) = await app.control.asend("zzzzzzzz")
     known = reply.why.partition("; known: ")[2].split(", ")
-    assert sorted(known) == sorted(RESERVED)
+    assert sorted(known) == sorted(RESERVED_COMMANDS)
     with pytest.raises(Misconfigured, match="all workers have one of that name"):
         app.command(name="ping")(lambda: None)
     with pytest.raises(Misconfigured, match="small letters"):

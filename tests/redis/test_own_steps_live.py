@@ -8,13 +8,13 @@ import redis
 import trio
 
 from celery5 import App, BootStep, BootStepFailed, BrokerUnavailable, RetryPolicy, service
-from celery5.bootsteps.boot import Boot
+from celery5.bootsteps.boot import BootGraph
 from celery5.broker.embedded import EmbeddedServer
 from celery5.log import Log
 from celery5.processes import worker
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
-from celery5.services.reloader import Next
+from celery5.services.reloader import NextIncarnation
 from celery5.wiring import build
 from tests.redis.workers import LEASE, Lines, until, working
 
@@ -43,12 +43,17 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
     async def double(n: int) -> int:
         return 2 * n
 
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), Next())
-    usual = build(Boot, WorkerParts, **given)
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
+    usual = build(BootGraph, WorkerParts, **given)
     assert {type(each) for each in usual._steps} == {BootStep}
     # A worker that has nothing of its own: each of its parts is given to it as an application's would be.
-    strange = Boot(
-        steps=(), added=usual._steps, offered=usual._offered, board=usual._board, posts=usual._posts, log=log
+    strange = BootGraph(
+        steps=(),
+        added=usual._steps,
+        offered=usual._offered,
+        step_status=usual._board,
+        self_commands=usual._posts,
+        log=log,
     )
     async with trio.open_nursery() as nursery:
         with trio.fail_after(30):
@@ -57,7 +62,7 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
             assert await result.aget() == 14
         nursery.cancel_scope.cancel()
     log.finish()
-    assert set(usual._board.shown()) == {each.name for each in usual._steps}
+    assert set(usual._board.to_json()) == {each.name for each in usual._steps}
     app.close()
 
 
@@ -168,23 +173,23 @@ async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_
     with Lines() as lines:
         async with working(app, name="w1"):
             assert await (await double.adelay(7)).aget() == 14  # the worker goes on without it
-            await until(lambda: bool(lines.of("step:given-up")), within=30)
+            await until(lambda: bool(lines.of("step:abandoned")), within=30)
             assert len(lines.of("step:failed")) == 1
             assert tries == [0, 1]
-            (done,) = lines.of("inbox:done")
+            (done,) = lines.of("inbox:command-executed")
             assert (done["command"], done["sender"], done["ok"]) == ("retry-boot-step", "w1", True)
             assert redis_client.exists(app.keys.inbox("w1")) == inbox  # what was read is kept for a while
-            assert not lines.of("step:retry-not-posted")
+            assert not lines.of("step:retry-send-failed")
             (reply,) = await app.control.asend("stats", to="w1") if inbox else (None,)
             assert reply is None or reply.answer["steps"]["cache"]["why"] == "ValueError: nothing there yet"
             if inbox:  # and by whoever else asks, again and again: no breaker ever says no
                 for _ in range(4):
                     (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
                     assert reply.answer == {"step": "cache", "tries": 1}
-                    await until(lambda: len(lines.of("step:given-up")) == len(tries) - 1, within=30)
+                    await until(lambda: len(lines.of("step:abandoned")) == len(tries) - 1, within=30)
                 ready.set()
                 await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
-                await until(lambda: bool(lines.of("step:up")))
+                await until(lambda: bool(lines.of("step:started")))
                 (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
                 assert (reply.ok, "is up" in reply.why) == (False, True)
     app.close()

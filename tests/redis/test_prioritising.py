@@ -12,7 +12,7 @@ import trio
 
 from celery5 import App
 from celery5.processes import scheduler
-from celery5.protocol.situation import Situation
+from celery5.protocol.situation import ClusterSnapshot
 from celery5.services import autoscaler, reporter, telling
 from tests.redis.workers import start, until, until_async, working
 
@@ -22,13 +22,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and reports follow each other soon."""
     monkeypatch.setattr(autoscaler, "LOOK", 0.1)
     monkeypatch.setattr(autoscaler, "A_SECOND", 1000)
-    monkeypatch.setattr(reporter, "EVERY", 0.1)
-    monkeypatch.setattr(telling, "AGAIN", 0.2)
+    monkeypatch.setattr(reporter, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(telling, "MIN_COMMAND_INTERVAL", 0.2)
 
 
-def invoices_first(situation: Situation) -> Mapping[str, float]:
+def invoices_first(situation: ClusterSnapshot) -> Mapping[str, float]:
     """A strategy of one's own."""
-    return {line.task: 4.0 if line.task == "quick" else 1.0 for line in situation.lines}
+    return {line.task: 4.0 if line.task == "quick" else 1.0 for line in situation.task_loads}
 
 
 class Shop:

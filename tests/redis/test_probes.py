@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery5.broker.embedded import EmbeddedServer
-from celery5.probe import Answer, ask
+from celery5.probe import ProbeResponse, send_probe
 from tests.redis.staff import Employee, Staff, wait_until
 from tests.story.commands import celery5
 from tests.trio.test_status_port import free_port, neighbours
@@ -22,9 +22,9 @@ from tests.trio.test_status_port import free_port, neighbours
 LINE = re.compile(r'([a-z_0-9]+)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)+\})? ([+-]Inf|NaN|[0-9.e+-]+)')
 
 
-def probe(port: int, path: str = "/readyz") -> Answer:
+def probe(port: int, path: str = "/readyz") -> ProbeResponse:
     """What is answered there."""
-    return ask("127.0.0.1", port, path, within=30)
+    return send_probe("127.0.0.1", port, path, timeout=30)
 
 
 def numbers(port: int) -> dict[str, float]:
@@ -68,7 +68,7 @@ def test_a_worker_lives_without_redis_and_is_ready_only_with_it(
         time.sleep(0.1)
     own_server.revive()
     wait_until(lambda: probe(port).ok)
-    assert numbers(port)["celery5_ready"] == 1
+    assert numbers(port)["celery5_process_ready"] == 1
 
 
 def test_metrics_count_jobs_by_task_and_state_and_how_long_they_took(staff: Staff) -> None:
@@ -101,7 +101,7 @@ def test_a_port_that_is_taken_is_told_of_in_one_line_and_the_worker_works(staff:
         port = other.getsockname()[1]
         worker = staff.start("--status-port", str(port))
         assert staff.app.tasks["quiet"].delay(5).get(timeout=30) == 5
-        (told,) = worker.lines("status:no-port")
+        (told,) = worker.lines("status:open-failed")
         assert (told["level"], told["port"]) == ("error", port)
         assert "--status-port" in told["hint"]
     worker.signal(signal.SIGTERM)

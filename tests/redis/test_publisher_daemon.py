@@ -183,7 +183,7 @@ def test_stopped_while_redis_is_away_it_keeps_what_waits_for_the_next_one(
     app = own_daemon.app()
     app.tasks["number"].delay(7)
     assert own_daemon.stop() == 0
-    (left,) = own_daemon.lines("publisher:left")
+    (left,) = own_daemon.lines("publisher:messages-left")
     assert left["messages"] == 1
     own_server.revive()
     own_daemon.start()

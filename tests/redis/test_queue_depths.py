@@ -17,10 +17,10 @@ from celery5.broker.call import Call
 from celery5.broker.calls import QueueDepth
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
-from celery5.log import Journal, Log
-from celery5.protocol.metrics import exposition
+from celery5.log import Log, LogWriter
+from celery5.protocol.metrics import format_exposition
 from celery5.services.queue_depths import QueueDepths
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 from tests.redis.one_queue import Queue, envelope
 from tests.redis.staff import Staff, wait_until
 from tests.redis.test_probes import numbers, start
@@ -29,28 +29,28 @@ from tests.redis.test_probes import numbers, start
 def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
     queue: Queue,
 ) -> None:
-    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
     queue.publish("a")  # before any worker came, so that there is no consumer group
     time.sleep(0.05)
-    assert queue(calls.depth(queue.keys)).oldest >= 0.05
+    assert queue(calls.get_queue_depth(queue.keys)).oldest >= 0.05
     queue.join("w")
     time.sleep(0.05)
     queue.publish("b")
-    queue(calls.claim(queue.keys.on("l"), [("c", envelope("c"), "", "", None)]))
-    queue(calls.beat(queue.keys, "w", lease=30))  # now the lane can be read
-    old = queue(calls.depth(queue.keys))
+    queue(calls.claim(queue.keys.on_lane("l"), [("c", envelope("c"), "", "", None)]))
+    queue(calls.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
+    old = queue(calls.get_queue_depth(queue.keys))
     assert (old.waiting, old.dead) == (3, 0)
     assert old.oldest >= 0.1
     queue.read("w", count=1)
-    younger = queue(calls.depth(queue.keys))
+    younger = queue(calls.get_queue_depth(queue.keys))
     assert younger.waiting == 2
     assert 0 <= younger.oldest < old.oldest + 30
-    assert queue(looking.overview(queue.keys)).oldest_waiting >= younger.oldest
+    assert queue(looking.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
     queue.read("w")
-    assert queue(calls.depth(queue.keys)).waiting == 1  # the one of low priority
-    assert queue(calls.read([queue.keys.on("l")], "w", count=9, block=0))
-    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0)
-    assert queue(looking.overview(queue.keys)).oldest_waiting is None
+    assert queue(calls.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
+    assert queue(calls.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
+    assert queue(calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(looking.get_queue_state(queue.keys)).oldest_waiting is None
 
 
 def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -> None:
@@ -58,7 +58,7 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
 
     def commands() -> int:
         before = queue.client.info("commandstats")
-        queue(calls.depth(queue.keys))
+        queue(calls.get_queue_depth(queue.keys))
         after = queue.client.info("commandstats")
         return sum(
             after[name]["calls"] - before.get(name, {"calls": 0})["calls"]
@@ -72,15 +72,15 @@ def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -
 
 
 def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
-    queue.client.hset(queue.keys.held, mapping={"shop.t": 10_000, "shop.u": 2})
-    assert queue(calls.depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
-    queue.client.delete(queue.keys.held)
+    queue.client.hset(queue.keys.limited_counts, mapping={"shop.t": 10_000, "shop.u": 2})
+    assert queue(calls.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
+    queue.client.delete(queue.keys.limited_counts)
 
 
 def test_the_metrics_tell_of_jobs_that_wait_at_a_limit() -> None:
-    vitals = Vitals()
+    vitals = ProcessStatus()
     vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000)
-    shown = exposition(vitals.families())
+    shown = format_exposition(vitals.metric_families())
     assert b'celery5_queue_depth{queue="q"} 0' in shown
     assert b'celery5_queue_held{queue="q"} 10000' in shown
 
@@ -107,23 +107,23 @@ class Counted:
 
 
 def measuring(
-    vitals: Vitals, way: Counted, measured: Sequence[str] | None, *, measures: bool = True
+    process_status: ProcessStatus, way: Counted, measured: Sequence[str] | None, *, measures: bool = True
 ) -> QueueDepths:
     """A service that measures queues on that way."""
     return QueueDepths(
-        depth_ways={"default": way},
-        home=lambda _queue: "default",
+        depth_brokers={"default": way},
+        find_broker=lambda _queue: "default",
         keys=Keys("shop"),
-        measured=measured,
-        measures=measures,
-        vitals=vitals,
+        measured_queues=measured,
+        is_measuring=measures,
+        process_status=process_status,
         log=Log(worker="w", app="shop"),
     )
 
 
 @pytest.mark.parametrize("queues", [1, 10, 200])
 async def test_measuring_costs_less_than_a_command_a_second(autojump_clock: MockClock, queues: int) -> None:
-    vitals, way = Vitals(), Counted(queues)
+    vitals, way = ProcessStatus(), Counted(queues)
     with trio.move_on_after(600):
         await measuring(vitals, way, None).run()
     assert 0 < way.commands <= 0.7 * 600
@@ -133,32 +133,34 @@ async def test_measuring_costs_less_than_a_command_a_second(autojump_clock: Mock
 async def test_nothing_is_measured_where_nobody_can_see_it(autojump_clock: MockClock) -> None:
     way = Counted(3)
     with trio.move_on_after(600):
-        await measuring(Vitals(), way, None, measures=False).run()
+        await measuring(ProcessStatus(), way, None, measures=False).run()
     assert way.commands == 0
 
 
 async def test_the_log_warns_once_of_queues_that_are_left_out(autojump_clock: MockClock) -> None:
     for queues, warned in ((64, 0), (70, 1)):
         stream = io.StringIO()
-        with Journal(stream), trio.move_on_after(1000):
-            await measuring(Vitals(), Counted(queues), None).run()
+        with LogWriter(stream), trio.move_on_after(1000):
+            await measuring(ProcessStatus(), Counted(queues), None).run()
         lines = [line for line in stream.getvalue().splitlines() if '"first":"q64"' in line]
         assert len(lines) == warned
-        assert all('"queues":6' in line and "depths:left-out" in line for line in lines)
+        assert all('"queues":6' in line and "depths:truncated" in line for line in lines)
 
 
 async def test_a_queue_of_a_broker_that_is_away_has_no_numbers_rather_than_old_ones(
     autojump_clock: MockClock,
 ) -> None:
-    vitals, way = Vitals(), Counted(2)
+    vitals, way = ProcessStatus(), Counted(2)
     async with trio.open_nursery() as nursery:
         await nursery.start(measuring(vitals, way, ["q01"]).run)
         await trio.sleep(1)
         assert vitals.depths == {"q01": QueueDepth(7, 1.5, 2)}
-        assert b'celery5_queue_depth{queue="q01"} 7' in exposition(vitals.one_beside("far").families())
+        assert b'celery5_queue_depth{queue="q01"} 7' in format_exposition(
+            vitals.add_incarnation("far").metric_families()
+        )
         way.away = True
         await trio.sleep(6)
-        assert b"celery5_queue" not in exposition(vitals.families())
+        assert b"celery5_queue" not in format_exposition(vitals.metric_families())
         way.away = False
         await trio.sleep(6)
         assert vitals.depths.keys() == {"q01"}

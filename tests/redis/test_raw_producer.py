@@ -15,7 +15,7 @@ import trio
 from celery5 import App, RetryPolicy
 from celery5.broker.keys import EVENTS
 from celery5.event import Event
-from celery5.processes.development import running
+from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
@@ -34,7 +34,7 @@ def commands(app_name: str, part: int = 0) -> list[list[str]]:
     found = [shlex.split(line.replace("{shop", "{" + app_name)) for line in lines]
     for words in found:
         if words[0] == "EVAL":
-            words[1] = files("celery5.broker").joinpath("lua", words[1].strip("<>")).read_text()
+            words[1] = files("celery5.broker").joinpath("lua", "job", words[1].strip("<>")).read_text()
     return found
 
 
@@ -68,7 +68,7 @@ async def test_the_commands_on_the_page_send_jobs(url: str, app_name: str, redis
         word.replace('"id":"order-10"', '"id":"other"') if word != "order-10" else "other" for word in sent[5]
     ]
     assert redis_client.execute_command(*other) == [b"order-10"], "it was in the way"
-    async with running(app, ServeOptions()):
+    async with run_in_background(app, ServeOptions()):
         found = [await document(redis_client, keys.result(f"order-{n}")) for n in (7, 8, 9, 10)]
     assert {each["state"] for each in found} == {"SUCCESS"}
     assert [each["value"] for each in found] == ["charged 7", "charged 8", "charged 9", "charged 10"]
@@ -98,7 +98,7 @@ async def test_a_job_in_plain_json_fails_retries_and_dies_as_any_other(
     redis_client.xadd(keys.stream, {"job": json.dumps({"v": 1, "id": "z", "task": "shop.fail", "args": {}})})
     redis_client.xadd(keys.stream, {"job": "[" * 100_000})
     redis_client.xadd(keys.stream, {"job": b'{"v":1,"id":"\xff","task":"t"}'})
-    async with running(app, ServeOptions()):
+    async with run_in_background(app, ServeOptions()):
         found = [await document(redis_client, keys.result(each)) for each in "xyz"]
         with trio.fail_after(30):
             while redis_client.xlen(keys.dead) < 5:
@@ -132,7 +132,7 @@ async def test_the_command_on_the_page_sends_an_event(url: str, app_name: str, r
     async def note(order: int) -> None:
         paid.append(order)
 
-    async with running(app, ServeOptions()):
+    async with run_in_background(app, ServeOptions()):
         (words,) = commands(app_name, 1)
         redis_client.execute_command(*words)
         redis_client.execute_command(*words)

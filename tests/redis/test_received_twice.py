@@ -14,7 +14,7 @@ from celery5 import App, JobState, Retry, current_job
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, encode, read_envelope
-from celery5.services.recent import Recent
+from celery5.services.recent import RecentJobs
 from tests.redis.workers import LEASE, Lines, until, until_async, working
 
 
@@ -54,10 +54,10 @@ async def test_a_message_that_was_added_twice_is_run_once(
         await settled(redis_client, app)
         redis_client.xadd(stream, {"job": job.message})  # when the first has ended, too
         await settled(redis_client, app)
-        await until(lambda: len(lines.of("consumer:duplicate")) == 3)
+        await until(lambda: len(lines.of("consumer:duplicate-dropped")) == 3)
         assert await result.astatus() is JobState.SUCCESS
     assert runs == [7]
-    (told, *_) = lines.of("consumer:duplicate")
+    (told, *_) = lines.of("consumer:duplicate-dropped")
     assert (told["job"], told["task"], told["attempt"], told["level"]) == (job.id, "note", 1, "warning")
 
 
@@ -110,7 +110,7 @@ async def test_each_attempt_is_run_and_the_copy_of_an_earlier_one_is_not(
         assert await sent.aget() == 3
         await settled(redis_client, app)
     assert runs == [1, 2, 3]
-    assert len(lines.of("consumer:duplicate")) == 1
+    assert len(lines.of("consumer:duplicate-dropped")) == 1
 
 
 async def test_a_job_that_was_given_back_is_run_when_it_comes_again(
@@ -128,9 +128,9 @@ async def test_a_job_that_was_given_back_is_run_when_it_comes_again(
     async with working(app):
         sent = await app.asend_many([work.s(n, 0.9 if n == 20 else 0.0) for n in range(40)])
         assert [await each.aget() for each in sent] == list(range(40))
-    assert lines.of("consumer:gave-back"), "or this shows nothing"
+    assert lines.of("consumer:jobs-returned"), "or this shows nothing"
     assert sorted(runs) == list(range(40))
-    assert lines.of("consumer:duplicate") == []
+    assert lines.of("consumer:duplicate-dropped") == []
 
 
 async def test_an_attempt_that_was_postponed_is_run_when_it_comes_again(
@@ -152,8 +152,8 @@ async def test_an_attempt_that_was_postponed_is_run_when_it_comes_again(
         assert await sent.aget() == 7
         assert runs == [1, 1], "or it was not postponed"
         redis_client.xadd(app.queue("default").stream, {"job": job.message})
-        await until(lambda: bool(lines.of("consumer:duplicate")))
-    assert len(lines.of("consumer:duplicate")) == 1, "but for the copy"
+        await until(lambda: bool(lines.of("consumer:duplicate-dropped")))
+    assert len(lines.of("consumer:duplicate-dropped")) == 1, "but for the copy"
 
 
 async def test_an_id_that_is_published_anew_long_after_is_run_again(
@@ -202,25 +202,25 @@ def delivery(
 
 
 def test_what_is_the_same_message() -> None:
-    recent = Recent(recent_jobs=10)
-    assert not recent.has(*delivery("a"))
-    assert recent.has(*delivery("a"))
-    assert not recent.has(*delivery("a", attempt=2))
-    assert not recent.has(*delivery("a", replays=1))
-    assert not recent.has(*delivery("a", queue="other"))
-    assert not recent.has(*delivery("a", deliveries=1)), "its worker died"
+    recent = RecentJobs(recent_jobs=10)
+    assert not recent.check_and_add(*delivery("a"))
+    assert recent.check_and_add(*delivery("a"))
+    assert not recent.check_and_add(*delivery("a", attempt=2))
+    assert not recent.check_and_add(*delivery("a", replays=1))
+    assert not recent.check_and_add(*delivery("a", queue="other"))
+    assert not recent.check_and_add(*delivery("a", deliveries=1)), "its worker died"
     recent.forget(delivery("a")[0])
-    assert not recent.has(*delivery("a"))
+    assert not recent.check_and_add(*delivery("a"))
     recent.forget(Delivery("mail", b"1-1", b"no envelope"))
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 100])
 def test_memory_has_its_limits_and_keeps_its_promise(limit: int) -> None:
-    recent = Recent(recent_jobs=limit)
+    recent = RecentJobs(recent_jobs=limit)
     for number in range(1000):
-        assert not recent.has(*delivery(f"j{number}"))
+        assert not recent.check_and_add(*delivery(f"j{number}"))
         assert len(recent) <= 2 * limit
     last = [f"j{number}" for number in range(1000 - limit, 1000)]
     for each in last:
         recent.forget(delivery("none")[0])
-        assert recent.has(*delivery(each))
+        assert recent.check_and_add(*delivery(each))

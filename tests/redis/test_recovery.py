@@ -145,7 +145,7 @@ def test_a_frozen_worker_is_fenced_off_and_works_again_under_a_new_name(
     pid = sent.get(timeout=30)
     assert pid == other.process.pid
     frozen.signal(signal.SIGCONT)
-    wait_until(lambda: len(frozen.lines("worker:again")) == 1)
+    wait_until(lambda: len(frozen.lines("worker:restarted")) == 1)
     assert_each_job_ended_with_its_last_run(staff, redis_client, [sent])
     other.signal(signal.SIGTERM)
     assert other.wait() == 0
@@ -167,7 +167,7 @@ def test_what_a_fenced_worker_finished_is_dropped_and_told_of(
     frozen.signal(signal.SIGSTOP)  # in the middle of the job, with the loop blocked
     assert sent.get(timeout=30) == other.process.pid
     frozen.signal(signal.SIGCONT)
-    wait_until(lambda: len(frozen.lines("worker:again")) == 1)
+    wait_until(lambda: len(frozen.lines("worker:restarted")) == 1)
     ended = [each for each in staff.notes("end") if each.pid == frozen.process.pid]
     if ended:  # it ended before the heart noticed: its outcome must have been dropped
         assert sent.id in frozen.lines("results:dropped")[0]["jobs"]
@@ -227,7 +227,7 @@ def test_a_second_signal_ends_the_worker_at_once(staff: Staff, tmp_path: Path) -
     send(staff, "gate", str(tmp_path / "gate"))
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+    wait_until(lambda: len(worker.lines("process:stop-requested")) == 1)
     assert worker.process.poll() is None
     worker.signal(signal.SIGTERM)
     assert worker.wait() != 0
@@ -252,7 +252,7 @@ async def test_a_lapsed_lease_is_noticed_when_it_lapses_and_not_a_beat_later(
         pass
 
     keys = app.queue("default")
-    await app.aperform(calls.join(keys, "ghost", lease=3))
+    await app.aperform(calls.join_queue(keys, "ghost", lease=3))
     sent = await nothing.adelay()
     redis_client.xreadgroup(GROUP, "ghost", {keys.stream: ">"})
     async with working(app):

@@ -17,8 +17,8 @@ import pytest
 
 from celery5 import AsyncResult
 from celery5.broker.embedded import EmbeddedServer
-from celery5.processes.again import AGAIN
-from celery5.protocol.recycling import RECYCLED, SUPERVISED
+from celery5.processes.again import RESTART_FOLDER_VARIABLE
+from celery5.protocol.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
 from tests.redis.staff import Employee, Staff, wait_until
 
 
@@ -35,7 +35,7 @@ def each_ran_once(staff: Staff, sent: list[AsyncResult[int]]) -> bool:
 
 def recycled(one: Employee) -> list[str]:
     """Why it was recycled, each time."""
-    return [each["why"] for each in one.lines("worker:recycling")]
+    return [each["why"] for each in one.lines("worker:recycle-requested")]
 
 
 def stopped(one: Employee) -> int:
@@ -123,14 +123,14 @@ def test_who_is_told_to_stop_meanwhile_does_not_begin_anew(staff: Staff, tmp_pat
 
 
 def test_under_a_controller_it_ends_with_a_code_that_asks_for_the_next_one(staff: Staff) -> None:
-    command = staff.start(max_jobs=1, **{SUPERVISED.removeprefix("CELERY5_"): 1})
+    command = staff.start(max_jobs=1, **{SUPERVISED_VARIABLE.removeprefix("CELERY5_"): 1})
     assert send(staff, "nap", 0.0)[0].get(timeout=30)
-    assert command.wait(30) == RECYCLED
+    assert command.wait(30) == RESTART_EXIT_CODE
 
 
 def test_a_limit_below_what_it_takes_at_first_is_told_of_and_not_followed(staff: Staff) -> None:
     one = staff.start(max_memory="10 MiB")
-    wait_until(lambda: len(one.lines("worker:never-below")) == 1)
+    wait_until(lambda: len(one.lines("worker:memory-limit-dropped")) == 1)
     assert [each.get(timeout=30) for each in send(staff, "nap", 0.0, count=3)]
     assert staff.app.control.send("stats")[0].answer["max_memory"] is None
     assert recycled(one) == []
@@ -141,13 +141,13 @@ def test_a_worker_that_begins_anew_waits_for_a_broker_that_is_away(
     own_staff: Staff, own_server: EmbeddedServer
 ) -> None:
     os.kill(own_server.pid, signal.SIGSTOP)
-    os.environ[AGAIN] = os.getcwd()
+    os.environ[RESTART_FOLDER_VARIABLE] = os.getcwd()
     try:
         flags = ["-m", "celery5", "-A", "tests.redis.historian:app", "worker", "start"]
         one = own_staff.launch([sys.executable, *flags])
-        wait_until(lambda: bool(one.lines("worker:again")), within=60)
+        wait_until(lambda: bool(one.lines("worker:restarted")), within=60)
     finally:
-        del os.environ[AGAIN]
+        del os.environ[RESTART_FOLDER_VARIABLE]
         os.kill(own_server.pid, signal.SIGCONT)
     wait_until(lambda: bool(one.lines("worker:ready")), within=60)
     assert send(own_staff, "nap", 0.0)[0].get(timeout=30)
@@ -179,7 +179,7 @@ def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff:
     sent = send(staff, "nap", 0.02, count=200)
     assert [each.get(timeout=60) for each in sent]
     wait_until(lambda: len(recycled(fleet)) >= 3, within=60)
-    times = [each["timestamp"] for each in fleet.lines("worker:recycling")]
+    times = [each["timestamp"] for each in fleet.lines("worker:recycle-requested")]
     assert all(later - earlier > 4 for earlier, later in pairwise(times))
     assert each_ran_once(staff, sent)
     assert stopped(fleet) == 0

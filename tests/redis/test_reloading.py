@@ -21,7 +21,7 @@ from celery5.broker.embedded import EmbeddedServer
 from celery5.errors import CommandRefused, Misconfigured
 from celery5.examples.own_configuration.table import TableConfiguration
 from celery5.log import Log
-from celery5.services.reloader import Next, Reloader
+from celery5.services.reloader import NextIncarnation, Reloader
 from celery5.settings import Settings
 from tests.redis.staff import Employee, Staff, wait_until
 from tests.redis.workers import Lines, until, working
@@ -77,19 +77,19 @@ def test_a_bad_configuration_changes_nothing_and_is_told_once(staff: Staff, tmp_
     write(config, "concurrency = 2")
     worker = staff.start(config=config)
     write(config, "concurrency = 0")
-    wait_until(lambda: bool(worker.lines("configuration:bad")))
-    (bad,) = worker.lines("configuration:bad")
+    wait_until(lambda: bool(worker.lines("configuration:rejected")))
+    (bad,) = worker.lines("configuration:rejected")
     assert (bad["level"], "concurrency in file" in bad["why"]) == ("error", True)
     assert staff.app.signature("quiet", 7).delay().get(timeout=30) == 7
     write(config, "concurrency = 5")
     wait_until(lambda: lives(worker) == 2)
-    assert len(worker.lines("configuration:bad")) == 1
+    assert len(worker.lines("configuration:rejected")) == 1
 
 
 async def test_a_mistake_is_told_once_however_often_it_is_read(
     app_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery5.services.reloader.PAUSE", 0.01)
+    monkeypatch.setattr("celery5.services.reloader.WATCH_INTERVAL", 0.01)
 
     class Vault:
         where = "the vault"
@@ -111,12 +111,14 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
     assert app.settings.concurrency == 100
     with Lines() as lines:
         async with trio.open_nursery() as nursery:
-            one = Reloader(app=app, configuration=vault, reload=True, next_life=Next(), log=log)
+            one = Reloader(
+                app=app, configuration=vault, reload=True, next_incarnation=NextIncarnation(), log=log
+            )
             await nursery.start(one.run)
             await until(lambda: vault.loads > 7)
             nursery.cancel_scope.cancel()
-        await until(lambda: len(lines.of("configuration:bad")) == 2)
-        first, second = (each["why"] for each in lines.of("configuration:bad"))
+        await until(lambda: len(lines.of("configuration:rejected")) == 2)
+        first, second = (each["why"] for each in lines.of("configuration:rejected"))
     assert first.startswith("concurrency in the vault=0")
     assert second == "OSError: the vault is shut"
     assert app.settings.concurrency == 100
@@ -134,7 +136,7 @@ async def test_a_mistake_is_told_once_however_often_it_is_read(
 async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, why: str
 ) -> None:
-    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
+    monkeypatch.setattr("celery5.configuration.FILE_POLL_INTERVAL", 0.05)
     monkeypatch.delenv("CELERY5_BROKER", raising=False)
     config = tmp_path / "c.toml"
     write(config, f'broker = "{url}"')
@@ -147,8 +149,8 @@ async def test_what_only_its_user_would_find_wrong_is_found_before_it_is_applied
     with Lines() as lines:
         async with working(app):
             write(config, bad if bad.startswith("broker") else f'broker = "{url}"\n{bad}')
-            await until(lambda: bool(lines.of("configuration:bad")))
-            assert why in lines.of("configuration:bad")[0]["why"]
+            await until(lambda: bool(lines.of("configuration:rejected")))
+            assert why in lines.of("configuration:rejected")[0]["why"]
             assert await (await double.adelay(3)).aget(timeout=30) == 6
     app.close()
 
@@ -165,13 +167,13 @@ def test_a_new_broker_is_used_once_it_lets_us_in_and_the_old_one_kept_till_then(
         strict.config_set("requirepass", "secret")
         write(config, f'broker = "{own_server.url}"')
         with pytest.raises(Misconfigured, match="wants a password"):
-            app.reread()
+            app.reload_configuration()
         assert app.settings.broker == url
         strict.config_set("requirepass", "")
-    changed, apply = app.reread()
+    changed, apply = app.reload_configuration()
     apply()
     assert changed == ("broker",)
-    assert app.connections.masked == own_server.url
+    assert app.connections.masked_url == own_server.url
 
 
 def test_what_is_said_in_the_environment_is_not_changed_by_a_configuration(
@@ -207,7 +209,7 @@ def test_whoever_can_write_to_redis_does_not_decide_whose_commands_count(
     redis_client.hset(app.keys.settings, name, said)
     try:
         with pytest.raises(Misconfigured, match=f"{name} cannot be set in the broker: HDEL"):
-            app.reread()
+            app.reload_configuration()
     finally:
         redis_client.delete(app.keys.settings)
         app.close()
@@ -243,7 +245,7 @@ def test_a_hash_in_redis_never_names_code_and_no_budget_beyond_its_bounds(
     redis_client.hset(app.keys.settings, name, said)
     try:
         with pytest.raises(Misconfigured, match=f"{why}.*: HDEL"):
-            app.reread()
+            app.reload_configuration()
     finally:
         redis_client.delete(app.keys.settings)
         app.close()
@@ -253,7 +255,7 @@ def test_a_hash_in_redis_never_names_code_and_no_budget_beyond_its_bounds(
 async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
     url: str, app_name: str, redis_client: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery5.configuration.EVERY_OF_REDIS", 0.1)
+    monkeypatch.setattr("celery5.configuration.REDIS_POLL_INTERVAL", 0.1)
     app = App(app_name, broker=url, config="redis")
     key = app.keys.settings
     redis_client.hset(key, mapping={"concurrency": "3", "results_ttl": "90"})
@@ -266,7 +268,7 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
                     await trio.sleep(0.01)
         redis_client.hset(key, "broker", "redis://elsewhere")
         with pytest.raises(Exception, match="cannot be set in the broker"):
-            app.reread()
+            app.reload_configuration()
     finally:
         redis_client.delete(key)
 
@@ -275,9 +277,9 @@ async def test_a_hash_in_redis_is_a_configuration_for_all_workers(
 async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_runs_twice(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str | None
 ) -> None:
-    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
-    monkeypatch.setattr("celery5.services.task_execution.CANCEL_LIMIT", 0.2)
-    monkeypatch.setattr("celery5.runners.on_asyncio.CANCEL_LIMIT", 0.1)
+    monkeypatch.setattr("celery5.configuration.FILE_POLL_INTERVAL", 0.05)
+    monkeypatch.setattr("celery5.services.task_execution.CANCEL_TIMEOUT", 0.2)
+    monkeypatch.setattr("celery5.runners.on_asyncio.CANCEL_TIMEOUT", 0.1)
     config, gate, begun = tmp_path / "c.toml", threading.Event(), list[float]()
     write(config, "concurrency = 2")
     app = App(app_name, broker=url, config=str(config), grace_period=0.1)
@@ -300,7 +302,7 @@ async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_ru
             result = await job.adelay()
             await until(lambda: len(begun) == 1)
             write(config, "concurrency = 33")
-            await until(lambda: bool(lines.of("job:waited-for")))
+            await until(lambda: bool(lines.of("job:awaited")))
             assert not lines.of("worker:reloading")
             gate.set()
             assert await result.aget(timeout=30) == 1
@@ -311,7 +313,7 @@ async def test_a_job_that_takes_no_notice_of_a_reload_is_waited_for_and_never_ru
 async def test_new_settings_are_applied_when_all_that_ran_has_ended_or_had_its_grace(
     url: str, app_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery5.configuration.EVERY", 0.05)
+    monkeypatch.setattr("celery5.configuration.FILE_POLL_INTERVAL", 0.05)
     config, gate, waiting = tmp_path / "c.toml", trio.Event(), trio.Event()
     write(config, "concurrency = 2\ngrace_period = 20")
     lives: list[int] = []
@@ -362,27 +364,29 @@ async def test_the_command_reloads_at_once_or_says_why_not(url: str, app_name: s
     log = Log(worker="w", app=app.name)
     assert app.settings.concurrency == 1
 
-    next_life = Next()
+    next_incarnation = NextIncarnation()
 
     def reloader(reload: bool = True, configured: bool = True) -> Reloader:
         configuration = app.configuration if configured else None
-        return Reloader(app=app, configuration=configuration, reload=reload, next_life=next_life, log=log)
+        return Reloader(
+            app=app, configuration=configuration, reload=reload, next_incarnation=next_incarnation, log=log
+        )
 
     one = reloader()
-    assert await one.handle({}) == {"changed": []}
-    assert not next_life.due
+    assert await one.handle_command({}) == {"changed": []}
+    assert not next_incarnation.is_due
     write(config, "concurrency = 2")
-    assert await one.handle({}) == {"changed": ["concurrency"]}
-    assert next_life.due
-    next_life.begins()
+    assert await one.handle_command({}) == {"changed": ["concurrency"]}
+    assert next_incarnation.is_due
+    next_incarnation.apply_settings()
     assert app.settings.concurrency == 2
     write(config, "concurrency = 0")
     with pytest.raises(CommandRefused, match="the old settings stay"):
-        await one.handle({})
+        await one.handle_command({})
     with pytest.raises(CommandRefused, match="--no-reload"):
-        await reloader(reload=False).handle({})
+        await reloader(reload=False).handle_command({})
     with pytest.raises(CommandRefused, match="no configuration"):
-        await reloader(configured=False).handle({})
+        await reloader(configured=False).handle_command({})
 
 
 def test_a_backend_of_ones_own_configures_workers_while_they_run(
@@ -408,7 +412,7 @@ def test_a_backend_of_ones_own_configures_workers_while_they_run(
     wait_until(lambda: lives(worker) == 2)
     assert worker.lines("configuration:changed")[0]["where"] == f"table settings of {file}"
     table.say(concurrency="many")
-    wait_until(lambda: bool(worker.lines("configuration:bad")))
+    wait_until(lambda: bool(worker.lines("configuration:rejected")))
     assert worker.process.poll() is None
 
 

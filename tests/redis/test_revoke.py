@@ -166,7 +166,7 @@ async def test_a_job_that_runs_is_told_to_stop_and_its_neighbours_are_not(stage:
 async def test_a_job_that_a_worker_has_read_and_not_begun_is_taken_out(
     url: str, app_name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "STALE", 60.0)  # it is not given back meanwhile
+    monkeypatch.setattr(consumer, "STALE_HORIZONS", 60.0)  # it is not given back meanwhile
     monkeypatch.setattr(prefetch, "HORIZON", 10.0)  # however slow this machine is
     app = App(app_name, broker=url, cpu_slots=1, concurrency=1)
     stage = Stage(app, kind)
@@ -273,7 +273,7 @@ async def test_a_thread_may_be_left_behind_and_has_its_slot_until_it_ends(url: s
             assert began == [1]
             go.set()
             assert await after.aget(30) == 2
-    assert [line["job"] for line in lines.of("job:left-behind")] == [result.id]
+    assert [line["job"] for line in lines.of("job:abandoned")] == [result.id]
     app.close()
 
 
@@ -361,7 +361,7 @@ def test_many_jobs_of_several_queues_are_revoked_in_few_trips(app: App) -> None:
     assert results[0].revoke() is True
     assert {each.status() for each in results[::50]} == {JobState.REVOKED}
     for queue in ("q0", "q1"):
-        assert app.perform(calls.measure(app.queue(queue)), instead="").unfinished == 0
+        assert app.perform(calls.measure_queue(app.queue(queue)), instead="").unfinished == 0
 
 
 def test_it_is_remembered_that_a_job_was_revoked_for_as_long_as_its_result_would_be(

@@ -28,7 +28,7 @@ def employed(staff: Staff, *flags: str, **settings: Any) -> Employee:
 
 async def living(app: App) -> tuple[str, ...]:
     """The Schedulers that live."""
-    return await app.aperform(presence.living(app.keys, "scheduler"))
+    return await app.aperform(presence.list_live_processes(app.keys, "scheduler"))
 
 
 async def test_schedulers_say_that_they_live_and_one_that_ends_says_so(app: App) -> None:
@@ -64,7 +64,7 @@ async def test_it_does_what_it_is_told_by_its_inbox(app: App) -> None:
 def test_a_process_of_its_own_ends_in_order_and_a_killed_one_is_forgotten(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
-    key = staff.app.keys.living("scheduler")
+    key = staff.app.keys.live_processes("scheduler")
     orderly, killed = employed(staff, lease=1), employed(staff, lease=1)
     assert redis_client.zcard(key) == 2
     orderly.signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ async def test_it_lives_through_a_redis_that_forgets_it(app: App, redis_client: 
     app.configure(lease=0.3)
     async with trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER)
-        redis_client.delete(app.keys.living("scheduler"))
+        redis_client.delete(app.keys.live_processes("scheduler"))
 
         async def back() -> bool:
             return len(await living(app)) == 1
@@ -122,7 +122,7 @@ async def test_schedulers_tell_workers_when_a_check_expires_and_without_them_the
         return True
 
     app.task(name="nothing")(_nothing)
-    app.control.keyring.signer()
+    app.control.keyring.get_signer()
 
     async def told() -> int:
         (stats,) = await app.control.asend("stats", to="w")
@@ -158,7 +158,7 @@ async def test_without_an_inbox_nobody_is_told_and_the_timer_looks(
     async with working(app, name="w"), trio.open_nursery() as nursery:
         one = await start(nursery, app, page=scheduler.SCHEDULER)
         await until(lambda: len(looks) >= 4)
-        assert not redis_client.exists(app.keys.check_telling("bank"), app.keys.inbox("w"))
+        assert not redis_client.exists(app.keys.check_notice("bank"), app.keys.inbox("w"))
         await one.stop()
 
 

@@ -19,7 +19,7 @@ from celery5 import App
 from celery5.errors import Misconfigured
 from celery5.periodic import Periodic
 from celery5.processes.scheduler import SCHEDULER
-from celery5.protocol.schedules import Misfire, job_id
+from celery5.protocol.schedules import Misfire, make_fire_job_id
 from celery5.scheduled import ScheduleState
 from celery5.triggers import every
 from tests.redis.staff import Staff
@@ -80,7 +80,7 @@ def test_each_fire_time_is_published_once_whoever_of_three_schedulers_is_killed_
         last, begun = round(state.last * 1000), round(state.last * 1000) - 50 * (state.fired - 1)
         times = range(begun, last + 50, 50)
         assert state.missed == state.skipped == 0
-        assert [ids.pop(job_id(app.name, name, at), 0) for at in times] == [1] * len(times), name
+        assert [ids.pop(make_fire_job_id(app.name, name, at), 0) for at in times] == [1] * len(times), name
         fires += len(times)
     assert not ids  # nor is there any job that is of no fire time
     assert fires >= 3000
@@ -89,22 +89,30 @@ def test_each_fire_time_is_published_once_whoever_of_three_schedulers_is_killed_
 async def test_a_trip_that_is_made_twice_fires_once(app: App, redis_client: "redis.Redis") -> None:
     from celery5.broker import scheduling
     from celery5.protocol import schedules
-    from celery5.scheduled import all_of, job_of
+    from celery5.scheduled import make_fired_job, read_schedules
 
     task = nothing(app)
     await app.schedule.aadd(task.s(), every(0.01), name="fast")
-    ((schedule, record),) = await all_of(app, await app.connections.awaiting())
+    ((schedule, record),) = await read_schedules(app, await app.connections.get_async_driver())
     await trio.sleep(0.03)
-    after = schedules.triggered(schedule, "job")
-    jobs = [job_of(schedule.of, "job", 1.0)]
+    after = schedules.record_trigger(schedule, "job")
+    jobs = [make_fired_job(schedule.of, "job", 1.0)]
     queue = app.queue("default")
-    call = scheduling.fire(
-        app.keys, queue, "fast", before=record, after=schedules.encode(after), look=1, jobs=jobs
+    call = scheduling.fire_schedule(
+        app.keys,
+        queue,
+        "fast",
+        expected_state=record,
+        new_state=schedules.encode_schedule(after),
+        next_look=1,
+        jobs=jobs,
     )
     assert [await app.aperform(call) for _ in range(3)] == [True, True, True]
     assert sent(redis_client, app) == ["job"]
-    other = schedules.encode(schedules.triggered(schedule, "other"))
-    late = scheduling.fire(app.keys, queue, "fast", before=record, after=other, look=1, jobs=jobs)
+    other = schedules.encode_schedule(schedules.record_trigger(schedule, "other"))
+    late = scheduling.fire_schedule(
+        app.keys, queue, "fast", expected_state=record, new_state=other, next_look=1, jobs=jobs
+    )
     assert not await app.aperform(late)
     assert sent(redis_client, app) == ["job"]
 

@@ -15,11 +15,11 @@ from celery5 import App
 from celery5.broker import scheduling
 from celery5.log import Log
 from celery5.processes.scheduler import SCHEDULER
-from celery5.processes.several import Afar
+from celery5.processes.several import RemoteRedis
 from celery5.protocol import schedules
 from celery5.protocol.recovery import Heartbeats
-from celery5.scheduled import all_of, job_of
-from celery5.services.declarations import GRACE, Declarations
+from celery5.scheduled import make_fired_job, read_schedules
+from celery5.services.declarations import RETIREMENT_GRACE_LEASES, ScheduleDeclarations
 from celery5.triggers import every
 from tests.redis.test_schedules import akept, nothing, sent
 from tests.redis.workers import Lines, start, until, until_async
@@ -44,12 +44,14 @@ async def test_a_job_that_is_known_or_has_ended_is_not_published_by_another_stat
 ) -> None:
     queue = app.queue("default")
     await app.schedule.aadd(nothing(app).s(), every(3600), name="s")
-    ((schedule, record),) = await all_of(app, await app.connections.awaiting())
+    ((schedule, record),) = await read_schedules(app, await app.connections.get_async_driver())
 
     async def fired(before: bytes, number: int) -> bytes:
-        after = schedules.encode(replace(schedule, fired=number))
-        jobs = [job_of(schedule.of, "job", 1.0)]
-        trip = scheduling.fire(app.keys, queue, "s", before=before, after=after, look=None, jobs=jobs)
+        after = schedules.encode_schedule(replace(schedule, fired=number))
+        jobs = [make_fired_job(schedule.of, "job", 1.0)]
+        trip = scheduling.fire_schedule(
+            app.keys, queue, "s", expected_state=before, new_state=after, next_look=None, jobs=jobs
+        )
         assert await app.aperform(trip)
         return after
 
@@ -67,10 +69,10 @@ async def test_what_nobody_declares_is_retired_after_a_while_and_when_all_who_li
     code = App(app.name, broker=app.settings.broker)
     code.schedule(nothing(code).s(), 3600, name="goes")
 
-    def scheduler(of: App, name: str) -> Declarations:
-        way, log = Afar(of, "default"), Log(worker=name, app=of.name)
-        return Declarations(
-            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=1000.0, log=log, others={}
+    def scheduler(of: App, name: str) -> ScheduleDeclarations:
+        way, log = RemoteRedis(of, "default"), Log(worker=name, app=of.name)
+        return ScheduleDeclarations(
+            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=1000.0, log=log, other_brokers={}
         )
 
     async def state() -> str:
@@ -80,25 +82,25 @@ async def test_what_nobody_declares_is_retired_after_a_while_and_when_all_who_li
     await one.declare()
     await trio.sleep(0.002)  # of equal versions the one that began later counts
     await two.declare()
-    two.follow(("one", "two"))
-    await two.retire()
+    two.set_live_schedulers(("one", "two"))
+    await two.retire_undeclared()
     two._lease = 0.0
-    await two.retire()
+    await two.retire_undeclared()
     assert await state() == "active", "one of those who live declares it"
     two._lease = 1000.0
-    two.follow(("two",))
-    await two.retire()
-    await two.retire()
+    two.set_live_schedulers(("two",))
+    await two.retire_undeclared()
+    await two.retire_undeclared()
     assert await state() == "active", "whoever declared it may be starting anew"
     two._lease = 0.0
-    two.follow(("three", "two"))
-    await two.retire()
+    two.set_live_schedulers(("three", "two"))
+    await two.retire_undeclared()
     assert await state() == "active", "three has not said yet what it declares"
-    two.follow(("two",))
-    await two.retire()
+    two.set_live_schedulers(("two",))
+    await two.retire_undeclared()
     assert await state() == "retired"
     for name in ("one", "two"):
-        await app.aperform(scheduling.undeclare(app.keys, name))
+        await app.aperform(scheduling.withdraw_declaration(app.keys, name))
     code.close()
 
 
@@ -107,10 +109,10 @@ async def test_an_outage_is_no_time_in_which_nobody_declared_a_schedule(app: App
     code, lease = App(app.name, broker=app.settings.broker), 0.3
     code.schedule(nothing(code).s(), 3600, name="goes")
 
-    def scheduler(of: App, name: str) -> Declarations:
-        way, log = Afar(of, "default"), Log(worker=name, app=of.name)
-        return Declarations(
-            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=lease, log=log, others={}
+    def scheduler(of: App, name: str) -> ScheduleDeclarations:
+        way, log = RemoteRedis(of, "default"), Log(worker=name, app=of.name)
+        return ScheduleDeclarations(
+            redis=way, app=of, keys=of.keys, worker=name, lease_seconds=lease, log=log, other_brokers={}
         )
 
     async def state() -> str:
@@ -121,24 +123,24 @@ async def test_an_outage_is_no_time_in_which_nobody_declared_a_schedule(app: App
     await trio.sleep(0.002)
     await two.declare()
     for _ in range(3):
-        two.follow(("two",))
-        await two.renew()
-        await two.retire()
+        two.set_live_schedulers(("two",))
+        await two.renew_declaration()
+        await two.retire_undeclared()
         assert await state() == "active", "one may be heard in a moment"
-        await trio.sleep(GRACE * lease + 0.1)  # Redis is silent
+        await trio.sleep(RETIREMENT_GRACE_LEASES * lease + 0.1)  # Redis is silent
 
     two._heartbeats = Heartbeats(lease=1000.0)  # no pause of a busy machine counts as an outage
 
     async def retired() -> bool:
         await trio.sleep(lease / 10)
-        two.follow(("two",))
-        await two.renew()
-        await two.retire()
+        two.set_live_schedulers(("two",))
+        await two.renew_declaration()
+        await two.retire_undeclared()
         return await state() == "retired"
 
     await until_async(retired)
     for name in ("one", "two"):
-        await app.aperform(scheduling.undeclare(app.keys, name))
+        await app.aperform(scheduling.withdraw_declaration(app.keys, name))
     code.close()
 
 
@@ -154,7 +156,7 @@ async def test_a_schedule_in_code_that_would_never_fire_is_told_of_and_holds_up_
             one = await start(nursery, app, page=SCHEDULER)
             await until(lambda: len(sent(redis_client, app)) >= 3)
             await one.stop()
-    (never,) = lines.of("schedule:never")
+    (never,) = lines.of("schedule:never-due")
     assert never["schedule"] == "never"
     assert "never fire" in never["hint"]
 

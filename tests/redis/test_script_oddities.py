@@ -55,8 +55,8 @@ def test_a_message_that_makes_no_sense_is_never_lost_with_its_worker(queue: Queu
     queue.publish("good")
     queue.join("w")
     assert len(queue.read("w")) == 2
-    assert queue.recover("w") == calls.Recovered(worker="w", back=1, buried=1, more=False)
-    ((_, kept, grave),) = queue(calls.dead(queue.keys, count=9))
+    assert queue.recover("w") == calls.RecoveryResult(worker="w", requeued=1, dead_lettered=1, has_more=False)
+    ((_, kept, grave),) = queue(calls.list_dead_jobs(queue.keys, count=9))
     assert kept == message
     assert document(queue) == json.loads(grave)
     assert document(queue)["attempt"] == 1
@@ -77,7 +77,7 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     (found,) = queue(revoke(queue.keys, ["a"], ttl=60))
     assert found == ("EXECUTING" if entries else "REVOKED")
     if how == "recovered":
-        assert queue.recover("w").buried == 0
+        assert queue.recover("w").dead_lettered == 0
     for entry in entries if how != "recovered" else []:
         extra = 60_000 if how == "released" else b"{}"
         verb = "release" if how == "released" else "bury"
@@ -85,17 +85,17 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     assert document(queue)["state"] == "REVOKED"
     assert document(queue)["attempt"] == 1
     assert queue.where("a") == "ENDED"
-    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert 0 < int(queue.client.pttl(queue.keys.result("a"))) < 2e15
 
 
 def test_a_copy_that_is_recovered_leaves_the_place_of_its_job_alone(queue: Queue) -> None:
     first, _ = copied(queue)
-    assert queue.recover("w2").back == 1
+    assert queue.recover("w2").requeued == 1
     assert place(queue) == "S" + first.id.decode()
     queue.join("w3")
     queue.read("w3")
-    assert queue.recover("w3", deliveries=0).buried == 1
+    assert queue.recover("w3", deliveries=0).dead_lettered == 1
     assert place(queue) == "S" + first.id.decode()
     assert document(queue) == {}
     assert queue.settle("w1", done(first, "a")) == 1
@@ -106,13 +106,15 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
     first, copy = copied(queue)
     assert queue(revoke(queue.keys, ["a"], ttl=60)) == ["EXECUTING"]
     if verb == "recover":
-        assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
+        assert queue.recover("w2") == calls.RecoveryResult(
+            worker="w2", requeued=0, dead_lettered=0, has_more=False
+        )
     else:
         extra = b"{}" if verb == "bury" else 60_000
         assert queue.settle("w2", (verb, copy.id, "a", envelope("a"), 60_000, extra)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
-    assert queue.size() == calls.Size(stream=1, held=1, due=0, dead=0)
+    assert queue.size() == calls.QueueSize(stream=1, in_workers=1, due=0, dead=0)
     assert queue.settle("w1", ("retry", first.id, "a", envelope("a"), 0, 60_000)) == 1
     assert document(queue)["state"] == "REVOKED"
 
@@ -120,8 +122,10 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
 def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
     first, _ = copied(queue)
     queue.settle("w1", done(first, "a"))
-    assert queue.recover("w2") == calls.Recovered(worker="w2", back=0, buried=0, more=False)
-    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert queue.recover("w2") == calls.RecoveryResult(
+        worker="w2", requeued=0, dead_lettered=0, has_more=False
+    )
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
 
 
@@ -132,12 +136,12 @@ def test_what_a_worker_left_behind_in_order_counts_for_nobody(queue: Queue) -> N
         queue.join(f"w{deploy}")
         read = queue.read(f"w{deploy}")
         assert [each.deliveries for each in read] == [0] * 5
-        queue(calls.leave(queue.keys, f"w{deploy}"))
+        queue(calls.leave_queue(queue.keys, f"w{deploy}"))
         # By others, in portions, or by its own understudy, which knows what it had begun.
         name = "" if deploy % 2 else f"w{deploy}"
         begun = [each.id for each in read] if deploy == 2 else None
-        assert queue.recover(name, limit=2, deliveries=0, begun=begun).more
-        assert queue.recover("" if name else f"w{deploy}", deliveries=0).back == 3
+        assert queue.recover(name, limit=2, deliveries=0, begun=begun).has_more
+        assert queue.recover("" if name else f"w{deploy}", deliveries=0).requeued == 3
 
 
 async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key(
@@ -156,7 +160,7 @@ async def test_a_job_that_no_worker_here_can_read_ends_as_dead_and_frees_its_key
         await until(lambda: redis_client.xlen(keys.dead) == 3)
         assert [await app.result(each).astatus() for each in "ab"] == ["DEAD", "DEAD"]
     assert not redis_client.exists(keys.unique)
-    (grave, *_), *_ = queue(calls.dead(keys, count=9))
+    (grave, *_), *_ = queue(calls.list_dead_jobs(keys, count=9))
     assert redis_client.hget(keys.jobs, "a") == b"X" + grave.encode()
 
 

@@ -124,7 +124,9 @@ def test_dropping_a_second_copy_of_a_job_touches_nothing_else(driver: BlockingRe
     model = Model(driver)
     model.make("a", Move.SEND)
     model.driver.perform(words("XADD", model.keys.stream, "*", "job", MESSAGES["a"]))
-    first, second = model.driver.perform(calls.read([model.keys], model.worker, count=2, block=0.001))
+    first, second = model.driver.perform(
+        calls.read_jobs([model.keys], model.worker, count=2, block_seconds=0.001)
+    )
     drop = ("drop", second.id, "", b"", 0, 0)
     assert model.driver.perform(calls.settle(model.keys, model.worker, [drop])) == 1
     model.entries["a"] = first

@@ -29,7 +29,7 @@ def test_joining_twice_changes_nothing_but_the_lease(queue: Queue) -> None:
 def test_joining_something_that_is_no_stream_fails(queue: Queue) -> None:
     queue.client.set(queue.keys.stream, "x", px=60_000)
     with pytest.raises(BrokerReplied, match="WRONGTYPE"):
-        queue(calls.join(queue.keys, "w", lease=1))
+        queue(calls.join_queue(queue.keys, "w", lease=1))
 
 
 def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> None:
@@ -41,14 +41,14 @@ def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> No
 def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
     queue.join("w", lease=1)
     before = time.time_ns() // 1_000_000
-    first = queue(calls.beat(queue.keys, "w", lease=500))
-    assert first == calls.Pulse(alive=True, lapsed=0, due_in=None, at=first.at)
+    first = queue(calls.renew_lease(queue.keys, "w", lease=500))
+    assert first == calls.HeartbeatReply(alive=True, lapsed=0, due_in=None, at=first.at)
     assert before - 1000 <= first.at <= time.time() * 1000 + 1000
     assert (queue.client.zscore(queue.keys.leases, "w") or 0) / 1000 > time.time() + 400
     queue.schedule("a", "+20000")
     queue.join("other")
     queue.lapse("other")
-    pulse = queue(calls.beat(queue.keys, "w", lease=5))
+    pulse = queue(calls.renew_lease(queue.keys, "w", lease=5))
     assert (pulse.alive, pulse.lapsed) == (True, 1)
     assert 15 < pulse.due_in <= 20
 
@@ -64,13 +64,13 @@ def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Que
         queue.publish("a")
         queue.read("w")
     if state.startswith("left"):
-        queue(calls.leave(queue.keys, "w"))
+        queue(calls.leave_queue(queue.keys, "w"))
     if state == "recovered":
         queue.recover("w")
     if state == "being recovered":
         queue.client.zadd(queue.keys.leases, {"w": -1})
     before = queue.contents()
-    assert queue(calls.beat(queue.keys, "w", lease=5)).alive is False
+    assert queue(calls.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.contents() == before
 
 
@@ -80,7 +80,7 @@ def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Que
     queue.publish("a")
     queue.read("reading after its recovery")
     queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
-    assert queue(calls.beat(queue.keys, "w", lease=5)).lapsed == 1
+    assert queue(calls.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
     names = {each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
     assert names == {b"w", b"idle", b"reading after its recovery"}
 
@@ -89,11 +89,11 @@ def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue:
     queue.publish("a", "b", "c")
     queue.join("w1")
     first, *_ = queue.read("w1")
-    assert queue.recover("w1", begun=[first.id, b"0-1"]).back == 3
+    assert queue.recover("w1", begun=[first.id, b"0-1"]).requeued == 3
     queue.join("w2")
     read = {each.message: each for each in queue.read("w2")}
     assert [read[envelope(each)].deliveries for each in "abc"] == [1, 0, 0]
-    assert queue.recover("w2", begun=[read[envelope("b")].id], deliveries=0).buried == 1
+    assert queue.recover("w2", begun=[read[envelope("b")].id], deliveries=0).dead_lettered == 1
     queue.join("w3")
     assert sorted(each.deliveries for each in queue.read("w3")) == [
         0,
@@ -103,10 +103,10 @@ def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue:
 
 def test_a_worker_that_leaves_with_nothing_leaves_nothing(queue: Queue) -> None:
     queue.join("w")
-    assert queue(calls.leave(queue.keys, "w")) == 0
+    assert queue(calls.leave_queue(queue.keys, "w")) == 0
     assert queue.client.xinfo_consumers(queue.keys.stream, GROUP) == []
     assert not queue.client.exists(queue.keys.leases)
-    assert queue(calls.leave(queue.keys, "w")) == 0
+    assert queue(calls.leave_queue(queue.keys, "w")) == 0
 
 
 def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
@@ -114,17 +114,17 @@ def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
     queue.join("w")
     queue.join("other")
     queue.read("w")
-    assert queue(calls.leave(queue.keys, "w")) > 0
-    assert queue(calls.beat(queue.keys, "other", lease=5)).lapsed == 1
-    assert queue.recover() == calls.Recovered(worker="w", back=2, buried=0, more=False)
+    assert queue(calls.leave_queue(queue.keys, "w")) > 0
+    assert queue(calls.renew_lease(queue.keys, "other", lease=5)).lapsed == 1
+    assert queue.recover() == calls.RecoveryResult(worker="w", requeued=2, dead_lettered=0, has_more=False)
 
 
 def test_leaving_does_not_undo_the_fence(queue: Queue) -> None:
     queue.publish(*[f"j{n}" for n in range(5)])
     queue.join("w")
     *_, last = queue.read("w")
-    assert queue.recover("w", limit=2).more
-    queue(calls.leave(queue.keys, "w"))
+    assert queue.recover("w", limit=2).has_more
+    queue(calls.leave_queue(queue.keys, "w"))
     assert queue.settle("w", done(last, "j4")) == -1
 
 
@@ -132,13 +132,13 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
     queue.publish(*[f"j{n}" for n in range(5)])
     queue.join("w")
     queue.join("other")
-    assert queue.recover() == calls.Recovered(worker="", back=0, buried=0, more=False)
+    assert queue.recover() == calls.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
     assert len(queue.read("w")) == 5
     queue.lapse("w")
     for expected in ((2, True), (2, True), (1, False)):
         found = queue.recover(limit=2)
-        assert (found.worker, found.back, found.more) == ("w", *expected)
-        assert queue(calls.beat(queue.keys, "w", lease=5)).alive is False
+        assert (found.worker, found.requeued, found.has_more) == ("w", *expected)
+        assert queue(calls.renew_lease(queue.keys, "w", lease=5)).alive is False
     assert queue.recover().worker == ""
     assert [each.deliveries for each in queue.read("other")] == [1] * 5
     names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
@@ -148,7 +148,7 @@ def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) ->
 # ---- who may have another worker recovered
 
 
-NOBODY = calls.Recovered(worker="", back=0, buried=0, more=False)
+NOBODY = calls.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
 
 
 def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queue: Queue) -> None:
@@ -158,7 +158,9 @@ def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queu
     queue.read("dead")
     queue.lapse("dead")
     judge = queue.judge("judge")
-    assert queue.recover(judge=judge) == calls.Recovered(worker="dead", back=1, buried=0, more=False)
+    assert queue.recover(judge=judge) == calls.RecoveryResult(
+        worker="dead", requeued=1, dead_lettered=0, has_more=False
+    )
     assert queue.recover(judge=judge) == NOBODY
 
 
@@ -171,7 +173,7 @@ def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) 
     judge = queue.judge("judge", lease=3, ago=4)
     queue.lapse("healthy")
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+    assert queue(calls.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
@@ -182,7 +184,7 @@ def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile
     queue.judge("judge", lease=3)
     queue.lapse("healthy")
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+    assert queue(calls.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> None:
@@ -192,7 +194,7 @@ def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> 
     judge = queue.judge("judge", lease=30, ago=2)
     queue.client.zadd(queue.keys.leases, {"healthy": judge.at + 1000})
     assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
-    assert queue(calls.beat(queue.keys, "healthy", lease=5)).alive
+    assert queue(calls.renew_lease(queue.keys, "healthy", lease=5)).alive
 
 
 @pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
@@ -201,10 +203,10 @@ def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str)
     queue.join("judge")
     judge = queue.judge("judge")
     if state == "left":
-        queue(calls.leave(queue.keys, "judge"))
+        queue(calls.leave_queue(queue.keys, "judge"))
     elif state == "being recovered":
         queue.read("judge")
-        assert queue.recover("judge", limit=1).more
+        assert queue.recover("judge", limit=1).has_more
     elif state == "recovered":
         queue.recover("judge")
     else:
@@ -225,14 +227,14 @@ def test_nobody_has_itself_recovered(queue: Queue) -> None:
     assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
     queue.lapse("w")
     assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
-    assert queue(calls.beat(queue.keys, "w", lease=5)).alive
+    assert queue(calls.renew_lease(queue.keys, "w", lease=5)).alive
 
 
 def test_whoever_knows_that_a_process_has_ended_waits_for_no_lease(queue: Queue) -> None:
     queue.publish("a")
     queue.join("w")
     queue.read("w")
-    assert queue.recover("w") == calls.Recovered(worker="w", back=1, buried=0, more=False)
+    assert queue.recover("w") == calls.RecoveryResult(worker="w", requeued=1, dead_lettered=0, has_more=False)
 
 
 def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
@@ -257,15 +259,17 @@ def test_holding_a_job_neither_adds_to_its_deliveries_nor_forgets_them(queue: Qu
         (entry,) = queue.read("other")
         assert entry.deliveries == 1
         queue.settle("other", held(entry, "a"))
-        assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+        assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
 
 
 def test_the_last_portion_may_be_full(queue: Queue) -> None:
     queue.publish("a", "b")
     queue.join("w")
     queue.read("w")
-    assert queue.recover("w", limit=2).more
-    assert queue.recover("w", limit=2) == calls.Recovered(worker="w", back=0, buried=0, more=False)
+    assert queue.recover("w", limit=2).has_more
+    assert queue.recover("w", limit=2) == calls.RecoveryResult(
+        worker="w", requeued=0, dead_lettered=0, has_more=False
+    )
 
 
 def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Queue) -> None:
@@ -275,15 +279,15 @@ def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Que
         (entry,) = queue.read(f"w{death}")
         assert entry.deliveries == death - 1
         found = queue.recover(f"w{death}", deliveries=2)
-        assert (found.back, found.buried) == ((0, 1) if death == 3 else (1, 0))
-    place = queue(calls.locate(queue.keys, "a"))
+        assert (found.requeued, found.dead_lettered) == ((0, 1) if death == 3 else (1, 0))
+    place = queue(calls.locate_job(queue.keys, "a"))
     document = json.loads(place.document)
     assert (place.state, document["state"], document["reason"]) == ("DEAD", "DEAD", "poisoned")
     assert (document["id"], document["task"], document["attempt"]) == ("a", "shop.t", 1)
     assert document["failure"]["worker"] == document["worker"] == "w3"
     assert "3 times" in document["failure"]["message"]
     assert abs(document["finished"] - time.time()) < 60
-    ((_, message, grave),) = queue(calls.dead(queue.keys, count=9))
+    ((_, message, grave),) = queue(calls.list_dead_jobs(queue.keys, count=9))
     assert (message, json.loads(grave)) == (envelope("a"), document)
 
 
@@ -311,8 +315,8 @@ def test_a_corrupt_message_is_put_back_and_at_last_buried(queue: Queue, message:
         (entry,) = queue.read(f"w{death}")
         assert entry.message == message
         found = queue.recover(f"w{death}", deliveries=1)
-        assert (found.back, found.buried) == ((1, 0) if death == 1 else (0, 1))
-    ((_, kept, document),) = queue(calls.dead(queue.keys, count=9))
+        assert (found.requeued, found.dead_lettered) == ((1, 0) if death == 1 else (0, 1))
+    ((_, kept, document),) = queue(calls.list_dead_jobs(queue.keys, count=9))
     assert kept == message
     assert json.loads(document)["reason"] == "poisoned"
     assert not queue.client.exists(queue.keys.jobs)
@@ -325,12 +329,14 @@ def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(que
     first, _ = queue.read("w")
     queue.client.xdel(queue.keys.stream, first.id)
     assert [each.message for each in queue.mine("w")] == [b"", envelope("b")]
-    assert queue.recover("w").back == 1
-    assert queue.size() == calls.Size(stream=1, held=0, due=0, dead=0)
+    assert queue.recover("w").requeued == 1
+    assert queue.size() == calls.QueueSize(stream=1, in_workers=0, due=0, dead=0)
 
 
 def test_recovering_a_worker_of_whom_nothing_is_known_does_nothing(queue: Queue) -> None:
-    assert queue.recover("nobody") == calls.Recovered(worker="nobody", back=0, buried=0, more=False)
+    assert queue.recover("nobody") == calls.RecoveryResult(
+        worker="nobody", requeued=0, dead_lettered=0, has_more=False
+    )
     assert queue.contents() == {}
 
 
@@ -340,12 +346,14 @@ def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Qu
     queue.recover("dead")
     queue.publish("a")
     assert len(queue.read("dead")) == 1  # its blocked read was served after its recovery
-    pulse = queue(calls.beat(queue.keys, "other", lease=5))
+    pulse = queue(calls.renew_lease(queue.keys, "other", lease=5))
     assert (pulse.alive, pulse.lapsed) == (True, 1)
     queue.publish("b")
     queue.read("dead")
-    assert queue.recover(limit=1).more
-    assert queue.recover(limit=1) == calls.Recovered(worker="dead", back=1, buried=0, more=True)
+    assert queue.recover(limit=1).has_more
+    assert queue.recover(limit=1) == calls.RecoveryResult(
+        worker="dead", requeued=1, dead_lettered=0, has_more=True
+    )
     assert queue.recover().worker == "dead"
     assert queue.recover().worker == ""
     # Nobody begins a job without a lease, so it counts for nothing.

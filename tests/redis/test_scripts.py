@@ -20,7 +20,7 @@ from tests.redis.one_queue import VERBS, Queue, buried, done, envelope, failed, 
 def test_a_job_is_published_once_however_often_the_trip_is_made(queue: Queue) -> None:
     assert queue.publish("a", "b") == 2
     assert queue.publish("a", "b", "c") == 1
-    assert queue.size() == calls.Size(stream=3, held=0, due=0, dead=0)
+    assert queue.size() == calls.QueueSize(stream=3, in_workers=0, due=0, dead=0)
     queue.join("w")
     assert [(each.message, each.deliveries) for each in queue.read("w")] == [(envelope(i), 0) for i in "abc"]
 
@@ -48,25 +48,25 @@ def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue)
     assert queue.schedule("late", str(later)) == 1
     assert queue.schedule("late", "+0") == queue.publish("late") == 0
     assert [queue.schedule(each, "+0") for each in "abc"] == [1, 1, 1]
-    assert queue.size() == calls.Size(stream=0, held=0, due=4, dead=0)
-    moved, due_in = queue(calls.promote(queue.keys, limit=2))
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=4, dead=0)
+    moved, due_in = queue(calls.promote_due_jobs(queue.keys, limit=2))
     assert (moved, due_in) == (2, 0)
-    moved, due_in = queue(calls.promote(queue.keys, limit=2))
+    moved, due_in = queue(calls.promote_due_jobs(queue.keys, limit=2))
     assert moved == 1
     assert 30 < due_in <= 60
-    assert queue(calls.promote(queue.keys, limit=2))[0] == 0
+    assert queue(calls.promote_due_jobs(queue.keys, limit=2))[0] == 0
     assert [queue.where(each) for each in ("late", "a", "b", "c")] == ["SCHEDULED", "SENT", "SENT", "SENT"]
     assert queue.client.hkeys(queue.keys.waiting) == [b"late"]
 
 
 def test_nothing_scheduled_is_nothing_to_wait_for(queue: Queue) -> None:
-    assert queue(calls.promote(queue.keys, limit=10)) == (0, None)
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10)) == (0, None)
 
 
 def test_a_scheduled_job_whose_envelope_is_gone_is_forgotten(queue: Queue) -> None:
     queue.schedule("a", "+0")
     queue.client.hdel(queue.keys.waiting, "a")
-    assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
     assert queue.where("a") == "UNKNOWN"
     assert queue.contents() == {}
 
@@ -109,7 +109,7 @@ def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
     a, b, c, d, _ = queue.read("w")
     assert queue.settle("w", done(a, "a"), failed(b, "b"), buried(c, "c"), released(d, "d")) == 4
     assert [queue.where(each) for each in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
-    assert queue.size() == calls.Size(stream=2, held=1, due=1, dead=1)
+    assert queue.size() == calls.QueueSize(stream=2, in_workers=1, due=1, dead=1)
 
 
 def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
@@ -125,7 +125,7 @@ def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
     assert 30_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
     expired(queue, "b")
     assert queue.where("b") == "DEAD"  # for as long as it is in the dead-letter queue
-    assert queue(calls.forget(queue.keys, ["a", "b"])) == 1
+    assert queue(calls.delete_results(queue.keys, ["a", "b"])) == 1
     assert queue.where("a") == "UNKNOWN"
 
 
@@ -161,7 +161,7 @@ def test_what_was_given_to_another_is_left_alone(queue: Queue, verb: str) -> Non
     queue.join("old")
     queue.join("new")
     (entry,) = queue.read("old")
-    assert queue.recover("old").back == 1
+    assert queue.recover("old").requeued == 1
     (again,) = queue.read("new")
     queue.join("old")  # back again, under its old name
     before = queue.contents()
@@ -188,7 +188,7 @@ def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
     assert entry.deliveries == 1
     queue.settle("w", ("retry", entry.id, "a", b"second", 0, 0))
     assert queue.where("a") == "RETRY"
-    assert queue(calls.promote(queue.keys, limit=10))[0] == 1
+    assert queue(calls.promote_due_jobs(queue.keys, limit=10))[0] == 1
     (again,) = queue.read("w")
     assert (again.message, again.deliveries) == (b"second", 0)
 
@@ -198,7 +198,7 @@ def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue
     queue.publish("a", "b", "c")
     first, second = queue.read("w1", count=2)
     queue.settle("w1", released(first, "a"), failed(second, "b", delay=0))
-    queue(calls.promote(queue.keys, limit=10))
+    queue(calls.promote_due_jobs(queue.keys, limit=10))
     assert [json.loads(each.message)["id"] for each in queue.read("w1")] == ["c", "a", "b"]
 
 
@@ -209,7 +209,7 @@ def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
     first, second = queue.read("w")
     assert (first.message, second.message) == (b"\xff", b"")
     queue.settle("w", ("bury", first.id, "", b"\xff", 1000, b"why"), released(second, ""))
-    assert queue(calls.dead(queue.keys, count=9))[0][1:] == (b"\xff", b"why")
+    assert queue(calls.list_dead_jobs(queue.keys, count=9))[0][1:] == (b"\xff", b"why")
     assert not queue.client.exists(queue.keys.jobs)
 
 
@@ -221,9 +221,9 @@ def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
     for _ in range(0, 1500, portion):
         taken = queue.read("w", portion)
         queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
-    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=1500)
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=0, dead=1500)
     places = queue.client.hgetall(queue.keys.jobs)
-    graves = queue(calls.dead(queue.keys, count=2000))
+    graves = queue(calls.list_dead_jobs(queue.keys, count=2000))
     assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in graves]
 
 
@@ -236,9 +236,9 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
     assert queue.where("a") == "SENT"
     queue.join("w")
     (entry,) = queue.read("w")
-    assert queue(calls.locate(queue.keys, "a")) == calls.Place("EXECUTING", "w", b"")
+    assert queue(calls.locate_job(queue.keys, "a")) == calls.LocatedJob("EXECUTING", "w", b"")
     queue.settle("w", done(entry, "a"))
-    place = queue(calls.locate(queue.keys, "a"))
+    place = queue(calls.locate_job(queue.keys, "a"))
     assert (place.state, json.loads(place.document)["state"]) == ("ENDED", "SUCCESS")
     queue.client.hset(queue.keys.jobs, "h", "H")
     queue.client.hset(queue.keys.waiting, "h", b"{}")
@@ -247,7 +247,7 @@ def test_where_a_job_is_in_every_state(queue: Queue) -> None:
 
 
 def test_an_empty_queue_measures_nothing(queue: Queue) -> None:
-    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=0, dead=0)
     assert queue.size().unfinished == 0
     assert queue.contents() == {}
 
@@ -259,17 +259,17 @@ def test_when_all_is_settled_and_expired_only_the_stream_is_left(queue: Queue) -
     queue.join("w")
     queue.publish("a", "b")
     queue.schedule("c", "+0")
-    queue(calls.promote(queue.keys, limit=9))
+    queue(calls.promote_due_jobs(queue.keys, limit=9))
     for number in range(4):
         for entry in queue.read("w"):
             job_id = json.loads(entry.message)["id"]
             queue.settle("w", failed(entry, job_id, 0) if number < 2 else done(entry, job_id, 1))
-        queue(calls.promote(queue.keys, limit=9))
-    queue(calls.leave(queue.keys, "w"))
+        queue(calls.promote_due_jobs(queue.keys, limit=9))
+    queue(calls.leave_queue(queue.keys, "w"))
     for job_id in "abc":
         expired(queue, job_id)
     assert list(queue.contents()) == [queue.keys.stream]
-    assert queue.size() == calls.Size(stream=0, held=0, due=0, dead=0)
+    assert queue.size() == calls.QueueSize(stream=0, in_workers=0, due=0, dead=0)
 
 
 def test_every_key_is_a_queues_own_or_expires(queue: Queue) -> None:

@@ -16,10 +16,10 @@ import trio
 
 import celery5
 from celery5 import App, CeleryError
-from celery5.log import Journal, Log
-from celery5.origins import origins
+from celery5.log import Log, LogWriter
+from celery5.origins import get_origins
 from celery5.processes import scheduler
-from celery5.settings import Found, Said, Settings, Source, read_settings
+from celery5.settings import ExplicitSettings, LoadedConfiguration, Settings, SettingSource, read_settings
 from tests.redis.workers import start, working
 
 SECRET = "s3cr3t-Pa55"
@@ -82,7 +82,12 @@ async def test_no_object_of_a_process_shows_the_password_of_its_broker(
         results = [await far.adelay(), await near.adelay()]
         assert [await each.aget(30) for each in results] == [1, 2]
         values = [app, app.settings, app.connections, app.brokers, app.control, results, far, near, near.s()]
-        found = [origins(app), Said(broker=TLS), Source("said", "x", TLS), Found("x", {"broker": TLS})]
+        found = [
+            get_origins(app),
+            ExplicitSettings(broker=TLS),
+            SettingSource("said", "x", TLS),
+            LoadedConfiguration("x", {"broker": TLS}),
+        ]
         showing = _showing(*values, *found)
         assert showing == []
         assert SECRET not in repr(found) + repr(values)
@@ -166,9 +171,9 @@ def test_no_error_and_no_log_line_shows_the_password_of_a_broker_that_cannot_be_
         {"broker": url} if where == "broker" else {"brokers": {"far": url}, "routes": {"*": "far"}}
     )
     stream = io.StringIO()
-    with Journal(stream):
+    with LogWriter(stream):
         error = _sent(said)
-        Log(worker="w", app="shop").event("broker:away", "warning", why=str(error))
+        Log(worker="w", app="shop").event("broker:connect-failed", "warning", why=str(error))
     assert SECRET not in _all_text(error)
     assert SECRET not in stream.getvalue()
 

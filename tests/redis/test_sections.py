@@ -328,7 +328,7 @@ async def test_a_section_waits_no_longer_than_its_cap(app: App) -> None:
     with Lines() as lines:
         async with working(app):
             assert await (await task.adelay()).aget(30) == 5
-    assert [line["delay"] for line in lines.of("section:again")] == [0.02]
+    assert [line["delay"] for line in lines.of("section:retried")] == [0.02]
     assert [line["delay"] for line in lines.of("job") if line["state"] == "RETRY"] == [0.02]
 
 
@@ -387,4 +387,4 @@ async def test_a_function_that_tries_again_in_place_leaves_the_attempts_of_its_j
     with Lines() as lines:
         async with working(app):
             assert await (await task.adelay()).aget() == (3, 1)
-    assert [line["failed"] for line in lines.of("section:again")] == [1, 2]
+    assert [line["failed"] for line in lines.of("section:retried")] == [1, 2]

@@ -17,21 +17,21 @@ from celery5.broker import calls
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.on_trio import TrioRedis
-from celery5.broker.ticket import Ticket
+from celery5.broker.ticket import PendingRequest
 from celery5.errors import BrokerUnavailable
-from celery5.log import Silence
-from celery5.protocol.delivery import Delivery, settlement
+from celery5.log import NullLog
+from celery5.protocol.delivery import Delivery, make_settlement
 from celery5.protocol.envelope import read_envelope
-from celery5.protocol.limits import Rule
+from celery5.protocol.limits import AdmissionRule
 from celery5.protocol.verdict import Complete, Release
 from celery5.services.internal_queues import ResultsQueue
 from celery5.services.lease import Lease
-from celery5.services.ledger import Ledger
-from celery5.services.recent import Recent
+from celery5.services.ledger import InFlightJobs
+from celery5.services.recent import RecentJobs
 from celery5.services.result_publisher import ResultPublisher
-from celery5.services.suspects import Suspects
-from celery5.services.turnstile import Turnstile
-from celery5.services.unpublishable import Unpublishable
+from celery5.services.suspects import IsolatedJobs
+from celery5.services.turnstile import AdmissionState
+from celery5.services.unpublishable import UnpublishableRetries
 from tests.redis.workers import until
 
 WORKER = "me"
@@ -45,7 +45,7 @@ class Desk:
     keys: QueueKeys
     publisher: ResultPublisher
     results: ResultsQueue
-    ledger: Ledger
+    ledger: InFlightJobs
     read: list[Delivery]
 
     @property
@@ -56,39 +56,39 @@ class Desk:
     def takes(self, count: int) -> list[Delivery]:
         """The worker has so many of the jobs in hand."""
         for each in self.read[:count]:
-            self.ledger.adopt(each)
+            self.ledger.add(each)
         return self.read[:count]
 
     def ends(self, delivery: Delivery) -> None:
         """A job has ended well."""
-        self.results.put((delivery, settlement(Complete(b"1"), delivery, worker=WORKER, ttl=60)))
+        self.results.put((delivery, make_settlement(Complete(b"1"), delivery, worker=WORKER, ttl=60)))
 
     async def finished(self, deliveries: list[Delivery]) -> dict[str, bytes]:
         """What waits under their keys once the ledger has none of them."""
-        await until(lambda: self.ledger.total == len(deliveries))
+        await until(lambda: self.ledger.settled_count == len(deliveries))
         await trio.testing.wait_all_tasks_blocked()
         ids = [each.envelope.id for each in deliveries if each.envelope]
-        return {each: (await self.app.aperform(calls.locate(self.keys, each))).document for each in ids}
+        return {each: (await self.app.aperform(calls.locate_job(self.keys, each))).document for each in ids}
 
 
 @pytest.fixture
 async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[Desk]:
     """Three jobs were read, and the publisher waits."""
-    app, log = App(app_name, broker=url), Silence()
-    keys, ledger, results = app.queue("default"), Ledger(), ResultsQueue()
+    app, log = App(app_name, broker=url), NullLog()
+    keys, ledger, results = app.queue("default"), InFlightJobs(), ResultsQueue()
     lease = Lease(seconds=60)
     link = TrioRedis(endpoint=Endpoint.from_url(url))
     await nursery.start(link.run)
-    unpublishable = Unpublishable(
+    unpublishable = UnpublishableRetries(
         when_unpublishable="backlog", queues={}, results=results, log=log, worker=WORKER, results_ttl=60
     )
-    turnstile = Turnstile(
+    turnstile = AdmissionState(
         tasks={},
         queues={},
-        paces={},
+        duration_estimates={},
         budget=cast("Any", None),  # nobody has a rule
-        ledger=ledger,
-        suspects=Suspects(queues={}, ledger=ledger, max_deliveries=3),
+        in_flight=ledger,
+        isolated_jobs=IsolatedJobs(queues={}, in_flight=ledger, max_deliveries=3),
         log=log,
         default_queue="default",
     )
@@ -96,10 +96,10 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
         redis=link,
         consumed=[keys],
         results=results,
-        ledger=ledger,
-        recent=Recent(recent_jobs=10),
-        unpublishable=unpublishable,
-        turnstile=turnstile,
+        in_flight=ledger,
+        recent=RecentJobs(recent_jobs=10),
+        unpublishable_retries=unpublishable,
+        admission=turnstile,
         lease=lease,
         log=log,
         worker=WORKER,
@@ -109,9 +109,9 @@ async def desk(url: str, app_name: str, nursery: trio.Nursery) -> AsyncIterator[
     async def one(number: int) -> int:
         return number
 
-    await app.aperform(calls.join(keys, WORKER, lease=60))
+    await app.aperform(calls.join_queue(keys, WORKER, lease=60))
     await app.asend_many([one.s(number) for number in range(3)])
-    entries = await app.aperform(calls.read([keys], WORKER, count=3, block=0))
+    entries = await app.aperform(calls.read_jobs([keys], WORKER, count=3, block_seconds=0))
     read = [
         Delivery(each.queue, each.id, each.message, envelope=read_envelope(each.message)) for each in entries
     ]
@@ -137,7 +137,7 @@ async def test_what_was_sent_ahead_and_never_arrived_is_kept_until_it_does(
         raise BrokerUnavailable("gone", maybe_done=True)
 
     link = desk.publisher._redis
-    monkeypatch.setattr(link, "begin", lambda _call: Ticket(b"", 0.0, repeatable=True))
+    monkeypatch.setattr(link, "begin", lambda _call: PendingRequest(b"", 0.0, repeatable=True))
     monkeypatch.setattr(link, "finish", lost)
     (lone,) = taken = desk.takes(1)
     desk.ends(lone)
@@ -167,13 +167,13 @@ async def test_with_several_jobs_in_hand_their_outcomes_go_together(desk: Desk) 
 async def test_what_is_more_than_a_result_waits_for_the_publishers_turn(desk: Desk, what: str) -> None:
     (lone,) = desk.takes(1)
     if what == "takers":
-        lone.takers = {"SUCCESS": "sink"}
+        lone.recipients = {"SUCCESS": "sink"}
     elif what == "rule":
-        lone.rule = Rule("one", most=1)
+        lone.rule = AdmissionRule("one", max_running=1)
     elif what == "lane":
         lone.lane = "g"
     verdict = Release() if what == "release" else Complete(b"1")
-    desk.publisher._begin(lone, settlement(verdict, lone, worker=WORKER, ttl=60))
+    desk.publisher._begin(lone, make_settlement(verdict, lone, worker=WORKER, ttl=60))
     assert not desk.has_begun
 
 
@@ -181,10 +181,10 @@ async def test_while_another_call_is_under_way_nothing_is_sent_ahead(desk: Desk)
     (lone,) = taken = desk.takes(1)
     desk.ends(lone)
     (_, other, _) = desk.read
-    desk.ledger.settled(taken)
-    desk.ledger.adopt(other)
+    desk.ledger.remove(taken)
+    desk.ledger.add(other)
     begun = desk.publisher._begun
-    desk.publisher._begin(other, settlement(Complete(b"1"), other, worker=WORKER, ttl=60))
+    desk.publisher._begin(other, make_settlement(Complete(b"1"), other, worker=WORKER, ttl=60))
     assert desk.publisher._begun is begun
     await desk.publisher._redis.perform(calls.PING)  # whose answer comes after the one to what was begun
     await trio.testing.wait_all_tasks_blocked()

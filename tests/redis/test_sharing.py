@@ -24,9 +24,9 @@ from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, read_envelope
 from celery5.protocol.lanes import Priority
 from celery5.services.internal_queues import TasksQueue
-from celery5.services.lanes import Lanes
+from celery5.services.lanes import QueueLanes
 from celery5.services.preferences import Preferences
-from celery5.services.reading import Reading, Room
+from celery5.services.reading import PassCapacity, ReadOrder
 from celery5.services.shared_queues import SharedSlots, SharedTasksQueue
 from tests.redis.staff import Staff, wait_until
 from tests.redis.workers import until, working
@@ -57,8 +57,8 @@ class Reader:
     def __init__(self, app: App, queues: Sequence[str]) -> None:
         self._app = app
         self._queues = [app.queue(name) for name in queues]
-        self._lanes = Lanes(consumed=self._queues)
-        self._reading = Reading(
+        self._lanes = QueueLanes(consumed=self._queues)
+        self._reading = ReadOrder(
             consumed=self._queues,
             lanes=self._lanes,
             preferences=Preferences(queues={}, log=Log(worker="reader", app=app.name)),
@@ -71,24 +71,28 @@ class Reader:
     async def join(self) -> None:
         """Join the queues, as a worker does before it reads."""
         for keys in self._queues:
-            await self._app.aperform(calls.join(keys, "reader", lease=60))
+            await self._app.aperform(calls.join_queue(keys, "reader", lease=60))
 
     async def leave(self) -> None:
         """Leave the queues."""
         for keys in self._queues:
-            await self._app.aperform(calls.leave(keys, "reader"))
+            await self._app.aperform(calls.leave_queue(keys, "reader"))
 
     async def read(self, count: int) -> int:
         """Read until there are `count` jobs, or no more; gives how many there were."""
         for keys in self._queues:  # which lanes there are
-            self._lanes.hear(keys, await self._app.aperform(calls.beat(keys, "reader", lease=60)))
+            self._lanes.on_heartbeat(
+                keys, await self._app.aperform(calls.renew_lease(keys, "reader", lease=60))
+            )
         found = 0
         while found < count:
             rooms = {keys.queue: 10 for keys in self._queues}
-            room = Room(rooms, {queue: {"async"} for queue in rooms})
-            got = await self._reading.at_once(self._queues, room, self._receive)
+            room = PassCapacity(rooms, {queue: {"async"} for queue in rooms})
+            got = await self._reading.read_nonblocking(self._queues, room, self._receive)
             if not got:  # a share of nothing but empty queues: then the Consumer waits for all, too
-                all_ = calls.read(self._reading.lanes(self._queues), "reader", count=1, block=0)
+                all_ = calls.read_jobs(
+                    self._reading.get_lanes(self._queues), "reader", count=1, block_seconds=0
+                )
                 got = len(await self._receive(all_))
             if not got:
                 break
@@ -299,28 +303,28 @@ def job(task: str, queue: str = "q") -> Delivery:
 async def test_held_jobs_are_put_into_the_order_of_their_weights() -> None:
     queue = TasksQueue()
     preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
-    await preferences.order({"tasks": {"other": 0.1}, "seconds": 60})
+    await preferences.handle_command({"tasks": {"other": 0.1}, "seconds": 60})
     for _ in range(40):
         queue.put(job("other"))
         queue.put(job("note"))
-    preferences.arrange(queue)
+    preferences.sort_queue(queue)
     order = [each.envelope.task for each in queue.items if each.envelope]
     assert order[:9] == ["note"] * 9
     assert order[:44].count("note") == 40  # one in ten is another one
     assert order.index("other") < 12
     queue.drain(20)
     queue.put(job("note"))
-    preferences.arrange(queue)  # who comes later takes its turn behind those that were there
+    preferences.sort_queue(queue)  # who comes later takes its turn behind those that were there
     assert [each.envelope.task for each in queue.items if each.envelope][:5].count("note") >= 4
 
 
 async def test_among_lives_that_share_slots_a_job_weighs_what_its_task_or_its_queue_does() -> None:
-    queue = SharedSlots(["trio"]).queues()["trio"]
+    queue = SharedSlots(["trio"]).make_queues()["trio"]
     assert isinstance(queue, SharedTasksQueue)
     preferences = Preferences(queues={"trio": queue}, log=Log(worker="w", app="shop"))
     queue.put(job("note", "a"))
-    assert queue.weight() == 1.0
-    await preferences.order({"tasks": {"note": 0.5}, "queues": {"a": 0.25}, "seconds": 60})
-    assert queue.weight() == 0.25
-    await preferences.order({"tasks": {"other": 0.1}, "queues": {"b": 0.1}, "seconds": 60})
-    assert queue.weight() == 1.0
+    assert queue.get_next_weight() == 1.0
+    await preferences.handle_command({"tasks": {"note": 0.5}, "queues": {"a": 0.25}, "seconds": 60})
+    assert queue.get_next_weight() == 0.25
+    await preferences.handle_command({"tasks": {"other": 0.1}, "queues": {"b": 0.1}, "seconds": 60})
+    assert queue.get_next_weight() == 1.0

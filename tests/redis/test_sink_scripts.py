@@ -24,9 +24,13 @@ def settle(queue: Queue, words: Any, *given: tuple[bytes, str, bytes]) -> int:
     return int(queue(calls.settle(queue.keys, "w", [words], given)))
 
 
-def collect(queue: Queue, *, most: int = 10, room: int = 10**6, lease: float = 60.0) -> documents.Collected:
-    found = queue(documents.collect(queue.keys, SINK, most=most, room=room, lease=lease))
-    assert isinstance(found, documents.Collected)
+def collect(
+    queue: Queue, *, most: int = 10, room: int = 10**6, lease: float = 60.0
+) -> documents.ClaimedDocuments:
+    found = queue(
+        documents.claim_documents(queue.keys, SINK, max_documents=most, max_bytes=room, lease=lease)
+    )
+    assert isinstance(found, documents.ClaimedDocuments)
     return found
 
 
@@ -38,7 +42,7 @@ def put(queue: Queue, *words: bytes) -> list[str]:
 
 def nothing_is_left(queue: Queue) -> bool:
     return not queue.client.exists(
-        queue.keys.documents_for(SINK), queue.keys.taken(SINK), queue.keys.progress(SINK)
+        queue.keys.documents_for(SINK), queue.keys.claimed_documents(SINK), queue.keys.document_progress(SINK)
     )
 
 
@@ -74,7 +78,7 @@ def test_a_dead_job_is_handed_on_and_one_that_is_tried_again_is_not(queue: Queue
 
 
 def test_a_job_that_took_its_workers_down_is_handed_on_though_nobody_knows_its_task(queue: Queue) -> None:
-    queue(documents.say_takers(queue.keys, {"DEAD shop.t": SINK, "REVOKED shop.t": ""}))
+    queue(documents.declare_recipients(queue.keys, {"DEAD shop.t": SINK, "REVOKED shop.t": ""}))
     queue.publish("a")
     for worker in ("w", "x"):
         queue.join(worker)
@@ -88,7 +92,7 @@ def test_a_job_that_took_its_workers_down_is_handed_on_though_nobody_knows_its_t
 
 @pytest.mark.parametrize("has_it", [False, True])
 def test_a_revoked_job_is_handed_on_whether_a_worker_has_it_or_not(queue: Queue, has_it: bool) -> None:
-    queue(documents.say_takers(queue.keys, {"REVOKED shop.t": SINK}))
+    queue(documents.declare_recipients(queue.keys, {"REVOKED shop.t": SINK}))
     queue.join("w")
     queue.publish("a")
     entries = queue.read("w") if has_it else []
@@ -98,63 +102,67 @@ def test_a_revoked_job_is_handed_on_whether_a_worker_has_it_or_not(queue: Queue,
         settle(queue, failed(entry, "a"))
     (document,) = waiting(queue)
     assert b'"REVOKED"' in document
-    queue(documents.say_takers(queue.keys, {"REVOKED shop.t": ""}))
+    queue(documents.declare_recipients(queue.keys, {"REVOKED shop.t": ""}))
     assert not queue.client.exists(queue.keys.documents)
 
 
 def test_what_one_has_taken_no_other_is_given_until_its_time_is_over(queue: Queue) -> None:
     put(queue, b"1", b"2", b"3")
-    assert [each.document for each in collect(queue, most=2).taken] == [b"1", b"2"]
+    assert [each.document for each in collect(queue, most=2).documents] == [b"1", b"2"]
     found = collect(queue)
-    assert [each.document for each in found.taken] == [b"3"]
-    assert found.next_in == pytest.approx(60, abs=30)
+    assert [each.document for each in found.documents] == [b"3"]
+    assert found.retry_in == pytest.approx(60, abs=30)
     queue.client.zadd(
-        queue.keys.taken(SINK), dict.fromkeys(queue.client.zrange(queue.keys.taken(SINK), 0, 1), 1)
+        queue.keys.claimed_documents(SINK),
+        dict.fromkeys(queue.client.zrange(queue.keys.claimed_documents(SINK), 0, 1), 1),
     )
-    assert [each.document for each in collect(queue).taken] == [b"1", b"2"]
+    assert [each.document for each in collect(queue).documents] == [b"1", b"2"]
 
 
 def test_a_batch_is_bounded_in_bytes_unless_one_alone_is_larger(queue: Queue) -> None:
     put(queue, b"x" * 60, b"x" * 50, b"x" * 500)
-    assert [len(collect(queue, room=100).taken) for _ in range(4)] == [1, 1, 1, 0]
+    assert [len(collect(queue, room=100).documents) for _ in range(4)] == [1, 1, 1, 0]
 
 
 def test_what_is_delivered_goes_and_then_nothing_is_left(queue: Queue) -> None:
     entries = put(queue, b"1", b"2", b"3")
     collect(queue)
     for count in (2, 0):
-        assert queue(documents.delivered(queue.keys, SINK, entries[:2])) == count
+        assert queue(documents.acknowledge_documents(queue.keys, SINK, entries[:2])) == count
     assert not nothing_is_left(queue)
-    assert queue(documents.delivered(queue.keys, SINK, entries)) == 1
+    assert queue(documents.acknowledge_documents(queue.keys, SINK, entries)) == 1
     assert nothing_is_left(queue)
     # Also when the clock has gone back meanwhile: nothing is remembered that would hide what comes now.
     queue.client.xadd(queue.keys.documents_for(SINK), {"document": b"old"}, id="5-0")
-    assert [each.document for each in collect(queue).taken] == [b"old"]
+    assert [each.document for each in collect(queue).documents] == [b"old"]
 
 
 def test_what_is_put_off_is_given_again_then_and_counted_if_it_was_tried(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
-    assert queue(documents.defer(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
-    assert [each.tries for each in collect(queue).taken] == [0]
-    queue(documents.defer(queue.keys, SINK, [entry], delay=0, tried=True))
-    assert [each.tries for each in collect(queue).taken] == [1]
-    queue(documents.defer(queue.keys, SINK, [entry], delay=60, tried=True))
-    assert collect(queue).taken == []
-    queue(documents.delivered(queue.keys, SINK, [entry]))
-    assert queue(documents.defer(queue.keys, SINK, [entry], delay=0, tried=True)) == 0
+    assert queue(documents.defer_documents(queue.keys, SINK, [entry], delay=0, tried=False)) == 1
+    assert [each.tries for each in collect(queue).documents] == [0]
+    queue(documents.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True))
+    assert [each.tries for each in collect(queue).documents] == [1]
+    queue(documents.defer_documents(queue.keys, SINK, [entry], delay=60, tried=True))
+    assert collect(queue).documents == []
+    queue(documents.acknowledge_documents(queue.keys, SINK, [entry]))
+    assert queue(documents.defer_documents(queue.keys, SINK, [entry], delay=0, tried=True)) == 0
     assert nothing_is_left(queue)
 
 
 def test_what_is_buried_is_in_the_dead_letter_queue_and_given_again_once(queue: Queue) -> None:
     (entry,) = put(queue, b"1")
     collect(queue)
-    assert [queue(documents.inter(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]
+    assert [queue(documents.bury_document(queue.keys, SINK, entry, b"{}")) for _ in range(2)] == [1, 0]
     assert nothing_is_left(queue)
     ((grave, fields),) = queue.client.xrange(queue.keys.dead)
     assert fields == {b"sink": b"table", b"document": b"1", b"failure": b"{}"}
-    assert [queue(documents.redeliver(queue.keys, [grave.decode()])) for _ in range(2)] == [[DONE], [GONE]]
-    assert [each.document for each in collect(queue).taken] == [b"1"]
+    assert [queue(documents.redeliver_documents(queue.keys, [grave.decode()])) for _ in range(2)] == [
+        [DONE],
+        [GONE],
+    ]
+    assert [each.document for each in collect(queue).documents] == [b"1"]
     assert not queue.client.exists(queue.keys.dead)
 
 
@@ -164,18 +172,18 @@ def test_a_dead_job_is_no_document_that_could_be_given_again(queue: Queue) -> No
     (entry,) = queue.read("w")
     settle(queue, buried(entry, "a"))
     ((grave, _),) = queue.client.xrange(queue.keys.dead)
-    assert queue(documents.redeliver(queue.keys, [grave.decode()])) == [GONE]
+    assert queue(documents.redeliver_documents(queue.keys, [grave.decode()])) == [GONE]
     assert queue.where("a") == "DEAD"
     assert envelope("a")
 
 
 def test_what_one_holds_no_other_does(queue: Queue) -> None:
     key = queue.keys.documents_for("lease")
-    assert queue(documents.hold(key, "one", lease=60)) == 0
-    assert 30 < queue(documents.hold(key, "two", lease=60)) <= 60
-    assert queue(documents.hold(key, "one", lease=120)) == 0
+    assert queue(documents.acquire_lease(key, "one", lease=60)) == 0
+    assert 30 < queue(documents.acquire_lease(key, "two", lease=60)) <= 60
+    assert queue(documents.acquire_lease(key, "one", lease=120)) == 0
     assert queue.client.pttl(key) > 60_000
-    assert queue(documents.let_go(key, "two")) == 0
-    assert queue(documents.let_go(key, "one")) == 1
-    assert queue(documents.hold(key, "two", lease=5)) == 0
-    assert queue(documents.let_go(key, "two")) == 1
+    assert queue(documents.release_lease(key, "two")) == 0
+    assert queue(documents.release_lease(key, "one")) == 1
+    assert queue(documents.acquire_lease(key, "two", lease=5)) == 0
+    assert queue(documents.release_lease(key, "two")) == 1

@@ -13,9 +13,9 @@ import trio
 
 from celery5 import App, Reject, TaskFailed
 from celery5.broker.call import Call
-from celery5.broker.documents import count
+from celery5.broker.documents import count_documents
 from celery5.broker.embedded import EmbeddedServer
-from celery5.services.vital_sources import Documents
+from celery5.services.vital_sources import DocumentMetrics
 from tests.redis.sinking import Awaited, Hanging, Kept, delivering
 from tests.redis.workers import Lines, leftovers, until, until_async, working
 
@@ -80,10 +80,12 @@ async def test_how_many_documents_wait_for_a_sink_is_seen(app: App) -> None:
         await send(app, same, *range(7))
     assert (await app.ainfo()).queues["default"].documents == {hanging.name: 7}
     async with delivering(app) as sinks:
-        await until(lambda: sinks.waiting() == {hanging.name: 7})
+        await until(lambda: sinks.get_waiting_counts() == {hanging.name: 7})
         (waiting,) = [
             each
-            for each in Documents(given=sinks.told, waiting=sinks.waiting, taken=dict).families()
+            for each in DocumentMetrics(
+                delivered=sinks.get_counts, waiting=sinks.get_waiting_counts, published=dict
+            ).metric_families()
             if each.name == "celery5_sink_documents_waiting"
         ]
         assert waiting.kind == "gauge"
@@ -138,7 +140,7 @@ async def test_what_a_sink_will_not_have_is_buried_and_the_rest_is_not(app: App)
     async with working(app):
         await send(app, same, *range(100))
         async with delivering(app) as sinks:
-            await until(lambda: sinks.told()["picky"] == (98, 2), within=30)
+            await until(lambda: sinks.get_counts()["picky"] == (98, 2), within=30)
     assert sorted(picky.values) == [each for each in range(100) if each not in (13, 66)]
     dead = [job async for job in app.dlq.aread()]
     assert [(job.sink, job.reason, job.type, job.task) for job in dead] == [
@@ -159,7 +161,7 @@ async def test_a_buried_document_is_delivered_when_it_is_replayed(app: App) -> N
 
     async with working(app), delivering(app) as sinks:
         await send(app, same, 7)
-        await until(lambda: sinks.told()["sick"][1] == 1)
+        await until(lambda: sinks.get_counts()["sick"][1] == 1)
         well.append(True)
         assert await app.dlq.acount("reason", sink="sick") == {"undelivered": 1}
         assert await app.dlq.acount(sink="another") == {}
@@ -172,7 +174,7 @@ async def test_a_buried_document_is_delivered_when_it_is_replayed(app: App) -> N
 
 
 async def _empty(app: App, sink: str) -> bool:
-    return await app.aperform(count(app.queue("default"), sink)) == 0
+    return await app.aperform(count_documents(app.queue("default"), sink)) == 0
 
 
 async def test_a_sink_hears_of_the_ends_that_it_wants(app: App) -> None:
@@ -375,7 +377,7 @@ async def test_a_write_that_nobody_awaits_has_not_written(app: App) -> None:
 
     async with working(app), delivering(app) as sinks:
         await send(app, same, 1)
-        await until(lambda: sinks.told()["wrapped"] == (0, 1))
+        await until(lambda: sinks.get_counts()["wrapped"] == (0, 1))
     (dead,) = [job async for job in app.dlq.aread(sink="wrapped")]
     assert dead.type == "TypeError"
     assert "expected a sync function" in dead.message

@@ -17,16 +17,16 @@ from celery5.log import Log
 from celery5.protocol.documents import SourceDocument
 from celery5.services import source_ingestion
 from celery5.services.source_ingestion import SourceIngestion
-from celery5.sources import Source, source, subscriptions
+from celery5.sources import Source, group_by_source, source
 from tests.redis.workers import Lines, until, working
 
 
 async def sources_of(app: App, name: str = "router") -> SourceIngestion:
     """The service, for the sources that an application's tasks have subscribed to."""
     return SourceIngestion(
-        subscriptions=subscriptions(app.tasks.values()),
+        subscriptions=group_by_source(app.tasks.values()),
         send=app.asend_jobs,
-        redis=await app.connections.awaiting(),
+        redis=await app.connections.get_async_driver(),
         keys=app.keys,
         log=Log(worker=name, app=app.name),
         worker=name,
@@ -222,8 +222,8 @@ async def test_the_log_says_which_router_has_a_single_source(app: App) -> None:
 
     with Lines() as lines:
         async with sourcing(app, "one"), sourcing(app, "two"):
-            await until(lambda: len(lines.of("source:begun")) == 3)
-        found = sorted((line["source"], line["single"], line["level"]) for line in lines.of("source:begun"))
+            await until(lambda: len(lines.of("source:started")) == 3)
+        found = sorted((line["source"], line["single"], line["level"]) for line in lines.of("source:started"))
     assert found == [("each", False, "info"), ("each", False, "info"), ("only", True, "info")]
 
 
@@ -245,7 +245,7 @@ async def test_a_single_source_runs_in_one_router_and_another_takes_over(
     @app.task(source=Only)
     async def take(document: SourceDocument) -> None: ...
 
-    key = app.keys.source("only")
+    key = app.keys.source_lease("only")
     async with sourcing(app, "one") as first, sourcing(app, "two"):
         await until(lambda: running == ["run"])
         before = _text(redis_client.get(key))
@@ -275,7 +275,7 @@ async def test_who_loses_a_single_source_stops_it(
     @app.task(source=only)
     async def take(document: SourceDocument) -> None: ...
 
-    key = app.keys.source("only")
+    key = app.keys.source_lease("only")
     async with sourcing(app, "one"):
         await until(lambda: running == ["run"])
         redis_client.set(key, "somebody else", px=1000)  # as when we were frozen for longer than the lease
@@ -335,7 +335,7 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
     async def twice(document: SourceDocument) -> None: ...
 
     with pytest.raises(Misconfigured, match="two sources are named 'good'"):
-        subscriptions(app.tasks.values())
+        group_by_source(app.tasks.values())
 
 
 def test_a_task_may_subscribe_later() -> None:
@@ -348,7 +348,7 @@ def test_a_task_may_subscribe_later() -> None:
     @app.task
     async def take(document: SourceDocument) -> None: ...
 
-    assert subscriptions(app.tasks.values()) == {feed: [take]}
+    assert group_by_source(app.tasks.values()) == {feed: [take]}
 
 
 @pytest.mark.parametrize("bad", ["x" * 2_000_000, {1, object()}], ids=["too-large", "no-json"])
@@ -371,5 +371,5 @@ async def test_a_body_that_can_never_be_published_holds_up_none_behind_it(app: A
     with Lines() as lines:
         async with working(app), sourcing(app):
             await until(lambda: sorted(given) == ["polled good", "yielded good"])
-    assert sorted(line["source"] for line in lines.of("source:refused")) == ["polled", "yielded"]
+    assert sorted(line["source"] for line in lines.of("source:document-rejected")) == ["polled", "yielded"]
     assert lines.of("source:failed") == []

@@ -21,7 +21,7 @@ from celery5.broker.keys import EVENTS, Keys
 from celery5.broker.on_asyncio import AsyncioRedis
 from celery5.broker.on_trio import ParkedRedis, TrioRedis
 from celery5.errors import UnreadableReply
-from celery5.protocol.leadership import NOTHING
+from celery5.protocol.leadership import NO_RECORD
 from tests.redis.one_queue import Queue
 from tests.redis.staff import _TARGET, Employee, Staff, wait_until
 
@@ -57,7 +57,7 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
     staff: Staff, redis_client: "redis.Redis"
 ) -> None:
     keys = staff.app.keys
-    queue = keys.of("default")
+    queue = keys.for_queue("default")
     running = [_launched(staff, kind) for kind in KINDS]
     for kind, each in zip(KINDS, running, strict=True):
         wait_until(partial(_is_ready, each, kind))
@@ -68,15 +68,15 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
     redis_client.sadd(keys.queues, ODD)
     redis_client.sadd(keys.schedule_queues, ODD)
     redis_client.hset(keys.leader, "epoch", "nan")
-    redis_client.hset(queue.held, ODD, ODD)
+    redis_client.hset(queue.limited_counts, ODD, ODD)
     wait_until(lambda: bool(running[0].lines("recoverer:recovered")))
     _is_served(staff)
     _assert_alive(running)
 
     # What cannot be used is waited for, by those that were there and by those that begin.
     spoilt = [
-        queue.leases, queue.stream, keys.of(EVENTS).leases, keys.paused, keys.limits, keys.queues,
-        keys.schedule_queues, keys.leader, keys.subscriptions, keys.living("scheduler"),
+        queue.leases, queue.stream, keys.for_queue(EVENTS).leases, keys.paused, keys.limits, keys.queues,
+        keys.schedule_queues, keys.leader, keys.subscriptions, keys.live_processes("scheduler"),
     ]  # fmt: skip
     with redis_client.pipeline() as pipe:
         for key in spoilt:
@@ -96,7 +96,7 @@ def test_no_process_ends_for_what_is_in_redis_and_all_go_on_when_it_is_repaired(
     _is_served(staff)
     _assert_alive([*running, *late])
     redis_client.zrem(queue.leases, ODD)
-    redis_client.hdel(queue.held, ODD)
+    redis_client.hdel(queue.limited_counts, ODD)
     assert [each.output.read_text().count("Traceback") for each in [*running, *late]] == [0] * 6
 
 
@@ -109,7 +109,7 @@ READABLE: Call[object] = Call(("TIME",), len)
 
 
 def test_a_reply_that_cannot_be_read_is_one_error_in_plain_python(url: str) -> None:
-    driver = BlockingRedis(Endpoint.from_url(url), connections=1)
+    driver = BlockingRedis(Endpoint.from_url(url), max_connections=1)
     with pytest.raises(UnreadableReply, match="the reply to TIME cannot be read"):
         driver.perform(UNREADABLE)
     with pytest.raises(UnreadableReply):
@@ -158,7 +158,7 @@ def test_a_leader_whose_record_cannot_be_read_is_as_one_that_was_never_there(
     keys = Keys(app_name)
     record: dict[Any, Any] = {"epoch": "0", "beat": "0", "leader": "", "since": "1", field: value}
     redis_client.hset(keys.leader, mapping=record)
-    assert queue(leading.leader(keys)).epoch == 0
-    led = queue(leading.lead(keys, "me", replaces=NOTHING, epoch=0))
+    assert queue(leading.get_leader(keys)).epoch == 0
+    led = queue(leading.claim_leadership(keys, "me", replaces=NO_RECORD, epoch=0))
     assert (led.leader, led.epoch > 0) == ("me", True)
-    assert queue(leading.leader(keys)) == led
+    assert queue(leading.get_leader(keys)) == led

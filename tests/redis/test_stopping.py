@@ -44,7 +44,7 @@ def test_a_second_ctrl_c_ends_a_worker_that_is_finishing_its_jobs(staff: Staff) 
     send(staff, "nap", 60.0)
     wait_until(lambda: len(staff.notes()) == 1)
     worker.signal(signal.SIGINT)
-    wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+    wait_until(lambda: len(worker.lines("process:stop-requested")) == 1)
     worker.signal(signal.SIGINT)
     assert worker.wait() == 128 + signal.SIGINT
 
@@ -133,4 +133,4 @@ def test_a_process_that_a_job_has_forked_ends_by_sigterm_and_its_worker_goes_on(
     worker = staff.start()
     assert send(staff, "spawn").get(timeout=30) == -signal.SIGTERM
     assert send(staff, "nap", 0.0).get(timeout=30) == worker.process.pid
-    assert worker.lines("process:stopping") == []
+    assert worker.lines("process:stop-requested") == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery5.broker.call import Call, Script, scripted
+from celery5.broker.call import Call, Script, script_call
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
@@ -104,7 +104,7 @@ def test_a_script_the_server_does_not_know_is_sent_in_full(colour: str, url: str
     ours = script(f"return redis.call('INCRBY', KEYS[1], ARGV[1]) -- {app_name}")
 
     def call(by: int) -> Call[Any]:
-        return scripted(ours, (app_name,), (by,), lambda reply: reply)
+        return script_call(ours, (app_name,), (by,), lambda reply: reply)
 
     async def story(here: Here) -> list[Any]:
         return [await here.redis.perform(call(2)), await here.redis.perform(call(3))]
@@ -119,7 +119,7 @@ def test_among_many_calls_only_the_unknown_scripts_are_sent_again(
     ours = script(f"return redis.call('INCR', KEYS[1]) -- {app_name}")
 
     async def story(here: Here) -> list[Any]:
-        unknown = scripted(ours, (app_name,), (), lambda reply: reply)
+        unknown = script_call(ours, (app_name,), (), lambda reply: reply)
         return await here.redis.perform_all([raw("INCR", app_name), unknown, raw("INCR", app_name), unknown])
 
     # The plain ones ran at once, the scripts after them.

@@ -227,11 +227,11 @@ async def test_a_thread_that_cannot_be_reached_is_settled_and_keeps_its_slot(url
             first, second = await stuck.adelay(1), await stuck.options(time_limit=30).adelay(2)
             with pytest.raises(TaskFailed, match="longer than its time_limit"):
                 await first.aget(30)
-            await until(lambda: bool(lines.of("job:left-behind")))
+            await until(lambda: bool(lines.of("job:abandoned")))
             assert began == [1], "the thread has the slot"
             lock.release()
             await until(lambda: began == [1, 2])
-            assert lines.of("job:left-behind")[0]["job"] == first.id
+            assert lines.of("job:abandoned")[0]["job"] == first.id
             lock.release()
             assert await second.aget(30) == 2
     app.close()

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from celery5 import App, AsyncResult, JobState, gather
-from celery5.processes.understudy import Said, Understudy
-from celery5.services.black_box import BlackBox
+from celery5.processes.understudy import BeatReport, Understudy
+from celery5.services.black_box import SidecarMemory
 from tests.redis.staff import Employee, Staff, is_alive, wait_until
 from tests.redis.workers import entries, held
 
@@ -44,7 +44,7 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
     assert [note.pid for note in staff.notes()] == pids
     for each in workers:
         assert each.lines("recoverer:recovered") == []
-        assert each.lines("worker:again") == []
+        assert each.lines("worker:restarted") == []
 
 
 def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
@@ -80,7 +80,7 @@ def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other
         worker.signal(signal.SIGKILL)
     else:
         worker.signal(signal.SIGTERM)
-        wait_until(lambda: len(worker.lines("process:stopping")) == 1)
+        wait_until(lambda: len(worker.lines("process:stop-requested")) == 1)
         worker.signal(signal.SIGTERM)
     assert worker.wait() != 0
     wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
@@ -144,7 +144,7 @@ def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff
     assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
     assert send(staff, "nap", 0.5).get(timeout=30) == worker.process.pid  # two beats later
     assert is_alive(worker.understudy)
-    assert worker.lines("understudy:gone") == []
+    assert worker.lines("sidecar:lost") == []
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     wait_until(lambda: not is_alive(worker.understudy))
@@ -166,10 +166,10 @@ def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: St
 def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: Staff) -> None:
     worker = start(staff, lease=0.6)
     os.kill(worker.understudy, signal.SIGKILL)
-    wait_until(lambda: len(worker.lines("understudy:gone")) == 1)
+    wait_until(lambda: len(worker.lines("sidecar:lost")) == 1)
     assert send(staff, "nap", 1.5).get(timeout=30) == worker.process.pid
-    assert len(worker.lines("understudy:gone")) == 1
-    assert worker.lines("worker:again") == []
+    assert len(worker.lines("sidecar:lost")) == 1
+    assert worker.lines("worker:restarted") == []
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
 
@@ -195,23 +195,23 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
     assert staff.notes()[1].pid == other.process.pid
     assert worker.process.poll() is None
     other.signal(signal.SIGKILL)  # its understudy puts the job back
-    assert worker.lines("worker:again") == []
+    assert worker.lines("worker:restarted") == []
 
 
 def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
     app = App("somewhere", broker="redis://nobody@nowhere/3")
     ear, mouth = os.pipe()
-    one = Understudy(app, mouth=mouth, black_box=BlackBox(slots=1))
+    one = Understudy(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
     for number in range(2000):
-        assert one.beaten(f"worker-{number}", ("q" * 100,))
+        assert one.report_beat(f"worker-{number}", ("q" * 100,))
     heard = os.read(ear, 1 << 20)
-    assert one.beaten("the last", ())
-    assert one.beaten("the very last", ())
+    assert one.report_beat("the last", ())
+    assert one.report_beat("the very last", ())
     heard += os.read(ear, 1 << 20)
-    lines = [msgspec.json.decode(line, type=Said) for line in heard.splitlines()]
+    lines = [msgspec.json.decode(line, type=BeatReport) for line in heard.splitlines()]
     assert lines[0].worker == "worker-0"
-    assert lines[-1] == Said("the very last", (), app.connections.endpoint)
+    assert lines[-1] == BeatReport("the very last", (), app.connections.endpoint)
     os.close(ear)
-    assert not one.beaten("nobody", ())
-    assert one.beaten("nobody", ())  # it is told once
+    assert not one.report_beat("nobody", ())
+    assert one.report_beat("nobody", ())  # it is told once
     one.close()

@@ -116,7 +116,7 @@ async def test_local_runs_the_next_attempts_in_the_same_worker_and_settles_when_
     with redis.Redis.from_url(own_server.url) as client:
         keys = shop.app.queue("default")
         assert [client.xlen(keys.stream), client.zcard(keys.due), client.hlen(keys.jobs)] == [0, 0, 0]
-    assert len(lines.of("results:retried-here")) == 2
+    assert len(lines.of("results:retried-locally")) == 2
 
 
 async def test_local_gives_the_retry_back_to_redis_when_that_returns_before_its_time(

@@ -87,10 +87,10 @@ async def test_what_only_a_subscription_wanted_that_was_taken_back_is_kept(
         routing = await start(nursery, app, page=ROUTER)
         working = await start(nursery, app)
         await Counted.adelay(number=1)
-        await until(lambda: redis_client.xlen(app.keys.kept(f"{name} 1")) == 1)
+        await until(lambda: redis_client.xlen(app.keys.kept_events(f"{name} 1")) == 1)
         await working.stop()
         working = await start(nursery, app)  # it does not catch up with what it does not get
-        await until(lambda: redis_client.xlen(app.keys.kept(f"{name} 1")) == 1)
+        await until(lambda: redis_client.xlen(app.keys.kept_events(f"{name} 1")) == 1)
         assert await app.events.aresubscribe(name, one.name)
         await working.stop()
         working = await start(nursery, app)
@@ -112,21 +112,21 @@ def test_what_was_taken_back_is_forgotten_when_nobody_declares_it_any_more(
     @app.task
     def one(number: int) -> None: ...
 
-    (subscription,) = app.events.subscriptions()[app_name]
-    redis, keys = BlockingRedis(Endpoint.from_url(url), connections=1), Keys(app_name)
+    (subscription,) = app.events.group_subscriptions()[app_name]
+    redis, keys = BlockingRedis(Endpoint.from_url(url), max_connections=1), Keys(app_name)
 
-    def declared(lasts: float) -> trips.DeclaredNow:
+    def declared(lasts: float) -> trips.DeclarationResult:
         named = [(subscription.name, encode(subscription))]
-        return redis.perform(trips.declare(keys, named, [], lasts=lasts, catch_up=0))
+        return redis.perform(trips.declare_subscriptions(keys, named, [], ttl=lasts, catch_up=0))
 
     assert declared(60).changed == 1
-    before = redis.perform(trips.subscribers(keys, b"")).state
+    before = redis.perform(trips.get_subscribers(keys, b"")).state
     assert Counted.unsubscribe(one)
-    after = redis.perform(trips.subscribers(keys, before))
+    after = redis.perform(trips.get_subscribers(keys, before))
     assert (after.entries, after.state != before) == ({}, True)  # Routers hear of it with the next event
-    assert declared(60) == trips.DeclaredNow(0, 0, (subscription.name,))
-    redis_client.zadd(keys.subscribed, {subscription.name: 1})  # a week without a declaration
-    assert redis.perform(trips.subscribers(keys, b"")).retired == (subscription.name,)
+    assert declared(60) == trips.DeclarationResult(0, 0, (subscription.name,))
+    redis_client.zadd(keys.subscription_deadlines, {subscription.name: 1})  # a week without a declaration
+    assert redis.perform(trips.get_subscribers(keys, b"")).retired == (subscription.name,)
     assert declared(60).changed == 1
     app.close()
     redis.close()

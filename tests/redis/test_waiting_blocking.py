@@ -14,16 +14,16 @@ import redis
 from celery5.broker.blocking import BlockingRedis
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.waiting_blocking import BlockingResults
+from celery5.broker.waiting_blocking import BlockingResultWaiter
 from celery5.errors import BrokerUnavailable
 from tests.redis.onlookers import clients, listeners, settle, until
 
 
 @pytest.fixture
-def results(url: str) -> Iterator[BlockingResults]:
+def results(url: str) -> Iterator[BlockingResultWaiter]:
     """Waiting on the shared server."""
     endpoint = Endpoint.from_url(url)
-    one = BlockingResults(BlockingRedis(endpoint), endpoint)
+    one = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
     yield one
     one.close()
 
@@ -31,7 +31,7 @@ def results(url: str) -> Iterator[BlockingResults]:
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_share_one_connection_and_each_gets_its_own(own_server: EmbeddedServer, seed: int) -> None:
     endpoint = Endpoint.from_url(own_server.url)
-    results = BlockingResults(BlockingRedis(endpoint), endpoint)
+    results = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
     keys = [f"key:{number}" for number in range(30)]
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(30) as threads:
         futures = {key: threads.submit(results.wait, [key], timeout=30) for key in keys}
@@ -47,7 +47,7 @@ def test_threads_share_one_connection_and_each_gets_its_own(own_server: Embedded
 
 
 def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
-    results: BlockingResults, app_name: str, redis_client: "redis.Redis"
+    results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(results.wait, [f"{app_name}:never"], timeout=0.3)
@@ -59,7 +59,7 @@ def test_when_the_reading_thread_runs_out_of_time_another_reads_on(
 
 
 def test_a_thread_that_only_follows_runs_out_of_time_too(
-    results: BlockingResults, app_name: str, redis_client: "redis.Redis"
+    results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     with ThreadPoolExecutor(2) as threads:
         leading = threads.submit(results.wait, [app_name], timeout=30)
@@ -73,7 +73,7 @@ def test_a_thread_that_only_follows_runs_out_of_time_too(
 
 
 def test_two_who_wait_for_the_same_both_get_it(
-    results: BlockingResults, app_name: str, redis_client: "redis.Redis"
+    results: BlockingResultWaiter, app_name: str, redis_client: "redis.Redis"
 ) -> None:
     with ThreadPoolExecutor(5) as threads:
         futures = [threads.submit(results.wait, [app_name], timeout=30) for _ in range(5)]
@@ -84,7 +84,7 @@ def test_two_who_wait_for_the_same_both_get_it(
 
 def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedServer) -> None:
     endpoint = Endpoint.from_url(own_server.url)
-    results = BlockingResults(BlockingRedis(endpoint), endpoint)
+    results = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
     keys = [f"key:{number}" for number in range(12)]
     with redis.Redis.from_url(own_server.url) as client, ThreadPoolExecutor(12) as threads:
         futures = [threads.submit(results.wait, [key], timeout=30) for key in keys]
@@ -98,7 +98,7 @@ def test_threads_wait_on_through_cuts_of_their_connection(own_server: EmbeddedSe
 
 def test_nobody_waits_without_a_limit_for_a_broker_that_refuses(url: str, app_name: str) -> None:
     endpoint = Endpoint.from_url(url, username=app_name, password="wrong")
-    results = BlockingResults(BlockingRedis(endpoint), endpoint)
+    results = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
     with ThreadPoolExecutor(3) as threads:
         futures = [threads.submit(results.wait, [app_name], timeout=None) for _ in range(3)]
         for future in futures:
@@ -107,7 +107,7 @@ def test_nobody_waits_without_a_limit_for_a_broker_that_refuses(url: str, app_na
 
 def test_an_old_outage_is_not_held_against_a_new_wait(own_server: EmbeddedServer) -> None:
     endpoint = Endpoint.from_url(own_server.url)
-    results = BlockingResults(BlockingRedis(endpoint), endpoint)
+    results = BlockingResultWaiter(BlockingRedis(endpoint), endpoint)
     own_server.kill()
     with pytest.raises(BrokerUnavailable):
         results.wait(["k"], timeout=0.1)
@@ -119,7 +119,7 @@ def test_an_old_outage_is_not_held_against_a_new_wait(own_server: EmbeddedServer
     results.close()
 
 
-def test_waiting_starts_no_thread(results: BlockingResults, app_name: str) -> None:
+def test_waiting_starts_no_thread(results: BlockingResultWaiter, app_name: str) -> None:
     before = threading.active_count()
     results.wait([app_name], timeout=0.05)
     assert threading.active_count() == before

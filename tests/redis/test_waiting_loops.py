@@ -16,8 +16,8 @@ from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.on_asyncio import AsyncioRedis
 from celery5.broker.trio_redis import TrioRedis
-from celery5.broker.waiting_asyncio import AsyncioResults
-from celery5.broker.waiting_trio import TrioResults
+from celery5.broker.waiting_asyncio import AsyncioResultWaiter
+from celery5.broker.waiting_trio import TrioResultWaiter
 from celery5.errors import BrokerUnavailable
 from tests.redis.colours import raw
 from tests.redis.onlookers import clients, listeners, settle, until
@@ -28,7 +28,7 @@ def test_a_cancelled_asyncio_wait_leaves_no_subscription_and_no_task(
 ) -> None:
     async def main() -> None:
         redis = AsyncioRedis(Endpoint.from_url(url))
-        results = AsyncioResults(redis, Endpoint.from_url(url))
+        results = AsyncioResultWaiter(redis, Endpoint.from_url(url))
         other = asyncio.create_task(results.wait([f"{app_name}:other"], timeout=30))
         tasks = [asyncio.create_task(results.wait([f"{app_name}:{n}"], timeout=30)) for n in range(20)]
         await asyncio.to_thread(until, lambda: listeners(redis_client, f"{app_name}:19"))
@@ -54,7 +54,7 @@ async def test_a_cancelled_trio_wait_leaves_no_subscription(
     endpoint = Endpoint.from_url(url)
     redis = TrioRedis(endpoint=endpoint)
     await nursery.start(redis.run)
-    results = TrioResults(redis, endpoint)
+    results = TrioResultWaiter(redis, endpoint)
     await nursery.start(results.run)
 
     async def wait(number: int) -> None:
@@ -91,9 +91,12 @@ def test_a_loop_has_one_driver_for_all_and_closes_it_at_its_end(
     endpoint = Endpoint.from_url(own_server.url)
 
     async def main() -> None:
-        redis, again = await ambient.redis(endpoint), await ambient.redis(Endpoint.from_url(own_server.url))
+        redis, again = (
+            await ambient.get_driver(endpoint),
+            await ambient.get_driver(Endpoint.from_url(own_server.url)),
+        )
         assert redis is again
-        results, same = await ambient.results(endpoint), await ambient.results(endpoint)
+        results, same = await ambient.get_result_waiter(endpoint), await ambient.get_result_waiter(endpoint)
         assert results is same
         assert await redis.perform(raw("SET", "k", "document")) == b"OK"
         assert await redis.perform_all([raw("GET", "k")] * 2) == [b"document"] * 2
@@ -123,7 +126,7 @@ def test_two_asyncio_loops_have_a_driver_each(url: str) -> None:
     drivers: list[object] = []
 
     async def main() -> None:
-        driver = await ambient.redis(endpoint)
+        driver = await ambient.get_driver(endpoint)
         drivers.append(driver)
         assert await driver.perform(raw("PING")) == b"PONG"
 
@@ -140,9 +143,9 @@ async def test_a_broker_that_is_not_there_does_not_end_the_trio_run_and_is_found
     endpoint = Endpoint.from_url(own_server.url)
     own_server.kill()
     with pytest.raises(BrokerUnavailable):
-        await ambient.redis(endpoint)
+        await ambient.get_driver(endpoint)
     own_server.revive()
-    redis = await ambient.redis(endpoint)
+    redis = await ambient.get_driver(endpoint)
     assert await redis.perform(raw("PING")) == b"PONG"
 
 
@@ -151,7 +154,7 @@ async def test_tasks_that_come_at_once_share_the_driver_that_is_being_opened(url
     drivers: set[int] = set()
 
     async def one() -> None:
-        drivers.add(id(await ambient.results(endpoint)))
+        drivers.add(id(await ambient.get_result_waiter(endpoint)))
 
     async with trio.open_nursery() as nursery:
         for _ in range(20):
@@ -165,16 +168,20 @@ async def test_a_lent_driver_is_used_by_all_and_given_back(
     endpoint = Endpoint.from_url(url)
     own = TrioRedis(endpoint=endpoint)
     await nursery.start(own.run)
-    with ambient.lent(endpoint, own):
-        assert await ambient.redis(endpoint) is own
+    with ambient.lend_driver(endpoint, own):
+        assert await ambient.get_driver(endpoint) is own
         settle(redis_client, app_name)
-        assert await (await ambient.results(endpoint)).wait([app_name], timeout=30) == {app_name: b"done"}
-    ambient_driver = await ambient.redis(endpoint)
+        assert await (await ambient.get_result_waiter(endpoint)).wait([app_name], timeout=30) == {
+            app_name: b"done"
+        }
+    ambient_driver = await ambient.get_driver(endpoint)
     assert ambient_driver is not own
-    assert await (await ambient.results(endpoint)).wait([app_name], timeout=30) == {app_name: b"done"}
+    assert await (await ambient.get_result_waiter(endpoint)).wait([app_name], timeout=30) == {
+        app_name: b"done"
+    }
 
 
 def test_outside_of_any_loop_there_is_nothing_ambient() -> None:
-    step = ambient.redis(Endpoint.from_url("unix:///nonexistent/none.sock"))
+    step = ambient.get_driver(Endpoint.from_url("unix:///nonexistent/none.sock"))
     with pytest.raises(RuntimeError, match="no event loop"):
         step.send(None)

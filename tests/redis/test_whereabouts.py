@@ -116,13 +116,13 @@ async def test_it_agrees_with_the_senders_in_every_state(app: App, asked: Asked)
         for state, one in sent.items():
             for again in (app.result(one.id), app.result(one.id, task=task)):
                 assert await asked.status(again) is state
-                assert (again.queue, again.placed) == (one.queue, True)
+                assert (again.queue, again.is_located) == (one.queue, True)
             story = await app.afind(one.id)
             assert story is not None
             assert (story.state, story.queue) == (state, one.queue)
         nobody: AsyncResult[Any] = app.result("nobody")
         assert await asked.status(nobody) is JobState.UNKNOWN
-        assert not nobody.placed
+        assert not nobody.is_located
         with pytest.raises(ResultTimeout, match="the job is UNKNOWN on any queue"):
             await asked.get(nobody, 0.02)
         gate.set()
@@ -254,7 +254,7 @@ def test_of_several_queues_the_one_counts_where_the_job_has_not_ended(
 @pytest.mark.parametrize("colour", ["plain", "trio"])
 def test_it_is_looked_for_through_an_outage(colour: str, own_server: EmbeddedServer, app_name: str) -> None:
     app = App(app_name, broker=own_server.url)
-    app.perform(calls.announce(app.keys, "slow"), instead="")
+    app.perform(calls.register_queue(app.keys, "slow"), instead="")
     with redis.Redis.from_url(own_server.url) as client:
         document = encode(Document(v=1, id="a", task="t", state="SUCCESS"))
         client.set(app.queue("slow").result("a"), document, px=60_000)

@@ -52,7 +52,7 @@ def with_tasks(app: App) -> App:
     async def across(number: int) -> int:
         return await (await post.adelay(number)).aget(timeout=30)
 
-    if app.brokers.several:
+    if app.brokers.is_multi_broker:
 
         @app.task(name="mailed", broker="mails")
         def mailed(text: str) -> str:

@@ -16,9 +16,9 @@ import trio
 
 from celery5 import App
 from celery5.broker.keys import GROUP
-from celery5.log import Journal, Log
+from celery5.log import Log, LogWriter
 from celery5.processes.foreground import WORKER
-from celery5.processes.lives import Page
+from celery5.processes.lives import ProcessKind
 from celery5.processes.worker import WorkerOptions
 
 LEASE = 1.0
@@ -40,7 +40,7 @@ class Working:
             await self.ended.wait()
 
 
-async def start(nursery: trio.Nursery, app: App, *, page: Page = WORKER, **options: Any) -> Working:
+async def start(nursery: trio.Nursery, app: App, *, page: ProcessKind = WORKER, **options: Any) -> Working:
     """Start a worker, or what `page` says, in `nursery`; gives it when it consumes."""
     log = Log(worker=options.get("name", "tested"), app=app.name)
     done, ended = trio.Event(), trio.Event()
@@ -109,7 +109,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._stream = io.StringIO()
-        self._journal = Journal(self._stream, level="debug")
+        self._journal = LogWriter(self._stream, level="debug")
 
     def __enter__(self) -> Self:
         self._journal.__enter__()

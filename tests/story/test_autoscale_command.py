@@ -38,7 +38,7 @@ def test_a_scheduler_scales_what_workers_report_and_all_can_see_it(desk: Desk) -
     ):
         one.ready()
         jobs = shop.app.send_many([shop.stuck.s() for _ in range(9)])
-        until(lambda: scheduler.logged("autoscale:no-controller"))
+        until(lambda: scheduler.logged("autoscale:not-applied"))
         until(lambda: one.logged("prefetch:set"))
         until(lambda: status(desk)["course"]["workers"] == 3)
         found = status(desk)

@@ -80,7 +80,7 @@ def office(
 
 def where(app: App) -> Scaling:
     """Where the scaling is."""
-    return app.perform(scaling.scaling(app.keys), instead="") or Scaling()
+    return app.perform(scaling.get_scaling(app.keys), instead="") or Scaling()
 
 
 def workers(controller: Controlling) -> list[str]:
@@ -115,5 +115,5 @@ def test_load_on_a_second_broker_begins_processes_and_its_outage_ends_none(
         Path("go").touch()
         assert [each.get(timeout=LIMIT) for each in letters] == list(range(60))
         until(lambda: workers(controller) == WORKERS[:1])
-        assert [each["broker"] for each in controller.logged("autoscale:unseen")] == ["mails"]
+        assert [each["broker"] for each in controller.logged("autoscale:broker-lost")] == ["mails"]
         assert controller.logged("member:killed") == []

@@ -12,7 +12,7 @@ import trustme  # noqa: F401  not loaded anew by each test, which cryptography w
 
 from celery5 import every
 from celery5.broker.embedded import EmbeddedServer
-from celery5.cli.boundary import guarded
+from celery5.cli.boundary import run_reporting_errors
 from celery5.cli.main import cli
 from tests.redis.graves import bury
 from tests.story.commands import Ended, celery5
@@ -36,7 +36,9 @@ class Pair:
     def __call__(self, *words: str) -> Ended:
         """How a command ends that is run here, since there are so many of them."""
         self._said.readouterr()
-        code = guarded(lambda: cli.main(["-A", "shop", *words], prog_name="celery5", standalone_mode=False))
+        code = run_reporting_errors(
+            lambda: cli.main(["-A", "shop", *words], prog_name="celery5", standalone_mode=False)
+        )
         said = self._said.readouterr()
         return Ended(code, said.out, said.err)
 
@@ -150,7 +152,7 @@ def test_what_is_imposed_on_a_task_holds_on_the_others_and_is_told(pair: Pair) -
     assert (ended.code, ended.out.strip()) == (1, "shop.add: suspended")
     assert ended.error.startswith("Warning: what is there is left out: broker mails cannot be reached")
     with pair.app.brokers.reachable():
-        assert pair.app.limits.told()["shop.add"].suspended
+        assert pair.app.limits.list()["shop.add"].suspended
     pair.second.revive()
     pair.app.close()
     assert pair("task", "resume", "shop.add").code == 0

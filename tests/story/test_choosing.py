@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from celery5.cli.choosing import choosing_flags, chosen, narrows
+from celery5.cli.choosing import is_narrowed, parse_selection, selection_flags
 from tests.redis.graves import bury
 from tests.story.conftest import Desk
 
@@ -28,7 +28,7 @@ FLAGS = {
 }
 
 
-@choosing_flags
+@selection_flags
 @click.command()
 def command(**_said: Any) -> None:
     """Any command with these flags."""
@@ -36,8 +36,8 @@ def command(**_said: Any) -> None:
 
 def meant(desk: Desk, *words: str) -> list[str]:
     """The dead jobs that these words mean."""
-    choice = chosen(command.make_context("any", list(words)).params)
-    assert narrows(choice) is (bool(words) and words[0] != "--queue")
+    choice = parse_selection(command.make_context("any", list(words)).params)
+    assert is_narrowed(choice) is (bool(words) and words[0] != "--queue")
     return sorted(each.id for each in desk.app.dlq.read(**choice))
 
 

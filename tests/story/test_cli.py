@@ -14,7 +14,7 @@ import trio
 
 import celery5 as package
 from celery5 import BrokerUnavailable, TaskFailed, default_app
-from celery5.cli.boundary import explained
+from celery5.cli.boundary import explain_error
 from celery5.cli.loading import CannotLoad, load_app
 from tests.story.commands import celery5
 from tests.story.conftest import Desk
@@ -167,11 +167,11 @@ def test_help_imports_neither_trio_nor_redis(tmp_path: Path) -> None:
 
 def test_the_first_error_of_ours_inside_a_group_is_what_counts() -> None:
     inner = ExceptionGroup("nursery", [BrokerUnavailable("redis\nis away"), ValueError("bug")])
-    assert explained(ExceptionGroup("nursery", [inner])) == ("Error: redis is away", 1)
-    assert explained(BaseExceptionGroup("nursery", [KeyboardInterrupt()])) == ("Interrupted.", 130)
-    assert explained(click.UsageError("what?")) == ("Error: what?", 2)
-    assert explained(ValueError("a bug shows its traceback")) is None
-    assert explained(ExceptionGroup("nursery", [trio.ClosedResourceError()])) is None
+    assert explain_error(ExceptionGroup("nursery", [inner])) == ("Error: redis is away", 1)
+    assert explain_error(BaseExceptionGroup("nursery", [KeyboardInterrupt()])) == ("Interrupted.", 130)
+    assert explain_error(click.UsageError("what?")) == ("Error: what?", 2)
+    assert explain_error(ValueError("a bug shows its traceback")) is None
+    assert explain_error(ExceptionGroup("nursery", [trio.ClosedResourceError()])) is None
 
 
 # Looking

@@ -17,7 +17,7 @@ from celery5 import App, AsyncResult
 from celery5.broker.embedded import EmbeddedServer
 from celery5.examples import cluster
 from celery5.examples.cluster import kiosk as example
-from celery5.protocol.cluster import read
+from celery5.protocol.cluster import parse_cluster
 from tests.story.controlling import LIMIT, Controlling, until
 
 pytestmark = pytest.mark.timeout(400)
@@ -50,7 +50,7 @@ def test_the_guide_shows_the_example_as_it_is() -> None:
     page = (HERE / "docs" / "guide" / "controller.md").read_text()
     (shown,) = re.findall(r"(?ms)^```toml\n(.*?)^```$", page)
     assert shown == DESCRIPTION
-    assert read(DESCRIPTION.encode()).restart_limit == 10
+    assert parse_cluster(DESCRIPTION.encode()).restart_limit == 10
 
 
 def test_the_example_is_restarted_under_load_and_no_job_is_lost_or_waits(

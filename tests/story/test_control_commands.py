@@ -132,10 +132,10 @@ def test_a_sender_whom_nobody_knows_is_told_what_to_do_and_then_trusted(desk: De
         assert refused.code == 1
         assert refused.error.startswith("Error: w1 did not do it (unknown-issuer): ")
         assert "celery5 keys trust" in refused.error
-        assert one.logged("inbox:refused")
-        examined = told(desk, "doctor", **theirs)
-        assert (examined.code, "fail  workers" in examined.out) == (1, True), examined.out
-        assert "celery5 keys trust, on the worker's host" in examined.out
+        assert one.logged("inbox:command-refused")
+        run_checks = told(desk, "doctor", **theirs)
+        assert (run_checks.code, "fail  workers" in run_checks.out) == (1, True), run_checks.out
+        assert "celery5 keys trust, on the worker's host" in run_checks.out
 
         authority = tmp_path / "theirs" / "ca.pem"
         trusted = told(desk, "keys", "trust", authority, **ours)
@@ -169,8 +169,8 @@ def test_keys_are_for_their_user_alone(desk: Desk, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "kind", "lost"),
     [
-        ("--no-inbox", "inbox:off", "celery5 worker ping"),
-        ("--no-inbox-signatures", "inbox:unsigned", "can command this worker"),
+        ("--no-inbox", "inbox:disabled", "celery5 worker ping"),
+        ("--no-inbox-signatures", "inbox:signatures-disabled", "can command this worker"),
     ],
 )
 def test_a_worker_that_is_less_careful_says_what_is_lost(desk: Desk, flag: str, kind: str, lost: str) -> None:
@@ -192,11 +192,11 @@ def test_a_worker_whose_keys_cannot_be_used_says_so_as_it_begins(
     with Serving("-A", "shop", "worker", "start", "--name", "w1", cwd=desk.folder, env=keys) as one:
         one.ready()
         if why:
-            (warned,) = until(lambda: one.logged("inbox:no-keys"))
+            (warned,) = until(lambda: one.logged("inbox:keys-not-found"))
             assert (warned["level"], why in warned["why"]) == ("warning", True)
         else:  # the first command makes them
             assert told(desk, "worker", "ping", **keys).code == 0
-            assert not one.logged("inbox:no-keys")
+            assert not one.logged("inbox:keys-not-found")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_changed_description_restarts_only_what_has_changed_and_a_wrong_one_no
         assert told.code == 1
         assert "workers.default.cuont is not known; did you mean count?" in told.err
         controller.process.send_signal(signal.SIGHUP)
-        until(lambda: controller.logged("cluster:bad"))
+        until(lambda: controller.logged("cluster:rejected"))
         file.write_text(CLUSTER + "log_level = 'debgu'\n[environment]\nCELERY5_CONCURENCY = 4\n")
         told = controller.tell("reload")
         assert (told.code, told.out) == (1, "")
@@ -159,8 +159,8 @@ def test_a_reload_that_shrinks_and_breaks_a_group_ends_one_member_only_and_says_
         file = desk.folder / "cluster.toml"
         file.write_text(whole.replace("4", "2") + "environment = { PYTHONHOME = '/nowhere' }\n")
         assert controller.tell("reload").code == 0
-        until(lambda: controller.logged("member:given-up"))
-        (given_up,) = controller.logged("member:given-up")
+        until(lambda: controller.logged("member:abandoned"))
+        (given_up,) = controller.logged("member:abandoned")
         assert (given_up["name"], given_up["kept"]) == (
             "worker-default-1",
             ["worker-default-3", "worker-default-4"],
@@ -227,8 +227,8 @@ def test_a_member_that_is_given_up_names_the_step_or_error_that_ended_it(
 ) -> None:
     (desk.folder / "shop.py").write_text(BROKEN.format(name=app_name, url=url))
     with Controlling(desk.folder, BROKEN_CLUSTER) as controller:
-        until(lambda: len(controller.logged("member:given-up")) == len(REASONS))
-        logged = {each["name"]: each["why"] for each in controller.logged("member:given-up")}
+        until(lambda: len(controller.logged("member:abandoned")) == len(REASONS))
+        logged = {each["name"]: each["why"] for each in controller.logged("member:abandoned")}
         until(lambda: controller.of("worker-fine-1", "up"))
         members = controller.members()
         status = controller.tell("status")
@@ -294,7 +294,7 @@ def test_a_member_that_cannot_live_is_given_up_loudly(desk: Desk) -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
     with Controlling(desk.folder, cluster, "--status-port", str(port)) as controller:
-        until(lambda: controller.logged("member:given-up"))
+        until(lambda: controller.logged("member:abandoned"))
         status = controller.tell("status")
         assert status.code == 1
         assert "worker-broken-1: given up: it has died 2 times" in status.err

@@ -17,8 +17,8 @@ import pytest
 import redis
 
 from celery5 import JobState
-from celery5.cli.choosing import age, rate
-from celery5.cli.said import cell, clock, paragraph, span
+from celery5.cli.choosing import parse_age_flag, parse_rate_flag
+from celery5.cli.said import clean_lines, format_cell, format_duration, format_time
 from celery5.protocol.states import FINISHED
 from tests.redis.graves import bury, sent, state
 from tests.story.commands import COMMAND, LIMIT, Ended, Serving, celery5, environment, until
@@ -32,12 +32,12 @@ from tests.story.conftest import Desk
     [("90", 90), ("1.5", 1.5), ("15m", 900), ("2h", 7200), ("1d12h", 129600), (" 1W ", 604800), ("30s", 30)],
 )
 def test_ages(text: str, seconds: float) -> None:
-    assert age(text) == seconds
+    assert parse_age_flag(text) == seconds
 
 
 @pytest.mark.parametrize(("text", "jobs"), [("50", 50), ("50/s", 50), ("90/m", 1.5), ("3600/h", 1)])
 def test_rates(text: str, jobs: float) -> None:
-    assert rate(text) == jobs
+    assert parse_rate_flag(text) == jobs
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,15 @@ def test_what_makes_no_sense_is_told_before_anything_is_done(desk: Desk, words: 
 
 
 def test_times_for_people() -> None:
-    assert [span(each) for each in (0.085, 12.34, 60, 7260, 180_000)] == [
+    assert [format_duration(each) for each in (0.085, 12.34, 60, 7260, 180_000)] == [
         *("85 ms", "12.3 s", "1 min", "2 h 1 min", "2 d 2 h"),
     ]
-    assert (clock(1763713000.5), clock(0), clock(1e300)) == ("2025-11-21 08:16:40Z", "", "")
-    assert (cell("\x1b[31mred\n\x9b"), paragraph("a\x1b\n b\n")) == (r"\x1b[31mred \x9b", "a\\x1b\n b")
-    assert cell("x\ny" * 100).endswith("... (300 characters)")
+    assert (format_time(1763713000.5), format_time(0), format_time(1e300)) == ("2025-11-21 08:16:40Z", "", "")
+    assert (format_cell("\x1b[31mred\n\x9b"), clean_lines("a\x1b\n b\n")) == (
+        r"\x1b[31mred \x9b",
+        "a\\x1b\n b",
+    )
+    assert format_cell("x\ny" * 100).endswith("... (300 characters)")
 
 
 # Looking

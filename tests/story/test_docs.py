@@ -34,8 +34,8 @@ import trio
 from celery5 import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.cli.main import cli
-from celery5.log import Journal
-from celery5.processes.development import running
+from celery5.log import LogWriter
+from celery5.processes.development import run_in_background
 from celery5.processes.foreground import ServeOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -169,7 +169,7 @@ def worker(app: App) -> Iterator[None]:
     failed: list[BaseException] = []
 
     async def work() -> None:
-        async with running(app, ServeOptions()):
+        async with run_in_background(app, ServeOptions()):
             tokens.append(trio.lowlevel.current_trio_token())
             ready.set()
             await stopping.wait()
@@ -263,7 +263,7 @@ def test_the_log_line_of_the_guide_has_the_fields_of_a_real_one(url: str, app_na
     @app.task
     async def noop() -> None: ...
 
-    with Journal(written), worker(app):
+    with LogWriter(written), worker(app):
         noop.delay().get()
     app.close()
     lines = [json.loads(line) for line in written.getvalue().splitlines()]

@@ -115,7 +115,7 @@ def test_workers_are_scaled_by_their_cpu_or_by_what_waits_on_their_queues(tmp_pa
     scaled = [each for each in found if isinstance(each, ScaledObject)]
     assert not [each for each in found if isinstance(each, Autoscaler)]
     streams = [trigger.metadata.stream for trigger in scaled[0].spec.triggers]
-    assert streams == [Keys("shop").of(queue).normal for queue in ("mail", "bulk$(x)")]
+    assert streams == [Keys("shop").for_queue(queue).normal for queue in ("mail", "bulk$(x)")]
     workers = [each for each in found if isinstance(each, Deployment) and "worker" in each.metadata.name]
     assert [each.spec.replicas for each in workers] == [None, None], "else each `apply` would undo it"
     assert {each.spec.scale_target_ref.name for each in scaled} == {each.metadata.name for each in workers}

@@ -57,7 +57,7 @@ def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) 
 
 def test_what_is_imposed_may_be_taken_back_when_the_code_has_no_such_task_any_more(desk: Desk) -> None:
     desk.app.limits.suspend("shop.multiply")
-    desk.app.limits.impose("shop.multiply", 3)
+    desk.app.limits.set("shop.multiply", 3)
     code = desk.folder / "shop.py"
     code.write_text(code.read_text().replace("def multiply", "def times"))
     assert "shop.multiply" in desk("task", "limits")
@@ -92,11 +92,11 @@ def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> Non
     desk.app.limits.suspend(shop.whose)
     sent = shop.add.delay(1, 2)
     with Serving("-A", "shop", "worker", "start", "--burst", cwd=desk.folder).ready() as worker:
-        until(lambda: worker.logged("burst:waits"))
+        until(lambda: worker.logged("burst:blocked"))
         time.sleep(1.2)  # it looks again each second
         assert desk.app.limits.resume(shop.add)
         assert worker.ended().code == 0
-    (warning,) = worker.logged("burst:waits")
+    (warning,) = worker.logged("burst:blocked")
     assert (warning["level"], warning["task"]) == ("warning", "shop.add")
     assert warning["suspended"] == "the bank is down"
     assert "celery5 task resume" in warning["why"]

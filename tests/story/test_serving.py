@@ -66,12 +66,14 @@ def test_a_queue_that_no_task_uses_and_an_application_without_tasks_are_doubted(
     )
     ended = celery5("-A", "empty", *flags, cwd=desk.folder)
     assert ended.code == 0
-    assert [line.split()[2:5:2] for line in but_for_root(ended.out)] == [["warning", "worker:no-tasks"]]
+    assert [line.split()[2:5:2] for line in but_for_root(ended.out)] == [
+        ["warning", "worker:tasks-not-found"]
+    ]
 
 
 def but_for_root(said: str) -> list[str]:
     """The lines without the warning that there is when it is root who runs the tests."""
-    return [line for line in said.splitlines() if "process:root" not in line]
+    return [line for line in said.splitlines() if "process:run-as-root" not in line]
 
 
 def test_flags_win_over_the_environment_and_that_over_the_default(desk: Desk, url: str) -> None:
@@ -158,7 +160,7 @@ def test_a_second_ctrl_c_ends_the_development_controller_and_its_server_at_once(
         until(lambda: (desk.folder / "stuck").exists())
         desk.app.close()
         controller.signal(signal.SIGINT)
-        until(lambda: controller.logged("process:stopping"))
+        until(lambda: controller.logged("process:stop-requested"))
         controller.signal(signal.SIGINT)
         ended = controller.ended()
     assert ended.code == 128 + signal.SIGINT

@@ -20,12 +20,12 @@ import redis
 import celery5.cli
 from celery5 import App
 from celery5.broker.scaling import Scaling
-from celery5.cli.boundary import guarded
+from celery5.cli.boundary import run_reporting_errors
 from celery5.cli.main import cli
-from celery5.cli.said import cell, paragraph
-from celery5.protocol.limits import Imposed, Suspension
-from celery5.protocol.masking import escaped, escaped_json
-from celery5.protocol.orders import Answer
+from celery5.cli.said import clean_lines, format_cell
+from celery5.protocol.limits import LimitOverride, Suspension
+from celery5.protocol.masking import escape_json, escape_text
+from celery5.protocol.orders import CommandReply
 from tests.redis.graves import bury
 from tests.story.conftest import Desk
 
@@ -125,9 +125,9 @@ class _Forger(threading.Thread):
             message = heard.get_message(timeout=0.05)
             if message is None or message["type"] != "pmessage":
                 continue
-            key = self._keys.answer(message["data"].decode())
+            key = self._keys.reply(message["data"].decode())
             ok = self.count % 2 == 0
-            answer = Answer(
+            answer = CommandReply(
                 worker=POISON,
                 ok=ok,
                 answer=msgspec.Raw(json.dumps({POISON: [POISON, {POISON: 1}]}, ensure_ascii=False).encode()),
@@ -149,20 +149,20 @@ class _Forger(threading.Thread):
 def poisoned(desk: Desk, redis_client: "redis.Redis") -> Iterator[_Forger]:
     """An application in whose keys an enemy has written all that can be written."""
     app, keys, client = desk.app, desk.app.keys, redis_client
-    queue, soon = keys.of("default"), (time.time() + 60) * 1000
+    queue, soon = keys.for_queue("default"), (time.time() + 60) * 1000
     bury(app, client, POISON, "job1", task=POISON, error=POISON, key=POISON)
     bury(app, client, "job2", queue=POISON, task=POISON)
     client.sadd(keys.queues, POISON, "default")
     client.sadd(keys.paused, POISON, "default")
     client.zadd(queue.leases, {POISON: soon, "ghost:abc": soon})
-    client.hset(keys.limits, POISON, msgspec.json.encode(Imposed(limit=1, by=POISON)))
-    client.hset(keys.limits, "shop.add", msgspec.json.encode(Imposed(rate="3/m", by=POISON)))
+    client.hset(keys.limits, POISON, msgspec.json.encode(LimitOverride(limit=1, by=POISON)))
+    client.hset(keys.limits, "shop.add", msgspec.json.encode(LimitOverride(rate="3/m", by=POISON)))
     client.hset(keys.suspended, POISON, msgspec.json.encode(Suspension(why=POISON, by=POISON)))
     client.hset(keys.suspended, "shop.add", msgspec.json.encode(Suspension(why=POISON, by=POISON)))
     for kind in ("scheduler", "router", "controller"):
-        client.zadd(keys.living(kind), {POISON: soon})
+        client.zadd(keys.live_processes(kind), {POISON: soon})
     client.hset(keys.leader, mapping={"epoch": "1", "beat": "1", "leader": POISON, "since": "1"})
-    client.hset(keys.unclaimed, POISON, 3)
+    client.hset(keys.unclaimed_events, POISON, 3)
     client.hset(keys.subscriptions, POISON, msgspec.json.encode({"v": 1, "name": POISON, "task": POISON}))
     client.set(
         keys.scaling, msgspec.json.encode(Scaling(by=POISON, unseen=(POISON,), preferred={POISON: 1.0}))
@@ -192,7 +192,9 @@ def test_no_command_writes_a_control_character_or_a_forged_line(
             words = [POISON.replace("\0", "") if word == "POISON" else word for word in variant.split()]
             arguments = ["-A", "shop", *command.split(), *words]
             try:
-                guarded(lambda arguments=arguments: cli.main(arguments, "celery5", standalone_mode=False))  # type: ignore[misc]
+                run_reporting_errors(
+                    lambda arguments=arguments: cli.main(arguments, "celery5", standalone_mode=False)
+                )  # type: ignore[misc]
             except Exception as error:
                 raw.append(f"{command} {variant}: {error!r} {traceback.format_exc()[-400:]}")
             out, err = capfd.readouterr()
@@ -218,22 +220,22 @@ def _takes_json(command: str) -> bool:
 )
 def test_a_control_character_is_shown_as_python_writes_it(code: int) -> None:
     character = chr(code)
-    shown = escaped(f"a{character}b")
+    shown = escape_text(f"a{character}b")
     assert shown.isascii()
     assert shown.isprintable()
     assert shown.startswith("a\\")
-    for text in (cell(f"a{character}b"), paragraph(f"a{character}b")):
+    for text in (format_cell(f"a{character}b"), clean_lines(f"a{character}b")):
         assert character == "\n" or character not in text
     if code < 0xD800 or code == 0xFEFF:
         inside = json.dumps({"a": character}, ensure_ascii=False)
-        assert json.loads(escaped_json(inside)) == {"a": character}
-        assert not FORBIDDEN.search(escaped_json(inside).replace("\ufeff", "\x00"))
+        assert json.loads(escape_json(inside)) == {"a": character}
+        assert not FORBIDDEN.search(escape_json(inside).replace("\ufeff", "\x00"))
 
 
 def test_text_of_people_stays_as_it_is() -> None:
     for text in ("Grüße, 日本語 🎉", "a b", "Ωμέγα", "עברית"):
-        assert escaped(text) == escaped_json(text) == cell(text) == text
-    assert escaped("a\tb\n", keep="\t\n") == "a\tb\n"
+        assert escape_text(text) == escape_json(text) == format_cell(text) == text
+    assert escape_text("a\tb\n", keep="\t\n") == "a\tb\n"
 
 
 def test_commands_write_by_the_one_function_that_escapes() -> None:

@@ -82,7 +82,7 @@ def test_what_is_sent_is_recorded_and_needs_no_broker() -> None:
         shop.app.send_many([shop.pack.s(1), shop.pack.s(2)])
         shop.app.send_jobs([shop.pack.job(3)])
         shop.paid.delay(order=9)
-    (one,) = sent.of(shop.charge)
+    (one,) = sent.jobs_of(shop.charge)
     assert (one.id, one.task, one.queue, one.arguments) == (
         handle.id,
         shop.charge.name,
@@ -90,7 +90,7 @@ def test_what_is_sent_is_recorded_and_needs_no_broker() -> None:
         {"order": 7, "amount": Decimal("9.90")},
     )
     assert (one.key, one.priority, one.countdown) == ("order-7", "high", None)
-    assert [each.arguments for each in sent.of(shop.pack)] == [{"order": 1}, {"order": 2}, {"order": 3}]
+    assert [each.arguments for each in sent.jobs_of(shop.pack)] == [{"order": 1}, {"order": 2}, {"order": 3}]
     assert sent.events_of(shop.paid) == [shop.paid(order=9)]
     with pytest.raises(BrokerUnavailable):
         shop.charge.delay(7)
@@ -111,10 +111,10 @@ async def test_recording_holds_in_every_colour_and_refuses_what_is_refused_elsew
         await shop.pack.adelay(2)
     assert [job.arguments for job in inner.jobs] == [{"order": 1}]
     assert [job.task for job in sent.jobs] == [shop.charge.name, shop.pack.name, shop.pack.name]
-    due = sent.of(shop.pack)[0].countdown
+    due = sent.jobs_of(shop.pack)[0].countdown
     assert due is not None
     assert 59 <= due <= 61
-    assert sent.of(shop.pack)[0].queue == "cpu"
+    assert sent.jobs_of(shop.pack)[0].queue == "cpu"
 
 
 def test_what_was_recorded_runs_here_with_all_that_it_sends() -> None:

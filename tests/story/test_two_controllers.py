@@ -17,7 +17,7 @@ import pytest
 from celery5 import App, AsyncResult
 from celery5.broker.embedded import EmbeddedServer
 from celery5.examples.cluster import kiosk as example
-from celery5.protocol.leadership import EPOCH
+from celery5.protocol.leadership import EPOCH_VARIABLE
 from tests.story.controlling import LIMIT, Controlling, until
 
 pytestmark = pytest.mark.timeout(400)
@@ -48,7 +48,8 @@ class Pair:
         """Wait until this one leads, and has its members up."""
         until(
             lambda: (
-                len(self.all[name].logged("leadership:leads")) > len(self.all[name].logged("leadership:lost"))
+                len(self.all[name].logged("leadership:acquired"))
+                > len(self.all[name].logged("leadership:lost"))
             )
         )
         until(lambda: bool(self.all[name].pids()))
@@ -107,11 +108,11 @@ def test_when_the_leader_is_killed_the_other_one_takes_over_under_load(pair: Pai
         one.signal(signal.SIGKILL)
         pair.led_by("two")
     load.check()
-    (led,) = two.logged("leadership:leads")
-    assert led["epoch"] > one.logged("leadership:leads")[0]["epoch"]
+    (led,) = two.logged("leadership:acquired")
+    assert led["epoch"] > one.logged("leadership:acquired")[0]["epoch"]
     (pid,) = two.pids().values()
     assert pid != first
-    assert two.environment_of(pid)[EPOCH] == str(led["epoch"])
+    assert two.environment_of(pid)[EPOCH_VARIABLE] == str(led["epoch"])
 
 
 def test_a_frozen_leader_finds_out_ends_its_members_in_order_and_stands_by(pair: Pair) -> None:

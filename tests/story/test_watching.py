@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery5 import App
-from celery5.processes.watch import changed, snapshot
+from celery5.processes.watch import find_changed_files, read_file_states
 from tests.story.commands import Serving, celery5, until
 
 CODE = """
@@ -31,18 +31,21 @@ def test_a_change_is_a_python_file_that_is_new_gone_or_otherwise(tmp_path: Path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
     file = tmp_path / "deep" / "er" / "a.py"
     file.write_text("1")
-    before = snapshot(tmp_path)
+    before = read_file_states(tmp_path)
     for name in (".git", ".venv", "__pycache__", "env/lib", "node_modules"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "x.py").write_text("")
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
     (tmp_path / "notes.txt").write_text("")
-    assert changed(before, snapshot(tmp_path)) == []
+    assert find_changed_files(before, read_file_states(tmp_path)) == []
     file.write_text("22")
     (tmp_path / "b.py").write_text("")
-    assert changed(before, now := snapshot(tmp_path)) == [str(tmp_path / "b.py"), str(file)]
+    assert find_changed_files(before, now := read_file_states(tmp_path)) == [
+        str(tmp_path / "b.py"),
+        str(file),
+    ]
     file.unlink()
-    assert changed(now, snapshot(tmp_path)) == [str(file)]
+    assert find_changed_files(now, read_file_states(tmp_path)) == [str(file)]
 
 
 @pytest.mark.timeout(180)

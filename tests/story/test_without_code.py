@@ -13,7 +13,7 @@ import pytest
 
 from celery5 import App
 from celery5.cli import loading
-from celery5.cli.boundary import USAGE, guarded
+from celery5.cli.boundary import EXIT_USAGE, run_reporting_errors
 from celery5.cli.main import cli
 from tests.story.commands import Ended, Serving, celery5
 from tests.story.conftest import Desk
@@ -40,7 +40,9 @@ def here(desk: Desk, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
     def run(*words: object, by: tuple[str, ...] = ("--app-name", desk.app.name)) -> Ended:
         capsys.readouterr()
-        code = guarded(lambda: cli.main([*by, *map(str, words)], "celery5", standalone_mode=False))
+        code = run_reporting_errors(
+            lambda: cli.main([*by, *map(str, words)], "celery5", standalone_mode=False)
+        )
         said = capsys.readouterr()
         while made:
             made.pop().close()
@@ -110,7 +112,7 @@ def test_the_name_may_be_in_the_environment_and_the_code_comes_first(
     assert "no module 'gone'" in here("queue", "list", by=()).error
     assert here("queue", "list").code == 0  # what is said on the command line counts
     both = here("queue", "list", by=("-A", "gone", "--app-name", "shop"))
-    assert (both.code, both.out) == (USAGE, "")
+    assert (both.code, both.out) == (EXIT_USAGE, "")
     assert "give only one of them" in both.error
 
 
@@ -146,14 +148,14 @@ def test_a_command_that_can_do_without_code_that_is_broken_or_missing_says_how(
 ) -> None:
     for by in ((), ("-A", "gone"), ("-A", "gone:app")):
         told = here(*words.split(), by=by)
-        assert told.code == USAGE
+        assert told.code == EXIT_USAGE
         assert told.error.endswith(f"; {HINT}")
 
 
 def test_code_that_does_not_import_gets_one_line_that_suggests_the_name(desk: Desk, url: str) -> None:
     (desk.folder / "shop.py").write_text("import nothing_of_the_kind\n")
     told = celery5("-A", "shop", "dlq", "count", cwd=desk.folder)
-    assert told.code == USAGE
+    assert told.code == EXIT_USAGE
     assert "module 'shop' fails while it is imported: ModuleNotFoundError" in told.error
     assert told.error.endswith(HINT)
     name = desk.app.name

@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from celery5 import App, RetryPolicy
-from celery5.boot_step import declared
-from celery5.bootsteps.boot import Boot, Step
+from celery5.boot_step import check_boot_steps
+from celery5.bootsteps.boot import BootGraph, Step
 from celery5.log import Log
-from celery5.services.board import RETRY, Board
-from celery5.services.circuits import Circuits
-from celery5.services.commands import Commands, PostsDirectly, PostsToItself
+from celery5.services.board import RETRY_COMMAND, StepStatus
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import CommandRegistry, ImmediateCommands, SelfCommandSender
 from tests.redis.workers import Lines
 
 QUICK = RetryPolicy(max_retries=3, backoff=1.0, jitter=False)
@@ -42,12 +42,12 @@ class Desk:
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
-        self.board = Board()
-        self.commands = Commands(handlers={RETRY: self.board.retry})
-        self.posts: PostsToItself = PostsDirectly(commands=self.commands)
+        self.board = StepStatus()
+        self.commands = CommandRegistry(handlers={RETRY_COMMAND: self.board.handle_command})
+        self.posts: SelfCommandSender = ImmediateCommands(commands=self.commands)
         self.app = App("desk")
 
-    def boot(self, *added: Any, services: tuple[Any, ...] = ()) -> Boot:
+    def boot(self, *added: Any, services: tuple[Any, ...] = ()) -> BootGraph:
         """A process that has, of celery5's own, what publishes, what runs jobs and what consumes."""
         own = [
             Step("publishing", Stays("publishing", self.notes)),
@@ -56,20 +56,20 @@ class Desk:
         ]
         offered = {"app": self.app, "settings": self.app.settings, "worker": "w1", "inbox": self.posts}
         log = Log(worker="w1", app="desk")
-        self.circuits = Circuits(tasks={}, log=log)
-        return Boot(
+        self.circuits = CircuitBreakers(tasks={}, log=log)
+        return BootGraph(
             steps=own,
-            added=declared(added, services),
+            added=check_boot_steps(added, services),
             offered=offered,
-            board=self.board,
-            posts=self.posts,
+            step_status=self.board,
+            self_commands=self.posts,
             log=log,
-            circuits=self.circuits,
+            circuit_breakers=self.circuits,
         )
 
     async def retry(self, step: str) -> object:
         """Perform the command."""
-        return await self.commands.perform(RETRY, {"step": step})
+        return await self.commands.perform(RETRY_COMMAND, {"step": step})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import trio.testing
 
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.transport import StreamTransport, Transport
-from celery5.broker.wire import NOT_YET, Replies
+from celery5.broker.wire import NEED_DATA, ReplyParser
 
 GREETING = b"*6\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$2\r\nid\r\n:1\r\n"
 
@@ -41,13 +41,13 @@ class EchoPeer:
         return StreamTransport(ours)
 
     async def _serve(self, stream: trio.abc.Stream, left: int | None) -> None:
-        commands = Replies()
+        commands = ReplyParser()
         try:
             async with stream:
                 while data := await stream.receive_some():
                     commands.feed(bytes(data))
                     replies = b""
-                    while (command := commands.next()) is not NOT_YET:
+                    while (command := commands.next()) is not NEED_DATA:
                         replies += self._answer(command)
                     if left is not None and len(replies) >= left:
                         await self._dribble(stream, replies[:left])

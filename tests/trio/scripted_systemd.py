@@ -30,8 +30,8 @@ from jeepney import (
 )
 from jeepney.io.trio import DBusConnection, open_dbus_connection
 
-from celery5.protocol.units import path_of
-from celery5.services.systemd_bus import MANAGER, OBJECT, PROPERTIES, SYSTEMD
+from celery5.protocol.units import get_unit_path
+from celery5.services.systemd_bus import MANAGER, MANAGER_PATH, PROPERTIES, SYSTEMD
 
 SCRIPT: dict[str, list[list[Any]]] = json.loads((Path(__file__).parent / "systemd_252.json").read_text())
 _CONFIGURATION = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -82,12 +82,14 @@ class ScriptedSystemd:
 
     async def play(self, scene: str, unit: str, call: Message | None = None) -> None:
         """Say what a real one has said, in that order."""
-        script = json.dumps(SCRIPT[scene]).replace("{path}", path_of(unit))
-        script = script.replace("{unit}", json.dumps(unit)[1:-1]).replace("{job}", f"{OBJECT}/job/7")
+        script = json.dumps(SCRIPT[scene]).replace("{path}", get_unit_path(unit))
+        script = script.replace("{unit}", json.dumps(unit)[1:-1]).replace("{job}", f"{MANAGER_PATH}/job/7")
         for each in json.loads(script):
             if each == ["reply"]:
                 if call is not None:
-                    job: tuple[Any, Any] = ("o", (f"{OBJECT}/job/7",)) if scene in _WITH_A_JOB else (None, ())
+                    job: tuple[Any, Any] = (
+                        ("o", (f"{MANAGER_PATH}/job/7",)) if scene in _WITH_A_JOB else (None, ())
+                    )
                     await self._line.send(new_method_return(call, *job))
                 continue
             path, name, signature, said = each
@@ -99,7 +101,7 @@ class ScriptedSystemd:
     async def change(self, unit: str, **properties: tuple[str, Any]) -> None:
         """Say that properties of a service have changed."""
         body: tuple[Any, ...] = (SERVICE, properties, [])
-        emitter = DBusAddress(path_of(unit), interface=PROPERTIES)
+        emitter = DBusAddress(get_unit_path(unit), interface=PROPERTIES)
         await self._line.send(new_signal(emitter, "PropertiesChanged", "sa{sv}as", body))
 
     def _note(self, unit: str, name: str, body: Any) -> None:
@@ -143,7 +145,7 @@ class ScriptedSystemd:
                     said["ActiveState"][1],
                     said["SubState"][1],
                     "",
-                    path_of(unit),
+                    get_unit_path(unit),
                     0,
                     "",
                     "/",
@@ -155,7 +157,7 @@ class ScriptedSystemd:
         if method == "Get":
             return "v", (("t", self.beats),)
         if method == "GetAll":
-            said = next((each for unit, each in self.units.items() if path_of(unit) == path), None)
+            said = next((each for unit, each in self.units.items() if get_unit_path(unit) == path), None)
             return "a{sv}", (said or {"ActiveState": ("s", "inactive"), "Job": ("(uo)", (0, "/"))},)
         return None, ()
 

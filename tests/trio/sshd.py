@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from celery5.services.ssh_line import SSHLine
+from celery5.services.ssh_line import SSHConnection
 
 SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 HERE = Path(__file__).resolve().parent
@@ -42,9 +42,9 @@ class OtherHost:
         """Where members run."""
         return self.folder / "home"
 
-    def line(self) -> SSHLine:
+    def line(self) -> SSHConnection:
         """The way there."""
-        return SSHLine(name="web2", destination="web2", program=self.program)
+        return SSHConnection(name="web2", destination="web2", program=self.program)
 
     def up(self) -> None:
         """Let people in. It is there when this returns."""

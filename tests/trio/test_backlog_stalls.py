@@ -10,26 +10,26 @@ from typing import Any
 import trio
 
 from celery5.log import Log
-from celery5.messages_backlog import Room
-from celery5.protocol.parcels import Parcel
+from celery5.messages_backlog import BacklogCapacity
+from celery5.protocol.parcels import JobMessage
 from celery5.services.messages_store import MessagesStore
 from celery5.sqlite_backlog import SQLiteBacklog
 
 
 async def test_what_was_given_up_does_not_pile_up_and_what_was_written_is_published(tmp_path: Path) -> None:
-    backlog: Any = SQLiteBacklog(path=tmp_path / "b.db", room=Room(100, 10**6))
+    backlog: Any = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(100, 10**6))
     store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="shop"))
-    goes_on, write = threading.Event(), backlog._write
+    update_block, write = threading.Event(), backlog._write
 
     def stalls(taken: Any) -> None:
-        assert goes_on.wait(30)
+        assert update_block.wait(30)
         write(taken)
 
     backlog._write = stalls
 
     async def give_up(name: str) -> None:
         with trio.move_on_after(0.01):
-            await store.put([Parcel(name, "q", b"x")])
+            await store.put([JobMessage(name, "q", b"x")])
 
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -42,8 +42,8 @@ async def test_what_was_given_up_does_not_pile_up_and_what_was_written_is_publis
                 while backlog._puts:
                     await trio.sleep(0.01)
         finally:
-            goes_on.set()
-        assert list(store.waiting) == ["q"]
+            update_block.set()
+        assert list(store.waiting_queues) == ["q"]
         with trio.fail_after(30):
-            assert [each.parcel.id for each in await store.first("q")] == ["first"]
+            assert [each.job.id for each in await store.read_first("q")] == ["first"]
         nursery.cancel_scope.cancel()

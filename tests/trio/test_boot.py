@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5 import Misconfigured
-from celery5.bootsteps.boot import Boot, BootFailed, Step, in_order
+from celery5.bootsteps.boot import BootFailed, BootGraph, Step, sort_steps
 
 
 class Part:
@@ -54,7 +54,7 @@ async def test_steps_come_up_in_order_and_go_down_in_reverse(nursery: trio.Nurse
     notes: list[str] = []
     shuffled = [steps(notes, "a", "b", "c")[n] for n in (2, 0, 1)]
     async with trio.open_nursery() as inner:
-        await inner.start(Boot(steps=shuffled).run)
+        await inner.start(BootGraph(steps=shuffled).run)
         assert notes == ["a begins", "a up", "b begins", "b up", "c begins", "c up"]
         inner.cancel_scope.cancel()
     assert notes[6:] == ["c down", "b down", "a down"]
@@ -63,7 +63,7 @@ async def test_steps_come_up_in_order_and_go_down_in_reverse(nursery: trio.Nurse
 async def test_a_step_starts_as_soon_as_what_it_requires_is_up(autojump_clock: MockClock) -> None:
     notes: list[str] = []
     slow, quick = Part("slow", notes, takes=5), Part("quick", notes, takes=1)
-    boot = Boot(
+    boot = BootGraph(
         steps=[Step("slow", slow), Step("quick", quick), Step("next", Part("next", notes), ("quick",))]
     )
     async with trio.open_nursery() as inner:
@@ -78,7 +78,7 @@ async def test_each_step_has_gone_before_what_it_requires_goes(autojump_clock: M
     notes: list[str] = []
     a, b = Part("a", notes), Part("b", notes, leaves_in=10)
     async with trio.open_nursery() as inner:
-        await inner.start(Boot(steps=[Step("a", a), Step("b", b, ("a",))]).run)
+        await inner.start(BootGraph(steps=[Step("a", a), Step("b", b, ("a",))]).run)
         inner.cancel_scope.cancel()
     assert notes[-2:] == ["b down", "a down"]
 
@@ -87,7 +87,7 @@ async def test_a_step_that_does_not_go_in_time_does_not_keep_the_others(autojump
     notes: list[str] = []
     a, b = Part("a", notes), Part("b", notes, leaves_in=10)
     async with trio.open_nursery() as inner:
-        await inner.start(Boot(steps=[Step("a", a), Step("b", b, ("a",), stop_limit=1)]).run)
+        await inner.start(BootGraph(steps=[Step("a", a), Step("b", b, ("a",), stop_limit=1)]).run)
         inner.cancel_scope.cancel()
     assert notes[-2:] == ["a down", "b down"]
 
@@ -98,8 +98,8 @@ async def test_whoever_can_end_the_process_hears_of_a_step_that_does_not_go(
     notes: list[str] = []
     a, b = Part("a", notes, leaves_in=100), Part("b", notes)
     async with trio.open_nursery() as inner:
-        boot = Boot(
-            steps=[Step("a", a, stop_limit=1), Step("b", b, ("a",))], stuck=lambda: notes.append("stuck")
+        boot = BootGraph(
+            steps=[Step("a", a, stop_limit=1), Step("b", b, ("a",))], on_stuck=lambda: notes.append("stuck")
         )
         await inner.start(boot.run)
         inner.cancel_scope.cancel()
@@ -110,7 +110,7 @@ async def test_a_crash_takes_all_down_in_reverse_and_is_raised() -> None:
     notes: list[str] = []
     crash = trio.Event()
     a, b, c = Part("a", notes), Part("b", notes, crash=crash), Part("c", notes)
-    boot = Boot(steps=[Step("a", a), Step("b", b, ("a",)), Step("c", c, ("b",))])
+    boot = BootGraph(steps=[Step("a", a), Step("b", b, ("a",)), Step("c", c, ("b",))])
     with pytest.RaisesGroup(pytest.RaisesGroup(RuntimeError)):
         async with trio.open_nursery() as inner:
             await inner.start(boot.run)
@@ -121,7 +121,7 @@ async def test_a_crash_takes_all_down_in_reverse_and_is_raised() -> None:
 
 async def test_a_step_that_fails_to_start_takes_down_what_was_up(autojump_clock: MockClock) -> None:
     notes: list[str] = []
-    boot = Boot(
+    boot = BootGraph(
         steps=[
             Step("a", Part("a", notes, leaves_in=1)),
             Step("b", Part("b", notes, fails="no", takes=2), ("a",)),
@@ -139,7 +139,7 @@ async def test_a_step_that_fails_to_start_takes_down_what_was_up(autojump_clock:
 
 async def test_cancelled_while_it_starts_it_leaves_nothing_behind(autojump_clock: MockClock) -> None:
     notes: list[str] = []
-    boot = Boot(
+    boot = BootGraph(
         steps=[
             Step("a", Part("a", notes)),
             Step("b", Part("b", notes, takes=10, leaves_in=5), ("a",)),
@@ -164,7 +164,7 @@ async def test_cancelled_in_the_very_moment_a_step_is_up_it_goes_before_what_it_
             scope.cancel()
             await super().run()
 
-    boot = Boot(steps=[Step("a", Part("a", notes)), Step("b", Abrupt("b", notes, leaves_in=5), ("a",))])
+    boot = BootGraph(steps=[Step("a", Part("a", notes)), Step("b", Abrupt("b", notes, leaves_in=5), ("a",))])
     with trio.CancelScope() as scope:
         await boot.run()
     assert notes[-2:] == ["b down", "a down"]
@@ -172,7 +172,7 @@ async def test_cancelled_in_the_very_moment_a_step_is_up_it_goes_before_what_it_
 
 async def test_a_step_that_is_not_up_in_time_fails_the_start(autojump_clock: MockClock) -> None:
     notes: list[str] = []
-    boot = Boot(
+    boot = BootGraph(
         steps=[Step("a", Part("a", notes)), Step("b", Part("b", notes, takes=60), ("a",), start_limit=2)]
     )
     with pytest.raises(ExceptionGroup) as caught:
@@ -189,7 +189,7 @@ async def test_a_step_may_be_over_once_it_is_up() -> None:
             task_status.started()
 
     async with trio.open_nursery() as inner:
-        await inner.start(Boot(steps=[Step("done", Done()), Step("a", Part("a", notes), ("done",))]).run)
+        await inner.start(BootGraph(steps=[Step("done", Done()), Step("a", Part("a", notes), ("done",))]).run)
         inner.cancel_scope.cancel()
     assert notes[-1] == "a down"
 
@@ -209,7 +209,7 @@ async def test_a_step_may_be_over_once_it_is_up() -> None:
 )
 def test_steps_that_make_no_graph_are_refused_at_once(wrong: list[Step], why: str) -> None:
     with pytest.raises(Misconfigured, match=why):
-        in_order(wrong)
+        sort_steps(wrong)
 
 
 class Hasty:
@@ -228,5 +228,5 @@ class Hasty:
 async def test_who_is_cancelled_as_it_comes_up_stays_so() -> None:
     for _ in range(30):  # Trio goes on with either of two in any order
         with trio.CancelScope() as around:
-            await Boot(steps=[Step("hasty", Hasty(around))]).run()
+            await BootGraph(steps=[Step("hasty", Hasty(around))]).run()
         assert around.cancelled_caught

@@ -13,7 +13,7 @@ import trio
 
 from celery5 import checks
 from celery5.broker.call import Call
-from celery5.broker.calls import Size
+from celery5.broker.calls import QueueSize
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.checks import (
     BrokerPing,
@@ -41,8 +41,8 @@ class Broken:
             raise self._answer
         return self._answer
 
-    def queue(self, name: str, /) -> QueueKeys:
-        return Keys("shop").of(name)
+    def get_queue_keys(self, name: str, /) -> QueueKeys:
+        return Keys("shop").for_queue(name)
 
 
 AWAY = Broken(BrokerUnavailable("broker is away"))
@@ -55,7 +55,7 @@ CASES: list[tuple[Callable[[], HealthCheck], Broken, str]] = [
     (lambda: Disk(needed=2**60), AWAY, "are free on the disk of /"),
     (
         lambda: QueueLength("mail", limit=5),
-        Broken(Size(9, 2, 0, 0)),
+        Broken(QueueSize(9, 2, 0, 0)),
         "7 jobs wait on queue mail; the limit is 5",
     ),
     (
@@ -73,9 +73,9 @@ async def test_a_check_that_is_not_healthy_says_why(
     make: Callable[[], HealthCheck], ground: Broken, reason: str
 ) -> None:
     check = make()
-    found = await check.look(check.functions[0] if check.functions else None, ground)
+    found = await check.run_check(check.functions[0] if check.functions else None, ground)
     states = [found] if isinstance(found, str) else list(found)  # type: ignore[call-overload]
-    assert set(states) - {check.good}
+    assert set(states) - {check.good_state}
     assert reason in check.why
 
 

@@ -14,9 +14,9 @@ from celery5 import App, BreakerPolicy, HealthCheck, Misconfigured
 from celery5.log import Log
 from celery5.protocol.delivery import Delivery
 from celery5.protocol.envelope import Envelope, Failure
-from celery5.protocol.verdict import Barred, Interrupted, Outcome, Raised, Returned
-from celery5.services.circuits import AFTER, LEAST, Circuits
-from celery5.services.vital_sources import Guarded
+from celery5.protocol.verdict import CircuitBlocked, Interrupted, Outcome, Raised, Returned
+from celery5.services.circuits import AFTER_PROBE_DELAY, MIN_HOLD, CircuitBreakers
+from celery5.services.vital_sources import BreakerMetrics
 from tests.redis.workers import Lines
 from tests.trio.desk import told
 
@@ -36,19 +36,19 @@ class Ward:
     def __init__(self, *checks: HealthCheck, **policy: Any) -> None:
         self.app = App("clinic")
         self.task = self.app.task(name="treat", breaker=BreakerPolicy(**policy), checks=checks)(_nothing)
-        self.circuits = Circuits(tasks=self.app.tasks, log=Log(worker="w1", app="clinic"))
+        self.circuits = CircuitBreakers(tasks=self.app.tasks, log=Log(worker="w1", app="clinic"))
 
     def job(self, **more: Any) -> Delivery:
         envelope = Envelope(v=1, id="a", task="treat", **more)
         return Delivery(queue="q", entry=b"1-0", message=b"", envelope=envelope, kind="trio")
 
-    def comes(self, **more: Any) -> tuple[Delivery, Barred | None]:
+    def comes(self, **more: Any) -> tuple[Delivery, CircuitBlocked | None]:
         """A job comes: it, and what bars its way, if anything does."""
         job = self.job(**more)
-        return job, self.circuits.bar(job, "treat") if "treat" in self.circuits.shut else None
+        return job, self.circuits.try_bar(job, "treat") if "treat" in self.circuits.not_closed else None
 
     def ends(self, job: Delivery, outcome: Outcome) -> None:
-        self.circuits.learn(job, "treat", outcome)
+        self.circuits.record_outcome(job, "treat", outcome)
 
     def run(self, outcome: Outcome) -> bool:
         """A job comes and, if it may run, ends. Whether it ran."""
@@ -69,11 +69,11 @@ async def test_the_example_of_the_proposal(autojump_clock: MockClock, lines: Lin
 
     async def seen(state: str, times: int, pause: float = 0.0) -> None:
         for _ in range(times):
-            ward.circuits.report(check, state)
+            ward.circuits.record_check(check, state)
             await trio.sleep(pause)
 
     def is_open() -> bool:
-        return bool(ward.circuits.shut)
+        return bool(ward.circuits.not_closed)
 
     await seen("degraded", 10, pause=0.9)
     await seen("unhealthy", 2)
@@ -115,26 +115,26 @@ async def test_thresholds_are_the_checks_own_or_those_of_the_task(autojump_clock
     check = HealthCheck("bank", allowed={"unhealthy": 1}, window=60)
     own, patient = Ward(check), Ward(check, allowed={"unhealthy": 3}, within=5)
     for ward in (own, patient):
-        ward.circuits.report(check, "degraded")  # which nobody counts
-        ward.circuits.report(check, "unhealthy")
-        assert not ward.circuits.shut
+        ward.circuits.record_check(check, "degraded")  # which nobody counts
+        ward.circuits.record_check(check, "unhealthy")
+        assert not ward.circuits.not_closed
         await trio.sleep(10)
-        ward.circuits.report(check, "unhealthy")
-    assert own.circuits.shut
-    assert not patient.circuits.shut  # its window is shorter
+        ward.circuits.record_check(check, "unhealthy")
+    assert own.circuits.not_closed
+    assert not patient.circuits.not_closed  # its window is shorter
     for _ in range(3):
-        patient.circuits.report(check, "unhealthy")
-    assert patient.circuits.shut
+        patient.circuits.record_check(check, "unhealthy")
+    assert patient.circuits.not_closed
 
 
 async def test_states_of_different_checks_are_counted_each_by_itself(autojump_clock: MockClock) -> None:
     bank, disk = HealthCheck("bank", allowed={"unhealthy": 1}), HealthCheck("disk", allowed={"unhealthy": 1})
     ward = Ward(bank, disk)
-    ward.circuits.report(bank, "unhealthy")
-    ward.circuits.report(disk, "unhealthy")
-    assert not ward.circuits.shut
-    ward.circuits.report(disk, "unhealthy")
-    assert ward.circuits.shut
+    ward.circuits.record_check(bank, "unhealthy")
+    ward.circuits.record_check(disk, "unhealthy")
+    assert not ward.circuits.not_closed
+    ward.circuits.record_check(disk, "unhealthy")
+    assert ward.circuits.not_closed
 
 
 async def test_one_probe_goes_ahead_and_the_others_wait_about_as_long_again(
@@ -168,7 +168,7 @@ async def test_a_breaker_that_is_hardly_open_lets_no_job_turn_in_circles(autojum
     assert free is None
     _, barred = ward.comes()
     assert barred is not None
-    assert barred.delay == LEAST
+    assert barred.delay == MIN_HOLD
 
 
 async def test_the_first_that_was_held_comes_first_and_the_others_after_it(autojump_clock: MockClock) -> None:
@@ -177,7 +177,10 @@ async def test_the_first_that_was_held_comes_first_and_the_others_after_it(autoj
     await trio.sleep(10)
     delays = [barred.delay for _, barred in (ward.comes() for _ in range(20)) if barred]
     assert delays[0] == 20
-    assert all(each is not None and 20 + AFTER <= each <= 20 + 2 * AFTER for each in delays[1:])
+    assert all(
+        each is not None and 20 + AFTER_PROBE_DELAY <= each <= 20 + 2 * AFTER_PROBE_DELAY
+        for each in delays[1:]
+    )
     assert len(set(delays[1:])) > 10  # not all at once
 
 
@@ -188,7 +191,7 @@ async def test_a_probe_that_learns_nothing_leaves_the_way_to_the_next(autojump_c
     probe, _ = ward.comes()
     ward.ends(probe, Interrupted())
     assert ward.run(WELL)
-    assert not ward.circuits.shut
+    assert not ward.circuits.not_closed
 
 
 async def test_what_began_before_the_trip_says_nothing_when_it_ends(autojump_clock: MockClock) -> None:
@@ -196,13 +199,13 @@ async def test_what_began_before_the_trip_says_nothing_when_it_ends(autojump_clo
     early = [ward.comes()[0] for _ in range(2)]
     ward.run(ILL)
     ward.ends(early[0], WELL)
-    assert ward.circuits.shut
+    assert ward.circuits.not_closed
     await trio.sleep(30)
     probe, _ = ward.comes()
     ward.ends(early[1], ILL)
-    assert ward.circuits.told()["treat"].trips == 1
+    assert ward.circuits.get_readings()["treat"].trips == 1
     ward.ends(probe, WELL)
-    assert not ward.circuits.shut
+    assert not ward.circuits.not_closed
 
 
 async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_says(
@@ -213,9 +216,9 @@ async def test_a_state_reported_during_the_probe_trips_it_whatever_the_probe_say
     ward.run(ILL)
     await trio.sleep(30)
     probe, _ = ward.comes()
-    ward.circuits.report(check, "unhealthy", "it said so itself")
+    ward.circuits.record_check(check, "unhealthy", "it said so itself")
     ward.ends(probe, WELL)
-    reading = ward.circuits.told()["treat"]
+    reading = ward.circuits.get_readings()["treat"]
     assert (reading.state, reading.trips, reading.probe_in) == ("open", 2, 30)
     assert reading.why == "health check bank is unhealthy: it said so itself"
 
@@ -238,7 +241,7 @@ async def by_failures(ward: Ward, _check: HealthCheck) -> None:
 @trip
 async def by_a_check(ward: Ward, check: HealthCheck) -> None:
     for _ in range(2):
-        ward.circuits.report(check, "unhealthy")
+        ward.circuits.record_check(check, "unhealthy")
 
 
 @trip
@@ -258,9 +261,9 @@ async def by_a_check_during_the_probe(ward: Ward, check: HealthCheck) -> None:
 
 @trip
 async def by_a_service(ward: Ward, check: HealthCheck) -> None:
-    circuit = ward.circuits.of_service("treat", BreakerPolicy(threshold=1), [check])
+    circuit = ward.circuits.add_service("treat", BreakerPolicy(threshold=1), [check])
     assert circuit is not None
-    circuit.done("run", well=False, why="it crashed")
+    circuit.record_result("run", succeeded=False, why="it crashed")
 
 
 @pytest.mark.parametrize("mode", ["delay", "fail", "watch"])
@@ -271,7 +274,7 @@ async def test_each_trip_is_a_warning_in_the_log_whatever_trips(
     check = HealthCheck("bank", allowed={"unhealthy": 1})
     ward = Ward(check, threshold=2, mode=mode)
     await TRIPS[way](ward, check)
-    trips = sum(reading.trips for reading in ward.circuits.told().values())
+    trips = sum(reading.trips for reading in ward.circuits.get_readings().values())
     tripped = told(lines, "breaker:tripped")
     assert trips == (2 if "probe" in way else 1)
     assert [line["level"] for line in tripped] == ["warning"] * trips
@@ -285,15 +288,15 @@ async def test_no_probe_goes_ahead_while_a_health_check_is_bad(
     check = HealthCheck("bank", lambda: False, period=10, allowed={"unhealthy": 0})
     ward = Ward(check, threshold=None, mode=mode)
     for _ in range(12):
-        ward.circuits.report(check, "unhealthy")
+        ward.circuits.record_check(check, "unhealthy")
         await trio.sleep(10)
         assert not ward.run(WELL)
-    reading = ward.circuits.told()["treat"]
+    reading = ward.circuits.get_readings()["treat"]
     assert (reading.state, reading.trips, reading.why) == ("open", 1, "health check bank is unhealthy")
-    ward.circuits.report(check, "healthy")
+    ward.circuits.record_check(check, "healthy")
     await trio.sleep(10)
     assert ward.run(WELL)
-    assert not ward.circuits.shut
+    assert not ward.circuits.not_closed
 
 
 async def test_a_probe_goes_ahead_when_the_bad_state_is_stale_or_is_degraded(
@@ -301,10 +304,10 @@ async def test_a_probe_goes_ahead_when_the_bad_state_is_stale_or_is_degraded(
 ) -> None:
     check = HealthCheck("bank", lambda: False, period=10, allowed={"unhealthy": 0, "degraded": 0})
     stale, slow = Ward(check, threshold=None), Ward(check, threshold=None)
-    stale.circuits.report(check, "unhealthy")
-    slow.circuits.report(check, "degraded")
+    stale.circuits.record_check(check, "unhealthy")
+    slow.circuits.record_check(check, "degraded")
     await trio.sleep(30)
-    slow.circuits.report(check, "degraded")
+    slow.circuits.record_check(check, "degraded")
     assert slow.run(WELL)
     assert not stale.run(WELL)  # 30 s are three periods: it is believed until they are over
     await trio.sleep(11)
@@ -314,7 +317,7 @@ async def test_a_probe_goes_ahead_when_the_bad_state_is_stale_or_is_degraded(
 async def test_a_check_that_only_jobs_report_bars_no_probe(autojump_clock: MockClock) -> None:
     check = HealthCheck("printer", allowed={"unhealthy": 0})
     ward = Ward(check, threshold=None)
-    ward.circuits.report(check, "unhealthy")
+    ward.circuits.record_check(check, "unhealthy")
     await trio.sleep(30)
     assert ward.run(WELL)
 
@@ -323,7 +326,7 @@ async def test_open_periods_grow_as_wished_while_probes_fail(autojump_clock: Moc
     ward = Ward(threshold=1, reset=10, growth="exponential", longest=35)
     ward.run(ILL)
     for _ in range(3):
-        await trio.sleep(ward.circuits.told()["treat"].probe_in)
+        await trio.sleep(ward.circuits.get_readings()["treat"].probe_in)
         assert ward.run(ILL)
     assert [each["seconds"] for each in told(lines, "breaker:tripped")] == [10, 20, 35, 35]
 
@@ -343,12 +346,16 @@ async def test_who_waits_for_a_job_that_expires_while_it_is_held_hears_of_it_the
 async def test_a_healthy_task_has_no_breaker_at_all(autojump_clock: MockClock) -> None:
     ward = Ward()
     assert ward.run(WELL)
-    assert (ward.circuits.told(), ward.circuits.shut, ward.circuits.restless) == ({}, {}, set())
+    assert (ward.circuits.get_readings(), ward.circuits.not_closed, ward.circuits.needing_success) == (
+        {},
+        {},
+        set(),
+    )
     ward.run(ILL)
-    assert ward.circuits.restless == {"treat"}  # a success would say something now
+    assert ward.circuits.needing_success == {"treat"}  # a success would say something now
     ward.run(WELL)
-    assert ward.circuits.restless == set()
-    assert ward.circuits.told()["treat"].failures == 0
+    assert ward.circuits.needing_success == set()
+    assert ward.circuits.get_readings()["treat"].failures == 0
 
 
 def test_a_breaker_that_allows_what_no_check_says_is_refused() -> None:
@@ -362,18 +369,18 @@ async def test_breakers_of_tasks_are_among_the_metrics(autojump_clock: MockClock
     ward = Ward(threshold=2, reset=30.0)
 
     def measured() -> dict[str, dict[str, float]]:
-        families = Guarded(ward.circuits).families()
-        return {each.name: {one.labels["of"]: one.value for one in each.samples} for each in families}
+        metric_families = BreakerMetrics(ward.circuits).metric_families()
+        return {each.name: {one.labels["of"]: one.value for one in each.samples} for each in metric_families}
 
-    assert measured() == {"celery5_circuit": {}, "celery5_circuit_trips_total": {}}
+    assert measured() == {"celery5_breaker_state": {}, "celery5_breaker_trips_total": {}}
     for _ in range(2):
         assert ward.run(ILL)
-    assert measured() == {"celery5_circuit": {"treat": 2}, "celery5_circuit_trips_total": {"treat": 1}}
+    assert measured() == {"celery5_breaker_state": {"treat": 2}, "celery5_breaker_trips_total": {"treat": 1}}
     await trio.sleep(30)
     probe, _barred = ward.comes()
-    assert measured()["celery5_circuit"] == {"treat": 1}
+    assert measured()["celery5_breaker_state"] == {"treat": 1}
     ward.ends(probe, WELL)
-    assert measured() == {"celery5_circuit": {"treat": 0}, "celery5_circuit_trips_total": {"treat": 1}}
+    assert measured() == {"celery5_breaker_state": {"treat": 0}, "celery5_breaker_trips_total": {"treat": 1}}
 
 
 @pytest.mark.parametrize(
@@ -389,13 +396,13 @@ async def test_a_breaker_says_everywhere_what_it_does_with_its_jobs(
 ) -> None:
     ward = Ward(threshold=1, mode=mode)
     ward.run(ILL)
-    reading = ward.circuits.told()["treat"]
+    reading = ward.circuits.get_readings()["treat"]
     assert (reading.state, reading.mode, reading.effect) == ("open", mode, effect)
-    state, _ = Guarded(ward.circuits).families()
+    state, _ = BreakerMetrics(ward.circuits).metric_families()
     assert [each.labels for each in state.samples] == [{"of": "treat", "mode": mode}]
     await trio.sleep(30)
     assert ward.run(WELL)
-    assert ward.circuits.told()["treat"].effect == ""
+    assert ward.circuits.get_readings()["treat"].effect == ""
     (tripped,) = told(lines, "breaker:tripped")
     assert tripped["effect"] == effect
     assert [told(lines, f"breaker:{each}")[0]["mode"] for each in ("probing", "closed")] == [mode, mode]

@@ -66,8 +66,8 @@ async def test_what_is_far_away_and_what_is_at_once_leave_it_alone() -> None:
         (ours,) = timers() - before
         timer.before_io_wait(0)
         timer.before_io_wait(0.001)  # epoll counts whole milliseconds as well as anybody
-        timer.before_io_wait(fine_timer.AHEAD - 0.0005)
-        timer.before_io_wait(fine_timer.AHEAD + 0.0005)
+        timer.before_io_wait(fine_timer.MAX_TIMEOUT - 0.0005)
+        timer.before_io_wait(fine_timer.MAX_TIMEOUT + 0.0005)
         assert not select.select([int(ours)], [], [], 0.05)[0]  # the one of a second, all but, has not rung
         nursery.cancel_scope.cancel()
 

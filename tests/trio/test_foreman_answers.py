@@ -6,23 +6,23 @@ Floor: tests. Reads and writes: nothing.
 import trio
 from trio.testing import MockClock
 
-from celery5.protocol.cluster import Cluster, read
+from celery5.protocol.cluster import Cluster, parse_cluster
 from celery5.protocol.members import Ended
 from celery5.protocol.posts import Phase
 from tests.trio.test_foreman_service import House, Lead
 
 
 def described(**flags: object) -> Cluster:
-    return read({"workers": {"default": {"count": 2, **flags}}, "schedulers": {"default": {}}})
+    return parse_cluster({"workers": {"default": {"count": 2, **flags}}, "schedulers": {"default": {}}})
 
 
 async def test_a_reload_lists_who_is_restarted_and_nobody_who_goes_on() -> None:
     said = [described(concurrency=7), described(concurrency=7), described()]
     house = House(cluster=described())
-    for name, post in house.foreman.crew.posts.items():
-        post.phase, post.running = Phase.UP, post.member
+    for name, post in house.foreman.cluster_state.members.items():
+        post.phase, post.started_as = Phase.UP, post.member
         if name == "worker-default-2":
-            post.phase, post.running = Phase.GIVEN_UP, None
+            post.phase, post.started_as = Phase.GIVEN_UP, None
     commands = house.commands(lambda: said.pop(0))
     first = {
         "started": ["worker-default-2"],
@@ -38,13 +38,13 @@ async def test_a_reload_lists_who_is_restarted_and_nobody_who_goes_on() -> None:
 
 
 async def test_a_reload_names_what_else_has_changed() -> None:
-    changed = read({"workers": {"default": {}}, "hung_after": 7, "restart_limit": 2})
-    house = House(cluster=read({"workers": {"default": {}}}))
+    changed = parse_cluster({"workers": {"default": {}}, "hung_after": 7, "restart_limit": 2})
+    house = House(cluster=parse_cluster({"workers": {"default": {}}}))
     assert (await house.commands(lambda: changed).reload())["settings"] == ["restart_limit", "hung_after"]
 
 
 async def test_who_stands_by_restarts_nobody_and_says_so() -> None:
-    lead = Lead(sure=False, leads=False, line="stands by: b leads")
+    lead = Lead(has_valid_lease=False, is_leader=False, status_line="stands by: b leads")
     async with House(lead=lead, cluster=described()).open() as house:
         assert await house.commands(lambda: described(concurrency=7)).reload() == {"stands_by": True}
 
@@ -53,9 +53,9 @@ async def test_deaths_restarts_and_the_age_of_words_are_told_apart(autojump_cloc
     async with House().open() as house:
         handlers = house.commands().handlers
         await trio.sleep(2)
-        crew = house.foreman.crew
-        crew.hear(Ended("worker-default-1", "it was ended by SIGKILL", -9), trio.current_time())
-        crew.posts["worker-default-2"].told = trio.current_time() - 9
+        crew = house.foreman.cluster_state
+        crew.handle_event(Ended("worker-default-1", "it was ended by SIGKILL", -9), trio.current_time())
+        crew.members["worker-default-2"].status_at = trio.current_time() - 9
         told = await handlers["members"]({})
         assert isinstance(told, dict)
         shown = {each["name"]: each for each in told["members"]}

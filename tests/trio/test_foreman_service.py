@@ -12,21 +12,21 @@ import trio
 from trio.testing import MockClock
 
 from celery5.errors import CommandRefused, Misconfigured, PlatformError
-from celery5.log import Log, Silence
-from celery5.platform import Beat, Cluster, Ended, Member, Platform, Ready, State, Stopping, Word
-from celery5.processes.platforms import platform_of
+from celery5.log import Log, NullLog
+from celery5.platform import Beat, Cluster, Ended, Member, MemberEvent, Platform, Ready, State, Stopping
+from celery5.processes.platforms import make_platform
 from celery5.protocol.autoscale import Autoscale
-from celery5.protocol.cluster import read
-from celery5.protocol.foreman import Crew
-from celery5.protocol.leadership import Record
+from celery5.protocol.cluster import parse_cluster
+from celery5.protocol.foreman import ClusterState
+from celery5.protocol.leadership import LeaderRecord
 from celery5.protocol.posts import Phase
-from celery5.services.all_up import AllUp
+from celery5.services.all_up import ClusterReady
 from celery5.services.foreman import Foreman
 from celery5.services.foreman_commands import ForemanCommands
-from celery5.services.reloader import Bell
-from celery5.services.sub_processes import SubProcesses, how_ended
+from celery5.services.reloader import ReloadSignal
+from celery5.services.sub_processes import SubProcesses, describe_exit
 
-CLUSTER = read({"workers": {"default": {"count": 2}}, "schedulers": {"default": {}}})
+CLUSTER = parse_cluster({"workers": {"default": {"count": 2}}, "schedulers": {"default": {}}})
 
 
 class Stage:
@@ -39,10 +39,13 @@ class Stage:
         self.broken: set[str] = set()
         self.quick = True
         self.before: dict[str, State] = {}
-        self.heard: Callable[[Word], None] = lambda _: None
+        self.heard: Callable[[MemberEvent], None] = lambda _: None
 
     async def live(
-        self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         self.heard = heard
         task_status.started()
@@ -78,31 +81,31 @@ class Stage:
 
     def end(self, name: str, code: int) -> None:
         self.there.pop(name, None)
-        self.heard(Ended(name, how_ended(code), code))
+        self.heard(Ended(name, describe_exit(code), code))
 
 
 @dataclass
 class Line:
     """Whether Redis can be reached."""
 
-    connected: bool = True
+    is_connected: bool = True
 
 
 @dataclass
 class Lead:
     """Whether this Controller is the one that acts."""
 
-    sure: bool = True
-    leads: bool = True
-    line: str = ""
+    has_valid_lease: bool = True
+    is_leader: bool = True
+    status_line: str = ""
     resigned: int = 0
     tell: Callable[[], object] = lambda: None
-    record = Record(7, 1, "c")
+    record = LeaderRecord(7, 1, "c")
 
-    def stamp(self) -> Mapping[str, str]:
+    def get_epoch_environment(self) -> Mapping[str, str]:
         return {"EPOCH": "7"}
 
-    def follow(self, tell: Callable[[], object], /) -> None:
+    def add_listener(self, tell: Callable[[], object], /) -> None:
         self.tell = tell
 
     async def resign(self) -> None:
@@ -111,7 +114,11 @@ class Lead:
 
     def become(self, *, leads: bool, sure: bool) -> None:
         """Another standing."""
-        self.leads, self.sure, self.line = leads, sure, "" if leads else "stands by: b leads"
+        self.is_leader, self.has_valid_lease, self.status_line = (
+            leads,
+            sure,
+            "" if leads else "stands by: b leads",
+        )
         self.tell()
 
 
@@ -125,20 +132,20 @@ class House:
     told: list[str] = field(default_factory=list)
     cluster: Cluster = CLUSTER
     configuration: object = None
-    bell: Bell = field(default_factory=Bell)
-    log: Log = field(default_factory=Silence)
+    bell: ReloadSignal = field(default_factory=ReloadSignal)
+    log: Log = field(default_factory=NullLog)
 
     def __post_init__(self) -> None:
         self.foreman = Foreman(
             cluster=self.cluster,
-            crew=Crew(self.cluster, chance=lambda: 0.5),
+            cluster_state=ClusterState(self.cluster, random=lambda: 0.5),
             platform=self.stage,
-            leads=self.lead,
+            leader=self.lead,
             redis=self.line,
-            surroundings={"CELERY5_APP": "shop"},
+            member_environment={"CELERY5_APP": "shop"},
             grace=5.0,
             log=self.log,
-            tell=self.told.append,
+            on_status=self.told.append,
         )
 
     @asynccontextmanager
@@ -146,7 +153,7 @@ class House:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.foreman.run)
             with trio.fail_after(5):
-                await self.foreman.whole.wait()
+                await self.foreman.all_ready.wait()
             yield self
             nursery.cancel_scope.cancel()
 
@@ -156,12 +163,12 @@ class House:
         limits = Autoscale(minimum=1, maximum=4) if scaled else None
         return ForemanCommands(
             foreman=self.foreman,
-            leads=self.lead,
-            describe=says,
+            leader=self.lead,
+            load_cluster=says,
             autoscale=limits,
             configuration=self.configuration,
             bell=self.bell,
-            log=Silence(),
+            log=NullLog(),
         )
 
 
@@ -194,20 +201,20 @@ async def test_what_cannot_be_started_is_tried_again_and_holds_up_nobody(autojum
         await nursery.start(house.foreman.run)
         await trio.sleep(1)
         assert sorted(house.stage.there) == ["scheduler-default-1", "worker-default-2"]
-        assert "there is no room" in house.foreman.crew.wrong
-        assert not house.foreman.whole.is_set()
+        assert "there is no room" in house.foreman.cluster_state.problem
+        assert not house.foreman.all_ready.is_set()
         house.stage.broken.clear()
-        await house.foreman.whole.wait()
+        await house.foreman.all_ready.wait()
         nursery.cancel_scope.cancel()
 
 
 async def test_while_redis_is_away_no_death_counts(autojump_clock: MockClock) -> None:
     async with House().open() as house:
-        house.line.connected = False
+        house.line.is_connected = False
         for _ in range(30):
             house.stage.end("worker-default-1", 1)
             await trio.sleep(15)
-        assert house.foreman.crew.posts["worker-default-1"].phase is Phase.UP
+        assert house.foreman.cluster_state.members["worker-default-1"].phase is Phase.UP
 
 
 async def test_what_runs_already_is_not_started_again(autojump_clock: MockClock) -> None:
@@ -259,10 +266,10 @@ async def test_the_gate_opens_when_all_are_up(autojump_clock: MockClock) -> None
     async with trio.open_nursery() as nursery:
         await nursery.start(house.foreman.run)
         with trio.move_on_after(0.5) as waited:
-            await AllUp(foreman=house.foreman).run()
+            await ClusterReady(foreman=house.foreman).run()
         assert waited.cancelled_caught
-        await nursery.start(AllUp(foreman=house.foreman).run)
-        assert house.foreman.crew.is_whole
+        await nursery.start(ClusterReady(foreman=house.foreman).run)
+        assert house.foreman.cluster_state.is_complete
         nursery.cancel_scope.cancel()
 
 
@@ -283,7 +290,7 @@ async def test_it_scales_within_the_limits_of_the_autoscaler(autojump_clock: Moc
 
 async def test_a_scale_outlives_another_description() -> None:
     async with House().open() as house:
-        commands = house.commands(lambda: read({"workers": {"default": {"count": 2}}}))
+        commands = house.commands(lambda: parse_cluster({"workers": {"default": {"count": 2}}}))
         await commands.handlers["scale"]({"workers": 3})
         nothing: dict[str, list[str]] = {"started": [], "restarted": [], "settings": []}
         assert await commands.reload() == {**nothing, "stopped": ["scheduler-default-1"]}
@@ -306,11 +313,13 @@ async def test_a_description_that_is_wrong_changes_nothing() -> None:
 
 async def test_members_that_go_on_read_their_configuration_again() -> None:
     async with House(configuration="shop.settings").open() as house:
-        other = read({"workers": {"default": {"count": 2}}, "schedulers": {"default": {"inbox": False}}})
+        other = parse_cluster(
+            {"workers": {"default": {"count": 2}}, "schedulers": {"default": {"inbox": False}}}
+        )
         commands = house.commands(lambda: other)
         async with trio.open_nursery() as nursery:
             await nursery.start(commands.run)
-            house.bell.ring()  # and a thread reads the description: no clock may jump meanwhile
+            house.bell.send()  # and a thread reads the description: no clock may jump meanwhile
             with trio.fail_after(30):
                 while len(house.stage.did) < 3 + 2 + 2:  # three have started; two look, and one begins anew
                     await trio.sleep(0.01)
@@ -339,10 +348,10 @@ async def test_it_tells_how_members_are_and_restarts_those_that_are_named(autoju
 
 
 def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
-    own = platform_of(Cluster(platform=f"{__name__}:Stage"), "shop", {})
+    own = make_platform(Cluster(platform=f"{__name__}:Stage"), "shop", {})
     assert isinstance(own, Stage)
     assert (own.app, isinstance(own, Platform)) == ("shop", True)
-    assert isinstance(platform_of(Cluster(platform="processes"), "shop", {}), SubProcesses)
+    assert isinstance(make_platform(Cluster(platform="processes"), "shop", {}), SubProcesses)
 
 
 @pytest.mark.parametrize(
@@ -357,4 +366,4 @@ def test_a_platform_of_ones_own_is_named_in_the_description() -> None:
 )
 def test_a_platform_that_is_none_is_told_of(name: str, wrong: str) -> None:
     with pytest.raises(Misconfigured, match=wrong):
-        platform_of(Cluster(platform=name), "shop", {})
+        make_platform(Cluster(platform=name), "shop", {})

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from celery5.errors import PlatformError
-from celery5.log import Level, Log, Silence
+from celery5.log import Level, Log, NullLog
 from celery5.platform import State
 from tests.trio.test_foreman_service import House, Lead, Stage
 
@@ -23,8 +23,8 @@ class Lasting(Stage):
 
 def standing_by(stage: Stage | None = None, log: Log | None = None) -> House:
     """A Foreman that does not lead yet."""
-    lead = Lead(sure=False, leads=False, line="stands by: b leads")
-    return House(stage=stage or Stage(), lead=lead, log=log or Silence())
+    lead = Lead(has_valid_lease=False, is_leader=False, status_line="stands by: b leads")
+    return House(stage=stage or Stage(), lead=lead, log=log or NullLog())
 
 
 async def test_who_stands_by_has_no_members_and_is_whole(autojump_clock: MockClock) -> None:
@@ -32,7 +32,7 @@ async def test_who_stands_by_has_no_members_and_is_whole(autojump_clock: MockClo
         await trio.sleep(30)
         assert (house.stage.did, house.told) == ([], ["stands by: b leads"])
         assert house.foreman.conditions() == {"cluster": ""}
-        assert house.foreman.is_whole
+        assert house.foreman.is_complete
 
 
 async def test_who_begins_to_lead_adopts_what_runs_and_starts_the_rest(autojump_clock: MockClock) -> None:
@@ -46,7 +46,7 @@ async def test_who_begins_to_lead_adopts_what_runs_and_starts_the_rest(autojump_
 
 
 async def test_a_platform_that_cannot_tell_what_runs_is_told_of_once(autojump_clock: MockClock) -> None:
-    class Heard(Silence):
+    class Heard(NullLog):
         def __init__(self) -> None:
             super().__init__()
             self.said: list[str] = []
@@ -69,7 +69,7 @@ async def test_a_platform_that_cannot_tell_what_runs_is_told_of_once(autojump_cl
         house.lead.become(leads=True, sure=True)
         await trio.sleep(30)
         assert len(house.stage.there) == 3
-    assert log.said.count("cluster:not-adopted") == 1
+    assert log.said.count("cluster:adopt-failed") == 1
 
 
 async def test_who_leads_no_more_ends_its_own_members_and_is_back_when_it_leads_again(
@@ -119,7 +119,7 @@ async def test_what_was_decided_and_waits_is_not_done_by_who_is_not_sure_any_mor
 
     async with House(stage=Slow()).open() as house, trio.open_nursery() as nursery:
         starts = house.stage.did.count(("start", "worker-default-1"))
-        nursery.start_soon(house.foreman.reread, ["worker-default-1"])
+        nursery.start_soon(house.foreman.reload_members, ["worker-default-1"])
         await trio.sleep(1)
         house.stage.end("worker-default-1", -9)
         await trio.sleep(3)  # it is decided to start it, when what is done to it now is done

@@ -19,9 +19,9 @@ from celery5.broker.keys import Keys
 from celery5.errors import CommandRefused
 from celery5.log import Log
 from celery5.loop import LoopBlocks
-from celery5.services.circuits import Circuits
-from celery5.services.commands import Commands
-from celery5.services.health import FAULTS, Health
+from celery5.services.circuits import CircuitBreakers
+from celery5.services.commands import CommandRegistry
+from celery5.services.health import MAX_REMEMBERED_FAULTS, HealthMonitor
 from tests.redis.workers import Lines
 from tests.trio.desk import told
 
@@ -42,12 +42,14 @@ class NoRedis:
 
 
 @asynccontextmanager
-async def looking(*checks: HealthCheck, circuits: Circuits | None = None) -> AsyncGenerator[Health, None]:
+async def looking(
+    *checks: HealthCheck, circuit_breakers: CircuitBreakers | None = None
+) -> AsyncGenerator[HealthMonitor, None]:
     """The service with these checks, while the block lasts."""
     log = Log(worker="w1", app="clinic")
-    one = Health(
+    one = HealthMonitor(
         checks={check.name: check for check in checks},
-        circuits=circuits or Circuits(tasks={}, log=log),
+        circuit_breakers=circuit_breakers or CircuitBreakers(tasks={}, log=log),
         redis=NoRedis(),
         keys=Keys("clinic"),
         loop_blocks=LoopBlocks(),
@@ -104,8 +106,8 @@ async def test_of_several_states_the_first_by_precedence_counts(
     check = HealthCheck("a", saying(answer), states=WORDS)
     async with looking(check) as health:
         await wait_all_tasks_blocked()
-        assert health.reading("a").state == check.state == state
-        assert health.reading("a").is_good == (state == "fine")
+        assert health.get_reading("a").state == check.state == state
+        assert health.get_reading("a").is_good == (state == "fine")
 
 
 async def test_all_that_subscribed_are_asked_and_the_worst_word_counts(autojump_clock: MockClock) -> None:
@@ -164,10 +166,10 @@ async def test_a_check_that_fails_is_an_error_in_the_log_and_keeps_its_state(
     with Lines() as lines:
         async with looking(check) as health:
             await trio.sleep(29)
-            assert (check.state, health.reading("a").is_stale) == ("smoking", False)
+            assert (check.state, health.get_reading("a").is_stale) == ("smoking", False)
             await trio.sleep(2)
-            assert (health.reading("a").state, health.reading("a").is_stale) == ("smoking", True)
-    failed = told(lines, "health:failed")
+            assert (health.get_reading("a").state, health.get_reading("a").is_stale) == ("smoking", True)
+    failed = told(lines, "health:check-failed")
     assert [(each["level"], each["check"], each["why"]) for each in failed] == [("error", "a", why)]
 
 
@@ -178,19 +180,19 @@ async def test_each_fault_is_told_once_until_the_check_has_recovered(autojump_cl
     with Lines() as lines:
         async with looking(moody):
             await trio.sleep(8.5)
-    whys = [each["why"] for each in told(lines, "health:failed")]
+    whys = [each["why"] for each in told(lines, "health:check-failed")]
     assert whys == ["ValueError: one", "ValueError: two", "ValueError: one"]
 
 
 async def test_faults_that_are_new_at_each_look_are_all_told_and_few_remembered(
     autojump_clock: MockClock,
 ) -> None:
-    always_new = saying(*(ValueError(str(n)) for n in range(3 * FAULTS)))
+    always_new = saying(*(ValueError(str(n)) for n in range(3 * MAX_REMEMBERED_FAULTS)))
     with Lines() as lines:
         async with looking(HealthCheck("a", always_new, states=WORDS, period=1)) as health:
-            await trio.sleep(3 * FAULTS - 0.5)
-            assert len(health._faults["a", 0]) <= FAULTS
-    assert len(told(lines, "health:failed")) == 3 * FAULTS
+            await trio.sleep(3 * MAX_REMEMBERED_FAULTS - 0.5)
+            assert len(health._faults["a", 0]) <= MAX_REMEMBERED_FAULTS
+    assert len(told(lines, "health:check-failed")) == 3 * MAX_REMEMBERED_FAULTS
 
 
 async def test_of_several_that_look_those_that_do_not_fail_are_heard(autojump_clock: MockClock) -> None:
@@ -214,7 +216,7 @@ async def test_checks_that_hang_are_left_after_their_time_and_hold_up_nobody(
         async with looking(*hanging, HealthCheck("a", look, period=1)):
             await trio.sleep(8.5)
             assert len(seen) == 9
-    failed = told(lines, "health:failed")
+    failed = told(lines, "health:check-failed")
     assert {each["why"] for each in failed} == {"took longer than its 4 s"}
     assert len(failed) == 10
 
@@ -227,7 +229,7 @@ async def test_a_limit_of_the_checks_own_is_told_as_what_it_is(autojump_clock: M
     with Lines() as lines:
         async with looking(HealthCheck("a", look, period=60)):
             await trio.sleep(2)
-    assert [each["why"] for each in told(lines, "health:failed")] == ["TooSlowError: "]
+    assert [each["why"] for each in told(lines, "health:check-failed")] == ["TooSlowError: "]
 
 
 async def test_each_change_is_told_once_as_a_warning_until_it_is_good_again(
@@ -250,14 +252,14 @@ async def test_a_check_without_functions_is_what_was_reported_last(autojump_cloc
     rhythmic = HealthCheck("b", states=WORDS, period=5, stale_after=2)
     check.report("burning")  # nobody is there to hear it
     async with looking(check, rhythmic) as health:
-        assert health.reading("a").state == "unknown"
+        assert health.get_reading("a").state == "unknown"
         check.report("smoking", "it is the toaster")
         rhythmic.report("fine")
         await trio.sleep(9)
-        assert not health.reading("b").is_stale
+        assert not health.get_reading("b").is_stale
         await trio.sleep(80_000)
-        assert health.reading("b").is_stale
-        reading = health.reading("a")
+        assert health.get_reading("b").is_stale
+        reading = health.get_reading("a")
         assert (reading.state, reading.why, reading.is_stale) == ("smoking", "it is the toaster", False)
         with pytest.raises(
             Misconfigured, match="health check a has no state 'wet'; it has: burning, smoking"
@@ -277,7 +279,9 @@ async def test_the_command_has_it_look_and_the_timer_waits_while_commands_come(
 
     began = trio.current_time()
     async with looking(HealthCheck("a", look, period=10)) as health:
-        commands = Commands(handlers={"check-expired": health.expired, "health": health.answer})
+        commands = CommandRegistry(
+            handlers={"check-expired": health.check_expired, "health": health.report_health}
+        )
         await trio.sleep(8)
         for _ in range(4):
             reading: Any = await commands.perform("check-expired", {"check": "a"})

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from celery5.protocol.delivery import Delivery
-from celery5.services.internal_queues import HandOver, TasksQueue
+from celery5.services.internal_queues import HandoffQueue, TasksQueue
 
 
 async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
-    queue: HandOver[int] = HandOver()
+    queue: HandoffQueue[int] = HandoffQueue()
     for n in range(3):
         queue.put(n)
     assert len(queue) == 3
@@ -25,7 +25,7 @@ async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
 
 
 async def test_a_taker_that_never_waits_takes_all_and_wakes_nobody_else(nursery: trio.Nursery) -> None:
-    queue: HandOver[int] = HandOver()
+    queue: HandoffQueue[int] = HandoffQueue()
     took: dict[int, list[int]] = {0: [], 1: [], 2: []}
 
     async def take_on(me: int) -> None:
@@ -43,7 +43,7 @@ async def test_a_taker_that_never_waits_takes_all_and_wakes_nobody_else(nursery:
 
 
 async def test_a_taker_that_waits_is_followed_by_others_at_once(nursery: trio.Nursery) -> None:
-    queue: HandOver[int] = HandOver()
+    queue: HandoffQueue[int] = HandoffQueue()
     began: list[int] = []
 
     async def take_and_wait() -> None:
@@ -64,7 +64,7 @@ async def test_a_taker_that_waits_is_followed_by_others_at_once(nursery: trio.Nu
 
 
 async def test_a_taker_woken_for_nothing_parks_again(nursery: trio.Nursery) -> None:
-    queue: HandOver[int] = HandOver()
+    queue: HandoffQueue[int] = HandoffQueue()
     took: list[int] = []
 
     async def take() -> None:
@@ -82,7 +82,7 @@ async def test_a_taker_woken_for_nothing_parks_again(nursery: trio.Nursery) -> N
 
 
 def test_drain_takes_the_oldest_up_to_a_limit() -> None:
-    queue: HandOver[int] = HandOver()
+    queue: HandoffQueue[int] = HandoffQueue()
     for n in range(5):
         queue.put(n)
     assert queue.drain(2) == [0, 1]
@@ -102,7 +102,7 @@ async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_
     async def work() -> None:
         nonlocal here
         here += 1
-        while await queue.next() is not None:
+        while await queue.take_next() is not None:
             await busy.wait()
         here -= 1
 
@@ -112,15 +112,15 @@ async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_
     for n in range(3):
         queue.put(delivery(n))
     await wait_all_tasks_blocked()
-    queue.dismiss(5)
+    queue.remove_executors(5)
     await wait_all_tasks_blocked()
-    assert (here, queue.surplus) == (3, 2)  # the three that waited are gone
-    assert queue.keep(1) == 0  # one more is wanted: one of those that were to go stays
-    assert queue.keep(3) == 2
-    queue.dismiss(2)
+    assert (here, queue.surplus_executors) == (3, 2)  # the three that waited are gone
+    assert queue.add_executors(1) == 0  # one more is wanted: one of those that were to go stays
+    assert queue.add_executors(3) == 2
+    queue.remove_executors(2)
     busy.set()
     await wait_all_tasks_blocked()
-    assert (here, queue.surplus) == (1, 0)
+    assert (here, queue.surplus_executors) == (1, 0)
     queue.put(delivery(4))
     await wait_all_tasks_blocked()
     assert len(queue) == 0
@@ -142,7 +142,7 @@ def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_n
         async def work(waits: bool) -> None:
             nonlocal here
             here += 1
-            while (each := await queue.next()) is not None:
+            while (each := await queue.take_next()) is not None:
                 taken.append(each.entry)
                 if waits:
                     await trio.lowlevel.checkpoint()
@@ -152,9 +152,9 @@ def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_n
             for _ in range(40):
                 slots = chance.randint(1, 6)
                 if slots < wanted:
-                    queue.dismiss(wanted - slots)
+                    queue.remove_executors(wanted - slots)
                 else:
-                    for _ in range(queue.keep(slots - wanted)):
+                    for _ in range(queue.add_executors(slots - wanted)):
                         nursery.start_soon(work, chance.random() < 0.5)
                 wanted = slots
                 for _ in range(chance.randint(0, 4)):
@@ -163,7 +163,7 @@ def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_n
                 if chance.random() < 0.5:
                     await trio.lowlevel.checkpoint()
             await wait_all_tasks_blocked()
-            assert (here, queue.surplus, len(queue), put) == (wanted, 0, 0, len(taken))
+            assert (here, queue.surplus_executors, len(queue), put) == (wanted, 0, 0, len(taken))
             assert len(set(taken)) == put
             nursery.cancel_scope.cancel()
 
@@ -178,7 +178,7 @@ def test_every_item_is_taken_exactly_once_while_takers_come_and_are_cancelled(
     chance = random.Random(seed)
 
     async def story() -> list[int]:
-        queue: HandOver[int] = HandOver()
+        queue: HandoffQueue[int] = HandoffQueue()
         taken: list[int] = []
         scopes: list[trio.CancelScope] = []
 

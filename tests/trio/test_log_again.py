@@ -10,11 +10,11 @@ import pytest
 import trio
 
 from celery5.errors import BrokerUnavailable, CommandRefused
-from celery5.log import AGAIN, Journal, Level, Log
+from celery5.log import MAX_RETRIES, Level, Log, LogWriter
 from celery5.log_lines import Message
 from celery5.services import log_again
-from celery5.services.commands import Commands, PostsDirectly
-from celery5.services.log_again import LARGEST, ROOM, LogAgain, log_handlers
+from celery5.services.commands import CommandRegistry, ImmediateCommands
+from celery5.services.log_again import MAX_MESSAGE_SIZE, MAX_WAITING_MESSAGES, LogRetry, log_handlers
 
 
 class Outlet:
@@ -38,17 +38,17 @@ class Outlet:
 class Post:
     """An inbox that keeps what it gets, or has nobody who takes it."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: CommandRegistry) -> None:
         self.works = True
         self.sizes: list[int] = []
-        self._direct = PostsDirectly(commands=commands)
+        self._direct = ImmediateCommands(commands=commands)
 
-    async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+    async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
         await trio.lowlevel.checkpoint()
         if not self.works:
             raise BrokerUnavailable("away")
         self.sizes.append(len(parameters["messages"]))
-        await self._direct.post(command, parameters)
+        await self._direct.send(command, parameters)
 
 
 class Desk:
@@ -56,11 +56,11 @@ class Desk:
 
     def __init__(self, nursery: trio.Nursery, *, level: Level = "info") -> None:
         self.outlet = Outlet()
-        self.journal = Journal(self.outlet, level=level)
-        self.log = Log(worker="w", app="a", journal=self.journal)
-        self.commands = Commands(handlers=log_handlers(self.log))
+        self.journal = LogWriter(self.outlet, level=level)
+        self.log = Log(worker="w", app="a", writer=self.journal)
+        self.commands = CommandRegistry(handlers=log_handlers(self.log))
         self.post = Post(self.commands)
-        self.service = LogAgain(log=self.log, posts=self.post)
+        self.service = LogRetry(log=self.log, self_commands=self.post)
         self.nursery = nursery
 
     def say(self, **fields: Any) -> None:
@@ -108,8 +108,8 @@ async def test_a_message_comes_again_three_times_and_then_is_counted_as_lost(des
     desk.outlet.broken = 1000
     desk.say(n=1)
     await desk.until(lambda: desk.journal.counts.lost == 1)
-    assert desk.outlet.tries == 1 + AGAIN
-    assert desk.post.sizes == [1] * AGAIN
+    assert desk.outlet.tries == 1 + MAX_RETRIES
+    assert desk.post.sizes == [1] * MAX_RETRIES
     desk.outlet.broken = 0
     await desk.until(lambda: any(each["message_type"] == "celery5:log:shed" for each in desk.outlet.messages))
     assert desk.said == []
@@ -136,16 +136,16 @@ async def test_what_the_inbox_says_never_comes_through_the_inbox(desk: Desk) -> 
 
 async def test_what_waits_is_bounded_and_commands_are_small_enough_for_the_inbox(desk: Desk) -> None:
     await desk.nursery.start(desk.service.run)
-    bring = desk.journal.bring_again
+    bring = desk.journal.retry_hook
     assert bring is not None
     text = "x" * 2000
     many: list[Message] = [
         {"message_type": "celery5:x", "worker": "w", "n": n, "text": text} for n in range(1500)
     ]
-    assert await trio.to_thread.run_sync(bring, many) == ROOM
-    await desk.until(lambda: len(desk.said) == ROOM)
-    assert max(desk.post.sizes) * len(text) <= LARGEST
-    bring([{"message_type": "celery5:x", "n": 0, "text": "x" * LARGEST}])
+    assert await trio.to_thread.run_sync(bring, many) == MAX_WAITING_MESSAGES
+    await desk.until(lambda: len(desk.said) == MAX_WAITING_MESSAGES)
+    assert max(desk.post.sizes) * len(text) <= MAX_MESSAGE_SIZE
+    bring([{"message_type": "celery5:x", "n": 0, "text": "x" * MAX_MESSAGE_SIZE}])
     await desk.until(lambda: desk.journal.counts.lost == 1)
 
 
@@ -153,12 +153,12 @@ async def test_a_worker_that_stops_posts_what_is_left_and_waits_for_nothing_else
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(desk.service.run)
-            bring = desk.journal.bring_again
+            bring = desk.journal.retry_hook
             assert bring is not None
             bring([{"message_type": "celery5:x", "worker": "w", "n": 1}])
             scope.cancel()
     assert desk.post.sizes == [1]
-    assert desk.journal.bring_again is None
+    assert desk.journal.retry_hook is None
     await desk.until(lambda: desk.said == [1])
 
 
@@ -176,7 +176,7 @@ async def test_the_level_is_set_while_it_runs_and_a_bad_one_is_refused(desk: Des
 
 
 async def test_a_process_that_does_not_write_its_log_refuses_to_set_its_level() -> None:
-    commands = Commands(handlers=log_handlers(Log(worker="w", app="a")))
+    commands = CommandRegistry(handlers=log_handlers(Log(worker="w", app="a")))
     with pytest.raises(CommandRefused, match="does not write its log itself"):
         await commands.perform("set-log-level", {"level": "debug"})
     assert await commands.perform("log-again", {"messages": []}) == {"taken": 0}

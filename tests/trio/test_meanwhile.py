@@ -8,7 +8,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from celery5.bootsteps.meanwhile import Meanwhile
+from celery5.bootsteps.meanwhile import BackgroundBoot
 from celery5.errors import BrokerUnavailable
 
 
@@ -39,11 +39,11 @@ class Told:
 async def test_an_outage_for_the_same_reason_as_the_last_one_is_told_of_again(
     autojump_clock: MockClock,
 ) -> None:
-    company: Any = Company()
+    broker_boot: Any = Company()
     told: Any = Told()
     async with trio.open_nursery() as nursery:
-        await nursery.start(Meanwhile(company=company, log=told).run)
-        while company.ups < 6:
+        await nursery.start(BackgroundBoot(broker_boot=broker_boot, log=told).run)
+        while broker_boot.ups < 6:
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
-    assert told.said[:6] == ["process:alone", "process:in-company"] * 3
+    assert told.said[:6] == ["process:broker-lost", "process:broker-recovered"] * 3

@@ -13,16 +13,22 @@ import trio
 
 from celery5.errors import BacklogFull, Misconfigured
 from celery5.log import Log
-from celery5.messages_backlog import MOST, MemoryBacklog, MessagesBacklog, Room, backlog_for
-from celery5.protocol.parcels import Parcel
+from celery5.messages_backlog import (
+    MAX_READ_MESSAGES,
+    BacklogCapacity,
+    MemoryBacklog,
+    MessagesBacklog,
+    make_backlog,
+)
+from celery5.protocol.parcels import JobMessage
 from celery5.services import messages_store
 from celery5.services.messages_store import MessagesStore
 from celery5.sqlite_backlog import SQLiteBacklog
 
 
-def pairs(*ids: str, queue: str = "q", size: int = 1) -> list[tuple[Parcel, int | None]]:
+def pairs(*ids: str, queue: str = "q", size: int = 1) -> list[tuple[JobMessage, int | None]]:
     """Messages to put."""
-    return [(Parcel(each, queue, b"x" * size), None) for each in ids]
+    return [(JobMessage(each, queue, b"x" * size), None) for each in ids]
 
 
 @asynccontextmanager
@@ -37,16 +43,16 @@ async def opened(one: MessagesBacklog) -> AsyncGenerator[MessagesBacklog, None]:
 @pytest.fixture(params=["memory", "sqlite"])
 def backlog(request: pytest.FixtureRequest, tmp_path: Path) -> MessagesBacklog:
     """One of each kind, with room for 500 messages of 10,000 bytes in all."""
-    room = Room(500, 10_000)
+    room = BacklogCapacity(500, 10_000)
     return (
-        MemoryBacklog(room=room)
+        MemoryBacklog(capacity=room)
         if request.param == "memory"
-        else SQLiteBacklog(path=tmp_path / "b.db", room=room)
+        else SQLiteBacklog(path=tmp_path / "b.db", capacity=room)
     )
 
 
 async def ids(backlog: MessagesBacklog, queue: str = "q", after: int = 0) -> list[str]:
-    return [each.parcel.id for each in await backlog.first(queue, after)]
+    return [each.job.id for each in await backlog.first(queue, after)]
 
 
 async def test_each_queue_comes_out_in_the_order_in_which_it_was_put(backlog: MessagesBacklog) -> None:
@@ -72,8 +78,8 @@ async def test_each_queue_comes_out_in_the_order_in_which_it_was_put(backlog: Me
 
 async def test_no_more_is_given_at_once_than_goes_in_one_trip(backlog: MessagesBacklog) -> None:
     async with opened(backlog):
-        await backlog.put(pairs(*[f"{n:03}" for n in range(MOST + 50)]))
-        assert len(await ids(backlog)) == MOST
+        await backlog.put(pairs(*[f"{n:03}" for n in range(MAX_READ_MESSAGES + 50)]))
+        assert len(await ids(backlog)) == MAX_READ_MESSAGES
 
 
 async def test_what_there_is_no_room_for_is_refused_as_a_whole(backlog: MessagesBacklog) -> None:
@@ -88,17 +94,17 @@ async def test_what_there_is_no_room_for_is_refused_as_a_whole(backlog: Messages
 
 
 async def test_what_is_in_a_file_is_there_again(tmp_path: Path) -> None:
-    path, parcel = tmp_path / "deep" / "b.db", Parcel("a", "q", b"\x00\xff", "+500", "h")
-    async with opened(SQLiteBacklog(path=path, room=Room(9, 999))) as one:
+    path, parcel = tmp_path / "deep" / "b.db", JobMessage("a", "q", b"\x00\xff", "+500", "h")
+    async with opened(SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))) as one:
         await one.put([(parcel, 1234)])
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    async with opened(SQLiteBacklog(path=path, room=Room(9, 999))) as one:
+    async with opened(SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))) as one:
         (kept,) = await one.first("q", 0)
-        assert (kept.parcel, kept.due, one.size) == (parcel, 1234, 1)
+        assert (kept.job, kept.due, one.size) == (parcel, 1234, 1)
 
 
 async def test_many_who_put_at_once_share_a_few_transactions(tmp_path: Path) -> None:
-    one = SQLiteBacklog(path=tmp_path / "b.db", room=Room(1000, 9999))
+    one = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(1000, 9999))
     written = list[int]()
     inner = one._insert
 
@@ -119,7 +125,7 @@ async def test_what_one_of_many_puts_too_much_of_costs_no_other_anything(tmp_pat
         with pytest.raises(BacklogFull):
             await one.put(pairs("b", "c", "d", "e"))
 
-    async with opened(SQLiteBacklog(path=tmp_path / "b.db", room=Room(3, 999))) as one:
+    async with opened(SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(3, 999))) as one:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.put, pairs("a"))
             nursery.start_soon(too_much)
@@ -129,7 +135,7 @@ async def test_what_one_of_many_puts_too_much_of_costs_no_other_anything(tmp_pat
 
 async def test_what_is_put_as_it_ends_is_written_and_each_commit_waits_for_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
-    one = SQLiteBacklog(path=path, room=Room(9, 999))
+    one = SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))
     async with trio.open_nursery() as nursery:
         await nursery.start(one.run)
         asked = [one._open_file.execute(f"PRAGMA {each}") for each in ("synchronous", "journal_mode")]
@@ -137,14 +143,14 @@ async def test_what_is_put_as_it_ends_is_written_and_each_commit_waits_for_the_d
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await one.put(pairs("a"))
-    async with opened(SQLiteBacklog(path=path, room=Room(9, 999))) as again:
+    async with opened(SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))) as again:
         assert await ids(again) == ["a"]
 
 
 async def refusal(path: Path) -> str:
     """Why a backlog does not come up."""
     try:
-        async with opened(SQLiteBacklog(path=path, room=Room(9, 999))):
+        async with opened(SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))):
             return ""
     except BaseExceptionGroup as group:
         error: BaseException = group
@@ -156,58 +162,58 @@ async def refusal(path: Path) -> str:
 
 async def test_a_file_is_one_daemons_alone_and_must_be_a_backlog(tmp_path: Path) -> None:
     path = tmp_path / "b.db"
-    async with opened(SQLiteBacklog(path=path, room=Room(9, 999))):
+    async with opened(SQLiteBacklog(path=path, capacity=BacklogCapacity(9, 999))):
         assert "another Publisher" in await refusal(path)
     path.write_bytes(b"this is no database, and long enough to be seen as none" * 100)
     assert "cannot be opened: file is not a database" in await refusal(path)
 
 
 def test_which_backlog_is_meant(tmp_path: Path) -> None:
-    room = Room(1, 1)
-    assert isinstance(backlog_for("memory", app="a", broker="b", room=room), MemoryBacklog)
-    assert "b.sqlite3" in repr(backlog_for(f"{tmp_path}/", app="a", broker="b", room=room))
-    own = backlog_for("tests.trio.test_messages_backlogs:own", app="a", broker="b", room=room)
+    room = BacklogCapacity(1, 1)
+    assert isinstance(make_backlog("memory", app="a", broker="b", capacity=room), MemoryBacklog)
+    assert "b.sqlite3" in repr(make_backlog(f"{tmp_path}/", app="a", broker="b", capacity=room))
+    own = make_backlog("tests.trio.test_messages_backlogs:own", app="a", broker="b", capacity=room)
     assert isinstance(own, MemoryBacklog)
     for wrong in ("sqlit", "no_such_module:x", "tests.trio.test_messages_backlogs:pairs"):
         with pytest.raises(Misconfigured, match="publisher_backlog"):
-            backlog_for(wrong, app="a", broker="b", room=room)
+            make_backlog(wrong, app="a", broker="b", capacity=room)
 
 
-def own(*, app: str, broker: str, room: Room) -> MemoryBacklog:
+def own(*, app: str, broker: str, room: BacklogCapacity) -> MemoryBacklog:
     """A backlog of a user's own."""
-    return MemoryBacklog(room=room)
+    return MemoryBacklog(capacity=room)
 
 
 async def test_while_the_disk_is_full_messages_go_on_a_list_in_memory_that_is_published_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages_store, "FALLBACK", 3)
-    backlog = SQLiteBacklog(path=tmp_path / "b.db", room=Room(1000, 10**9))
+    monkeypatch.setattr(messages_store, "MAX_MEMORY_MESSAGES", 3)
+    backlog = SQLiteBacklog(path=tmp_path / "b.db", capacity=BacklogCapacity(1000, 10**9))
     store = MessagesStore(broker="default", backlog=backlog, log=Log(worker="w", app="a"))
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
-        assert await store.put([Parcel("old", "q", b"x" * 1000)])
-        assert store.is_safe
+        assert await store.put([JobMessage("old", "q", b"x" * 1000)])
+        assert store.is_durable
         file: Any = backlog._file
         file.execute("PRAGMA max_page_count=1")  # it has more already: not one is to be had
         large = b"x" * 100_000
-        assert not await store.put([Parcel("a", "q", large), Parcel("b", "q", large)])
-        assert (store.in_memory, store.is_safe) == (2, False)
-        assert "full" in store.trouble
-        assert store.conditions() == {"backlog default": store.trouble}
-        assert not await store.put([Parcel("a", "q", large)])  # sent again
+        assert not await store.put([JobMessage("a", "q", large), JobMessage("b", "q", large)])
+        assert (store.in_memory, store.is_durable) == (2, False)
+        assert "full" in store.problem
+        assert store.conditions() == {"backlog default": store.problem}
+        assert not await store.put([JobMessage("a", "q", large)])  # sent again
         with pytest.raises(BacklogFull, match=r"cannot be written .*2 of at most 3 wait there"):
-            await store.put([Parcel("c", "q", large), Parcel("d", "q", large)])
-        first = await store.first("q")
-        assert [each.parcel.id for each in first] == ["a", "b"]
-        store.gone("q", first)
+            await store.put([JobMessage("c", "q", large), JobMessage("d", "q", large)])
+        first = await store.read_first("q")
+        assert [each.job.id for each in first] == ["a", "b"]
+        store.mark_published("q", first)
         file.execute("PRAGMA max_page_count=100000")
-        assert await store.put([Parcel("new", "q", large)])
-        assert (store.trouble, store.in_memory) == ("", 0)
-        last = await store.first("q")
-        assert [each.parcel.id for each in last] == ["old", "new"]
-        store.gone("q", last)
-        assert list(await store.first("q")) == []
+        assert await store.put([JobMessage("new", "q", large)])
+        assert (store.problem, store.in_memory) == ("", 0)
+        last = await store.read_first("q")
+        assert [each.job.id for each in last] == ["old", "new"]
+        store.mark_published("q", last)
+        assert list(await store.read_first("q")) == []
         with trio.fail_after(30):
             while backlog.size:
                 await trio.sleep(0.01)

@@ -13,9 +13,9 @@ import trio
 from trio.testing import MockClock
 
 from celery5.log import Log
-from celery5.processes.own_broker import looked_after, placed
+from celery5.processes.own_broker import resolve_paths, supervised_server
 from celery5.protocol.own_broker import OwnBroker
-from celery5.services.own_server import OwnServer
+from celery5.services.own_server import BrokerSupervisor
 
 
 class Server:
@@ -24,16 +24,16 @@ class Server:
     pid = 7
 
     def __init__(self, *, dies: bool = False) -> None:
-        self.lives = True
+        self.is_running = True
         self.begun = self.killed = 0
         self._dies = dies
 
-    def begin(self, _given_up: Callable[[], bool], /) -> bool:
+    def start(self, _given_up: Callable[[], bool], /) -> bool:
         self.begun += 1
-        self.lives = not self._dies
+        self.is_running = not self._dies
         return False
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         return False
 
     def kill(self) -> None:
@@ -54,7 +54,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def looked_at(server: Server, *, hung_after: float, seconds: float) -> None:
     """Look after it for so long."""
-    service = OwnServer(server=server, hung_after=hung_after, log=Log(worker="c", app="shop"))
+    service = BrokerSupervisor(server=server, hung_after=hung_after, log=Log(worker="c", app="shop"))
     with trio.move_on_after(seconds):
         await service.run()
 
@@ -63,7 +63,7 @@ async def test_one_that_dies_again_and_again_is_started_again_less_and_less_ofte
     autojump_clock: MockClock,
 ) -> None:
     server = Server(dies=True)
-    server.lives = False
+    server.is_running = False
     await looked_at(server, hung_after=0, seconds=60)
     assert 5 <= server.begun <= 15
 
@@ -81,19 +81,19 @@ async def test_one_that_does_not_answer_is_killed_only_where_that_is_wanted(
 async def test_it_is_looked_after_while_what_needs_it_ends(autojump_clock: MockClock) -> None:
     server = Server()
     with trio.CancelScope() as scope:
-        async with looked_after(cast("Any", server), 0, Log(worker="c", app="shop")):
+        async with supervised_server(cast("Any", server), 0, Log(worker="c", app="shop")):
             try:
                 scope.cancel()
                 await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
-                    server.lives = False
+                    server.is_running = False
                     await trio.sleep(10)
                     assert server.begun == 1
-    assert server.lives
+    assert server.is_running
 
 
 def test_what_is_relative_is_so_to_the_folder_of_the_description() -> None:
-    told = placed(OwnBroker(folder="data", socket="../run/redis.sock"), Path("/etc/shop"))
+    told = resolve_paths(OwnBroker(folder="data", socket="../run/redis.sock"), Path("/etc/shop"))
     assert (told.folder, told.socket) == ("/etc/shop/data", "/etc/run/redis.sock")
-    assert placed(OwnBroker(folder="/var/data"), Path("/etc/shop")).socket == ""
+    assert resolve_paths(OwnBroker(folder="/var/data"), Path("/etc/shop")).socket == ""

@@ -54,10 +54,10 @@ async def test_an_optional_service_that_goes_on_crashing_is_given_up_and_the_pro
         await nursery.start(desk.boot(services=(one,)).run)
         await trio.sleep(600)
         assert notes.count("ticker") == 4
-        assert desk.board.shown()["ticker"]["state"] == "given up"
+        assert desk.board.to_json()["ticker"]["state"] == "given up"
         assert "consumer down" not in notes
         nursery.cancel_scope.cancel()
-    assert [each["level"] for each in told(lines, "step:given-up")] == ["warning"]
+    assert [each["level"] for each in told(lines, "step:abandoned")] == ["warning"]
 
 
 async def test_a_service_that_crashes_because_redis_is_away_is_restarted_for_as_long_as_it_takes(

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 from celery5 import App, Misconfigured, RetryPolicy
 from celery5.boot_step import BootStep, service
 from celery5.errors import BootStepFailed, BrokerUnavailable, CommandRefused
-from celery5.services.board import RETRY
-from celery5.services.commands import PostsToItself
+from celery5.services.board import RETRY_COMMAND
+from celery5.services.commands import SelfCommandSender
 from tests.redis.workers import Lines
 from tests.trio.desk import QUICK, Body, Desk, failing, told
 
@@ -55,7 +55,7 @@ async def test_code_is_handed_what_it_asks_for_by_name(desk: Desk) -> None:
             got.update(settings=settings, logger=logger.name)
             task_status.started()
 
-    def report(prices: Prices, inbox: PostsToItself) -> None:  # in a thread
+    def report(prices: Prices, inbox: SelfCommandSender) -> None:  # in a thread
         got.update(prices=type(prices), inbox=inbox, thread=threading.current_thread().name)
 
     pool = Pool()
@@ -121,7 +121,7 @@ async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_com
     class Noted:
         """What posts, and notes it."""
 
-        async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+        async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
             assert "consumer up" in notes  # it is put off until the process works
             posted.append((command, parameters))
             await desk.commands.perform(command, parameters)
@@ -134,12 +134,12 @@ async def test_an_optional_step_that_fails_is_told_of_and_tried_again_by_the_com
         assert trio.current_time() == began
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    assert posted == [(RETRY, {"step": "cache"})]
+    assert posted == [(RETRY_COMMAND, {"step": "cache"})]
     tries = [float(each.split()[-1]) - began for each in notes if each.startswith("try")]
     assert tries == pytest.approx([0, 0, 1, 3])
-    assert desk.board.shown()["cache"] == {"state": "up"}
+    assert desk.board.to_json()["cache"] == {"state": "up"}
     assert [each["level"] for each in told(lines, "step:failed")] == ["warning"] * 3
-    assert [each["failures"] for each in told(lines, "step:up")] == [2]
+    assert [each["failures"] for each in told(lines, "step:started")] == [2]
 
 
 async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_same(
@@ -151,7 +151,7 @@ async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_sa
         def __init__(self, does: Body) -> None:
             self.does = does
 
-        async def post(self, command: str, parameters: Mapping[str, Any], /) -> None:
+        async def send(self, command: str, parameters: Mapping[str, Any], /) -> None:
             await self.does()
 
     async def refuse() -> None:
@@ -163,9 +163,9 @@ async def test_without_an_answer_to_its_command_a_step_is_tried_again_all_the_sa
         async with trio.open_nursery() as nursery:
             await nursery.start(desk.boot(BootStep("cache", failing(notes, 1), optional=True)).run)
             await trio.sleep(120)
-            assert desk.board.shown()["cache"] == {"state": "up"}
+            assert desk.board.to_json()["cache"] == {"state": "up"}
             nursery.cancel_scope.cancel()
-    assert [each["why"] for each in told(lines, "step:retry-not-posted")] == [
+    assert [each["why"] for each in told(lines, "step:retry-send-failed")] == [
         "it did not arrive",
         "no answer within 10 s",
         "redis is away",
@@ -179,7 +179,11 @@ async def test_a_step_that_was_given_up_is_tried_again_each_time_that_somebody_a
     async with trio.open_nursery() as nursery:
         await nursery.start(desk.boot(step).run)
         await trio.sleep(30)
-        assert desk.board.shown()["cache"] == {"state": "given up", "failures": 3, "why": "ValueError: no 4"}
+        assert desk.board.to_json()["cache"] == {
+            "state": "given up",
+            "failures": 3,
+            "why": "ValueError: no 4",
+        }
         for asked in range(1, 21):  # no circuit breaker ever says no
             assert await desk.retry("cache") == {"step": "cache", "tries": 3}
             await trio.sleep(30)
@@ -194,10 +198,10 @@ async def test_whoever_asks_while_a_step_waits_for_its_next_try_has_it_tried_at_
     async with trio.open_nursery() as nursery:
         await nursery.start(desk.boot(BootStep("cache", failing(notes, 2), optional=True, retry=policy)).run)
         await trio.sleep(5)
-        assert desk.board.shown()["cache"]["state"] == "failed"
+        assert desk.board.to_json()["cache"]["state"] == "failed"
         await desk.retry("cache")
         await trio.sleep(5)
-        assert desk.board.shown()["cache"] == {"state": "up"}
+        assert desk.board.to_json()["cache"] == {"state": "up"}
         nursery.cancel_scope.cancel()
 
 
@@ -238,9 +242,9 @@ async def test_what_requires_an_optional_step_waits_until_it_is_up(
 
 
 async def test_a_step_may_post_a_command_to_its_own_process(desk: Desk, notes: list[str]) -> None:
-    async def tell(inbox: PostsToItself) -> None:
+    async def tell(inbox: SelfCommandSender) -> None:
         with pytest.raises(CommandRefused, match="command 'sing' is not known here"):
-            await inbox.post("sing", {})
+            await inbox.send("sing", {})
         notes.append("told")
 
     async with trio.open_nursery() as nursery:

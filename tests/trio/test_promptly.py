@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from celery5.broker.call import Call
 from celery5.errors import BrokerUnavailable
-from celery5.services.promptly import LIMIT, REST, Promptly
+from celery5.services.promptly import REPLY_TIMEOUT, UNREACHABLE_PAUSE, TimeLimitedDriver
 
 T = TypeVar("T")
 PING = Call(("PING",), bool, repeatable=True)
@@ -29,7 +29,7 @@ class Silent:
         """Answer, some time."""
         self.asked += 1
         await trio.sleep(self.seconds)
-        return call.reply(1)
+        return call.decode(1)
 
     async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
         """Answer, some time."""
@@ -38,10 +38,10 @@ class Silent:
 
 async def test_one_that_answers_in_time_is_heard(autojump_clock: MockClock) -> None:
     redis = Silent()
-    redis.seconds = LIMIT / 2
-    promptly = Promptly(redis=redis, broker="mails")
+    redis.seconds = REPLY_TIMEOUT / 2
+    promptly = TimeLimitedDriver(redis=redis, broker="mails")
     assert await promptly.perform(PING) is True
-    redis.seconds = LIMIT / 4
+    redis.seconds = REPLY_TIMEOUT / 4
     assert await promptly.perform_all([PING, PING]) == [True, True]
 
 
@@ -50,14 +50,14 @@ async def test_one_that_is_silent_costs_the_limit_once_and_is_asked_again_after_
 ) -> None:
     redis = Silent()
     redis.seconds = 1000
-    promptly = Promptly(redis=redis, broker="mails")
+    promptly = TimeLimitedDriver(redis=redis, broker="mails")
     before = trio.current_time()
     for _ in range(5):
         with pytest.raises(BrokerUnavailable, match="broker mails has not answered within 2 s"):
             await promptly.perform(PING)
-    assert trio.current_time() - before == LIMIT
+    assert trio.current_time() - before == REPLY_TIMEOUT
     assert redis.asked == 1
-    await trio.sleep(REST)
+    await trio.sleep(UNREACHABLE_PAUSE)
     redis.seconds = 0
     assert await promptly.perform(PING) is True
 
@@ -67,7 +67,7 @@ async def test_what_the_broker_itself_says_is_raised_as_it_is() -> None:
         async def perform(self, call: Call[T], /) -> T:
             raise BrokerUnavailable("it is down")
 
-    promptly = Promptly(redis=Away(), broker="mails")
+    promptly = TimeLimitedDriver(redis=Away(), broker="mails")
     for _ in range(2):
         with pytest.raises(BrokerUnavailable, match="it is down"):
             await promptly.perform(PING)

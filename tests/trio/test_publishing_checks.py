@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from celery5.broker.keys import Keys
 from celery5.health import HealthCheck
-from celery5.log import Silence
+from celery5.log import NullLog
 from celery5.services.publishing_checks import PublishingChecks
 
 
@@ -21,12 +21,12 @@ async def test_what_fails_while_it_is_looked_at_is_looked_at_again_soon(autojump
         return "healthy"
 
     check = HealthCheck("slow", look, period=1000.0)
-    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=Silence())
+    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=NullLog())
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         await nursery.start(checks.run)
         await trio.sleep(0.5)
-        checks.failed("slow", "somebody met it")
+        checks.report_failure("slow", "somebody met it")
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
     assert [round(each - begun) for each in looks] == [0, 2]
@@ -41,17 +41,17 @@ async def test_a_check_that_hangs_neither_opens_nor_closes_the_breaker(autojump_
         return says[0]
 
     check = HealthCheck("disk", look, period=10.0, timeout=1.0)
-    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=Silence())
+    checks = PublishingChecks(checks=[check], keys=Keys("shop"), log=NullLog())
     async with trio.open_nursery() as nursery:
         await nursery.start(checks.run)
         await trio.sleep(60)
-        assert not checks.are_closed
+        assert not checks.all_closed
         says.clear()
         await trio.sleep(3600)
-        assert not checks.are_closed, "whether it is well again nobody knows"
+        assert not checks.all_closed, "whether it is well again nobody knows"
         says.append("healthy")
-        await checks.closed()
+        await checks.wait_until_closed()
         says.clear()
         await trio.sleep(3600)
-        assert checks.are_closed
+        assert checks.all_closed
         nursery.cancel_scope.cancel()

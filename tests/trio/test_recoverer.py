@@ -8,15 +8,15 @@ import trio
 from trio.testing import MockClock
 
 from celery5.broker.call import Call
-from celery5.broker.calls import HeartbeatEvidence, Pulse, Recovered
+from celery5.broker.calls import HeartbeatEvidence, HeartbeatReply, RecoveryResult
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.log import Log
 from celery5.protocol.recovery import LONGEST_WAIT
 from celery5.services.lease import Lease
 from celery5.services.recoverer import Recoverer
 
-MAIL = Keys("shop").of("mail")
-NEWS = Keys("shop").of("news")
+MAIL = Keys("shop").for_queue("mail")
+NEWS = Keys("shop").for_queue("news")
 
 
 class Judged:
@@ -24,24 +24,26 @@ class Judged:
 
     def __init__(self) -> None:
         self.at: list[float] = []
-        self.calls: list[Call[Recovered]] = []
+        self.calls: list[Call[RecoveryResult]] = []
         self.dead = 0
         self.thawed = trio.Event()
         self.thawed.set()
 
-    async def perform(self, call: Call[Recovered], /) -> Recovered:
+    async def perform(self, call: Call[RecoveryResult], /) -> RecoveryResult:
         """Somebody is to be recovered."""
         self.at.append(trio.current_time())
         self.calls.append(call)
         await self.thawed.wait()
         self.dead -= 1
-        return Recovered(worker="dead" if self.dead >= 0 else "", back=1, buried=0, more=False)
+        return RecoveryResult(
+            worker="dead" if self.dead >= 0 else "", requeued=1, dead_lettered=0, has_more=False
+        )
 
 
 def hear(recoverer: Recoverer, *, lapsed: int = 1, keys: QueueKeys = MAIL) -> float | None:
     """A heartbeat is answered now, and tells of lapsed leases; gives in how many seconds another one is wanted."""
     at = int(trio.current_time() * 1000)
-    return recoverer.hear(keys, Pulse(alive=True, lapsed=lapsed, due_in=None, at=at))
+    return recoverer.on_heartbeat(keys, HeartbeatReply(alive=True, lapsed=lapsed, due_in=None, at=at))
 
 
 async def beats(recoverer: Recoverer, *, every: float, until: float) -> None:

@@ -7,7 +7,7 @@ import trio
 
 from celery5 import App
 from celery5.log import Log
-from celery5.services.reloader import Next, Reloader
+from celery5.services.reloader import NextIncarnation, Reloader
 
 
 async def test_a_backend_whose_watch_returns_at_once_is_not_spun_on() -> None:
@@ -26,5 +26,7 @@ async def test_a_backend_whose_watch_returns_at_once_is_not_spun_on() -> None:
     app = App("shop", config=restless)
     with trio.move_on_after(0.9):
         log = Log(worker="w", app="shop")
-        await Reloader(app=app, configuration=restless, reload=True, next_life=Next(), log=log).run()
+        await Reloader(
+            app=app, configuration=restless, reload=True, next_incarnation=NextIncarnation(), log=log
+        ).run()
     assert restless.loads == 2  # when the application was made, and once since

@@ -16,9 +16,9 @@ import pytest
 import trio
 
 from celery5.errors import PlatformError
-from celery5.platform import Beat, Ended, Member, Ready, Stopping, Unknown, Word
-from celery5.protocol.remote_units import Act, Place, acts_script, unit_of
-from celery5.services.hosts import Hosts
+from celery5.platform import Beat, Ended, Member, MemberEvent, Ready, Stopping, Unknown
+from celery5.protocol.remote_units import RemoteSetup, UnitCommand, get_unit_name, make_command_script
+from celery5.services.hosts import MultiHostPlatform
 from celery5.services.remote_host import RemoteHost
 from tests.trio import sshd
 from tests.trio.sshd import OtherHost
@@ -41,12 +41,12 @@ class Heard:
     """What a platform has said, to be waited for."""
 
     def __init__(self) -> None:
-        self.words: list[Word] = []
+        self.words: list[MemberEvent] = []
 
-    def __call__(self, word: Word) -> None:
+    def __call__(self, word: MemberEvent) -> None:
         self.words.append(word)
 
-    async def until(self, fits: Callable[[Word], bool], what: str, since: int = 0) -> Word:
+    async def until(self, fits: Callable[[MemberEvent], bool], what: str, since: int = 0) -> MemberEvent:
         with trio.move_on_after(30):
             while True:
                 for word in self.words[since:]:
@@ -55,7 +55,7 @@ class Heard:
                 await trio.sleep(0.02)
         raise AssertionError(f"not heard: {what}; heard: {self.words[-5:]}")
 
-    async def of(self, kind: type[Word], since: int = 0) -> Word:
+    async def of(self, kind: type[MemberEvent], since: int = 0) -> MemberEvent:
         return await self.until(lambda word: isinstance(word, kind), str(kind), since)
 
     async def status(self, begins: str, since: int = 0) -> None:
@@ -74,10 +74,10 @@ def command_lines() -> Iterator[bytes]:
             yield (entry / "cmdline").read_bytes()
 
 
-def place(host: OtherHost, **changed: object) -> Place:
+def place(host: OtherHost, **changed: object) -> RemoteSetup:
     command = f"python3 -IS {MEMBER}"
     given = {"app": "shop", "command": command, "directory": str(host.home), "hung_after": 30.0, **changed}
-    return Place(**given)  # type: ignore[arg-type]
+    return RemoteSetup(**given)  # type: ignore[arg-type]
 
 
 def member(name: str = NAME, *more: str, **environment: str) -> Member:
@@ -88,7 +88,7 @@ def member(name: str = NAME, *more: str, **environment: str) -> Member:
 @asynccontextmanager
 async def platform(host: OtherHost, heard: Heard, **changed: object) -> AsyncGenerator[RemoteHost]:
     """One that lives for as long."""
-    one = RemoteHost(name="web2", place=place(host, **changed), line=host.line(), interval=0.1)
+    one = RemoteHost(name="web2", setup=place(host, **changed), connection=host.line(), interval=0.1)
     async with trio.open_nursery() as nursery:
         await nursery.start(one.live, heard)
         yield one
@@ -130,7 +130,7 @@ async def test_arguments_and_environment_arrive_as_they_are_and_are_on_no_comman
         await one.start(member(NAME, "--queues", HARD, HARD=HARD, CELERY5_CONTROLLER_EPOCH="7"))
         await heard.of(Ready)
         told = json.loads((host.home / f"{NAME}.json").read_text())
-        unit = unit_of("shop", NAME)
+        unit = get_unit_name("shop", NAME)
         units = host.runtime / "systemd" / "user" / unit
         secrets = host.runtime / "celery5" / f"{unit}.env"
         assert "HARD" not in units.read_text()
@@ -322,7 +322,9 @@ async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_pat
         def __init__(self) -> None:
             self.asked: list[str] = []
 
-        async def live(self, heard: Callable[[Word], None], *, task_status: trio.TaskStatus[None]) -> None:
+        async def live(
+            self, heard: Callable[[MemberEvent], None], *, task_status: trio.TaskStatus[None]
+        ) -> None:
             task_status.started()
             await trio.sleep_forever()
 
@@ -342,8 +344,8 @@ async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_pat
             return {"router-default-1": "up"}
 
     here, heard = Here(), Heard()
-    there = RemoteHost(name="web2", place=place(host), line=host.line(), interval=0.1)
-    both = Hosts(here=here, there={"web2": there})  # type: ignore[arg-type]
+    there = RemoteHost(name="web2", setup=place(host), connection=host.line(), interval=0.1)
+    both = MultiHostPlatform(local=here, remote={"web2": there})  # type: ignore[arg-type]
     local = Member(name="worker-default-1", kind="worker", arguments=("worker", "start"))
     lost = Member(name="worker-default-1@web3", kind="worker", host="web3", arguments=("worker", "start"))
     async with trio.open_nursery() as nursery:
@@ -365,7 +367,9 @@ async def test_members_are_divided_among_here_and_there(host: OtherHost, tmp_pat
 
 
 def test_a_script_is_one_group() -> None:
-    said = acts_script(Place(app="shop"), [Act(verb="start", name=NAME, member=member())])
+    said = make_command_script(
+        RemoteSetup(app="shop"), [UnitCommand(verb="start", name=NAME, member=member())]
+    )
     size, _, text = said.partition(b"\n")
     assert int(size) == len(text)
     assert text.startswith(b"{\n")

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import trio
 
-from celery5.protocol.cluster import read
-from celery5.protocol.members import Beat, Ended, Ready, Unknown, Word
-from celery5.protocol.remote_units import MARK, Place, unit_of
+from celery5.protocol.cluster import parse_cluster
+from celery5.protocol.members import Beat, Ended, MemberEvent, Ready, Unknown
+from celery5.protocol.remote_units import LINE_PREFIX, RemoteSetup, get_unit_name
 from celery5.services import remote_host
-from celery5.services.hosts import Hosts
+from celery5.services.hosts import MultiHostPlatform
 from celery5.services.remote_host import RemoteHost
-from celery5.services.ssh_line import HostAway
+from celery5.services.ssh_line import HostUnreachable
 from tests.trio.test_foreman_service import House, Stage
 
-CLUSTER = read({"hosts": {"web2": {}}, "workers": {"default": {"count": 2, "hosts": ["web2"]}}})
+CLUSTER = parse_cluster({"hosts": {"web2": {}}, "workers": {"default": {"count": 2, "hosts": ["web2"]}}})
 ORDER = re.compile(r"^do_(stop|kill) .*worker", re.MULTILINE)
 
 
@@ -35,23 +35,23 @@ class OneHost:
         self.shown = [
             f"{line}\n"
             for name in names
-            for line in (f"Id={unit_of('shop', name)}", "ActiveState=active", "InvocationID=abc", "")
+            for line in (f"Id={get_unit_name('shop', name)}", "ActiveState=active", "InvocationID=abc", "")
         ]
 
     @asynccontextmanager
     async def listening(self, _script: bytes) -> AsyncGenerator[Any]:
         if not self.there.is_set():
-            raise HostAway("no route")
+            raise HostUnreachable("no route")
         self.cut = trio.Event()
         yield self
-        raise HostAway("no route")
+        raise HostUnreachable("no route")
 
     async def hear(self) -> str | None:
         if self.cut.is_set():
             return None
         await trio.sleep(0.05)
         if not self.said:
-            self.said = [*(each.strip() for each in self.shown), f"{MARK}seen"]
+            self.said = [*(each.strip() for each in self.shown), f"{LINE_PREFIX}seen"]
         return self.said.pop(0)
 
     async def call(self, script: bytes) -> list[str]:
@@ -74,12 +74,12 @@ async def test_what_was_asked_of_a_host_that_was_away_is_not_done_by_who_leads_n
     knows: bool, autojump_clock: Any
 ) -> None:
     line: Any = OneHost("worker-default-1@web2", "worker-default-2@web2")
-    place = Place(app="shop", command="celery5", directory="/", hung_after=30.0)
-    remote = RemoteHost(name="web2", place=place, line=line, interval=0.1)
-    house = House(stage=Hosts(here=Stage(), there={"web2": remote}), cluster=CLUSTER)  # type: ignore[arg-type]
+    place = RemoteSetup(app="shop", command="celery5", directory="/", hung_after=30.0)
+    remote = RemoteHost(name="web2", setup=place, connection=line, interval=0.1)
+    house = House(stage=MultiHostPlatform(local=Stage(), remote={"web2": remote}), cluster=CLUSTER)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         await nursery.start(house.foreman.run)
-        await house.foreman.whole.wait()
+        await house.foreman.all_ready.wait()
         line.there, gone = trio.Event(), line.cut
         gone.set()  # the host is away
         await trio.sleep(2)
@@ -98,9 +98,9 @@ async def test_a_look_that_is_too_large_ends_no_member_and_is_logged_once(
     limit: str, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line: Any = OneHost("mail")
-    log, words = Logged(), list[Word]()
-    place = Place(app="shop", command="celery5", directory="/")
-    remote = RemoteHost(name="web2", place=place, line=line, interval=0.1, log=log)  # type: ignore[arg-type]
+    log, words = Logged(), list[MemberEvent]()
+    place = RemoteSetup(app="shop", command="celery5", directory="/")
+    remote = RemoteHost(name="web2", setup=place, connection=line, interval=0.1, log=log)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         await nursery.start(remote.live, words.append)
         await remote.living()
@@ -112,7 +112,7 @@ async def test_a_look_that_is_too_large_ends_no_member_and_is_logged_once(
         assert not [word for word in words if isinstance(word, Ended)]
         assert isinstance(words[-1], Unknown)
         assert "too long" in words[-1].why
-        assert log.events.count("host:look-ignored") == 1
+        assert log.events.count("host:status-ignored") == 1
         monkeypatch.undo()
         since = len(words)
         await trio.sleep(2)

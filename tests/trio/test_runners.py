@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from celery5.protocol.verdict import Outcome, Raised, Reason, Refused, Returned
+from celery5.protocol.verdict import Outcome, PermanentFailure, Raised, Reason, Returned
 from celery5.runners import on_asyncio
-from celery5.runners.context import CURRENT, CurrentJob, current_job
-from celery5.runners.hand import Hand, Limits
+from celery5.runners.context import CURRENT_JOB, CurrentJob, current_job
+from celery5.runners.hand import RunningJob, TimeLimits
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -38,7 +38,7 @@ async def execute(runners: dict[str, Any], kind: str, body: Any) -> Outcome:
         return body(n + add)
 
     outcome: Outcome = await runners[kind].execute(
-        function if kind == "thread" else coroutine, [1], {"add": 2}, Hand()
+        function if kind == "thread" else coroutine, [1], {"add": 2}, RunningJob()
     )
     return outcome
 
@@ -61,7 +61,7 @@ async def test_a_result_is_encoded(runners: dict[str, Any], kind: str) -> None:
 async def test_a_result_without_a_json_form_is_refused(runners: dict[str, Any], kind: str) -> None:
     for value in (object(), "half of a pair: \udc80", float("nan")):
         outcome = await execute(runners, kind, lambda _n, value=value: value)
-        assert isinstance(outcome, Refused)
+        assert isinstance(outcome, PermanentFailure)
         assert outcome.reason is Reason.UNENCODABLE_RESULT
         assert "cannot be encoded" in outcome.failure.message
 
@@ -93,7 +93,7 @@ async def test_a_task_knows_its_job_and_keeps_its_context_to_itself(
     runners: dict[str, Any], kind: str
 ) -> None:
     job = CurrentJob("id", "task", "queue", 1, "worker")
-    CURRENT.set(job)
+    CURRENT_JOB.set(job)
 
     def body(_n: int) -> list[str]:
         found = current_job()
@@ -101,7 +101,7 @@ async def test_a_task_knows_its_job_and_keeps_its_context_to_itself(
         return [found.id]
 
     assert await execute(runners, kind, body) == Returned(b'["id"]')
-    CURRENT.set(None)
+    CURRENT_JOB.set(None)
 
 
 async def test_a_cancelled_trio_task_has_ended(runners: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ async def test_a_cancelled_trio_task_has_ended(runners: dict[str, Any]) -> None:
             ended.set()
 
     with trio.move_on_after(0.02) as scope:
-        await runners["trio"].execute(task, [], {}, Hand())
+        await runners["trio"].execute(task, [], {}, RunningJob())
     assert scope.cancelled_caught
     assert ended.is_set()
 
@@ -132,7 +132,7 @@ async def test_a_cancelled_asyncio_task_has_ended_when_execute_returns(runners: 
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cancel_when, lambda: notes == ["began"], nursery.cancel_scope)
-        await runners["asyncio"].execute(task, [], {}, Hand())
+        await runners["asyncio"].execute(task, [], {}, RunningJob())
     assert nursery.cancel_scope.cancelled_caught
     assert notes == ["began", "ended"]
 
@@ -158,14 +158,14 @@ async def test_an_asyncio_task_that_is_done_all_the_same_keeps_its_result(runner
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cancel_when, began.is_set, nursery.cancel_scope)
-        got.append(await runners["asyncio"].execute(task, [], {}, Hand()))
+        got.append(await runners["asyncio"].execute(task, [], {}, RunningJob()))
     assert got == [Returned(b"5")]
 
 
 async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
     runners: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_asyncio, "CANCEL_LIMIT", 0.1)
+    monkeypatch.setattr(on_asyncio, "CANCEL_TIMEOUT", 0.1)
     go, ended = threading.Event(), threading.Event()
 
     async def task() -> None:
@@ -173,7 +173,7 @@ async def test_an_asyncio_task_that_blocks_its_loop_is_left_behind(
         ended.set()
 
     with trio.move_on_after(0.02) as scope:
-        await runners["asyncio"].execute(task, [], {}, Hand())
+        await runners["asyncio"].execute(task, [], {}, RunningJob())
     assert scope.cancelled_caught
     assert not ended.is_set()
     go.set()
@@ -189,7 +189,7 @@ async def test_asyncio_tasks_run_side_by_side_and_each_gets_its_own_outcome(runn
 
     async def ask(n: int) -> None:
         with trio.move_on_after(0.005 if n % 5 == 0 else 30):
-            found[n] = await runners["asyncio"].execute(task, [n], {}, Hand())
+            found[n] = await runners["asyncio"].execute(task, [n], {}, RunningJob())
 
     async with trio.open_nursery() as nursery:
         for n in range(100):
@@ -211,7 +211,7 @@ async def test_a_cancelled_thread_is_left_to_itself_and_can_find_out(runners: di
             raise
 
     with trio.move_on_after(0.02) as scope:
-        await runners["thread"].execute(task, [], {}, Hand())
+        await runners["thread"].execute(task, [], {}, RunningJob())
     assert scope.cancelled_caught
     go.set()
     assert told.wait(30)
@@ -227,15 +227,15 @@ async def test_the_asyncio_runner_ends_its_loop_and_can_begin_again() -> None:
                 _left = asyncio.get_running_loop().create_task(asyncio.sleep(60))
                 return threading.current_thread().name
 
-            assert await loop.execute(name, [], {}, Hand()) == Returned(b'"celery5-asyncio"')
+            assert await loop.execute(name, [], {}, RunningJob()) == Returned(b'"celery5-asyncio"')
             nursery.cancel_scope.cancel()
         assert not any(each.name == "celery5-asyncio" for each in threading.enumerate())
 
 
-@pytest.mark.parametrize("limits", [None, Limits(hard=60, soft=50)])
+@pytest.mark.parametrize("limits", [None, TimeLimits(hard=60, soft=50)])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_traceback_of_a_failure_begins_in_the_tasks_own_code(
-    runners: dict[str, Any], kind: str, limits: Limits | None
+    runners: dict[str, Any], kind: str, limits: TimeLimits | None
 ) -> None:
     async def coroutine() -> None:
         raise ValueError("mine")
@@ -244,9 +244,9 @@ async def test_the_traceback_of_a_failure_begins_in_the_tasks_own_code(
         raise ValueError("mine")
 
     task: Any = function if kind == "thread" else coroutine
-    outcome = await runners[kind].execute(task, [], {}, Hand(limits=limits))
+    outcome = await runners[kind].execute(task, [], {}, RunningJob(limits=limits))
     assert outcome.failure.traceback.splitlines()[1].startswith(f'  File "{__file__}"')
-    wrong = await runners[kind].execute(task, ["one too many"], {}, Hand(limits=limits))
+    wrong = await runners[kind].execute(task, ["one too many"], {}, RunningJob(limits=limits))
     assert "in " in wrong.failure.traceback, "there is nothing but ours"
     assert wrong.failure.traceback.startswith("Traceback")
 
@@ -264,7 +264,9 @@ async def foreign_turn() -> None:
 @pytest.mark.parametrize("softly", [False, True])
 @pytest.mark.parametrize("task", [foreign_sleep, foreign_turn])
 async def test_a_trio_task_that_calls_asyncio_is_told_what_to_do(task: Any, softly: bool) -> None:
-    outcome = await TrioRunner().execute(task, [], {}, Hand(limits=Limits(soft=60) if softly else None))
+    outcome = await TrioRunner().execute(
+        task, [], {}, RunningJob(limits=TimeLimits(soft=60) if softly else None)
+    )
     assert isinstance(outcome, Raised)
     assert outcome.failure.message.endswith(
         '(this task runs on Trio: declare it with @app.task(loop="asyncio") if it uses asyncio)'

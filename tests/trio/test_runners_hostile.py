@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from celery5.protocol.verdict import Raised, Returned
-from celery5.runners.hand import Hand
+from celery5.runners.hand import RunningJob
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -59,14 +59,14 @@ async def test_an_asyncio_task_that_ends_its_loop_harms_no_other(loop: AsyncioRu
     found: list[Any] = []
 
     async def ask(function: Any) -> None:
-        found.append(await loop.execute(function, [], {}, Hand()))
+        found.append(await loop.execute(function, [], {}, RunningJob()))
 
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, other)
             nursery.start_soon(ask, hostile)
         assert sorted(each.value for each in found) == [b"1", b"2"]
-        assert await loop.execute(other, [], {}, Hand()) == Returned(b"2")
+        assert await loop.execute(other, [], {}, RunningJob()) == Returned(b"2")
     for each in kept:
         if isinstance(each, asyncio.Task):
             assert isinstance(each.exception(), SystemExit)
@@ -86,10 +86,10 @@ async def test_jobs_in_an_asyncio_loop_that_is_lost_have_failed_and_the_next_get
         return 1
 
     with trio.fail_after(LIMIT):
-        outcome = await loop.execute(hostile, [], {}, Hand())
+        outcome = await loop.execute(hostile, [], {}, RunningJob())
         assert isinstance(outcome, Raised)
         assert "event loop ended under the job: OSError: a broken selector" in outcome.failure.message
-        assert await loop.execute(fine, [], {}, Hand()) == Returned(b"1")
+        assert await loop.execute(fine, [], {}, RunningJob()) == Returned(b"1")
 
 
 async def test_a_task_factory_that_breaks_fails_the_next_job_and_not_the_worker(loop: AsyncioRunner) -> None:
@@ -100,8 +100,8 @@ async def test_a_task_factory_that_breaks_fails_the_next_job_and_not_the_worker(
         asyncio.get_running_loop().set_task_factory(factory)
 
     with trio.fail_after(LIMIT):
-        await loop.execute(hostile, [], {}, Hand())
-        outcome = await loop.execute(hostile, [], {}, Hand())
+        await loop.execute(hostile, [], {}, RunningJob())
+        outcome = await loop.execute(hostile, [], {}, RunningJob())
     assert isinstance(outcome, Raised)
     assert outcome.failure.type == "ZeroDivisionError"
 
@@ -138,7 +138,9 @@ async def test_what_a_job_sets_in_its_context_the_next_one_does_not_see(
     runners: dict[str, Any] = {"trio": TrioRunner(), "asyncio": loop, "thread": ThreadRunner(slots=1)}
     precision = decimal.getcontext().prec
     for who in ("one", "two"):
-        outcome = await runners[kind].execute(work if kind == "thread" else coroutine, [who], {}, Hand())
+        outcome = await runners[kind].execute(
+            work if kind == "thread" else coroutine, [who], {}, RunningJob()
+        )
         assert outcome == Returned(b'["nobody",%d]' % precision)
     assert (WHO.get(), decimal.getcontext().prec) == ("nobody", precision)
 
@@ -157,7 +159,7 @@ async def test_a_trio_job_hands_its_context_on_to_what_it_starts() -> None:
         return WHO.get()
 
     seen: list[str] = []
-    assert await TrioRunner().execute(job, [], {}, Hand()) == Returned(b'"the job"')
+    assert await TrioRunner().execute(job, [], {}, RunningJob()) == Returned(b'"the job"')
     assert seen == ["the job", "the job"]
 
 
@@ -174,6 +176,6 @@ async def test_a_trio_job_that_asks_the_loop_for_nonsense_has_failed() -> None:
         await Nonsense()
 
     heard: list[str] = []
-    outcome = await TrioRunner().execute(job, [], {}, Hand())
+    outcome = await TrioRunner().execute(job, [], {}, RunningJob())
     assert isinstance(outcome, Raised)
     assert (outcome.failure.type, heard) == ("TypeError", ["told so"])

@@ -15,8 +15,8 @@ import trio
 import trio.testing
 
 from celery5.errors import SoftTimeLimitExceeded
-from celery5.protocol.verdict import Outcome, Raised, Returned, Withdrawn
-from celery5.runners.hand import Hand, Limits
+from celery5.protocol.verdict import JobRevoked, Outcome, Raised, Returned
+from celery5.runners.hand import RunningJob, TimeLimits
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
@@ -29,15 +29,15 @@ TOLD = Returned(b'"soon"')
 
 async def softly(runner: Any, function: Any, *, after: float = 0.02) -> Outcome:
     """The outcome of a job that is told that its time is nearly up."""
-    hand = Hand(limits=Limits(soft=after))
+    hand = RunningJob(limits=TimeLimits(soft=after))
     outcome: Outcome | None = None
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
 
             async def tell() -> None:
                 await trio.sleep(after)
-                assert hand.soften is not None
-                hand.soften(SoftTimeLimitExceeded(SOON))
+                assert hand.raise_soft_limit is not None
+                hand.raise_soft_limit(SoftTimeLimitExceeded(SOON))
 
             nursery.start_soon(tell)
             outcome = await runner.execute(function, [], {}, hand)
@@ -174,15 +174,15 @@ async def test_a_job_that_is_about_to_go_on_gets_what_it_waited_for_before_it_is
             heard.append(str(error))
         return heard
 
-    event, hand = trio.Event(), Hand(limits=Limits(soft=1))
+    event, hand = trio.Event(), RunningJob(limits=TimeLimits(soft=1))
     with trio.fail_after(LIMIT):
         async with trio.open_nursery() as nursery:
 
             async def both_at_once() -> None:
                 await trio.testing.wait_all_tasks_blocked()
-                assert hand.soften is not None
+                assert hand.raise_soft_limit is not None
                 event.set()
-                hand.soften(SoftTimeLimitExceeded(SOON))
+                hand.raise_soft_limit(SoftTimeLimitExceeded(SOON))
 
             nursery.start_soon(both_at_once)
             assert await TrioRunner().execute(job, [], {}, hand) == Returned(b'["event","soon"]')
@@ -304,7 +304,7 @@ async def test_an_asyncio_job_that_could_not_begin_yet_is_told_when_it_does(loop
 
     began = threading.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(loop.execute, blocking, [], {}, Hand())
+        nursery.start_soon(loop.execute, blocking, [], {}, RunningJob())
         while not began.is_set():
             await trio.sleep(0.001)
         assert await softly(loop, job) == TOLD
@@ -362,7 +362,7 @@ async def test_an_asyncio_job_that_is_cancelled_before_it_was_told_is_cancelled(
             heard.append(type(error).__name__)
             raise
 
-    held, go, hand = threading.Event(), threading.Event(), Hand(limits=Limits(soft=1))
+    held, go, hand = threading.Event(), threading.Event(), RunningJob(limits=TimeLimits(soft=1))
     heard: list[str] = []
 
     async def run() -> None:
@@ -373,9 +373,9 @@ async def test_an_asyncio_job_that_is_cancelled_before_it_was_told_is_cancelled(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await trio.to_thread.run_sync(held.wait, LIMIT)
-            assert hand.soften is not None
-            hand.soften(SoftTimeLimitExceeded(SOON))
-            hand.cancel(Withdrawn())
+            assert hand.raise_soft_limit is not None
+            hand.raise_soft_limit(SoftTimeLimitExceeded(SOON))
+            hand.cancel(JobRevoked())
             go.set()
     assert hand.scope.cancelled_caught
     assert heard == ["CancelledError"]

@@ -47,15 +47,15 @@ async def test_after_three_crashes_it_is_left_alone_and_then_tried_once_in_each_
         await nursery.start(of(desk, ticks))
         await trio.sleep(100)
         assert ticks.at == [0, 1, 2, 32, 62, 92]
-        reading = desk.circuits.told()[NAME]
+        reading = desk.circuits.get_readings()[NAME]
         assert (reading.state, reading.trips, reading.probe_in) == ("open", 4, 22)
         ticks.crashes = False
         await trio.sleep(30)
-        assert desk.circuits.told()[NAME].state == "half-open"  # it is up, and has to prove itself
+        assert desk.circuits.get_readings()[NAME].state == "half-open"  # it is up, and has to prove itself
         await trio.sleep(60)
-        assert desk.circuits.told()[NAME].state == "closed"
+        assert desk.circuits.get_readings()[NAME].state == "closed"
         nursery.cancel_scope.cancel()
-    assert len(told(lines, "breaker:probing")) == 4
+    assert len(told(lines, "breaker:half-opened")) == 4
     tripped = told(lines, "breaker:tripped")
     assert [each["level"] for each in tripped] == ["warning", "warning", "error", "error"]
     assert {each["why"] for each in tripped} == {"ValueError: ticked off"}
@@ -107,7 +107,7 @@ async def test_its_health_checks_keep_it_from_being_started_again_and_let_alone_
     async with trio.open_nursery() as nursery:
         await nursery.start(of(desk, ticks, checks=[check]))
         await trio.sleep(5)
-        desk.circuits.report(check, "unhealthy")
+        desk.circuits.record_check(check, "unhealthy")
         await trio.sleep(29)
         assert ticks.at == [0]  # crashed at 10
         await trio.sleep(2)
@@ -128,7 +128,7 @@ async def test_whoever_asks_for_it_by_the_command_asks_no_breaker(
         await trio.sleep(1)
         assert ticks.at == [0, 7]
         await trio.sleep(60)
-        assert desk.circuits.told()[NAME].state == "closed"
+        assert desk.circuits.get_readings()[NAME].state == "closed"
         nursery.cancel_scope.cancel()
 
 

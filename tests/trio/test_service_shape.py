@@ -23,25 +23,25 @@ import celery5.runners
 import celery5.services
 from celery5 import App, source
 from celery5.boot_step import BootStep
-from celery5.bootsteps.boot import Boot, Service, Step, in_order
-from celery5.bootsteps.own_code import OwnCode
-from celery5.bootsteps.supervised import Supervised
+from celery5.bootsteps.boot import BootGraph, Service, Step, sort_steps
+from celery5.bootsteps.own_code import StepCode
+from celery5.bootsteps.supervised import SupervisedStep
 from celery5.log import Log
 from celery5.processes import attendant_parts, controller, publisher, router, worker
 from celery5.processes.controller import ClusterOptions, ControllerParts
-from celery5.processes.publisher import Larder, PublisherParts
+from celery5.processes.publisher import PublisherParts, StoreCache
 from celery5.processes.router import RouterParts
 from celery5.processes.scheduler import SchedulerParts
 from celery5.processes.worker import WorkerOptions
 from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.cluster import Cluster
-from celery5.services.board import Board
-from celery5.services.commands import Commands, PostsDirectly
-from celery5.services.elsewhere import Elsewhere
-from celery5.services.own_server import OwnServer
-from celery5.services.reloader import Next
+from celery5.services.board import StepStatus
+from celery5.services.commands import CommandRegistry, ImmediateCommands
+from celery5.services.elsewhere import RemoteBrokerSchedules
+from celery5.services.own_server import BrokerSupervisor
+from celery5.services.reloader import NextIncarnation
 from celery5.services.status_port import StatusPort
-from celery5.services.vitals import Vitals
+from celery5.services.vitals import ProcessStatus
 from celery5.wiring import build
 
 
@@ -63,7 +63,7 @@ def living() -> list[type]:
 def test_the_services_are_found() -> None:
     names = {each.__name__ for each in living()}
     assert {"Consumer", "TaskExecution", "ResultPublisher", "Heartbeat", "Mover", "Recoverer"} <= names
-    assert {"JoinQueues", "OpenPublishing", "AsyncioRunner", "Boot"} <= names
+    assert {"QueueMembership", "LentConnection", "AsyncioRunner", "BootGraph"} <= names
 
 
 class Parts:
@@ -75,16 +75,21 @@ class Parts:
 
 def steps_with(service: type, app: App, log: Log) -> tuple[Step, ...]:
     """The steps of the first kind of process that has the service; a worker's, if none has."""
-    end, begin = trio.Event(), Next()
-    nobody = {**controller.given_of_cluster(app, ClusterOptions("")), "cluster": Cluster()}
-    attending = partial(attendant_parts.given, app, WorkerOptions(), log=log, done=end, next_life=begin)
+    end, begin = trio.Event(), NextIncarnation()
+    nobody = {**controller.make_cluster_values(app, ClusterOptions("")), "cluster": Cluster()}
+    attending = partial(
+        attendant_parts.make_common_values, app, WorkerOptions(), log=log, done=end, next_incarnation=begin
+    )
     found: list[tuple[Step, ...]] = []
     kinds: list[tuple[Any, Callable[[], dict[str, Any]]]] = [
         (WorkerParts, lambda: worker._given(app, WorkerOptions(), "w", log, end, begin)),
         (SchedulerParts, lambda: attending(kind="scheduler", name="w")),
-        (RouterParts, lambda: router.given(app, WorkerOptions(), "r", log, end, begin)),
+        (RouterParts, lambda: router.make_values(app, WorkerOptions(), "r", log, end, begin)),
         (ControllerParts, lambda: {**attending(kind="controller", name="c"), **nobody}),
-        (PublisherParts, lambda: publisher.given(app, WorkerOptions(), "p", log, end, begin, Larder())),
+        (
+            PublisherParts,
+            lambda: publisher.make_values(app, WorkerOptions(), "p", log, end, begin, StoreCache()),
+        ),
     ]
     for parts, told in kinds:
         found.append(build(Parts, parts, **told()).steps)
@@ -97,36 +102,36 @@ def in_its_place(service: type, app: App) -> tuple[Service, list[Service]]:
     """The service as a worker has it, and all that must be up before it, in order."""
     log = Log(worker="w", app=app.name)
     steps = steps_with(service, app, log)
-    if service is Boot:
-        return Boot(steps=steps), []
-    if service in (OwnCode, Supervised):
+    if service is BootGraph:
+        return BootGraph(steps=steps), []
+    if service in (StepCode, SupervisedStep):
         return of_an_application(service, log), []
     if service is StatusPort:  # it outlives all that a boot graph brings up
-        return StatusPort(vitals=Vitals(), log=log, port=0, host="127.0.0.1"), []
-    if service is OwnServer:  # and it, too
-        return OwnServer(server=Served(), hung_after=60, log=log), []
+        return StatusPort(process_status=ProcessStatus(), log=log, port=0, host="127.0.0.1"), []
+    if service is BrokerSupervisor:  # and it, too
+        return BrokerSupervisor(server=Served(), hung_after=60, log=log), []
     one = next((step for step in steps if type(step.run) is service), None)
     assert one is not None, (
         f"{service.__name__} is no step of any process: wire it, or try it here in another way"
     )
     needed = set(one.requires)
-    for step in reversed(in_order(steps)):
+    for step in reversed(sort_steps(steps)):
         if step.name in needed:
             needed.update(step.requires)
-    return one.run, [step.run for step in in_order(steps) if step.name in needed]
+    return one.run, [step.run for step in sort_steps(steps) if step.name in needed]
 
 
 class Served:
     """A server that is there."""
 
     pid = 1
-    lives = True
+    is_running = True
 
-    def begin(self, _given_up: Callable[[], bool], /) -> bool:
+    def start(self, _given_up: Callable[[], bool], /) -> bool:
         """It runs."""
         return True
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         """It does."""
         return True
 
@@ -155,10 +160,12 @@ class Lodger:
 def of_an_application(what: type, log: Log) -> Service:
     """What runs an application's service, and what looks after it."""
     step, working = BootStep("lodger", Lodger), trio.Event()
-    if what is OwnCode:
-        return OwnCode(step=step, offered={})
-    posts = PostsDirectly(commands=Commands(handlers={}))
-    return Supervised(step=step, offered={}, board=Board(), posts=posts, log=log, working=working)
+    if what is StepCode:
+        return StepCode(step=step, offered={})
+    posts = ImmediateCommands(commands=CommandRegistry(handlers={}))
+    return SupervisedStep(
+        step=step, offered={}, step_status=StepStatus(), self_commands=posts, log=log, working=working
+    )
 
 
 @pytest.mark.parametrize("service", living(), ids=lambda each: each.__name__)
@@ -176,7 +183,7 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     async def nothing(_document: object = None) -> None:
         pass
 
-    further = {"further": url} if service is Elsewhere else {}
+    further = {"further": url} if service is RemoteBrokerSchedules else {}
     one, needs = in_its_place(
         service, App(app_name, broker=url, brokers=further, lease=1.0) if further else app
     )
@@ -184,8 +191,8 @@ async def test_a_service_starts_is_cancelled_at_once_and_starts_again(
     async with trio.open_nursery() as around:
         for each in needs:
             await around.start(each.run)
-        if service is Elsewhere:
-            await app.connections.awaiting()  # which lasts as long as the Trio run
+        if service is RemoteBrokerSchedules:
+            await app.connections.get_async_driver()  # which lasts as long as the Trio run
         await wait_all_tasks_blocked(0.01)
         tasks = trio.lowlevel.current_statistics().tasks_living
         for _ in range(3):

@@ -18,13 +18,13 @@ class Crew:
     """Executors of one life, who note what they run."""
 
     def __init__(self, slots: SharedSlots, ran: list[str], running: list[str]) -> None:
-        self.queue: TasksQueue = slots.queues()["trio"]
+        self.queue: TasksQueue = slots.make_queues()["trio"]
         self._ran = ran
         self._running = running
 
     async def work(self, how_long: float) -> None:
         """One executor, until it is one too many."""
-        while (job := cast("str | None", await self.queue.next())) is not None:
+        while (job := cast("str | None", await self.queue.take_next())) is not None:
             self._running.append(job)
             await trio.sleep(how_long)
             self._running.remove(job)
@@ -37,7 +37,7 @@ class Crew:
 
     def begin(self, nursery: trio.Nursery, count: int, how_long: float = 1.0) -> None:
         """So many executors come."""
-        for _ in range(self.queue.keep(count)):
+        for _ in range(self.queue.add_executors(count)):
             nursery.start_soon(self.work, how_long)
 
 
@@ -93,7 +93,7 @@ async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockC
             await trio.sleep(5)
             assert ran == []
             inner.cancel_scope.cancel()
-        ended.queue.left()
+        ended.queue.reset_executors()
         await trio.sleep(5)
         assert ran == ["other"]
         nursery.cancel_scope.cancel()
@@ -101,7 +101,7 @@ async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockC
 
 def of_weight(crew: Crew, weight: float) -> None:
     """All its jobs have this weight."""
-    crew.queue.weigh(lambda _job: weight)
+    crew.queue.set_weights(lambda _job: weight)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -160,7 +160,7 @@ async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autoju
             dice.choice(crews).put(f"job {number}")
             if number % 9 == 8:
                 crew = dice.choice(crews)
-                crew.queue.dismiss(1)
+                crew.queue.remove_executors(1)
                 crew.begin(nursery, 1)
             await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
             await wait_all_tasks_blocked()

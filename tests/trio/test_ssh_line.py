@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from celery5.errors import PlatformError
-from celery5.protocol.remote_units import script
-from celery5.services.ssh_line import HostAway, SSHLine
+from celery5.protocol.remote_units import frame_script
+from celery5.services.ssh_line import HostUnreachable, SSHConnection
 from tests.trio import sshd
 from tests.trio.sshd import OtherHost
 
@@ -33,10 +33,10 @@ async def until(fits: Callable[[], object]) -> None:
             await trio.sleep(0.02)
 
 
-async def connect(line: SSHLine) -> None:
+async def connect(line: SSHConnection) -> None:
     """And hear it out."""
-    async with line.listening(script("true\n")) as lines:
-        while await lines.hear() is not None:
+    async with line.stream_lines(frame_script("true\n")) as lines:
+        while await lines.read_line() is not None:
             pass
 
 
@@ -49,7 +49,7 @@ async def test_a_host_key_that_is_another_or_not_known_is_told_of_in_one_line(ho
         ("", "its key is not in known_hosts: log in once by hand, and compare the key"),
     ):
         sshd.known(host.folder, host.port, key)
-        with pytest.raises(HostAway) as told:
+        with pytest.raises(HostUnreachable) as told:
             await connect(host.line())
         assert str(told.value) == f"host web2 (web2): {what}"
 
@@ -58,9 +58,9 @@ async def test_a_login_that_is_refused_and_an_ssh_that_is_not_there_are_told_of_
     host: OtherHost,
 ) -> None:
     (host.folder / "user.pub").write_text("")
-    with pytest.raises(HostAway, match="may not log in without a password"):
+    with pytest.raises(HostUnreachable, match="may not log in without a password"):
         await connect(host.line())
-    nothing = SSHLine(name="web2", destination="web2", program=("ssh-that-is-not-there",))
+    nothing = SSHConnection(name="web2", destination="web2", program=("ssh-that-is-not-there",))
     with pytest.raises(PlatformError, match="install an OpenSSH client"):
         await connect(nothing)
 
@@ -81,11 +81,11 @@ async def test_what_a_controller_that_was_killed_has_left_is_taken_away(host: Ot
 
 async def test_a_cancelled_call_leaves_nothing_running_at_either_end(host: OtherHost) -> None:
     line = host.line()
-    async with line.listening(script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
-        await lines.hear()
+    async with line.stream_lines(frame_script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
+        await lines.read_line()
         with trio.move_on_after(20) as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(line.call, script("exec sleep 987.654\n"))
+                nursery.start_soon(line.run_script, frame_script("exec sleep 987.654\n"))
                 await until(lambda: host.processes("sleep 987.654"))
                 nursery.cancel_scope.cancel()
         assert not scope.cancelled_caught
@@ -95,24 +95,24 @@ async def test_a_cancelled_call_leaves_nothing_running_at_either_end(host: Other
 
 
 async def test_half_a_script_does_nothing(host: OtherHost) -> None:
-    said = script("touch half\nsleep 5\n")
+    said = frame_script("touch half\nsleep 5\n")
     size, _, text = said.partition(b"\n")
     cut = b"%d\n%s" % (int(size), text[:-4])
     line = host.line()
-    async with line.listening(script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
-        await lines.hear()
+    async with line.stream_lines(frame_script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
+        await lines.read_line()
         with trio.move_on_after(1):
-            await line.call(cut)
+            await line.run_script(cut)
     assert not (host.home / "half").exists()
 
 
 async def test_a_call_that_takes_too_long_is_given_up_at_both_ends(
     host: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery5.services.ssh_line.LIMIT", 0.5)
+    monkeypatch.setattr("celery5.services.ssh_line.CALL_LIMIT", 0.5)
     line = host.line()
-    async with line.listening(script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
-        await lines.hear()
+    async with line.stream_lines(frame_script("while :; do echo celery5:seen; sleep 0.1; done\n")) as lines:
+        await lines.read_line()
         with pytest.raises(PlatformError, match=r"host web2 has not done it within 0\.5 seconds"):
-            await line.call(script("sleep 987.321\n"))
+            await line.run_script(frame_script("sleep 987.321\n"))
         await until(lambda: not host.processes("sleep 987.321"))

@@ -15,12 +15,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from celery5.log import Log
-from celery5.probe import ask
-from celery5.protocol.http import LARGEST_HEAD, Request
-from celery5.protocol.metrics import Family
+from celery5.probe import send_probe
+from celery5.protocol.http import MAX_HEAD_SIZE, HttpRequest
+from celery5.protocol.metrics import MetricFamily
 from celery5.services import status_port
-from celery5.services.status_port import CONNECTIONS, StatusPort
-from celery5.services.vitals import Vitals
+from celery5.services.status_port import MAX_CONNECTIONS, StatusPort
+from celery5.services.vitals import ProcessStatus
 
 GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -34,7 +34,7 @@ class Part:
     def conditions(self) -> Mapping[str, str]:
         return {"part": self.wrong}
 
-    def families(self) -> Iterable[Family]:
+    def metric_families(self) -> Iterable[MetricFamily]:
         if self.wrong:
             raise ValueError(self.wrong)
         return []
@@ -47,10 +47,12 @@ def free_port() -> int:
         return int(line.getsockname()[1])
 
 
-async def opened(nursery: trio.Nursery, vitals: Vitals, port: int, ports: int = 1) -> StatusPort:
+async def opened(
+    nursery: trio.Nursery, process_status: ProcessStatus, port: int, ports: int = 1
+) -> StatusPort:
     """A status port that listens."""
     log = Log(worker="w", app="a")
-    one = StatusPort(vitals=vitals, log=log, port=port, host="127.0.0.1", ports=ports)
+    one = StatusPort(process_status=process_status, log=log, port=port, host="127.0.0.1", ports=ports)
     await nursery.start(one.run)
     return one
 
@@ -72,19 +74,19 @@ async def status(port: int, path: bytes) -> int:
 
 
 async def test_who_lives_and_who_is_ready_are_two_questions(nursery: trio.Nursery) -> None:
-    vitals, part, port = Vitals(app="a"), Part(), free_port()
+    vitals, part, port = ProcessStatus(app="a"), Part(), free_port()
     await opened(nursery, vitals, port)
-    vitals.starting("w-1")
+    vitals.mark_starting("w-1")
     assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
-    vitals.up([part])
+    vitals.mark_up([part])
     assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 200)
     part.wrong = "it is broken"
     assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
     assert b'"part":"it is broken"' in await said(port, GET % b"/readyz")
-    vitals.stopping()
+    vitals.mark_stopping()
     assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (200, 503)
-    vitals.up([part])
-    vitals.down(another=False)
+    vitals.mark_up([part])
+    vitals.mark_down(is_restarting=False)
     assert (await status(port, b"/livez"), await status(port, b"/readyz")) == (503, 503)
 
 
@@ -96,7 +98,7 @@ async def test_who_lives_and_who_is_ready_are_two_questions(nursery: trio.Nurser
         (GET % b"/else", 404),
         (b"POST /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nsomething", 413),
-        (b"GET /" + b"x" * LARGEST_HEAD, 431),
+        (b"GET /" + b"x" * MAX_HEAD_SIZE, 431),
         (b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n", 431),
         (b"GET /livez HTTP/3.0\r\nHost: x\r\n\r\n", 505),
     ],
@@ -106,7 +108,7 @@ async def test_what_is_no_probe_is_refused_and_the_next_one_is_answered(
     nursery: trio.Nursery, data: bytes, answer: int
 ) -> None:
     port = free_port()
-    await opened(nursery, Vitals(), port)
+    await opened(nursery, ProcessStatus(), port)
     got = await said(port, data)
     assert int(got.split()[1]) == answer
     assert got.partition(b"\r\n\r\n")[2].startswith(b'{"error":"')
@@ -115,7 +117,7 @@ async def test_what_is_no_probe_is_refused_and_the_next_one_is_answered(
 
 async def test_half_a_request_is_told_so_and_nothing_at_all_is_no_error(nursery: trio.Nursery) -> None:
     port = free_port()
-    await opened(nursery, Vitals(), port)
+    await opened(nursery, ProcessStatus(), port)
     assert b" 400 " in await said(port, b"GET /livez HT", ends=True)
     assert b" 400 " in await said(port, b"", ends=True)
     assert await status(port, b"/livez") == 200
@@ -123,7 +125,7 @@ async def test_half_a_request_is_told_so_and_nothing_at_all_is_no_error(nursery:
 
 async def test_head_is_answered_without_a_body(nursery: trio.Nursery) -> None:
     port = free_port()
-    await opened(nursery, Vitals(), port)
+    await opened(nursery, ProcessStatus(), port)
     got = await said(port, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 200 OK\r\n")
     assert got.endswith(b"\r\n\r\n")
@@ -134,7 +136,7 @@ async def test_whoever_is_slow_is_sent_away_and_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(status_port, "LIMIT", 0.4)
     port = free_port()
-    one = await opened(nursery, Vitals(), port)
+    one = await opened(nursery, ProcessStatus(), port)
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(b"GET /livez HTTP/1.1\r\nHo")
     with trio.fail_after(30):
@@ -160,14 +162,14 @@ async def test_connections_that_are_held_open_keep_no_probe_from_its_answer(
     nursery: trio.Nursery, sent: bytes
 ) -> None:
     port = free_port()
-    one = await opened(nursery, Vitals(), port)
-    idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
+    one = await opened(nursery, ProcessStatus(), port)
+    idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3 * MAX_CONNECTIONS)]
     for each in idle:
         with suppress(trio.BrokenResourceError):
             await each.send_all(sent)
-    for _ in range(CONNECTIONS):
+    for _ in range(MAX_CONNECTIONS):
         assert await status(port, b"/livez") == 200
-        assert one._open <= CONNECTIONS + 1
+        assert one._open <= MAX_CONNECTIONS + 1
     assert await closed(idle[0])
     for each in idle:
         await each.aclose()
@@ -187,10 +189,10 @@ async def closed(stream: trio.SocketStream) -> bool:
 
 
 async def test_a_part_that_fails_costs_the_answer_and_not_the_worker(nursery: trio.Nursery) -> None:
-    vitals, port = Vitals(), free_port()
+    vitals, port = ProcessStatus(), free_port()
     one = await opened(nursery, vitals, port)
-    vitals.up([Part("oh no")])
-    assert one.respond(Request("GET", "/metrics")).status == 500
+    vitals.mark_up([Part("oh no")])
+    assert one.respond(HttpRequest("GET", "/metrics")).status == 500
     assert b"ValueError: oh no" in await said(port, GET % b"/metrics")
     assert await status(port, b"/livez") == 200
 
@@ -203,8 +205,8 @@ async def test_a_port_that_is_taken_is_tried_again(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = int(other.getsockname()[1])
-        await opened(nursery, Vitals(), port)
-    answered = partial(trio.to_thread.run_sync, partial(ask, "127.0.0.1", port, "/livez", within=30))
+        await opened(nursery, ProcessStatus(), port)
+    answered = partial(trio.to_thread.run_sync, partial(send_probe, "127.0.0.1", port, "/livez", timeout=30))
     with trio.fail_after(30):
         while not (await answered()).ok:
             await trio.sleep(0.02)
@@ -213,8 +215,8 @@ async def test_a_port_that_is_taken_is_tried_again(
 async def test_of_several_processes_each_takes_the_next_port(nursery: trio.Nursery) -> None:
     port = neighbours()
     for name in ("first", "second"):
-        vitals = Vitals()
-        vitals.starting(name)
+        vitals = ProcessStatus()
+        vitals.mark_starting(name)
         await opened(nursery, vitals, port, ports=2)
     assert b'"worker":"first"' in await said(port, GET % b"/livez")
     assert b'"worker":"second"' in await said(port + 1, GET % b"/livez")
@@ -260,14 +262,14 @@ async def test_only_the_thread_closes_a_port_that_it_polls_and_it_ends_at_once(
     real_poll = select.poll
     monkeypatch.setattr(select, "poll", Polling)
     async with trio.open_nursery() as nursery:
-        port = await opened(nursery, Vitals(), free_port())
+        port = await opened(nursery, ProcessStatus(), free_port())
         assert port._listener is not None
         port._listener = Watched(fileno=port._listener.detach())
-        thread = threading.Thread(target=port.answer_for, args=(20,), name="watching")
+        thread = threading.Thread(target=port.serve_while_blocked, args=(20,), name="watching")
         thread.start()
         assert await trio.to_thread.run_sync(polls.wait, 30)
         nursery.cancel_scope.cancel()
     await trio.to_thread.run_sync(thread.join, 10)
     assert not thread.is_alive()
     assert closers == ["watching"]
-    assert not port.answer_for(0.1)
+    assert not port.serve_while_blocked(0.1)

@@ -11,33 +11,33 @@ import pytest
 import trio
 
 from celery5.errors import PlatformError
-from celery5.platform import Beat, Ended, Member, Ready, Stopping, Word
-from celery5.protocol.cluster import read
-from celery5.protocol.members import status_of_failure
-from celery5.services.sub_processes import SubProcesses, how_ended, reason_of, words
+from celery5.platform import Beat, Ended, Member, MemberEvent, Ready, Stopping
+from celery5.protocol.cluster import parse_cluster
+from celery5.protocol.members import format_failure_status
+from celery5.services.sub_processes import SubProcesses, describe_exit, parse_error, parse_notification
 
-CLUSTER = read({"workers": {"default": {}}})
+CLUSTER = parse_cluster({"workers": {"default": {}}})
 
 
 def test_what_a_child_says_is_the_protocol_of_systemd() -> None:
     said = b"READY=1\nSTATUS=2 jobs\nWATCHDOG=1\nSTOPPING=1\nMAINPID=3\nREADY=2\nnonsense\n\xff"
-    assert list(words("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
-    assert how_ended(3) == "it ended with 3"
-    assert how_ended(-9) == "it was ended by SIGKILL"
-    assert how_ended(-99) == "it was ended by signal 99"
+    assert list(parse_notification("w", said)) == [Ready("w"), Beat("w", "2 jobs"), Beat("w"), Stopping("w")]
+    assert describe_exit(3) == "it ended with 3"
+    assert describe_exit(-9) == "it was ended by SIGKILL"
+    assert describe_exit(-99) == "it was ended by signal 99"
 
 
 def test_a_status_that_says_why_a_child_ends_is_no_sign_of_life() -> None:
-    said = status_of_failure("boot step 'db':\n\x1b[2J" + "x" * 1000)
-    assert list(words("w", f"STATUS={said}".encode())) == []
-    assert reason_of(f"WATCHDOG=1\nSTATUS={said}".encode()).startswith("boot step 'db': [2Jxxx")
-    assert len(reason_of(f"STATUS={said}".encode())) == 300
-    assert reason_of(b"STATUS=failed: \x1b[31mred\x07") == "[31mred"  # who says so need not be ours
-    assert reason_of(b"STATUS=2 jobs failed: they were") == ""
+    said = format_failure_status("boot step 'db':\n\x1b[2J" + "x" * 1000)
+    assert list(parse_notification("w", f"STATUS={said}".encode())) == []
+    assert parse_error(f"WATCHDOG=1\nSTATUS={said}".encode()).startswith("boot step 'db': [2Jxxx")
+    assert len(parse_error(f"STATUS={said}".encode())) == 300
+    assert parse_error(b"STATUS=failed: \x1b[31mred\x07") == "[31mred"  # who says so need not be ours
+    assert parse_error(b"STATUS=2 jobs failed: they were") == ""
 
 
 async def test_a_sub_process_that_ends_is_told_of() -> None:
-    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    platform, heard = SubProcesses(cluster=CLUSTER), list[MemberEvent]()
     async with trio.open_nursery() as nursery:
         await nursery.start(platform.live, heard.append)
         await platform.start(Member(name="w", kind="worker", arguments=("--version",)))
@@ -56,7 +56,7 @@ async def test_a_sub_process_that_ends_is_told_of() -> None:
 
 
 async def test_a_platform_that_is_cancelled_ends_its_children() -> None:
-    platform, heard = SubProcesses(cluster=CLUSTER), list[Word]()
+    platform, heard = SubProcesses(cluster=CLUSTER), list[MemberEvent]()
     async with trio.open_nursery() as nursery:
         await nursery.start(platform.live, heard.append)
         await platform.start(Member(name="w", kind="worker", arguments=("health", "--help")))
@@ -72,7 +72,7 @@ async def test_one_that_cannot_be_begun_leaves_nothing_open(monkeypatch: pytest.
 
     platform = SubProcesses(cluster=CLUSTER)
     async with trio.open_nursery() as nursery:
-        await nursery.start(platform.live, list[Word]().append)
+        await nursery.start(platform.live, list[MemberEvent]().append)
         monkeypatch.setattr(subprocess, "Popen", no_room)
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
@@ -83,5 +83,7 @@ async def test_one_that_cannot_be_begun_leaves_nothing_open(monkeypatch: pytest.
 
 
 def test_a_status_alone_is_no_sign_that_the_event_loop_turns() -> None:
-    assert list(words("w", b"STATUS=blocked by job j")) == [Beat("w", "blocked by job j", turns=False)]
-    assert list(words("w", b"WATCHDOG=1\nSTATUS=ready")) == [Beat("w"), Beat("w", "ready")]
+    assert list(parse_notification("w", b"STATUS=blocked by job j")) == [
+        Beat("w", "blocked by job j", loop_alive=False)
+    ]
+    assert list(parse_notification("w", b"WATCHDOG=1\nSTATUS=ready")) == [Beat("w"), Beat("w", "ready")]

@@ -16,7 +16,12 @@ import trio
 import trio.testing
 
 from celery5.services import systemd_notify
-from celery5.services.systemd_notify import SystemdNotify, from_environment, insist, taken_from_environment
+from celery5.services.systemd_notify import (
+    SystemdNotify,
+    notify_with_retry,
+    read_notify_settings,
+    take_notify_settings,
+)
 
 NOTHING = {"address": None, "interval": None}
 
@@ -78,7 +83,7 @@ async def test_a_worker_that_only_begins_again_does_not_say_that_it_stops(
     address: str, heard: Callable[[], list[str]]
 ) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(SystemdNotify(address=address, leaving=lambda: False).run)
+        await nursery.start(SystemdNotify(address=address, is_exiting=lambda: False).run)
         nursery.cancel_scope.cancel()
     assert heard() == ["READY=1"]
 
@@ -104,8 +109,8 @@ async def test_a_socket_that_is_gone_stops_nothing(
 async def test_a_systemd_that_reads_nothing_holds_nobody_up(
     address: str, heard: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_notify, "PATIENCE", 0.1)
-    full = SystemdNotify(address=address, interval=0.001, leaving=lambda: False)
+    monkeypatch.setattr(systemd_notify, "SEND_TIMEOUT", 0.1)
+    full = SystemdNotify(address=address, interval=0.001, is_exiting=lambda: False)
     with trio.move_on_after(0.2):  # many more messages than a datagram socket holds
         await full.run()
     with trio.fail_after(30):
@@ -119,7 +124,7 @@ async def test_ready_is_said_as_soon_as_a_busy_systemd_reads_again(
     address: str, heard: Callable[[], list[str]]
 ) -> None:
     with trio.move_on_after(0.2):
-        await SystemdNotify(address=address, interval=0.001, leaving=lambda: False).run()
+        await SystemdNotify(address=address, interval=0.001, is_exiting=lambda: False).run()
     assert "READY=1" in heard()
     async with trio.open_nursery() as nursery:
         await nursery.start(SystemdNotify(address=address).run)
@@ -149,13 +154,13 @@ async def test_ready_is_said_as_soon_as_a_busy_systemd_reads_again(
     ],
 )
 def test_the_environment_says_what_systemd_wants(environ: dict[str, str], asked: dict[str, object]) -> None:
-    assert from_environment(environ, 7) == asked
+    assert read_notify_settings(environ, 7) == asked
 
 
 async def test_what_the_environment_says_is_what_the_service_takes(
     address: str, heard: Callable[[], list[str]]
 ) -> None:
-    wanted = from_environment({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000"}, os.getpid())
+    wanted = read_notify_settings({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2000000"}, os.getpid())
     async with trio.open_nursery() as nursery:
         await nursery.start(SystemdNotify(**wanted).run)
         nursery.cancel_scope.cancel()
@@ -166,18 +171,18 @@ def test_a_parent_takes_out_of_the_environment_what_its_children_must_not_use(
     address: str, heard: Callable[[], list[str]]
 ) -> None:
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "7", "HOME": "/"}
-    wanted = taken_from_environment(environ, 7)
+    wanted = take_notify_settings(environ, 7)
     assert wanted == {"address": address, "interval": 0.5}
     assert environ == {"HOME": "/"}
-    insist(wanted["address"], "READY=1", "STATUS=up")
+    notify_with_retry(wanted["address"], "READY=1", "STATUS=up")
     assert heard() == ["READY=1\nSTATUS=up"]
 
 
 def test_blocking_code_insists_for_a_while_only(
     address: str, heard: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_notify, "PATIENCE", 0.05)
+    monkeypatch.setattr(systemd_notify, "SEND_TIMEOUT", 0.05)
     while systemd_notify.notify(address, "WATCHDOG=1"):
         pass  # until its socket is full
-    insist(address, "READY=1")
+    notify_with_retry(address, "READY=1")
     assert "READY=1" not in heard()

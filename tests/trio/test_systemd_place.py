@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from celery5.errors import Misconfigured, PlatformError
-from celery5.processes.platforms import chosen, platform_of
+from celery5.processes.platforms import make_platform, resolve_platform_name
 from celery5.protocol.cluster import Cluster
 from celery5.services.sub_processes import SubProcesses
-from celery5.services.systemd_place import bus_of, folder_of, is_service
+from celery5.services.systemd_place import find_bus, get_runtime_folder, is_service
 from celery5.services.systemd_units import SystemdUnits
 from tests.trio.scripted_systemd import dbus_daemon
 
@@ -35,29 +35,35 @@ def service() -> Iterator[dict[str, str]]:
 
 
 def test_a_service_of_systemd_has_its_members_started_by_systemd(service: dict[str, str]) -> None:
-    assert chosen("auto", service) == "systemd"
-    assert isinstance(platform_of(Cluster(platform="systemd"), "shop", service), SystemdUnits)
+    assert resolve_platform_name("auto", service) == "systemd"
+    assert isinstance(make_platform(Cluster(platform="systemd"), "shop", service), SystemdUnits)
 
 
 def test_the_description_may_say_otherwise(service: dict[str, str]) -> None:
-    assert chosen("processes", service) == "processes"
-    assert isinstance(platform_of(Cluster(platform="processes"), "shop", service), SubProcesses)
+    assert resolve_platform_name("processes", service) == "processes"
+    assert isinstance(make_platform(Cluster(platform="processes"), "shop", service), SubProcesses)
 
 
 @pytest.mark.parametrize("lacks", ["INVOCATION_ID", "NOTIFY_SOCKET"])
 def test_what_systemd_has_not_started_does_without_it(service: dict[str, str], lacks: str) -> None:
     del service[lacks]
-    assert chosen("auto", service) == "processes"
+    assert resolve_platform_name("auto", service) == "processes"
 
 
 def test_a_child_of_a_service_has_inherited_what_is_not_its_own(service: dict[str, str]) -> None:
     assert is_service(service, os.getpid())
-    assert chosen("auto", {**service, "SYSTEMD_EXEC_PID": "1"}) == "processes"
+    assert resolve_platform_name("auto", {**service, "SYSTEMD_EXEC_PID": "1"}) == "processes"
 
 
 def test_without_a_bus_that_answers_members_are_sub_processes(service: dict[str, str]) -> None:
-    assert chosen("auto", {**service, "DBUS_SESSION_BUS_ADDRESS": "unix:path=/none"}) == "processes"
-    assert chosen("auto", {**service, "DBUS_SESSION_BUS_ADDRESS": "tcp:host=localhost,port=1"}) == "processes"
+    assert (
+        resolve_platform_name("auto", {**service, "DBUS_SESSION_BUS_ADDRESS": "unix:path=/none"})
+        == "processes"
+    )
+    assert (
+        resolve_platform_name("auto", {**service, "DBUS_SESSION_BUS_ADDRESS": "tcp:host=localhost,port=1"})
+        == "processes"
+    )
 
 
 def test_a_service_of_the_systems_that_runs_as_a_user_may_not_ask_it_for_more(
@@ -68,28 +74,28 @@ def test_a_service_of_the_systems_that_runs_as_a_user_may_not_ask_it_for_more(
         "DBUS_SYSTEM_BUS_ADDRESS": bus
     }
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert chosen("auto", system) == "systemd"
+    assert resolve_platform_name("auto", system) == "systemd"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert chosen("auto", system) == "processes"
+    assert resolve_platform_name("auto", system) == "processes"
 
 
 def test_the_systems_bus_is_roots_and_the_users_bus_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert bus_of({}) == "/run/dbus/system_bus_socket"
-    assert folder_of({}) == Path("/run/celery5")
+    assert find_bus({}) == "/run/dbus/system_bus_socket"
+    assert get_runtime_folder({}) == Path("/run/celery5")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert bus_of({}) == "/run/user/1000/bus"
-    assert bus_of({"XDG_RUNTIME_DIR": "/r"}) == "/r/bus"
-    assert bus_of({"DBUS_SESSION_BUS_ADDRESS": "unix:abstract=/b,guid=1"}) == "\0/b"
-    assert folder_of({"XDG_RUNTIME_DIR": "/r"}) == Path("/r/celery5")
-    assert folder_of({"RUNTIME_DIRECTORY": "/r/one:/r/two"}) == Path("/r/one")
+    assert find_bus({}) == "/run/user/1000/bus"
+    assert find_bus({"XDG_RUNTIME_DIR": "/r"}) == "/r/bus"
+    assert find_bus({"DBUS_SESSION_BUS_ADDRESS": "unix:abstract=/b,guid=1"}) == "\0/b"
+    assert get_runtime_folder({"XDG_RUNTIME_DIR": "/r"}) == Path("/r/celery5")
+    assert get_runtime_folder({"RUNTIME_DIRECTORY": "/r/one:/r/two"}) == Path("/r/one")
 
 
 def test_an_address_that_is_no_unix_socket_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"DBUS_SESSION_BUS_ADDRESS": "tcp:host=h,port=1", "MANAGERPID": "1"}
     with pytest.raises(PlatformError, match="only unix sockets"):
-        bus_of(environ)
+        find_bus(environ)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Misconfigured, match="platform 'systemd': D-Bus at"):
-        platform_of(Cluster(platform="systemd"), "shop", environ)
+        make_platform(Cluster(platform="systemd"), "shop", environ)

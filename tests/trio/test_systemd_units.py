@@ -17,7 +17,7 @@ import trio
 from celery5.errors import PlatformError
 from celery5.platform import Platform
 from celery5.protocol.cluster import Cluster
-from celery5.protocol.members import Beat, Ended, Member, Ready, Stopping, Word, status_of_failure
+from celery5.protocol.members import Beat, Ended, Member, MemberEvent, Ready, Stopping, format_failure_status
 from celery5.protocol.units import SLICE
 from celery5.services import systemd_bus, systemd_units
 from celery5.services.systemd_units import SystemdUnits
@@ -41,7 +41,7 @@ class Scene:
 
     platform: SystemdUnits
     systemd: ScriptedSystemd
-    words: list[Word]
+    words: list[MemberEvent]
     folder: Path
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -49,10 +49,10 @@ class Scene:
             while not holds():
                 await trio.sleep(0.005)
 
-    async def heard(self, *words: Word) -> None:
+    async def heard(self, *words: MemberEvent) -> None:
         """Wait until it has said just these, beats of nothing aside; then forget them."""
 
-        def said() -> list[Word]:
+        def said() -> list[MemberEvent]:
             return [each for each in self.words if not (isinstance(each, Beat) and not each.status)]
 
         await self.until(lambda: len(said()) >= len(words))
@@ -85,7 +85,7 @@ def platform_on(bus: str, folder: Path, *, hung_after: float = 60.0, **environ: 
 
 @asynccontextmanager
 async def scene_of(bus: str, folder: Path, **said: object) -> AsyncGenerator[Scene, None]:
-    words: list[Word] = []
+    words: list[MemberEvent] = []
     platform = platform_on(bus, folder, **said)  # type: ignore[arg-type]
     async with scripted_systemd(bus) as systemd, trio.open_nursery() as nursery:
         with trio.fail_after(LIMIT):
@@ -115,7 +115,7 @@ async def test_a_member_that_ends_with_an_error_has_reported_it_in_its_status(
         await scene.heard(Ready("worker-a-1"), Beat("worker-a-1", READY))
         unit = "celery5-shop-worker-a-1.service"
         await scene.systemd.change(unit, MainPID=("u", 4711))
-        await scene.systemd.change(unit, StatusText=("s", status_of_failure("boot step 'db' crashed")))
+        await scene.systemd.change(unit, StatusText=("s", format_failure_status("boot step 'db' crashed")))
         await scene.until(lambda: scene.platform.pid_of("worker-a-1") == 4711)
         await scene.systemd.play("killed", unit)
         how = "ended by SIGKILL: boot step 'db' crashed"
@@ -254,7 +254,7 @@ async def test_a_controller_that_takes_over_finds_what_runs_and_goes_on_with_it(
 ) -> None:
     async with scripted_systemd(bus) as systemd:
         await systemd_member(systemd)
-        words: list[Word] = []
+        words: list[MemberEvent] = []
         platform = platform_on(bus, tmp_path)
         async with trio.open_nursery() as nursery:
             await nursery.start(platform.live, words.append)
@@ -288,7 +288,7 @@ async def test_who_stands_by_has_nothing_to_say_of_anothers_members_before_it_ta
     bus: str, tmp_path: Path
 ) -> None:
     async with scene_of(bus, tmp_path / "first") as first:
-        words: list[Word] = []
+        words: list[MemberEvent] = []
         second = platform_on(bus, tmp_path / "second")
         async with trio.open_nursery() as nursery:
             await nursery.start(second.live, words.append)
@@ -304,7 +304,7 @@ async def test_who_stands_by_has_nothing_to_say_of_anothers_members_before_it_ta
 
 
 async def test_when_systemd_begins_anew_what_happened_meanwhile_is_told(bus: str, tmp_path: Path) -> None:
-    words: list[Word] = []
+    words: list[MemberEvent] = []
     platform = platform_on(bus, tmp_path)
     async with trio.open_nursery() as nursery:
         async with scripted_systemd(bus) as systemd:
@@ -328,7 +328,7 @@ async def test_when_systemd_begins_anew_what_happened_meanwhile_is_told(bus: str
 async def test_a_start_that_systemd_refuses_is_told_in_one_line(
     bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_units, "UNLOADING", 2)
+    monkeypatch.setattr(systemd_units, "START_ATTEMPTS", 2)
     async with scene_of(bus, tmp_path) as scene:
         scene.systemd.units["celery5-shop-worker-a-1.service"] = {}
         with pytest.raises(
@@ -341,7 +341,7 @@ async def test_a_start_that_systemd_refuses_is_told_in_one_line(
 async def test_a_systemd_that_does_not_answer_holds_nobody_up(
     bus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_bus, "LIMIT", 0.2)
+    monkeypatch.setattr(systemd_bus, "REPLY_LIMIT", 0.2)
     async with scene_of(bus, tmp_path) as scene:
         scene.systemd.deaf.add("StartTransientUnit")
         with pytest.raises(PlatformError, match="has not answered to StartTransientUnit"):
@@ -352,7 +352,7 @@ async def test_a_systemd_that_does_not_answer_holds_nobody_up(
 async def test_without_a_systemd_on_the_bus_it_does_not_come_up(
     bus: str, tmp_path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd_bus, "LIMIT", 5.0)
+    monkeypatch.setattr(systemd_bus, "REPLY_LIMIT", 5.0)
     platform = platform_on(bus if there else f"{bus}-none", tmp_path)
     with trio.fail_after(LIMIT), pytest.raises(PlatformError, match="bus"):
         await platform.live(lambda _word: None)

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
-from celery5.protocol.verdict import Outcome, Raised, Returned, Withdrawn
-from celery5.runners.aim import Aim
-from celery5.runners.hand import Hand, Limits
+from celery5.protocol.verdict import JobRevoked, Outcome, Raised, Returned
+from celery5.runners.aim import CallInterrupter
+from celery5.runners.hand import RunningJob, TimeLimits
 from celery5.runners.on_trio import TrioRunner
 from celery5.runners.thread import ThreadRunner
 from tests.trio.test_runners_limits import LIMIT, SOON, TOLD, softly
@@ -39,24 +39,24 @@ async def test_a_thread_whose_time_is_up_ends_where_it_is() -> None:
         while True:
             time.sleep(0.001)
 
-    hand = Hand(limits=Limits(hard=1))
+    hand = RunningJob(limits=TimeLimits(hard=1))
     with trio.fail_after(LIMIT), hand.scope:
         async with trio.open_nursery() as nursery:
 
             async def cut() -> None:
                 await trio.sleep(0.02)
-                hand.cut_short(TimeLimitExceeded("too long"))
+                hand.end_by_time_limit(TimeLimitExceeded("too long"))
 
             nursery.start_soon(cut)
             outcome = await ThreadRunner(slots=1).execute(job, [], {}, hand)
             assert isinstance(outcome, Raised)
-            assert hand.verdict_on(outcome) is outcome, "it knows where it was"
+            assert hand.get_outcome(outcome) is outcome, "it knows where it was"
             assert "in job" in outcome.failure.traceback
-    assert hand.behind is None
+    assert hand.thread_ended is None
 
 
 async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_it_has_ended() -> None:
-    hand, runner, lock = Hand(limits=Limits(hard=1)), ThreadRunner(slots=1), threading.Lock()
+    hand, runner, lock = RunningJob(limits=TimeLimits(hard=1)), ThreadRunner(slots=1), threading.Lock()
     lock.acquire()
 
     async def run() -> None:
@@ -67,17 +67,17 @@ async def test_a_thread_that_cannot_be_reached_is_left_to_itself_and_says_when_i
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await trio.sleep(0.02)
-            hand.cancel(Withdrawn(), patience=math.inf)
+            hand.cancel(JobRevoked(), wait_seconds=math.inf)
             await trio.sleep(0.02)
-            hand.cut_short(TimeLimitExceeded("too long"))
+            hand.end_by_time_limit(TimeLimitExceeded("too long"))
             await trio.sleep(0.02)
-            hand.cancel(Withdrawn(), patience=math.inf)
-    assert hand.why == Withdrawn(), "who said so first says why"
-    assert hand.behind is not None, "and whose patience is the least says how long"
-    assert not hand.behind.is_set()
+            hand.cancel(JobRevoked(), wait_seconds=math.inf)
+    assert hand.cancel_outcome == JobRevoked(), "who said so first says why"
+    assert hand.thread_ended is not None, "and whose patience is the least says how long"
+    assert not hand.thread_ended.is_set()
     lock.release()
     with trio.fail_after(LIMIT):
-        await hand.behind.wait()
+        await hand.thread_ended.wait()
 
 
 async def test_a_thread_of_a_trio_job_is_told_once_and_can_still_be_cancelled() -> None:
@@ -134,28 +134,28 @@ async def test_a_thread_is_waited_for_as_long_as_the_hand_has_patience() -> None
         go.wait(LIMIT)
         return 1
 
-    async def run(hand: Hand) -> None:
+    async def run(hand: RunningJob) -> None:
         with hand.scope:
             outcomes.append(await runner.execute(job, [], {}, hand))
 
     outcomes: list[Outcome] = []
     for second in (False, True):
-        hand = Hand()
+        hand = RunningJob()
         go.clear()
         with trio.fail_after(LIMIT):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run, hand)
                 await trio.sleep(0.02)
-                hand.cancel(TOLD, patience=LIMIT)
+                hand.cancel(TOLD, wait_seconds=LIMIT)
                 await trio.sleep(0.02)
-                assert hand.behind is None
+                assert hand.thread_ended is None
                 if second:
-                    hand.cancel(TOLD, patience=0)
-                    while hand.behind is None:
+                    hand.cancel(TOLD, wait_seconds=0)
+                    while hand.thread_ended is None:
                         await trio.sleep(0.001)
                 go.set()
-        if hand.behind is not None:
-            await hand.behind.wait()
+        if hand.thread_ended is not None:
+            await hand.thread_ended.wait()
     assert outcomes == [Returned(b"1")], "the first has ended with an outcome, the second was left behind"
 
 
@@ -171,7 +171,7 @@ def test_an_error_never_hits_what_a_thread_does_after_the_call() -> None:
         nonlocal hits
         for n in range(600):
             try:
-                aim, after = Aim(), 0.0001 + n % 50 * 0.00001
+                aim, after = CallInterrupter(), 0.0001 + n % 50 * 0.00001
                 shots = threading.Thread(target=shoot, args=(aim, after))
                 shots.start()
                 try:
@@ -184,10 +184,10 @@ def test_an_error_never_hits_what_a_thread_does_after_the_call() -> None:
             except BaseException as error:
                 stray.append(error)
 
-    def shoot(aim: Aim, after: float) -> None:
+    def shoot(aim: CallInterrupter, after: float) -> None:
         brief(time.perf_counter() + after)
-        aim.shoot(SoftTimeLimitExceeded("soft"))
-        aim.shoot(TimeLimitExceeded("hard"))
+        aim.interrupt(SoftTimeLimitExceeded("soft"))
+        aim.interrupt(TimeLimitExceeded("hard"))
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.00001)
@@ -205,15 +205,15 @@ def test_an_error_never_hits_what_a_thread_does_after_the_call() -> None:
 
 
 def test_an_error_that_comes_before_the_call_is_raised_when_it_begins() -> None:
-    aim, called = Aim(), list[int]()
-    aim.shoot(SoftTimeLimitExceeded(SOON))
+    aim, called = CallInterrupter(), list[int]()
+    aim.interrupt(SoftTimeLimitExceeded(SOON))
     with pytest.raises(SoftTimeLimitExceeded, match=SOON):
         aim.call(called.append, [1], {})
     assert called == []
 
 
 def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> None:
-    aim, leave, ends = Aim(), threading.Event(), list[str]()
+    aim, leave, ends = CallInterrupter(), threading.Event(), list[str]()
 
     def work() -> None:
         try:
@@ -224,7 +224,7 @@ def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> Non
 
     def waits_for_the_lock() -> bool:
         frame = sys._current_frames()[thread.ident or 0]
-        return frame.f_code is Aim._done.__code__
+        return frame.f_code is CallInterrupter._done.__code__
 
     thread = threading.Thread(target=work)
     thread.start()

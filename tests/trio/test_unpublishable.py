@@ -9,11 +9,11 @@ import pytest
 from trio.testing import MockClock
 
 from celery5.log import Log
-from celery5.protocol.delivery import Delivery, Words, settlement
+from celery5.protocol.delivery import Delivery, Settlement, make_settlement
 from celery5.protocol.envelope import Envelope, Failure, encode, read_envelope
 from celery5.protocol.verdict import Complete, Retry
 from celery5.services.internal_queues import ResultsQueue, TasksQueue
-from celery5.services.unpublishable import Unpublishable
+from celery5.services.unpublishable import UnpublishableRetries
 
 
 class Worker:
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, how: str, log: Log) -> None:
         self.tasks = TasksQueue()
         self.results = ResultsQueue()
-        self.unpublishable = Unpublishable(
+        self.unpublishable = UnpublishableRetries(
             when_unpublishable=how,
             queues={"trio": self.tasks},
             results=self.results,
@@ -31,12 +31,12 @@ class Worker:
             results_ttl=60.0,
         )
 
-    def retry(self, delay: float, job: str = "a") -> tuple[Delivery, Words]:
+    def retry(self, delay: float, job: str = "a") -> tuple[Delivery, Settlement]:
         """The outcome of a job's first attempt, to be tried again."""
         envelope = Envelope(v=1, id=job, task="t")
         delivery = Delivery("q", job.encode(), encode(envelope), envelope=envelope, kind="trio")
         verdict = Retry(delay, Failure(type="ValueError", message="no"))
-        return delivery, settlement(verdict, delivery, worker="w", ttl=60.0)
+        return delivery, make_settlement(verdict, delivery, worker="w", ttl=60.0)
 
     def verbs(self) -> list[tuple[str, str, int]]:
         """What is to be settled now: verb, job, and the attempt that its message is for."""
@@ -56,22 +56,22 @@ async def test_what_waits_for_an_executor_and_what_sleeps_goes_back_when_the_wor
 ) -> None:
     worker = Worker("local", log)
     soon, late = worker.retry(1.0, "soon"), worker.retry(30.0, "late")
-    assert worker.unpublishable.instead([soon, late], sent=False) == []
-    worker.unpublishable.meanwhile()
+    assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == []
+    worker.unpublishable.run_due_attempts()
     assert not worker.tasks
     mock_clock.jump(2.0)
-    worker.unpublishable.meanwhile()
+    worker.unpublishable.run_due_attempts()
     assert [each.envelope and each.envelope.attempt for each in worker.tasks.items] == [2]
     worker.unpublishable.close()
     assert (len(worker.tasks), worker.verbs()) == (0, [("retry", "late", 2), ("release", "soon", 2)])
-    assert worker.unpublishable.instead([soon, late], sent=False) == [soon, late]
+    assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == [soon, late]
 
 
 async def test_a_retry_that_may_have_arrived_does_not_begin_here(log: Log) -> None:
     worker = Worker("local", log)
     outcome = worker.retry(0.0)
-    assert worker.unpublishable.instead([outcome], sent=True) == [outcome]
-    worker.unpublishable.meanwhile()
+    assert worker.unpublishable.filter_outcomes([outcome], sent=True) == [outcome]
+    worker.unpublishable.run_due_attempts()
     assert not worker.tasks
 
 
@@ -79,11 +79,11 @@ async def test_a_retry_that_may_have_arrived_does_not_begin_here(log: Log) -> No
 async def test_what_is_no_retry_is_left_alone_and_in_its_order(log: Log, how: str) -> None:
     worker = Worker(how, log)
     delivery, _ = worker.retry(0.0)
-    done = (delivery, settlement(Complete(b"1"), delivery, worker="w", ttl=60.0))
-    assert worker.unpublishable.instead([done], sent=False) == [done]
+    done = (delivery, make_settlement(Complete(b"1"), delivery, worker="w", ttl=60.0))
+    assert worker.unpublishable.filter_outcomes([done], sent=False) == [done]
     worker.results.put(done)
     worker.results.put(worker.retry(0.0, "b"))
-    worker.unpublishable.meanwhile()
+    worker.unpublishable.run_due_attempts()
     kept = [words[0] for _, words in worker.results.drain()]
     assert (
         kept
@@ -95,7 +95,7 @@ async def test_what_sleeps_is_a_retry_after_what_is_left_of_its_delay(
     log: Log, mock_clock: MockClock
 ) -> None:
     worker = Worker("local", log)
-    worker.unpublishable.instead([worker.retry(30.0)], sent=False)
+    worker.unpublishable.filter_outcomes([worker.retry(30.0)], sent=False)
     mock_clock.jump(10.0)
-    worker.unpublishable.over()
+    worker.unpublishable.release_retries()
     assert [words[4] for _, words in worker.results.drain()] == [20_000]

@@ -11,27 +11,29 @@ from celery5.broker.call import Call
 from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.log import Log
-from celery5.services.mover import Moved, Mover
-from celery5.services.waits import Waits
+from celery5.services.mover import Mover, MoveResult
+from celery5.services.waits import OutageLog
 from tests.redis.workers import Lines
 
 
 def told(lines: Lines, name: str) -> list[str]:
     """What was told of it, in order."""
-    return [each for each in (f"{name}:waiting", f"{name}:resumed") for _ in lines.of(each)]
+    return [each for each in (f"{name}:interrupted", f"{name}:resumed") for _ in lines.of(each)]
 
 
 async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: MockClock) -> None:
-    waits = Waits(Log(worker="one", app="shop"), "gates:waiting", "gates:resumed", sink="files")
+    waits = OutageLog(
+        Log(worker="one", app="shop"), "admission:interrupted", "admission:resumed", sink="files"
+    )
     with Lines() as lines:
-        waits.over()  # nothing was wrong
+        waits.record_recovery()  # nothing was wrong
         for _ in range(2):
             for _ in range(50):
-                waits.tell(BrokerUnavailable("it is away"))
+                waits.record_error(BrokerUnavailable("it is away"))
                 await trio.sleep(0.1)
-            waits.over()
-            waits.over()
-    began, ended = lines.of("gates:waiting"), lines.of("gates:resumed")
+            waits.record_recovery()
+            waits.record_recovery()
+    began, ended = lines.of("admission:interrupted"), lines.of("admission:resumed")
     assert [(each["why"], each["sink"]) for each in began] == [("it is away", "files")] * 2
     assert [(each["after"], each["sink"]) for each in ended] == [(5.0, "files")] * 2
 
@@ -43,7 +45,7 @@ class Away:
         self.left = calls
         self.back = trio.Event()
 
-    async def perform(self, call: Call[Moved], /) -> Moved:
+    async def perform(self, call: Call[MoveResult], /) -> MoveResult:
         await trio.lowlevel.checkpoint()
         self.left -= 1
         if self.left >= 0:
@@ -60,7 +62,7 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
     with Lines() as lines:
         mover = Mover(
             redis=redis,
-            consumed=[Keys("shop").of(each) for each in queues],
+            consumed=[Keys("shop").for_queue(each) for each in queues],
             log=Log(worker="one", app="shop"),
         )
         async with trio.open_nursery() as nursery:
@@ -68,4 +70,4 @@ async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
             await redis.back.wait()
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-    assert told(lines, "mover") == ["mover:waiting", "mover:resumed"]
+    assert told(lines, "mover") == ["mover:interrupted", "mover:resumed"]

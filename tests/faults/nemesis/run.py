@@ -18,7 +18,7 @@ import trio
 from celery5 import App
 from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.keys import EVENTS
-from celery5.protocol.schedules import job_id
+from celery5.protocol.schedules import make_fire_job_id
 from tests.faults.nemesis.application import TICK, built
 from tests.faults.nemesis.cluster import Cluster
 from tests.faults.nemesis.producers import LAST, Producer
@@ -260,7 +260,7 @@ class _Run:
         assert state.next is not None
         one, step = round(state.next * 1000), round(TICK * 1000)
         spread = int((self.outcome.seconds + 300) / TICK)
-        return [job_id(self.app.name, "tick", one + n * step) for n in range(-spread, 200)]
+        return [make_fire_job_id(self.app.name, "tick", one + n * step) for n in range(-spread, 200)]
 
     async def _leaks(self) -> list[str]:
         """Return what is left in Redis, once those who outlive their worker have had a moment."""

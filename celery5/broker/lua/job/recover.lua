@@ -19,7 +19,7 @@
 --       6 '*' when all that it held is counted as having taken it down, '-' when only these are:
 --       7 channel that tells workers of free slots
 --       8 name of the worker that decided this from its heartbeat; '' for one that knows it without (its process ended)
---       9 the time of that heartbeat in ms, as beat.lua returned it
+--       9 the time of that heartbeat in ms, as renew_lease.lua returned it
 --       10 lease of that worker in ms
 --       11 bytes from which a message is not decoded: only its id is read
 --       12.. stream entries that it had begun, each with the letter of its lane
