@@ -1,7 +1,4 @@
-"""Nox: every check of this house, as one command each; a bare `nox` runs all of them but the benchmarks.
-
-Floor: none. Reads: pyproject.toml. Writes: .nox/ (environments), site/ (the documentation).
-"""
+"""Nox: every check of this house, as one command each; a bare `nox` runs all of them but the benchmarks."""
 
 import json
 import os

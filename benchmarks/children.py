@@ -1,7 +1,5 @@
 """Children: every process the benchmark starts, what it costs, and its certain end.
 
-Floor: benchmarks. Reads: /proc where there is one. Writes: nothing.
-
 Each child leads a session of its own. Whoever is in that session, or descends from the child, ends with it, by pid.
 """
 

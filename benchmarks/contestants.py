@@ -1,7 +1,5 @@
 """Contestants: who is measured, at which versions, with how many jobs, and what must be known to read their figures.
 
-Floor: benchmarks. Reads: nothing. Writes: nothing.
-
 Versions are pinned, so that a table can be made again. `drain_at` is the concurrency at which a peer drained no-op jobs
 fastest when it was tried; every peer sleeps at a concurrency of 100.
 """

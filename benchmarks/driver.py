@@ -1,7 +1,5 @@
 """Driver: what one trip to Redis costs through our Trio driver, beside redis-py's own clients.
 
-Floor: benchmarks. Reads: the key `small` of its own server. Writes: that key; the table on stdout.
-
     python benchmarks/driver.py [--rounds 3] [--seconds 1.0]
 
 Each variant runs in a process of its own, in turn. Throughput: 100 tasks (or pipelines of 100) doing GET; latency: one
@@ -69,8 +67,8 @@ async def one_by_one(get: Get, meter: Meter) -> None:
 def ours(url: str, seconds: float, how: str) -> Figures:
     """celery5 on Trio."""
     from celery5.broker.call import Call
+    from celery5.broker.drivers.on_trio import TrioRedis
     from celery5.broker.endpoint import Endpoint
-    from celery5.broker.on_trio import TrioRedis
 
     call: Call[object] = Call(("GET", "small"), lambda raw: raw, repeatable=True)
 

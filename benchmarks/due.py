@@ -1,7 +1,5 @@
 """Due: what it costs to move jobs whose time has come, while ever more others wait for theirs.
 
-Floor: benchmarks. Reads: nothing. Writes: every database of the server that it is given; one line of JSON on stdout.
-
     python benchmarks/due.py [--url redis://127.0.0.1:6379/0]      without a URL, at a server of its own
 
 celery5 must be importable: run it in its environment. The jobs that wait are written with bare commands, since sending
@@ -46,16 +44,16 @@ def fill(client: Any, keys: Any, job: Any, numbers: Iterator[int], count: int) -
 
 def moving(app: Any, client: Any) -> float:
     """Microseconds that one job costs the server, from sent to moved, in the median trip."""
-    from celery5.broker import calls
+    from celery5.broker.calls import jobs as jobs_calls
 
     keys, task = app.queue("default"), app.tasks["nothing"]
     redis_ = app.connections.blocking(instead="")
     laps = []
     for _ in range(TRIPS):
         jobs = [task.job() for _ in range(MOVED)]
-        redis_.perform(calls.schedule(keys, [(job.id, job.message, "+0") for job in jobs]))
+        redis_.perform(jobs_calls.schedule(keys, [(job.id, job.message, "+0") for job in jobs]))
         began = time.perf_counter()
-        moved, _ = redis_.perform(calls.promote_due_jobs(keys, limit=MOVED))
+        moved, _ = redis_.perform(jobs_calls.promote_due_jobs(keys, limit=MOVED))
         laps.append(time.perf_counter() - began)
         if moved != MOVED:
             raise SystemExit(f"{moved} of {MOVED} due jobs were moved")

@@ -1,7 +1,4 @@
-"""Environments: a virtual environment for each peer, made when it is first needed and kept.
-
-Floor: benchmarks. Reads: CELERY5_BENCH_CACHE, this checkout. Writes: the cache folder (~/.cache/celery5-bench).
-"""
+"""Environments: a virtual environment for each peer, made when it is first needed and kept."""
 
 import os
 import shutil

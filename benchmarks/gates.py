@@ -1,9 +1,6 @@
 """Gates: what jobs with a concurrency key cost: their rate, Redis commands per job, the slowest script, the pause
 between two jobs of one key; and how long one trip of a recovery and of jobs that line up holds the server.
 
-Floor: benchmarks. Reads: nothing. Writes: every database of the server that it is given; a temporary folder; one line
-of JSON on stdout.
-
     python benchmarks/gates.py [--url redis://127.0.0.1:6379/0]      without a URL, at a server of its own
 
 celery5 must be importable: run it in its environment. One worker runs jobs of 2 ms of a task with limit=1, with 1, 12
@@ -30,11 +27,12 @@ import trio
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from celery5 import App
-from celery5.broker import calls, gating
 from celery5.broker.call import Call
+from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import limits
 from celery5.protocol.limits import AdmissionRule, get_waiting_list
-from celery5.publisher import LIMITED_JOBS_PER_TRIP
-from celery5.services.recoverer import BATCH as RECOVERED
+from celery5.sending.publisher import LIMITED_JOBS_PER_TRIP
+from celery5.services.worker.recoverer import BATCH as RECOVERED
 
 RUNS = {"1": (1, 300), "12": (12, 1_200), "1000": (1_000, 10_000)}
 """Keys and jobs of each run, by its name."""
@@ -152,14 +150,14 @@ def single_trips(url: str, client: Any) -> dict[str, float]:
         for n in range(10_000)
     ]
     trips: list[Call[Any]] = [
-        gating.add_to_waiting_list(keys, words[at : at + LIMITED_JOBS_PER_TRIP])
+        limits.add_to_waiting_list(keys, words[at : at + LIMITED_JOBS_PER_TRIP])
         for at in range(0, len(words), LIMITED_JOBS_PER_TRIP)
     ]
     lined_up = trip_times(client, trips[:10], sender)
     trip_times(client, trips[10:], sender)
-    sender.perform(calls.join_queue(keys, "dead", lease=60), instead="nothing")
-    trip_times(client, [gating.admit_waiting(keys, "dead", [(rule, 32)])] * 3, sender)
-    again = calls.recover(
+    sender.perform(jobs_calls.join_queue(keys, "dead", lease=60), instead="nothing")
+    trip_times(client, [limits.admit_waiting(keys, "dead", [(rule, 32)])] * 3, sender)
+    again = jobs_calls.recover(
         keys, worker="dead", max_deliveries=3, limit=RECOVERED, ttl=60, message_limit=1_000_000
     )
     recovered = trip_times(client, [again] * (96 // RECOVERED), sender)

@@ -1,7 +1,5 @@
 """Measures: what is measured of one contestant, each in one function, all by the same method.
 
-Floor: benchmarks. Reads: what producers and jobs tell. Writes: the benchmark's own server and a temporary folder.
-
 Drain: the queue is filled first, then workers start. Each job stamps the time at which it ran. The rate counts from the
 moment when the last of the processes had begun its first job to the last job of all, so that neither start-up nor
 the head start of one process counts. Filling the queue is the measurement of bulk enqueueing.

@@ -1,7 +1,4 @@
-"""Report: the tables, made from the samples; nothing in them is written by hand.
-
-Floor: benchmarks. Reads: README.md. Writes: README.md between its two marks.
-"""
+"""Report: the tables, made from the samples; nothing in them is written by hand."""
 
 import os
 import platform

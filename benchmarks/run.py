@@ -1,10 +1,7 @@
 """Run: measure celery5 beside its peers on one machine in one run, and write the table.
 
-Floor: benchmarks. Reads: the command line, this checkout. Writes: benchmarks/results.md and results.json, README.md
-between its two marks, environments in the cache folder; a partial or quick run writes to the cache folder only.
-
-    python benchmarks/run.py                         everything, three rounds, about 20 minutes on two cores
-    python benchmarks/run.py --quick --only celery5,huey
+python benchmarks/run.py                         everything, three rounds, about 20 minutes on two cores
+python benchmarks/run.py --quick --only celery5,huey
 """
 
 import argparse

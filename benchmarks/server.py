@@ -1,7 +1,4 @@
-"""Server: the Redis that all contestants share, over TCP on loopback, and what can be asked of it.
-
-Floor: benchmarks. Reads: nothing. Writes: a temporary folder, removed at the end; every database of its own server.
-"""
+"""Server: the Redis that all contestants share, over TCP on loopback, and what can be asked of it."""
 
 import shutil
 import socket

@@ -1,6 +1,4 @@
 """Boot steps: what must be true before services may start, and the graph that puts them in order.
 
-Floor: bootsteps. Reads: nothing. Writes: nothing.
-
 Import a step by its full name, `celery5.bootsteps.<step>`.
 """

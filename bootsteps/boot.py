@@ -1,7 +1,5 @@
 """Boot: brings the steps of a process up in the order of their requirements, and takes them down in reverse.
 
-Floor: bootsteps. Reads: nothing. Writes: nothing.
-
 A step starts as soon as what it requires is up. Stopping is cancellation, one step at a time, last one first: so a
 worker stops reading before it stops running jobs, and settles the last outcome before its connections close.
 """
@@ -15,14 +13,14 @@ from typing import Any, Protocol
 import trio
 
 from celery5.boot_step import BootStep
-from celery5.bootsteps.own_code import check_step
+from celery5.bootsteps.own_steps import check_step
 from celery5.bootsteps.supervised import SupervisedStep
 from celery5.errors import CeleryError, Misconfigured
-from celery5.log import Log
-from celery5.protocol.supervision import StepState
-from celery5.services.board import StepStatus
-from celery5.services.circuits import CircuitBreakers
-from celery5.services.commands import SelfCommandSender
+from celery5.logs.log import Log
+from celery5.protocol.process.supervision import StepState
+from celery5.services.commands.dispatcher import SelfCommandSender
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.step_status import StepStatus
 
 Step = BootStep
 """A step of celery5's own, as the wiring pages call it. It is the very same thing as an application's."""

@@ -1,7 +1,5 @@
 """Supervised: looks after one step of an application: brings it up, tries it again, restarts it when it crashes.
 
-Floor: bootsteps. Reads: nothing. Writes: the command `retry-boot-step` to its own process.
-
 What follows a failure is decided in `celery5.protocol.supervision`; here it is done. An optional step never takes its
 worker down, whatever becomes of it.
 """
@@ -14,14 +12,20 @@ from typing import Any, Protocol, cast
 import trio
 
 from celery5.boot_step import BootStep
-from celery5.bootsteps.own_code import ProvidedValues, StepCode
+from celery5.bootsteps.own_steps import ProvidedValues, StepCode
 from celery5.errors import BootStepFailed, BrokerReplied, BrokerUnavailable, CeleryError
-from celery5.log import Log
-from celery5.protocol.supervision import STABLE_AFTER, FailurePhase, RetryState, StepDecision, StepState
-from celery5.services.board import RETRY_COMMAND, StepStatus
-from celery5.services.circuits import CircuitBreaker, CircuitBreakers
-from celery5.services.commands import SelfCommandSender
-from celery5.services.passing import is_transient
+from celery5.logs.log import Log
+from celery5.protocol.process.supervision import (
+    STABLE_AFTER,
+    FailurePhase,
+    RetryState,
+    StepDecision,
+    StepState,
+)
+from celery5.services.commands.dispatcher import SelfCommandSender
+from celery5.services.health.circuits import CircuitBreaker, CircuitBreakers
+from celery5.services.process.broker_outages import is_transient
+from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
 
 SEND_TIMEOUT = 10.0
 """Seconds that posting the command may take; then it is done directly."""

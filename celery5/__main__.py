@@ -1,7 +1,4 @@
-"""Main: `python -m celery5` is `celery5`.
-
-Floor: cli. Reads: what the command reads. Writes: what the command writes.
-"""
+"""Main: `python -m celery5` is `celery5`."""
 
 from celery5.cli.main import main
 

@@ -1,7 +1,5 @@
 """App: an application: its tasks, its settings, and the way to its broker.
 
-Floor: domain. Reads: the environment, once. Writes: nothing until something is sent.
-
 Making an App does nothing but remember: no connection, no logging, no import (F1).
 """
 
@@ -12,39 +10,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from weakref import WeakSet
 
-from celery5.backlog import Backlog
 from celery5.boot_step import BootStep, check_boot_steps
 from celery5.broker.call import Call
 from celery5.broker.keys import Keys, QueueKeys
-from celery5.brokers import Brokers
-from celery5.colourless import BlockingDriverAdapter, run_blocking
-from celery5.connections import Connections
-from celery5.control import Control
-from celery5.dead_letters import DeadLetters
-from celery5.declaring import TaskDecorator, TaskRegistry, check_app_name
-from celery5.emptying import empty_queue
-from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
-from celery5.event import DeclareEvent
-from celery5.events import Events
-from celery5.health import DeclareCheck, HealthCheck
-from celery5.include import check_includes, find_modules, import_modules, is_included
-from celery5.limiting import Limits
-from celery5.overview import AppState, find_job, read_app_state
-from celery5.own_commands import DeclareCommand
-from celery5.owning import adopt_declarations
-from celery5.patience import AsyncCheckingResultWaiter, CheckingResultWaiter
-from celery5.protocol.backoff import CustomBackoff
-from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.broker_url import check_broker_url
-from celery5.protocol.budget import Budget, check_budgets
-from celery5.protocol.job import Job
-from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.story import JobDetails
-from celery5.result import ANY_RESULT, AsyncResult
-from celery5.schedule import Schedules
-from celery5.sendable import check_job_id, check_jobs, check_signatures, check_tasks_declared
-from celery5.sending import JobReceiver, Sender, without_traceback
-from celery5.settings import (
+from celery5.commands.control import Control
+from celery5.commands.declaration import DeclareCommand
+from celery5.commands.queue_purge import empty_queue
+from celery5.config.include import check_includes, find_modules, import_modules, is_included
+from celery5.config.settings import (
     ExplicitSettings,
     LoadedConfiguration,
     SettingOptions,
@@ -52,12 +25,42 @@ from celery5.settings import (
     find_changed_settings,
     read_settings,
 )
-from celery5.sources import DeclareSource, source
-from celery5.spellings import make_attribute_error
-from celery5.task import Signature, Task
+from celery5.connections.broker_connections import Connections
+from celery5.connections.brokers import Brokers
+from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.dead_letters.queues import DeadLetters
+from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
+from celery5.events.event import DeclareEvent
+from celery5.events.registry import Events
+from celery5.events.sources import DeclareSource, source
+from celery5.health.health_check import DeclareCheck, HealthCheck
+from celery5.hints import make_attribute_error
+from celery5.limits.overrides import Limits
+from celery5.protocol.brokers import check_broker_url
+from celery5.protocol.health.breaker import BreakerPolicy
+from celery5.protocol.job.job import Job
+from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
+from celery5.protocol.job.story import JobDetails
+from celery5.protocol.scaling.budget import Budget, check_budgets
+from celery5.results.async_result import ANY_RESULT, AsyncResult
+from celery5.results.job_details import AppState, find_job, read_app_state
+from celery5.results.waiting import AsyncCheckingResultWaiter, CheckingResultWaiter
+from celery5.scheduling.schedules import Schedules
+from celery5.sending.memory_backlog import Backlog
+from celery5.sending.sender import (
+    JobReceiver,
+    Sender,
+    check_job_id,
+    check_jobs,
+    check_signatures,
+    check_tasks_declared,
+    without_traceback,
+)
+from celery5.tasks.declaration import TaskDecorator, TaskRegistry, adopt_declarations, check_app_name
+from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
-    from celery5.configuration import Configuration
+    from celery5.config.configuration import Configuration
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -156,7 +159,7 @@ class App:
         """Where settings come from besides code and the environment (C48). Raises Misconfigured."""
         if self.config is None:
             return None
-        from celery5.configuration import make_configuration
+        from celery5.config.configuration import make_configuration
 
         return make_configuration(self.config, broker=lambda: self._settled().broker, key=self.keys.settings)
 
@@ -174,7 +177,7 @@ class App:
 
     def reload_configuration(self) -> tuple[tuple[str, ...], Callable[[], None]]:
         """Read the configuration and check it, which may block. Gives what changes, and how. Raises Misconfigured."""
-        from celery5.configuration import check_usable
+        from celery5.config.configuration import check_usable
 
         settings, before = (
             check_usable(self._settled(self.read_configuration()), self.name, self.settings.broker),

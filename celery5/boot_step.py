@@ -1,7 +1,5 @@
 """Boot step: what a process brings up before it works: celery5's own parts, and those that an application adds.
 
-Floor: domain. Reads: nothing. Writes: nothing.
-
 A worker of celery5 is a graph of these, and an application adds to it with `App(bootsteps=[...], services=[...])` (C53,
 C58, C72). Both are the same: a service is a step that stays.
 """
@@ -12,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery5.errors import Misconfigured
-from celery5.health import HealthCheck, validate_checks
-from celery5.protocol.breaker import BreakerPolicy
-from celery5.protocol.retry import RetryPolicy
-from celery5.protocol.supervision import RetryState
+from celery5.health.health_check import HealthCheck, validate_checks
+from celery5.protocol.health.breaker import BreakerPolicy
+from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.protocol.process.supervision import RetryState
 
 _KEPT_UP = RetryPolicy(max_retries=5, backoff=1.0, cap=60.0)
 _ONCE = RetryPolicy(max_retries=0)

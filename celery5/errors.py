@@ -1,7 +1,5 @@
 """Errors: everything celery5 raises at its users, on one page.
 
-Floor: protocol (imports nothing). Reads: nothing. Writes: nothing.
-
 Named for the condition, with no prefix and no suffix. A message says what is wrong, then what to do, in one line.
 """
 

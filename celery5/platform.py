@@ -1,7 +1,5 @@
 """Platform: what starts and ends the processes of a cluster, and tells what becomes of them (C91, C92).
 
-Floor: domain. Reads: nothing. Writes: nothing.
-
 The Foreman decides and a platform does. celery5 has some: sub-processes of the Controller, systemd, other hosts. Write
 your own for whatever else runs processes, and name it in the cluster description: `platform = "module:Class"`. The
 class is called with `cluster`, the `Cluster` of the description, and `app`, the name of the application.
@@ -26,8 +24,18 @@ from typing import Protocol, runtime_checkable
 import trio
 
 from celery5.errors import PlatformError
-from celery5.protocol.cluster import Cluster, Group, Host
-from celery5.protocol.members import Beat, Ended, Kind, Member, MemberEvent, Ready, State, Stopping, Unknown
+from celery5.protocol.cluster.description import Cluster, Group, Host
+from celery5.protocol.cluster.members import (
+    Beat,
+    Ended,
+    Kind,
+    Member,
+    MemberEvent,
+    Ready,
+    State,
+    Stopping,
+    Unknown,
+)
 
 __all__ = [
     "Beat",
@@ -37,13 +45,13 @@ __all__ = [
     "Host",
     "Kind",
     "Member",
+    "MemberEvent",
     "Platform",
     "PlatformError",
     "Ready",
     "State",
     "Stopping",
     "Unknown",
-    "MemberEvent",
 ]
 
 

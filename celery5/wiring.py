@@ -1,7 +1,5 @@
 """Wiring: builds a process out of its parts, by the names of their constructors' parameters.
 
-Floor: processes. Reads: nothing. Writes: nothing.
-
 Besides the process pages this is the only place that knows the injector; the parts never know that they are injected.
 """
 

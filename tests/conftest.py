@@ -1,7 +1,4 @@
-"""Fixtures: a real server, and names that no two tests share.
-
-Floor: tests. Reads: CELERY5_TEST_SERVER (the server binary to test with). Writes: whatever the tests write.
-"""
+"""Fixtures: a real server, and names that no two tests share."""
 
 import os
 import re
@@ -16,7 +13,7 @@ import hypothesis
 import pytest
 import redis
 
-from celery5.broker.embedded import EmbeddedServer, find_bundled_server
+from celery5.broker.servers.embedded import EmbeddedServer, find_bundled_server
 from tests.watched import watched
 
 # A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP, and children inherit that: no

@@ -1,7 +1,5 @@
 """Gate leaks: what a queue's gates have in Redis that belongs to nobody: a slot of a job that no worker has, a count
 that is wrong, a line with nobody in it.
-
-Floor: tests. Reads: the keys of one queue. Writes: nothing.
 """
 
 import re

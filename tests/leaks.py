@@ -1,7 +1,5 @@
 """Leaks: whether every key that a test left behind has an owner or a time to live (I11).
 
-Floor: tests. Reads: every key of celery5 on a server. Writes: `forget` deletes them.
-
 What an owner is stands in docs/reference/keys.md. Here it is checked from the other side: a field, a member or an entry
 without anything that will ever remove it is a leak.
 """
@@ -16,7 +14,7 @@ from typing import Any
 
 import redis
 
-from celery5.broker import calls
+from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.keys import EVENTS, GROUP, Keys
 from tests.gate_leaks import gate_leaks, parted
 
@@ -225,9 +223,9 @@ def _visit(server: Any, queue: Queue) -> None:
     app, _, name = queue.name.partition(":")
     keys = Keys(app).for_queue(name)
     for call in (
-        calls.join_queue(keys, "visitor", lease=1.0),
-        calls.renew_lease(keys, "visitor", lease=1.0),
-        calls.leave_queue(keys, "visitor"),
+        jobs_calls.join_queue(keys, "visitor", lease=1.0),
+        jobs_calls.renew_lease(keys, "visitor", lease=1.0),
+        jobs_calls.leave_queue(keys, "visitor"),
     ):
         server.execute_command(*call.with_script_text)
     queue.stream, queue.consumers = {}, {}

@@ -1,14 +1,11 @@
-"""Watched: a server that is looked at before and after, so that whatever is left behind in between is told of (I11).
-
-Floor: tests. Reads: every key of celery5 on a server. Writes: deletes those that were not there before.
-"""
+"""Watched: a server that is looked at before and after, so that whatever is left behind in between is told of (I11)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import redis
 
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
 from tests.leaks import Look
 
 

@@ -1,7 +1,4 @@
-"""arq as a peer: uvloop, a poll every 10 ms (its default of 500 ms caps the drain), no results unless asked for.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: arq's keys on that server.
-"""
+"""arq as a peer: uvloop, a poll every 10 ms (its default of 500 ms caps the drain), no results unless asked for."""
 
 import asyncio
 import os

@@ -1,8 +1,5 @@
 """Ask: the one command line that every peer answers, so that the runner treats all of them alike.
 
-Floor: benchmarks, beside the peers; the standard library only, for it runs in every peer's environment.
-Reads: the command line. Writes: one JSON line on stdout.
-
     python peers/ask.py x_app enqueue N    N no-op jobs, one call each
     python peers/ask.py x_app bulk N       N no-op jobs by the peer's way for many
     python peers/ask.py x_app sleep N      N jobs that sleep for 50 ms

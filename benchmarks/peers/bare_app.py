@@ -1,7 +1,4 @@
-"""Bare redis-py, no task queue: XADD of a small job one by one and in pipelines, the measure for our own producer.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: the stream `bare` on that server.
-"""
+"""Bare redis-py, no task queue: XADD of a small job one by one and in pipelines, the measure for our own producer."""
 
 import json
 

@@ -1,7 +1,4 @@
-"""celery5 itself: blocking producers, the worker as it ships, with its results, log, leases and breakers on.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: celery5's keys on that server.
-"""
+"""celery5 itself: blocking producers, the worker as it ships, with its results, log, leases and breakers on."""
 
 import os
 

@@ -1,7 +1,4 @@
-"""Celery as a peer: JSON, no results unless asked for, no gossip, wide prefetch; prefork, or threads as a variant.
-
-Floor: benchmarks. Reads: BENCH_URL, BENCH_VARIANT (`threads` or nothing). Writes: Celery's keys on that server.
-"""
+"""Celery as a peer: JSON, no results unless asked for, no gossip, wide prefetch; prefork, or threads as a variant."""
 
 import os
 import time

@@ -1,8 +1,4 @@
-"""Contract: what a peer's module must be able to do, and the clock that it measures with.
-
-Floor: benchmarks, beside the peers; the standard library only, for it is imported in every peer's environment.
-Reads: BENCH_URL (the server), BENCH_RESULTS (1 when outcomes are wanted), BENCH_VARIANT. Writes: nothing.
-"""
+"""Contract: what a peer's module must be able to do, and the clock that it measures with."""
 
 import os
 import sys

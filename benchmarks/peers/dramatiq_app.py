@@ -1,7 +1,4 @@
-"""Dramatiq as a peer: its Redis broker, plain functions in threads, no results unless asked for.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: Dramatiq's keys on that server.
-"""
+"""Dramatiq as a peer: its Redis broker, plain functions in threads, no results unless asked for."""
 
 import time
 

@@ -1,7 +1,4 @@
-"""Huey as a peer: its Redis storage with a blocking pop, threads, results by notification and only when asked for.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: Huey's keys on that server.
-"""
+"""Huey as a peer: its Redis storage with a blocking pop, threads, results by notification and only when asked for."""
 
 import time
 

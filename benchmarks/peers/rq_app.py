@@ -1,7 +1,4 @@
-"""RQ as a peer: its worker that does not fork, results kept only when asked for.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: RQ's keys on that server.
-"""
+"""RQ as a peer: its worker that does not fork, results kept only when asked for."""
 
 import time
 

@@ -1,7 +1,4 @@
-"""SAQ as a peer: uvloop, its Redis queue, jobs that leave nothing behind unless results are asked for.
-
-Floor: benchmarks. Reads: BENCH_URL. Writes: SAQ's keys on that server.
-"""
+"""SAQ as a peer: uvloop, its Redis queue, jobs that leave nothing behind unless results are asked for."""
 
 import asyncio
 

@@ -1,8 +1,5 @@
 """Stamps: when each job ran, written by the workers of any peer and read by the runner, without asking Redis.
 
-Floor: benchmarks, beside the peers; the standard library only, for it is imported in every peer's environment.
-Reads: BENCH_STAMPS, a folder. Writes: BENCH_STAMPS/<pid>.stamps, one 64-bit monotonic nanosecond time per job.
-
 CLOCK_MONOTONIC is one clock for all processes of a machine, so stamps of several workers can be put in one order.
 A stamp costs about a third of a microsecond and is the same for every peer. Reading them puts no load on the server.
 """

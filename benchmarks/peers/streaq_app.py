@@ -1,7 +1,4 @@
-"""streaQ as a peer: coredis over asyncio with uvloop, results only when asked for, its task log silenced.
-
-Floor: benchmarks. Reads: BENCH_URL, BENCH_CONCURRENCY. Writes: streaQ's keys on that server.
-"""
+"""streaQ as a peer: coredis over asyncio with uvloop, results only when asked for, its task log silenced."""
 
 import logging
 import os

@@ -1,7 +1,4 @@
-"""taskiq as a peer: uvloop, the list broker or the stream broker of taskiq-redis, results only when asked for.
-
-Floor: benchmarks. Reads: BENCH_URL, BENCH_VARIANT (`stream` or `list`). Writes: taskiq's keys on that server.
-"""
+"""taskiq as a peer: uvloop, the list broker or the stream broker of taskiq-redis, results only when asked for."""
 
 import asyncio
 

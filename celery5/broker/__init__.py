@@ -1,4 +1,1 @@
-"""Broker: the one room that knows Redis: keys, calls, Lua, and connections of three colours.
-
-Floor: broker. Reads: nothing. Writes: nothing.
-"""
+"""Broker: the one room that knows Redis: keys, calls, Lua, and connections of three colours."""

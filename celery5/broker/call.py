@@ -1,7 +1,5 @@
 """Call: one trip to Redis as a value: what is sent, how the answer is read, whether it may be sent twice.
 
-Floor: broker. Reads: the Lua files beside it. Writes: nothing.
-
 A driver performs calls and is the only thing with a colour (blocking, asyncio, Trio). Decoding stays here, pure.
 """
 

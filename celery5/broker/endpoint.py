@@ -1,9 +1,7 @@
 """Endpoint: where the broker is and how to be let in, as one frozen value.
 
-Floor: broker. Reads: the certificate files a `rediss://` URL names. Writes: nothing.
-
 All three drivers start from it, so a URL means the same to the blocking, the asyncio and the Trio one.
-redis-py does the parsing; what it lets through in silence is refused by `protocol/broker_url.py`.
+redis-py does the parsing; what it lets through in silence is refused by `protocol/brokers.py`.
 """
 
 import ssl
@@ -13,7 +11,7 @@ from typing import Any, Literal, cast
 from redis import connection as redis_connection
 
 from celery5.errors import BadBrokerURL
-from celery5.protocol.broker_url import TLS_OPTIONS, check_broker_url, make_url_error
+from celery5.protocol.brokers import TLS_OPTIONS, check_broker_url, make_url_error
 
 Kind = Literal["tcp", "tls", "unix"]
 

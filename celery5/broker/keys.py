@@ -1,7 +1,5 @@
 """Keys: every key and channel of celery5 is made here, and nowhere else.
 
-Floor: broker. Reads: nothing. Writes: nothing.
-
 All keys of a queue share one hash tag, so that each script touches one slot of a Redis Cluster. The table of types,
 owners and lifetimes is `docs/reference/keys.md`.
 """
@@ -9,7 +7,7 @@ owners and lifetimes is `docs/reference/keys.md`.
 import re
 from dataclasses import dataclass, field, replace
 
-from celery5.protocol.lanes import ADMITTED, HIGH, LOW, NORMAL
+from celery5.protocol.job.lanes import ADMITTED, HIGH, LOW, NORMAL
 
 GROUP = "workers"
 """The one consumer group of every queue."""

@@ -1,9 +1,10 @@
-"""Timing: every limit of a connection to the broker, in one frozen value.
-
-Floor: broker. Reads: nothing. Writes: nothing.
-"""
+"""Outage: how long those who wait put up with a broker that cannot be reached, and how often they try."""
 
 from dataclasses import dataclass
+from random import random
+
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.protocol.job.retry_policy import full_jitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +31,35 @@ class Timing:
     breaker_failures: int = 3
     breaker_reset: float = 1.0
     max_unsent_bytes: int = 64 * 1024 * 1024
+
+
+OUTAGE_LIMIT = 30.0
+"""Seconds without a connection after which even those who wait without a limit are told."""
+
+
+class Outage:
+    """The outage of one connection, if there is one now: its last `error`, None while all is well."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._attempts = 0
+        self._since = 0.0
+        self.error: BrokerError | None = None
+
+    def reset(self) -> None:
+        """Connected."""
+        self._attempts = 0
+        self.error = None
+
+    def record_failure(self, error: BrokerError, now: float) -> bool:
+        """An attempt failed. True when there is no point in another one."""
+        if self.error is None:
+            self._since = now
+        self.error = error
+        self._attempts += 1
+        return not isinstance(error, BrokerUnavailable) or now - self._since >= OUTAGE_LIMIT
+
+    def next_pause(self) -> float:
+        """Seconds until the next attempt."""
+        start, cap = self._timing.backoff_start, self._timing.backoff_cap
+        return full_jitter(self._attempts, start=start, cap=cap, random=random)

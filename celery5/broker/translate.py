@@ -1,7 +1,5 @@
 """Translate: the one door through which foreign errors become errors of celery5.
 
-Floor: broker. Reads: nothing. Writes: nothing.
-
 redis-py, hiredis, the operating system and Trio each have their own words for "the broker is gone". All
 drivers pass what they catch through `translated`, so that nobody above this room needs to know any of them.
 """

@@ -1,7 +1,5 @@
 """Command line: words on a terminal, thin over what any Python user can call.
 
-Floor: cli. Reads: nothing. Writes: nothing.
-
 `main.py` has the commands' tree, `boundary.py` turns errors into one line and an exit code, `loading.py` finds the
 application.
 """

@@ -1,7 +1,5 @@
 """Main: the `celery5` command and the tree of its commands.
 
-Floor: cli. Reads: CELERY5_APP, the command's arguments. Writes: nothing itself.
-
 A command's module is imported when the command is asked for; Trio, Redis and the user's modules by the commands that
 need them, when they run: a probe and `--help` stay quick.
 """
@@ -16,9 +14,9 @@ from importlib import import_module
 import click
 
 import celery5
-from celery5.cli.boundary import EXIT_USAGE, run_reporting_errors
-from celery5.cli.said import echo
-from celery5.cli.target import Target
+from celery5.cli.terminal.errors import EXIT_USAGE, run_reporting_errors
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo
 
 COMMANDS = (
     "autoscale",
@@ -44,7 +42,8 @@ COMMANDS = (
 COMPLETION_VARIABLE = "_CELERY5_COMPLETE"
 """What a shell that completes a command sets, by click's convention."""
 CHILD = "CELERY5_PARENT"
-"""What a Controller sets for its members (`protocol/members.py`), said here, too: a probe is to load as little as can
+"""What a Controller sets for its members (`protocol/cluster/members.py`), said here, too: a probe is to load as
+little as can
 be."""
 THREADS_LIMIT = 2.0
 """Seconds that threads get which are left when a command is done."""
@@ -62,9 +61,9 @@ class CommandTree(click.Group):
         it."""
         for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
             if name not in self.commands:
-                self.add_command(getattr(import_module(f"celery5.cli.{name}"), name))
+                self.add_command(getattr(import_module(f"celery5.cli.commands.{name}"), name))
                 if COMPLETION_VARIABLE in os.environ:
-                    import_module("celery5.cli.completion").equip(self.commands[name])
+                    import_module("celery5.cli.commands.completion").add_name_completion(self.commands[name])
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -77,7 +76,7 @@ class CommandTree(click.Group):
 
 
 def _hint_of(words: list[str]) -> str:
-    from celery5.spellings import find_command_hint  # only now: a probe pays for each module that is loaded
+    from celery5.hints import find_command_hint
 
     return find_command_hint(words)
 
@@ -123,8 +122,8 @@ def cli(context: click.Context, target: str, app_name: str) -> None:
 def _report_failure(error: str) -> None:
     """Report why this process is about to end to the Controller or systemd that started it, if any."""
     if "NOTIFY_SOCKET" in os.environ:
-        from celery5.protocol.members import format_failure_status
-        from celery5.services.systemd_notify import notify_with_retry, read_notify_settings
+        from celery5.protocol.cluster.members import format_failure_status
+        from celery5.services.process.systemd_notify import notify_with_retry, read_notify_settings
 
         notify_with_retry(
             read_notify_settings(os.environ, os.getpid())["address"], f"STATUS={format_failure_status(error)}"
@@ -138,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     them for ever: they get THREADS_LIMIT seconds.
     """
     if CHILD in os.environ:
-        import_module("celery5.cli.child").follow_parent()
+        import_module("celery5.cli.terminal.serving_flags").follow_parent()
     code = run_reporting_errors(
         lambda: cli.main(arguments, prog_name="celery5", standalone_mode=False), on_failure=_report_failure
     )

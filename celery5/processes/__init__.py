@@ -1,4 +1,1 @@
-"""Processes: one wiring page for each process, where all of it can be read.
-
-Floor: processes. Reads: nothing. Writes: nothing.
-"""
+"""Processes: one wiring page for each process, where all of it can be read."""

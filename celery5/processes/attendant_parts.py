@@ -1,7 +1,5 @@
 """Attendant Parts: what a process is made of that attends to the workers and runs no jobs, as a Scheduler does.
 
-Floor: processes. Reads: the environment's systemd variables. Writes: nothing.
-
 `GROUND` are the parts, `given` the values that they ask for, `make_ground` and `make_top` the two ends of the boot
 graph; what lies between is on the process' own page. With all that, `attend` is such a process.
 """
@@ -17,23 +15,24 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph, Step
-from celery5.bootsteps.listen import ChannelHandler, ChannelSubscriptions
-from celery5.broker.on_trio import PushRedis, Timing, TrioRedis
-from celery5.log import Log
-from celery5.processes.connection_parts import ReconnectObserver, make_push
-from celery5.processes.link_log import ConnectionLog
-from celery5.processes.lives import run_incarnations
+from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions
+from celery5.broker.connection.push import PushRedis
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.timing import Timing
+from celery5.logs.log import Log
+from celery5.processes.connection_parts import ConnectionLog, ReconnectObserver, make_push
+from celery5.processes.lifecycle.incarnations import run_incarnations
 from celery5.processes.worker import WorkerOptions, make_inbox_address
-from celery5.services.board import RETRY_COMMAND, StepStatus
-from celery5.services.commands import CommandHandler, CommandRegistry
-from celery5.services.inbox import Inbox, SelfCommandQueue
-from celery5.services.log_again import LogRetry, log_handlers
-from celery5.services.presence import Presence
-from celery5.services.process_commands import ProcessCommands
-from celery5.services.reloader import NextIncarnation, Reloader
-from celery5.services.systemd_notify import SystemdNotify, read_notify_settings
-from celery5.services.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
-from celery5.services.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
+from celery5.services.commands.inbox import Inbox, SelfCommandQueue
+from celery5.services.commands.log_again import LogRetry, log_handlers
+from celery5.services.commands.process_commands import ProcessCommands
+from celery5.services.health.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
+from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.process.presence import Presence
+from celery5.services.process.reloader import NextIncarnation, Reloader
+from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
 from celery5.wiring import build
 
 StepNames = tuple[str, ...]
@@ -126,7 +125,7 @@ BASE_PARTS: Mapping[str, Any] = {
     "process_commands": ProcessCommands,
     "common_handlers": value(make_common_handlers),
     "commands": CommandRegistry,
-    "posts": SelfCommandQueue,
+    "self_commands": SelfCommandQueue,
     "inbox": Inbox,
     "log_again": LogRetry,
     "sources": value(make_sources),
@@ -168,15 +167,15 @@ def make_common_values(
         "watch": ConnectionLog(log=log),
         "address": make_inbox_address(app, options, name),
         "keyring": app.control.keyring,
-        "inbox_counts": Counter[str](),
-        "commanded": options.performed_commands,
+        "command_counts": Counter[str](),
+        "performed_commands": options.performed_commands,
         "configuration": app.configuration,
         "reload": options.reload,
         "next_incarnation": next_incarnation,
-        "bell": options.reload_bell,
+        "reload_signal": options.reload_bell,
         "stuck": options.on_stuck,
         "stop_requested": done,
-        "vitals": vitals,
+        "process_status": vitals,
         "is_restarting": another,
         "systemd": SystemdNotify(
             **notification, status=lambda: _line(vitals), is_exiting=lambda: not another()

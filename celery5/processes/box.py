@@ -1,8 +1,6 @@
 """Box: the process of a Python box: `python -m celery5.processes.box`, started by a worker (C62).
 
-Floor: processes. Reads: frames on its stdin. Writes: frames on what was its stdout; what user code prints, to stderr.
-
-One thread reads what the worker says; the main thread runs one job after another (`runners/in_box.py`). When the
+One thread reads what the worker says; the main thread runs one job after another (`runners/boxes/in_box.py`). When the
 worker's end of the pipe is closed it ends; when that happens in the middle of a job its worker is dead, and it kills
 itself and whatever the job has started.
 """
@@ -22,8 +20,8 @@ from typing import Any, BinaryIO, cast
 
 from celery5.app import App, default_app
 from celery5.errors import BadArguments, CeleryError
-from celery5.protocol.envelope import Failure
-from celery5.protocol.frames import (
+from celery5.logs.stdlib_log import captured_logging
+from celery5.protocol.boxes.frames import (
     VERSION,
     BoxHello,
     BoxHome,
@@ -37,12 +35,12 @@ from celery5.protocol.frames import (
     encode_frame,
     to_box_reply,
 )
-from celery5.protocol.verdict import Outcome, PermanentFailure, Reason
-from celery5.runners.box_launcher import die_with_parent
-from celery5.runners.ending import make_failure
-from celery5.runners.in_box import BoxMainThread
-from celery5.stdlib_log import captured_logging
-from celery5.task import Task
+from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.verdict import Outcome, PermanentFailure, Reason
+from celery5.runners.boxes.in_box import BoxMainThread
+from celery5.runners.boxes.launcher import die_with_parent
+from celery5.runners.outcome import make_failure
+from celery5.tasks.task import Task
 
 NAME = "celery5-box"
 

@@ -1,7 +1,5 @@
 """Controller: the wiring page of a Controller process, which keeps a cluster alive (C87, C89, C91).
 
-Floor: processes. Reads: the cluster description; the environment. Writes: nothing itself.
-
 It runs no job: it starts the processes that do, looks after them, and ends them in order. What they are is in the
 cluster description.
 """
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import trio
@@ -21,45 +19,93 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph, Step
-from celery5.broker.kept_server import STOP_LIMIT, KeptServer
-from celery5.broker.on_trio import TrioRedis
-from celery5.errors import Misconfigured
-from celery5.log import Log
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.servers.kept_server import STOP_LIMIT, KeptServer
+from celery5.config.settings import PREFIX, Settings, find_variable_fault, format_value, parse_value
+from celery5.errors import BadBrokerURL, Misconfigured
+from celery5.logs.log import Log
 from celery5.processes import router, scheduler
 from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener, make_common_values
-from celery5.processes.described import DescriptionChecker
-from celery5.processes.foreground import ServeOptions, serve_in_process
-from celery5.processes.lives import ProcessKind, run_incarnations
+from celery5.processes.lifecycle.foreground import ServeOptions, open_log, serve_in_process
+from celery5.processes.lifecycle.incarnations import ProcessKind, run_incarnations
+from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.own_broker import (
     StoppedBeforeReady,
     resolve_paths,
     running_own_broker,
     supervised_server,
 )
-from celery5.processes.own_log import open_log
 from celery5.processes.platforms import make_platform
-from celery5.processes.scaling_parts import make_broker_connections
-from celery5.processes.signals import Interruption
+from celery5.processes.scheduler import make_broker_connections
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.cluster import Cluster, Group, build_members, parse_cluster
-from celery5.protocol.cluster_words import FLAG_TYPES
-from celery5.protocol.foreman import ClusterState
-from celery5.protocol.members import Kind
-from celery5.protocol.own_broker import BROKER_VARIABLE
-from celery5.protocol.recycling import SUPERVISED_VARIABLE
-from celery5.services.all_up import ClusterReady
-from celery5.services.commands import CommandHandler
-from celery5.services.foreman import Foreman, get_end_limit
-from celery5.services.foreman_commands import ForemanCommands
-from celery5.services.inbox import Inbox
-from celery5.services.leadership import Leadership
-from celery5.services.log_again import LogRetry
-from celery5.services.queue_depths import DepthBroker, QueueDepths
-from celery5.services.reloader import NextIncarnation
-from celery5.services.systemd_notify import SystemdNotify, notify, read_notify_settings
-from celery5.services.vitals import ProcessStatus, StatusPhase, StatusSource
-from celery5.strategies import get_autoscale
+from celery5.protocol.cluster.description import (
+    FLAG_TYPES,
+    PUBLISHER_FLAGS,
+    Cluster,
+    Group,
+    ValueChecker,
+    build_members,
+    parse_cluster,
+)
+from celery5.protocol.cluster.foreman import ClusterState
+from celery5.protocol.cluster.members import Kind
+from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
+from celery5.protocol.job.job import Options
+from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
+from celery5.scaling.strategies import get_autoscale
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.inbox import Inbox
+from celery5.services.commands.log_again import LogRetry
+from celery5.services.controller.cluster_ready import ClusterReady
+from celery5.services.controller.foreman import Foreman, get_end_limit
+from celery5.services.controller.foreman_commands import ForemanCommands
+from celery5.services.controller.leadership import Leadership
+from celery5.services.health.queue_depths import QueueDepths
+from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.process.reloader import NextIncarnation
+from celery5.services.process.systemd_notify import SystemdNotify, notify, read_notify_settings
 from celery5.wiring import build
+
+
+class DescriptionChecker(ValueChecker):
+    """Judges flags that are settings, and variables that say settings, by what settings may be."""
+
+    def check_flag(self, kind: Kind, name: str, value: Any) -> str:
+        """About a flag: a setting's value, or the names of queues."""
+        setting = f"publisher_{name}" if name in PUBLISHER_FLAGS else name
+        try:
+            if name == "queues":
+                for each in value:
+                    Options(queue=each).checked()
+            elif setting in Settings.__struct_fields__:
+                _brokers(setting, parse_value(setting, str(value) if name == "max_memory" else value))
+        except (Misconfigured, BadBrokerURL) as error:
+            return f"is {format_value(value)}: {error}"
+        return ""
+
+    def check_variable(self, name: str, value: str) -> str:
+        """About a variable: one of ours that is misspelt, or says what no such setting can be."""
+        if fault := find_variable_fault(name, value):
+            return fault
+        setting = name.removeprefix(PREFIX).lower()
+        try:
+            if value and name in (f"{PREFIX}BROKER", f"{PREFIX}BROKERS"):
+                _brokers(setting, parse_value(setting, value))
+        except BadBrokerURL as error:
+            return f"is no broker: {error}"
+        return ""
+
+
+def _brokers(setting: str, value: object) -> None:
+    """Raises BadBrokerURL for a URL that is none."""
+    if setting == "broker":
+        Endpoint.from_url(str(value))
+    elif setting == "brokers":
+        for each in cast("Mapping[str, str]", value).values():
+            Endpoint.from_url(each)
+
 
 KIND = "controller"
 STOP_SURPLUS = 20.0
@@ -136,7 +182,7 @@ def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[Status
     return (foreman, leadership)
 
 
-def make_depth_connections(app: App, redis: TrioRedis) -> dict[str, DepthBroker]:
+def make_depth_connections(app: App, redis: TrioRedis) -> dict[str, AsyncDriver]:
     """Return the ways to all brokers: a Controller measures all queues."""
     return dict(make_broker_connections(app, redis))
 
@@ -187,7 +233,7 @@ ControllerParts = Injector(
     foreman_commands=ForemanCommands,
     cluster_ready=ClusterReady,
     depth_brokers=value(make_depth_connections),
-    measured=None,
+    measured_queues=None,
     queue_depths=QueueDepths,
     steps=value(make_steps),
 )
@@ -209,8 +255,8 @@ def make_cluster_values(
         "member_environment": {"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
         "grace": app.settings.grace_period,
         "autoscale": get_autoscale(app.settings),
-        "home": app.brokers.broker_of_queue,
-        "measures": app.settings.status_port is not None,
+        "find_broker": app.brokers.broker_of_queue,
+        "is_measuring": app.settings.status_port is not None,
         "on_status": _Status(read_notify_settings(os.environ, os.getpid())["address"]),
     }
 

@@ -1,7 +1,4 @@
-"""Development: everything in one process, over a server of its own.
-
-Floor: processes. Reads: CELERY5_BROKER. Writes: what a worker and the embedded server write.
-"""
+"""Development: everything in one process, over a server of its own."""
 
 import os
 import shutil
@@ -14,17 +11,23 @@ from functools import partial
 import trio
 
 from celery5.app import App
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
-from celery5.log import Log
-from celery5.processes import fitness, router, scheduler, worker
-from celery5.processes.foreground import ServeOptions, make_interruption, run_companion, serve_in_process
-from celery5.processes.lives import ProcessKind, new_incarnation_name
-from celery5.processes.own_log import open_log
+from celery5.logs.log import Log
+from celery5.processes import router, scheduler, worker
+from celery5.processes.lifecycle import foreground
+from celery5.processes.lifecycle.foreground import (
+    ServeOptions,
+    make_interruption,
+    open_log,
+    run_companion,
+    serve_in_process,
+)
+from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
+from celery5.processes.lifecycle.signals import Interruption
 from celery5.processes.router import ROUTER
 from celery5.processes.scheduler import SCHEDULER
-from celery5.processes.signals import Interruption
-from celery5.processes.understudy import start_sidecar
+from celery5.processes.watch.sidecar import start_sidecar
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.masking import escape_text
 
@@ -35,7 +38,7 @@ def serve(app: App, options: ServeOptions) -> int:
     Over the broker that `CELERY5_BROKER` names, else over an embedded server that ends with this process. Raises
     ServerNotFound.
     """
-    fitness.check(app)
+    foreground.check(app)
     broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(options.queues))))
     with (
         # First, so that it keeps nothing open that is to end with this process.

@@ -1,7 +1,4 @@
-"""Own Broker: a Controller's own broker around its life: up before anything else is, and the last to end (C92).
-
-Floor: processes. Reads: what the application says of its broker. Writes: one line on stderr.
-"""
+"""Own Broker: a Controller's own broker around its life: up before anything else is, and the last to end (C92)."""
 
 import os
 import sys
@@ -13,13 +10,13 @@ import msgspec
 import trio
 
 from celery5.app import App
-from celery5.broker.kept_server import KeptServer
+from celery5.broker.servers.kept_server import KeptServer
+from celery5.config.settings import find_source
 from celery5.errors import BrokerUnavailable, Misconfigured
-from celery5.log import Log
+from celery5.logs.log import Log
+from celery5.protocol.cluster.own_broker import OwnBroker
 from celery5.protocol.masking import mask_passwords
-from celery5.protocol.own_broker import OwnBroker
-from celery5.services.own_server import BrokerSupervisor
-from celery5.settings import find_source
+from celery5.services.controller.own_server import BrokerSupervisor
 
 
 def resolve_paths(broker: OwnBroker, folder: Path) -> OwnBroker:
@@ -101,6 +98,7 @@ def _check(app: App, url: str) -> None:
     source = find_source("broker", app.explicit_settings, os.environ, None)
     if source is not None and source.raw != url:
         raise Misconfigured(
-            f"{source.where} says another broker than [broker] in the cluster description, which is at {mask_passwords(url)}: "
+            f"{source.where} says another broker than [broker] in the cluster description, which is "
+            f"at {mask_passwords(url)}: "
             "leave one of them out, or say the same"
         )

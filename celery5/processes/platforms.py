@@ -1,7 +1,4 @@
-"""Platforms: which platform a cluster description means, and how it is made.
-
-Floor: processes. Reads: the environment. Writes: nothing.
-"""
+"""Platforms: which platform a cluster description means, and how it is made."""
 
 import importlib
 import os
@@ -9,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from celery5.errors import Misconfigured, PlatformError
-from celery5.log import Log
+from celery5.logs.log import Log
 from celery5.platform import Platform
-from celery5.protocol.cluster import Cluster
-from celery5.protocol.remote_units import RemoteSetup
-from celery5.services import systemd_place
-from celery5.services.hosts import MultiHostPlatform
-from celery5.services.remote_host import RemoteHost
-from celery5.services.ssh_line import SSHConnection
-from celery5.services.sub_processes import SubProcesses
-from celery5.services.systemd_units import SystemdUnits
+from celery5.protocol.cluster.description import Cluster
+from celery5.protocol.cluster.remote_units import RemoteSetup
+from celery5.services.controller import systemd_bus
+from celery5.services.controller.platforms import MultiHostPlatform
+from celery5.services.controller.remote_host import RemoteHost
+from celery5.services.controller.ssh_line import SSHConnection
+from celery5.services.controller.sub_processes import SubProcesses
+from celery5.services.controller.systemd_units import SystemdUnits
 
 PlatformFactory = Callable[..., Platform]
 
@@ -69,7 +66,7 @@ def resolve_platform_name(name: str, environ: Mapping[str, str]) -> str:
     """What `auto` means here: systemd, for a Controller that is a service of systemd's itself and may ask it (C91)."""
     if name != "auto":
         return name
-    return "systemd" if systemd_place.should_use_systemd(environ, os.getpid()) else "processes"
+    return "systemd" if systemd_bus.should_use_systemd(environ, os.getpid()) else "processes"
 
 
 def _users(name: str) -> PlatformFactory:

@@ -1,7 +1,5 @@
 """Publisher: the wiring page of a Publisher daemon (C76 to C83): takes jobs from a host's processes, publishes them.
 
-Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
-
 What takes jobs and keeps them needs no Redis, and is up before Redis is there and while it is away. It is stopped first
 of all, then what waits is published, as far as Redis takes it; the rest is in the backlog for the next one.
 """
@@ -18,38 +16,38 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph, Step
-from celery5.bootsteps.meanwhile import BackgroundBoot
+from celery5.bootsteps.retrying import BackgroundBoot
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
-from celery5.broker.on_trio import Timing
-from celery5.daemon_line import get_default_socket
+from celery5.broker.timing import Timing
 from celery5.errors import Misconfigured
-from celery5.log import Log
-from celery5.messages_backlog import BacklogCapacity, make_backlog
+from celery5.logs.log import Log
 from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
-from celery5.processes.link_log import ConnectionLog
-from celery5.processes.lives import ProcessKind
+from celery5.processes.connection_parts import ConnectionLog
+from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.daemon_address import (
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.publisher.address import (
     LOOPBACK_HOSTS,
     check_socket_path,
     parse_connections,
     parse_optional_tcp,
 )
-from celery5.protocol.routes import DEFAULT_BROKER
-from celery5.services.board import StepStatus
-from celery5.services.commands import CommandHandler
-from celery5.services.doors import PublisherSockets, SocketPlan, get_inherited_sockets
-from celery5.services.inbox import Inbox
-from celery5.services.listener import Listener
-from celery5.services.log_again import LogRetry
-from celery5.services.message_publisher import MessagePublisher
-from celery5.services.messages_store import MessagesStore
-from celery5.services.publishing_checks import PublishingChecks
-from celery5.services.reloader import NextIncarnation, Reloader
-from celery5.services.systemd_notify import SystemdNotify
-from celery5.services.vitals import StatusPhase, StatusSource
+from celery5.sending.messages_backlog import BacklogCapacity, make_backlog
+from celery5.sending.publisher_client import get_default_socket
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.inbox import Inbox
+from celery5.services.commands.log_again import LogRetry
+from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.process.reloader import NextIncarnation, Reloader
+from celery5.services.process.step_status import StepStatus
+from celery5.services.process.systemd_notify import SystemdNotify
+from celery5.services.publisher.listener import Listener
+from celery5.services.publisher.message_publisher import MessagePublisher
+from celery5.services.publisher.messages_store import MessagesStore
+from celery5.services.publisher.publishing_checks import PublishingChecks
+from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
 
 KIND = "publisher"
 STOP_MARGIN = 10.0

@@ -1,14 +1,12 @@
 """Router: the wiring page of a Router process (CEP rows C84, C108, C109).
 
-Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
-
 A Router takes in events, data and commands, and makes jobs of them: the three parts of the CEP's figure. It runs no
 job. There may be any number of Routers, and none leads: each step is one atomic script, so any of them may die at any
 point. The command ingestion is its inbox (C56).
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trio
@@ -17,32 +15,104 @@ from dependencies import Injector, value
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Step
-from celery5.bootsteps.join_events import EventsMembership
-from celery5.bootsteps.open_publishing import LentConnection
-from celery5.broker.keys import EVENTS
-from celery5.broker.on_trio import ParkedRedis, TrioRedis
-from celery5.log import Log
+from celery5.bootsteps.worker_steps import EventsMembership, LentConnection
+from celery5.broker.connection.parked import ParkedRedis
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.keys import EVENTS, Keys
+from celery5.events.sources import group_by_source
+from celery5.logs.log import Log
 from celery5.processes import attendant_parts
 from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
 from celery5.processes.connection_parts import make_reader
-from celery5.processes.data_parts import DATA_PARTS, has_data, make_data_steps, make_data_values
-from celery5.processes.lives import ProcessKind
+from celery5.processes.lifecycle.incarnations import ProcessKind
+from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.worker import WorkerOptions, make_status_values
-from celery5.services.circuits import CircuitBreakers
-from celery5.services.commands import CommandHandler, SelfCommandSender
-from celery5.services.event_acts import EventActions
-from celery5.services.event_ingestion import EventIngestion
-from celery5.services.heartbeat import Heartbeat
-from celery5.services.inbox import Inbox
-from celery5.services.lease import Lease
-from celery5.services.mover import Mover
-from celery5.services.recoverer import Recoverer
-from celery5.services.reloader import NextIncarnation
-from celery5.services.sink_delivery import SinkDelivery
-from celery5.services.source_ingestion import SourceIngestion
-from celery5.services.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
-from celery5.services.vitals import ProcessStatus, StatusSource
-from celery5.sinks import check_sinks
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.results.sinks import SinkOptions, check_sinks, get_all_recipients, get_all_sink_options
+from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
+from celery5.services.commands.inbox import Inbox
+from celery5.services.events.event_actions import EventActions
+from celery5.services.events.event_ingestion import BrokerLookup, EventIngestion
+from celery5.services.events.sink_delivery import SinkDelivery
+from celery5.services.events.source_ingestion import SourceIngestion
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
+from celery5.services.health.vitals import ProcessStatus, StatusSource
+from celery5.services.process.reloader import NextIncarnation
+from celery5.services.worker.due_jobs import Mover
+from celery5.services.worker.lease import Heartbeat, Lease
+from celery5.services.worker.recoverer import Recoverer
+
+
+def make_data_steps(sink_delivery: SinkDelivery, source_ingestion: SourceIngestion) -> tuple[Step, ...]:
+    """Its part of the boot graph. A write that is under way when the Router stops has a moment to end."""
+    return (
+        Step("sinks", sink_delivery, ("publishing", "heartbeat", "listen"), stop_limit=30.0),
+        Step("sources", source_ingestion, ("publishing", "heartbeat")),
+    )
+
+
+def make_routing_redis(app: App, redis: TrioRedis) -> Any:
+    """What reaches the broker of each queue: the process' own connection where there is one broker."""
+    return RemoteRedis(app) if app.brokers.is_multi_broker else redis
+
+
+def make_home(app: App) -> BrokerLookup:
+    """Which broker a queue is on; another application's count as being here."""
+
+    def home(name: str, queue: str, /) -> str:
+        return app.brokers.broker_of_queue(queue) if name == app.name else DEFAULT_BROKER
+
+    return home
+
+
+def make_sink_delivery(
+    routing_redis: Any,
+    keys: Keys,
+    outlets: Sequence[SinkOptions],
+    recipients: Mapping[str, str],
+    queue_names: Sequence[str],
+    message_limit: int,
+    log: Log,
+) -> SinkDelivery:
+    """What gives Data Sinks the documents of all brokers."""
+    return SinkDelivery(
+        redis=routing_redis,
+        keys=keys,
+        sink_options=outlets,
+        recipients=recipients,
+        queue_names=queue_names,
+        message_limit=message_limit,
+        log=log,
+    )
+
+
+DATA_PARTS: Mapping[str, Any] = {
+    "routing_redis": value(make_routing_redis),
+    "find_broker": value(make_home),
+    "sink_delivery": value(make_sink_delivery),
+    "source_ingestion": SourceIngestion,
+}
+"""The parts."""
+
+
+def make_data_values(app: App) -> dict[str, Any]:
+    """The values that they ask for by name. Raises Misconfigured when two sinks or sources have one name."""
+    tasks = list(app.tasks.values())
+    default = app.settings.default_queue
+    return {
+        "outlets": get_all_sink_options(tasks),
+        "recipients": get_all_recipients(tasks),
+        "queue_names": sorted({default, *(task.queue for task in tasks)}),
+        "subscriptions": group_by_source(tasks),
+        "send": app.asend_jobs,
+    }
+
+
+def has_data(app: App) -> bool:
+    """Whether any task has sinks, or is given what a source brings."""
+    return any(task.sinks or task.sources for task in app.tasks.values())
+
 
 KIND = "router"
 UNLIMITED_DELIVERIES = 10**9
@@ -177,7 +247,7 @@ _PARTS: Mapping[str, Any] = {
     "recoverer": Recoverer,
     "event_acts": EventActions,
     "event_ingestion": EventIngestion,
-    "circuits": CircuitBreakers,
+    "circuit_breakers": CircuitBreakers,
     "handlers": value(make_handlers),
     "extra_sources": value(make_extra_sources),
     "base_steps": value(make_base_steps),

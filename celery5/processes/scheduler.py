@@ -1,11 +1,10 @@
 """Scheduler: the wiring page of a Scheduler process (C93): what only has to be decided once for a whole cluster.
 
-Floor: processes. Reads: nothing itself. Writes: nothing itself.
-
 It publishes and commands, and runs no job. There may be any number of Schedulers and none of them leads: whatever one
 does is one atomic step that the others may try as well. Kill any of them at any time.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,32 +13,118 @@ from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.bootsteps.boot import Step
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
-from celery5.checks import get_all_checks
+from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
 from celery5.errors import CeleryError, Misconfigured
-from celery5.fire_times import validate_trigger
-from celery5.log import Log
-from celery5.periodic import make_definition
+from celery5.health.checks import get_all_checks
+from celery5.logs.log import Log
 from celery5.processes.attendant_parts import (
     BASE_PARTS,
     ChannelListener,
     make_common_values,
     run_auxiliary_process,
 )
-from celery5.processes.lives import ProcessKind
-from celery5.processes.scaling_parts import SCALING_PARTS
-from celery5.processes.several import RemoteRedis
+from celery5.processes.lifecycle.incarnations import ProcessKind
+from celery5.processes.lifecycle.multi_broker import RemoteRedis
 from celery5.processes.worker import WorkerOptions
-from celery5.protocol.routes import DEFAULT_BROKER
-from celery5.services.autoscaler import Autoscaler
-from celery5.services.commands import CommandHandler
-from celery5.services.declarations import ScheduleDeclarations
-from celery5.services.elsewhere import RemoteBrokerSchedules
-from celery5.services.expirations import CheckExpirations
-from celery5.services.inbox import Inbox
-from celery5.services.timetable import Timetable
-from celery5.services.vitals import StatusSource
-from celery5.strategies import get_autoscale, get_prioritisation, is_scaled
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.limits import DeclaredLimits
+from celery5.protocol.scaling.autoscale import Autoscale
+from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
+from celery5.scaling.strategies import get_autoscale, get_prioritisation, is_scaled
+from celery5.scheduling.declaration import make_definition
+from celery5.scheduling.fire_times import validate_trigger
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.inbox import Inbox, InboxAddress
+from celery5.services.health.expirations import CheckExpirations
+from celery5.services.health.vitals import StatusSource
+from celery5.services.scaling.autoscaler import Autoscaler
+from celery5.services.scaling.observer import ClusterObserver, TimeLimitedDriver
+from celery5.services.scaling.scaling_commands import CommandSender, ScalingCommands, SigningKeys
+from celery5.services.scheduling.declarations import ScheduleDeclarations
+from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
+from celery5.services.scheduling.timetable import Timetable
+
+
+def make_autoscale(app: App) -> Autoscale | None:
+    """How it is scaled."""
+    return get_autoscale(app.settings)
+
+
+def make_prioritise(app: App) -> PrioritisationStrategy | None:
+    """Which tasks go first."""
+    return get_prioritisation(app.settings)
+
+
+def make_kinds(app: App) -> dict[str, str]:
+    """The kind of each of its tasks."""
+    return {name: task.kind for name, task in app.tasks.items()}
+
+
+def make_admission_rules(app: App) -> dict[str, DeclaredLimits]:
+    """The gates of those that have one."""
+    return {name: task.limits.declared for name, task in app.tasks.items() if task.limits is not None}
+
+
+def make_task_queues(app: App) -> frozenset[str]:
+    """The queues that its tasks name, which are looked at before others."""
+    return frozenset(task.queue for task in app.tasks.values())
+
+
+def make_broker_connections(app: App, redis: TrioRedis) -> dict[str, AsyncDriver]:
+    """The ways to all brokers, by their names."""
+    further = {
+        name: TimeLimitedDriver(redis=RemoteRedis(app, name), broker=name) for name in app.brokers.names[1:]
+    }
+    return {DEFAULT_BROKER: redis, **further}
+
+
+def make_home(app: App) -> Callable[[str], str]:
+    """Which broker a queue is on."""
+    return app.brokers.broker_of_queue
+
+
+def make_command_sender(
+    app: App,
+    broker_connections: dict[str, AsyncDriver],
+    keys: Keys,
+    keyring: SigningKeys,
+    address: InboxAddress,
+    log: Log,
+) -> CommandSender:
+    """What posts commands to the workers of all brokers: an inbox is on that of its worker's life."""
+
+    async def reach(broker: str) -> AsyncDriver:
+        return broker_connections[broker]
+
+    chart = BrokerMap(app.brokers.names, app.brokers.broker_of_queue, app.name)
+    junction = AsyncBrokerRouter(chart, reach)
+    return CommandSender(redis=junction, keys=keys, keyring=keyring, address=address, log=log)
+
+
+def make_scaling_steps(autoscaler: Autoscaler) -> tuple[Step, ...]:
+    """The part of the boot graph that looks at the whole cluster."""
+    return (Step("autoscaler", autoscaler, ("presence",)),)
+
+
+SCALING_PARTS: Mapping[str, Any] = {
+    "autoscale": value(make_autoscale),
+    "prioritise": value(make_prioritise),
+    "kinds": value(make_kinds),
+    "gates": value(make_admission_rules),
+    "known_queues": value(make_task_queues),
+    "broker_connections": value(make_broker_connections),
+    "find_broker": value(make_home),
+    "observer": ClusterObserver,
+    "command_sender": value(make_command_sender),
+    "scaling_commands": ScalingCommands,
+    "autoscaler": Autoscaler,
+    "scaling_steps": value(make_scaling_steps),
+}
+"""Parts of a Scheduler."""
+
 
 KIND = "scheduler"
 
@@ -143,7 +228,7 @@ SchedulerParts = Injector(
     declarations=ScheduleDeclarations,
     timetable=Timetable,
     remote_schedules=value(make_remote_schedules),
-    others=value(make_others),
+    other_brokers=value(make_others),
     checks=value(get_all_checks),
     expirations=CheckExpirations,
     last=value(make_required_steps),

@@ -1,7 +1,5 @@
 """Worker: the wiring page of a worker process.
 
-Floor: processes. Reads: the environment's systemd variables. Writes: nothing itself.
-
 `run` keeps one incarnation of the worker after another alive (lives.py), each put together by `WorkerParts`
 (worker_parts.py) and brought up by `Boot`. A worker that was taken for dead begins a new incarnation under a new
 name.
@@ -18,29 +16,28 @@ import trio
 from celery5.app import App
 from celery5.bootsteps.boot import BootGraph
 from celery5.broker.keys import EVENTS
-from celery5.broker.on_trio import Timing
-from celery5.checks import get_all_checks
-from celery5.log import Log, LogWriter, NullLog
-from celery5.processes import several
-from celery5.processes.link_log import ConnectionLog
-from celery5.processes.lives import run_incarnations
-from celery5.processes.several import name_for_broker
-from celery5.processes.understudy import Understudy
+from celery5.broker.timing import Timing
+from celery5.health.checks import get_all_checks
+from celery5.logs.log import Log, LogWriter, NullLog
+from celery5.processes.connection_parts import ConnectionLog
+from celery5.processes.lifecycle import multi_broker
+from celery5.processes.lifecycle.incarnations import run_incarnations
+from celery5.processes.lifecycle.multi_broker import name_for_broker
+from celery5.processes.watch.sidecar import Understudy
 from celery5.processes.worker_parts import WorkerParts, resolve_budgets
-from celery5.protocol.budget import KINDS
-from celery5.protocol.orders import get_inbox_name
-from celery5.protocol.prefetch import DurationEstimate
-from celery5.protocol.recycling import RecyclingLimits, parse_bytes
-from celery5.protocol.routes import DEFAULT_BROKER
-from celery5.services.inbox import InboxAddress
-from celery5.services.internal_queues import TasksQueue
-from celery5.services.lease import Lease
-from celery5.services.recycling import RestartMode
-from celery5.services.reloader import NextIncarnation, ReloadSignal
-from celery5.services.shared_queues import SharedSlots
-from celery5.services.systemd_notify import SystemdNotify, read_notify_settings
-from celery5.services.vitals import ProcessStatus
-from celery5.sinks import get_all_recipients
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.process.recycling import RecyclingLimits, parse_bytes
+from celery5.protocol.scaling.budget import KINDS
+from celery5.protocol.scaling.prefetch import DurationEstimate
+from celery5.results.sinks import get_all_recipients
+from celery5.services.commands.inbox import InboxAddress
+from celery5.services.health.vitals import ProcessStatus
+from celery5.services.process.recycling import RestartMode
+from celery5.services.process.reloader import NextIncarnation, ReloadSignal
+from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
+from celery5.services.worker.internal_queues import SharedSlots, TasksQueue
+from celery5.services.worker.lease import Lease
 from celery5.wiring import build
 
 
@@ -92,7 +89,7 @@ async def run(
     """Be a worker until cancelled; `done` is set when a burst is over. Raises BrokerError when Redis lets nobody in."""
     if not app.tasks:
         log.event("worker:tasks-not-found", "warning", hint=_NO_TASKS)
-    several.check_worker_name(app, options.name)
+    multi_broker.check_worker_name(app, options.name)
     homes = get_queues_by_broker(app, options)
     if len(homes) == 1:
         (broker,) = homes
@@ -105,12 +102,12 @@ async def run(
         lives = _Lives(app, options, log).all_of(homes, ends)
         for each in ends if options.burst else ends[1:]:
             nursery.start_soon(_pass_on, each, ends if options.burst else [each], done)
-        await several.run_on_each_broker(lives, log, task_status, one_first=bool(app.bootsteps))
+        await multi_broker.run_on_each_broker(lives, log, task_status, one_first=bool(app.bootsteps))
 
 
 def get_queues_by_broker(app: App, options: WorkerOptions) -> dict[str, tuple[str, ...]]:
     """The queues that this worker consumes, by their brokers."""
-    return several.group_by_broker(app, _queues(app, options))
+    return multi_broker.group_by_broker(app, _queues(app, options))
 
 
 async def _pass_on(end: trio.Event, all_of: Sequence[trio.Event], done: trio.Event) -> None:
@@ -133,7 +130,7 @@ class _Lives:
 
     def all_of(
         self, homes: Mapping[str, tuple[str, ...]], ends: Sequence[trio.Event]
-    ) -> dict[str, several.RunOnBroker]:
+    ) -> dict[str, multi_broker.RunOnBroker]:
         """One for each broker; each has an end of its own."""
         makes = [self._first, *[self._another] * (len(homes) - 1)]
         return {
@@ -141,11 +138,11 @@ class _Lives:
             for make, (broker, queues), end in zip(makes, homes.items(), ends, strict=True)
         }
 
-    def _first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.RunOnBroker:
+    def _first(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> multi_broker.RunOnBroker:
         told = replace(self._options, queues=queues, broker=broker)
         return lambda status, missed: _live(self._app, told, self._log, end, status, missed, self._begins)
 
-    def _another(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> several.RunOnBroker:
+    def _another(self, broker: str, queues: tuple[str, ...], end: trio.Event) -> multi_broker.RunOnBroker:
         options = self._options
         told = replace(
             options,
@@ -260,7 +257,7 @@ def _given(
         "lease": lease,
         "address": make_inbox_address(app, options, worker),
         "keyring": app.control.keyring,
-        "inbox_counts": Counter[str](),
+        "command_counts": Counter[str](),
         "sidecar": understudy,
         "sidecar_memory": black_box,
         "queues": options.slots.make_queues() if options.slots else {kind: TasksQueue() for kind in KINDS},
@@ -273,18 +270,18 @@ def _given(
         ),
         **{name: getattr(settings, name) for name in _SETTINGS},
         "used": _used(app),
-        "takers": get_all_recipients(app.tasks.values()),
+        "recipients": get_all_recipients(app.tasks.values()),
         "subscribed": app.events.group_subscriptions() if not options.is_secondary else {},
         "burst": options.burst,
         "restart_mode": options.restart_mode,
         "recycle_at": RecyclingLimits(settings.max_jobs, parse_bytes(settings.max_memory)),
         "awaited": (app.queue(EVENTS),) if options.has_router else (),
         "paused": options.paused_queues,
-        "commanded": options.performed_commands,
+        "performed_commands": options.performed_commands,
         "configuration": app.configuration,
         "reload": options.reload,
         "next_incarnation": next_incarnation,
-        "bell": options.reload_bell,
+        "reload_signal": options.reload_bell,
         "stuck": options.on_stuck,
         "checks": get_all_checks(app),
         "stop_requested": done,
@@ -293,7 +290,7 @@ def _given(
 
 def _measuring(app: App) -> dict[str, Any]:
     """Return the values for whoever measures the queues."""
-    return {"home": app.brokers.broker_of_queue, "measures": app.settings.status_port is not None}
+    return {"find_broker": app.brokers.broker_of_queue, "is_measuring": app.settings.status_port is not None}
 
 
 def make_status_values(
@@ -309,7 +306,7 @@ def make_status_values(
 
     notification = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
     return {
-        "vitals": process_status,
+        "process_status": process_status,
         "loop_blocks": process_status.loop,
         "tally": process_status.jobs,
         "is_restarting": another,

@@ -1,79 +1,120 @@
-"""Worker Parts: every part of a worker, how those are made that take more than a constructor, and the boot graph.
-
-Floor: processes. Reads: nothing. Writes: nothing.
-"""
+"""Worker Parts: every part of a worker, how those are made that take more than a constructor, and the boot graph."""
 
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import Step
-from celery5.bootsteps.join_queues import QueueMembership
-from celery5.bootsteps.listen import ChannelHandler, ChannelSubscriptions
-from celery5.bootsteps.open_publishing import LentConnection
+from celery5.bootsteps.worker_steps import (
+    ChannelHandler,
+    ChannelSubscriptions,
+    LentConnection,
+    QueueMembership,
+)
+from celery5.broker.connection.parked import ParkedRedis
+from celery5.broker.connection.push import PushRedis
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
-from celery5.broker.on_trio import ParkedRedis, PushRedis, TrioRedis
-from celery5.log import Log
-from celery5.own_commands import make_own_handlers
-from celery5.processes.box_home import make_box_home
+from celery5.commands.declaration import make_own_handlers
+from celery5.logs.log import Log
 from celery5.processes.connection_parts import ReconnectObserver, make_push, make_reader
-from celery5.processes.several import RemoteRedis
-from celery5.processes.vital_parts import make_sources
-from celery5.protocol.budget import Budget, fixed_budget
-from celery5.protocol.budget_words import parse_budgets
-from celery5.protocol.events import Subscription
-from celery5.protocol.routes import DEFAULT_BROKER
-from celery5.runners.boxed import BoxedRunner
+from celery5.processes.lifecycle.multi_broker import RemoteRedis
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.events.messages import Subscription
+from celery5.protocol.job.names import resolve_module_name
+from celery5.protocol.scaling.budget import Budget, fixed_budget, parse_budgets
+from celery5.runners.boxes.boxed import BoxedRunner
+from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
-from celery5.runners.thread import ThreadRunner
-from celery5.services.black_box import SidecarMemory
-from celery5.services.board import RETRY_COMMAND, StepStatus
-from celery5.services.burst import Burst
-from celery5.services.circuits import CircuitBreakers
-from celery5.services.commands import CommandHandler, CommandRegistry, SelfCommandSender
-from celery5.services.concurrency_budget import ConcurrencyBudget
-from celery5.services.consumer import Consumer
-from celery5.services.deadlines import Deadlines
-from celery5.services.fine_timer import FineTimer
-from celery5.services.gates import AdmissionControl
-from celery5.services.health import HealthMonitor
-from celery5.services.heartbeat import Heartbeat
-from celery5.services.impositions import LimitOverrides
-from celery5.services.inbox import Inbox, SelfCommandQueue
-from celery5.services.internal_queues import ResultsQueue
-from celery5.services.judgement import OutcomeHandler
-from celery5.services.lanes import NEW_LANE, QueueLanes
-from celery5.services.ledger import InFlightJobs
-from celery5.services.log_again import LogRetry, log_handlers
-from celery5.services.mover import Mover
-from celery5.services.pauses import PausedQueues
-from celery5.services.preferences import Preferences
-from celery5.services.process_commands import ProcessCommands
-from celery5.services.queue_depths import DepthBroker, QueueDepths
-from celery5.services.reach import PrefetchFactor
-from celery5.services.reading import ReadOrder
-from celery5.services.recent import RecentJobs
-from celery5.services.recoverer import Recoverer
-from celery5.services.recycling import Recycling
-from celery5.services.reloader import Reloader
-from celery5.services.reporter import Reporter
-from celery5.services.result_publisher import ResultPublisher
-from celery5.services.revocations import Revocations
-from celery5.services.rooms import QueueCapacity
-from celery5.services.subscriptions import Subscriptions
-from celery5.services.suspects import IsolatedJobs
-from celery5.services.systemd_notify import SystemdNotify
-from celery5.services.task_execution import TaskExecution
-from celery5.services.turnstile import AdmissionState
-from celery5.services.unpublishable import UnpublishableRetries
-from celery5.services.vitals import StatusPhase
-from celery5.services.worker_commands import WorkerCommands
-from celery5.strategies import is_scaled
+from celery5.scaling.strategies import is_scaled
+from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender
+from celery5.services.commands.inbox import Inbox, SelfCommandQueue
+from celery5.services.commands.log_again import LogRetry, log_handlers
+from celery5.services.commands.paused_queues import PausedQueues
+from celery5.services.commands.process_commands import ProcessCommands
+from celery5.services.commands.worker_commands import WorkerCommands
+from celery5.services.events.subscriptions import Subscriptions
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.health.health_checks import HealthMonitor
+from celery5.services.health.queue_depths import QueueDepths
+from celery5.services.health.vital_sources import (
+    BreakerMetrics,
+    CommandMetrics,
+    ConnectionStatus,
+    JobMetrics,
+    LeaseStatus,
+    LogMetrics,
+)
+from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.limits.admission_control import AdmissionControl
+from celery5.services.limits.admission_state import AdmissionState
+from celery5.services.limits.overrides import LimitOverrides
+from celery5.services.process.recycling import Recycling
+from celery5.services.process.reloader import Reloader
+from celery5.services.process.shared_memory import SidecarMemory
+from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.systemd_notify import SystemdNotify
+from celery5.services.scaling.preferences import Preferences
+from celery5.services.scaling.reporter import Reporter
+from celery5.services.worker.burst import Burst
+from celery5.services.worker.capacity import PrefetchFactor, QueueCapacity
+from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.consumer import Consumer
+from celery5.services.worker.due_jobs import Mover
+from celery5.services.worker.in_flight import InFlightJobs, IsolatedJobs, RecentJobs
+from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.judgement import OutcomeHandler
+from celery5.services.worker.lease import Heartbeat, Lease
+from celery5.services.worker.reading import NEW_LANE, QueueLanes, ReadOrder
+from celery5.services.worker.recoverer import Recoverer
+from celery5.services.worker.result_publisher import ResultPublisher, UnpublishableRetries
+from celery5.services.worker.revocations import Revocations
+from celery5.services.worker.task_execution import TaskExecution
+from celery5.services.worker.time_limits import Deadlines, FineTimer
+
+if TYPE_CHECKING:
+    from celery5.protocol.boxes.frames import BoxHome
+
+
+def make_box_home(app: App) -> "BoxHome":
+    """Where a box finds the tasks of `app`, and with which settings: those of the worker, however it got them."""
+    from celery5.protocol.boxes.frames import BoxHome
+
+    path = tuple(os.path.abspath(each) for each in sys.path)  # '' is the working directory
+    return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
+
+
+def make_sources(
+    redis: TrioRedis,
+    reader: ParkedRedis,
+    push: PushRedis,
+    circuit_breakers: CircuitBreakers,
+    lease: Lease,
+    in_flight: InFlightJobs,
+    queues: Mapping[str, TasksQueue],
+    budget: ConcurrencyBudget,
+    task_execution: TaskExecution,
+    command_counts: Mapping[str, int],
+    log: Log,
+) -> tuple[StatusSource, ...]:
+    """Who is asked for /readyz and /metrics."""
+    return (
+        ConnectionStatus(redis=redis, reader=reader, push=push),
+        BreakerMetrics(circuit_breakers),
+        LeaseStatus(lease),
+        JobMetrics(in_flight=in_flight, queues=queues, budget=budget, task_execution=task_execution),
+        CommandMetrics(command_counts),
+        LogMetrics(log),
+    )
 
 
 def resolve_budgets(app: App) -> dict[str, Budget]:
@@ -95,7 +136,7 @@ def make_channel_handlers(
     inbox: Inbox,
     heartbeat: Heartbeat,
     gates: AdmissionControl,
-    impositions: LimitOverrides,
+    limit_overrides: LimitOverrides,
 ) -> dict[bytes, ChannelHandler]:
     """Which channel is whose."""
 
@@ -109,15 +150,19 @@ def make_channel_handlers(
     all_of_them |= dict.fromkeys(revocations.channels, revocations.on_message)
     all_of_them |= dict.fromkeys(inbox.channels, inbox.on_message)
     all_of_them |= dict.fromkeys(gates.channels, gates.on_message)
-    all_of_them |= dict.fromkeys(impositions.channels, impositions.on_message)
+    all_of_them |= dict.fromkeys(limit_overrides.channels, limit_overrides.on_message)
     return {each.encode(): hears for each, hears in all_of_them.items()}
 
 
 def make_reconnect_observers(
-    mover: Mover, revocations: Revocations, inbox: Inbox, pauses: PausedQueues, impositions: LimitOverrides
+    mover: Mover,
+    revocations: Revocations,
+    inbox: Inbox,
+    pauses: PausedQueues,
+    limit_overrides: LimitOverrides,
 ) -> tuple[ReconnectObserver, ...]:
     """Who looks again when something may have been said while nobody listened."""
-    return (mover, revocations, inbox, pauses, impositions)
+    return (mover, revocations, inbox, pauses, limit_overrides)
 
 
 def make_boxes(
@@ -153,7 +198,7 @@ def make_heartbeat_listeners(
     revocations: Revocations,
     lanes: QueueLanes,
     gates: AdmissionControl,
-    impositions: LimitOverrides,
+    limit_overrides: LimitOverrides,
 ) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
     return (
@@ -162,7 +207,7 @@ def make_heartbeat_listeners(
         revocations.on_heartbeat,
         lanes.on_heartbeat,
         gates.on_heartbeat,
-        impositions.on_heartbeat,
+        limit_overrides.on_heartbeat,
     )
 
 
@@ -192,7 +237,7 @@ def make_handlers(
     }
 
 
-def make_depth_connections(broker: str, redis: TrioRedis) -> dict[str, DepthBroker]:
+def make_depth_connections(broker: str, redis: TrioRedis) -> dict[str, AsyncDriver]:
     """Return the way to the broker that its queues are on."""
     return {broker: redis}
 
@@ -236,9 +281,9 @@ def make_subscriptions(
     )
 
 
-def make_injectable_values(app: App, worker: str, posts: SelfCommandSender) -> dict[str, Any]:
+def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
     """What their code may ask for by name."""
-    return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
+    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
 
 
 def make_background_steps(
@@ -278,7 +323,7 @@ def make_base_steps(
     recoverer: Recoverer,
     inbox: Inbox,
     pauses: PausedQueues,
-    impositions: LimitOverrides,
+    limit_overrides: LimitOverrides,
 ) -> tuple[Step, ...]:
     """The first part of the boot graph: what a worker stands on."""
     return (
@@ -293,7 +338,7 @@ def make_base_steps(
         Step("mover", mover, ("heartbeat", "listen")),
         Step("inbox", inbox, ("listen",)),
         Step("pauses", pauses, ("listen",)),
-        Step("limits", impositions, ("listen",)),
+        Step("limits", limit_overrides, ("listen",)),
     )
 
 
@@ -363,7 +408,7 @@ WorkerParts = Injector(
     budget=ConcurrencyBudget,
     deadlines=Deadlines,
     fine_timer=FineTimer,
-    circuits=CircuitBreakers,
+    circuit_breakers=CircuitBreakers,
     health=HealthMonitor,
     outcome_handler=OutcomeHandler,
     handlers=value(make_handlers),
@@ -373,8 +418,8 @@ WorkerParts = Injector(
     step_status=StepStatus,
     added=value(make_app_steps),
     offered=value(make_injectable_values),
-    posts=SelfCommandQueue,
-    missed=value(make_recheck),
+    self_commands=SelfCommandQueue,
+    on_expired=value(make_recheck),
     inbox=Inbox,
     pauses=PausedQueues,
     limit_overrides=LimitOverrides,
@@ -398,7 +443,7 @@ WorkerParts = Injector(
     reports=value(make_reports),
     reporter=Reporter,
     depth_brokers=value(make_depth_connections),
-    measured=value(make_measured),
+    measured_queues=value(make_measured),
     queue_depths=QueueDepths,
     base_steps=value(make_base_steps),
     background_steps=value(make_background_steps),

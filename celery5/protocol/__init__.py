@@ -1,4 +1,1 @@
-"""Protocol: values and decisions, pure: no clock, no Redis, no Trio.
-
-Floor: protocol. Reads: nothing. Writes: nothing.
-"""
+"""Protocol: values and decisions, pure: no clock, no Redis, no Trio."""

@@ -1,7 +1,5 @@
 """Limits: how many jobs of a task may run at once, how many may begin in a span of time, and whose turn it is.
 
-Floor: protocol. Reads: nothing. Writes: nothing.
-
 What a task declares is its `Gate`; what an operator or a Scheduler imposes on it, at any time, is `Imposed`. The two
 make the `Rule` that holds now (CEP rows C94 to C98). A task with no rule passes no gate and pays nothing.
 """

@@ -1,7 +1,4 @@
-"""Masking: makes text safe to show: without passwords, and without control characters for a terminal.
-
-Floor: protocol. Reads: nothing. Writes: nothing.
-"""
+"""Masking: makes text safe to show: without passwords, and without control characters for a terminal."""
 
 import re
 from collections.abc import Mapping

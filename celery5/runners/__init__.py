@@ -1,4 +1,1 @@
-"""Runners: where user code runs. They know no Redis and no queue: a function goes in, an outcome comes out.
-
-Floor: runners. Reads: nothing. Writes: nothing.
-"""
+"""Runners: where user code runs. They know no Redis and no queue: a function goes in, an outcome comes out."""

@@ -1,7 +1,4 @@
-"""Context: which job the code that runs now belongs to.
-
-Floor: runners. Reads: nothing. Writes: nothing.
-"""
+"""Context: which job the code that runs now belongs to."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 import msgspec
 
 from celery5.errors import Misconfigured, Retry
-from celery5.protocol.retry import RetryPolicy
+from celery5.protocol.job.retry_policy import RetryPolicy
 
 
 class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):

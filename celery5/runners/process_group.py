@@ -1,7 +1,5 @@
-"""Process group: a process with pipes, in a group of its own: started, limited, killed, buried with all its children.
-
-Floor: runners. Reads: what the kernel tells of it. Writes: nothing.
-"""
+"""Process group: a process with pipes, in a group of its own: started, limited, killed, buried with all its
+children."""
 
 import math
 import os
@@ -16,7 +14,7 @@ from typing import Any
 import trio
 
 from celery5.errors import BoxCrashed
-from celery5.protocol.liveness import parse_start_ticks, parse_stat
+from celery5.protocol.process.liveness import parse_start_ticks, parse_stat
 
 KILL_TIMEOUT = 2.0
 """Seconds that the kernel has to end what was killed."""

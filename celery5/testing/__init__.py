@@ -1,7 +1,5 @@
 """Testing: helpers for tests of an application: recorded sends, a worker in this process, one attempt, boot steps.
 
-Floor: on top of the processes. Reads: nothing. Writes: what a worker writes, on a server of its own.
-
 `celery5.testing.pytest` has the same as fixtures. Nothing here imports pytest.
 """
 
@@ -16,19 +14,19 @@ import trio
 from celery5.app import App
 from celery5.boot_step import BootStep
 from celery5.bootsteps.boot import EXECUTION_STEP, BootGraph
-from celery5.broker import calls
-from celery5.broker.embedded import EmbeddedServer
-from celery5.broker.erase import erase_app
+from celery5.broker.calls import jobs
+from celery5.broker.calls.diagnosis import erase_app
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import Misconfigured
-from celery5.log import Log
+from celery5.logs.log import Log
 from celery5.processes.development import run_in_background
-from celery5.processes.foreground import ServeOptions
-from celery5.protocol.job import new_id
+from celery5.processes.lifecycle.foreground import ServeOptions
+from celery5.protocol.job.job import new_id
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.services.board import RETRY_COMMAND, StepStatus
-from celery5.services.circuits import CircuitBreakers
-from celery5.services.commands import CommandRegistry, ImmediateCommands
-from celery5.task import Task
+from celery5.services.commands.dispatcher import CommandRegistry, ImmediateCommands
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.tasks.task import Task
 from celery5.testing.recording import Recorded, SentJob
 
 __all__ = ["Recorded", "SentJob", "arunning_steps", "as_job", "recorded", "running_steps", "running_worker"]
@@ -184,7 +182,7 @@ def _server(broker: str) -> Generator[str, None, None]:
 
 def _clean(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
-    queues = [app.queue(name) for name in app.perform(calls.list_queues(app.keys), instead="")]
+    queues = [app.queue(name) for name in app.perform(jobs.list_queues(app.keys), instead="")]
     for call in erase_app(app.keys, queues):
         app.perform(call, instead="")
 

@@ -1,7 +1,5 @@
 """Pytest: the fixtures of `celery5.testing`. Load them by `pytest_plugins = ["celery5.testing.pytest"]`.
 
-Floor: on top of the processes. Reads: nothing. Writes: what a worker writes, on a server of its own.
-
 They are not registered as an entry point: every run of pytest in an environment with celery5 would load them, and with
 them Trio and eliot, also where no test uses celery5 (docs/decisions/0015-a-testing-kit.md).
 """
@@ -12,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from celery5.app import App
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.testing import Recorded, recorded, running_worker
 
 

@@ -1,7 +1,4 @@
-"""Recording: keeps jobs and events that are sent instead of publishing them, and runs them in the test.
-
-Floor: on top of the processes. Reads: nothing. Writes: nothing.
-"""
+"""Recording: keeps jobs and events that are sent instead of publishing them, and runs them in the test."""
 
 import asyncio
 import contextvars
@@ -16,13 +13,13 @@ import trio
 from celery5.app import App
 from celery5.broker.keys import EVENTS
 from celery5.errors import Misconfigured
-from celery5.event import Event, get_event_declaration
-from celery5.protocol.arguments import encode_value
-from celery5.protocol.envelope import read_envelope
-from celery5.protocol.events import EventMessage, make_event_job, parse_event
-from celery5.protocol.job import Job
+from celery5.events.event import Event, get_event_declaration
+from celery5.protocol.events.messages import EventMessage, make_event_job, parse_event
+from celery5.protocol.job.arguments import encode_value
+from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.job import Job
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.task import Task
+from celery5.tasks.task import Task
 
 MAX_JOBS = 10_000
 """The most jobs that one `run` runs: tasks that send each other would run without end."""

@@ -1,6 +1,4 @@
 """Boxes: boxed tasks in shell, in JavaScript and in Python: each job in a process of its own.
 
-Floor: examples. Reads: nothing. Writes: nothing.
-
-    celery5 -A celery5.examples.boxes.tasks worker start
+celery5 -A celery5.examples.boxes.tasks worker start
 """

@@ -1,11 +1,9 @@
-"""Tasks: three tasks whose jobs run in boxes; two of the boxes know nothing of Python.
-
-Floor: examples. Reads: nothing. Writes: nothing.
-"""
+"""Tasks: three tasks whose jobs run in boxes; two of the boxes know nothing of Python."""
 
 from pathlib import Path
 
-from celery5 import App, Box
+from celery5 import App
+from celery5.tasks import Box
 
 HERE = Path(__file__).parent
 

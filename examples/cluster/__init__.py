@@ -1,7 +1,5 @@
 """Cluster: an application with all kinds of processes, and the description from which a Controller starts them.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `cluster.toml`, the description, and go on to `kiosk.py`, the application. By hand, on a Redis of your own,
 in this folder:
 

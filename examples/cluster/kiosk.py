@@ -1,7 +1,4 @@
-"""Kiosk: sells papers. Workers run its tasks, a Router makes jobs of its events, a Scheduler opens it each morning.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-"""
+"""Kiosk: sells papers. Workers run its tasks, a Router makes jobs of its events, a Scheduler opens it each morning."""
 
 import trio
 

@@ -1,7 +1,5 @@
 """Folder watch: counts the words of each file that is put into a folder, once.
 
-Floor: on top of everything, as an application is. Reads: INBOX (a folder; `inbox`). Writes: nothing.
-
 `watcher.py` is the Data Source. By hand:
 
     celery5 -A celery5.examples.folder_watch controller start --development
@@ -11,8 +9,10 @@ Floor: on top of everything, as an application is. Reads: INBOX (a folder; `inbo
 import os
 from pathlib import Path
 
-from celery5 import App, FileSink, SourceDocument, source
+from celery5 import App, source
+from celery5.events import SourceDocument
 from celery5.examples.folder_watch.watcher import FolderWatcher
+from celery5.results import FileSink
 
 INBOX = Path(os.environ.get("INBOX", "inbox"))
 

@@ -1,7 +1,5 @@
 """Watcher: a Data Source that takes in the files which are put into a folder, each once, when it is whole.
 
-Floor: on top of everything, as an application is. Reads: the folder. Writes: documents; moves files to `done`.
-
 A file is taken when it has not changed for a while, so that none is taken half written. It is published, and only then
 moved away: killed in between, the watcher publishes it again, under the same id, which is no new document. So nobody
 need remember what was taken.
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from celery5 import Emit
+from celery5.events import Emit
 
 UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 """How names end of what somebody still writes."""

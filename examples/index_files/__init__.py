@@ -1,7 +1,5 @@
 """Index files: a small application that reads, hashes and counts every file of a folder; `celery5 demo` runs it.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `tasks.py`, which is what runs on workers, and go on to `index.py`, which sends the jobs and waits for them.
 By hand, on a Redis of your own:
 

@@ -1,7 +1,5 @@
 """Folder: which files there are, and what a plain count of them gives, with no queue and in one process.
 
-Floor: on top of everything, as an application is. Reads: the folder and its files. Writes: nothing.
-
 The plain count shares no line with the tasks: it is what their results are held against.
 """
 

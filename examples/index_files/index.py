@@ -1,7 +1,5 @@
 """Index: sends the jobs for every file of a folder, waits for their results, and adds them up.
 
-Floor: on top of everything, as an application is. Reads: the jobs' documents. Writes: jobs; forgets their results.
-
 Jobs go in portions, a few portions at a time: however large the folder, neither this process nor Redis holds more than
 a few thousand jobs of it.
 """
@@ -13,11 +11,12 @@ from typing import Any
 import msgspec
 import trio
 
-from celery5 import App, AsyncResult, CeleryError, Signature, Task
-from celery5.broker import calls
+from celery5 import App, AsyncResult, CeleryError
+from celery5.broker.calls import jobs as jobs_calls
 from celery5.examples.index_files import tasks
 from celery5.examples.index_files.folder import Folder, Totals, digest_of_all
-from celery5.protocol.envelope import Document, read_document
+from celery5.protocol.job.envelope import Document, read_document
+from celery5.tasks import Signature, Task
 
 PORTION = 100
 """Files that are sent together."""
@@ -102,7 +101,7 @@ class Index:
             [each.key for each in results], timeout=None
         )
         values = [self._take(each, documents[each.key]) for each in results]
-        await self._app.aperform(calls.delete_results(self._app.queue(results[0].queue), ids))
+        await self._app.aperform(jobs_calls.delete_results(self._app.queue(results[0].queue), ids))
         self.under_way.difference_update(ids)
         return values
 
@@ -126,7 +125,7 @@ class Index:
             jobs=len(self._documents),
             retries=sum(each.attempt - 1 for each in self._documents),
             dead=len(dead),
-            in_dead_letter_queue=(await self._app.aperform(calls.measure_queue(queue))).dead,
+            in_dead_letter_queue=(await self._app.aperform(jobs_calls.measure_queue(queue))).dead,
             first_failure=f"{other[0].task}: {other[0].failure}" if other else "",
             latencies=sorted(each.finished - each.sent for each in self._documents),
         )

@@ -1,7 +1,5 @@
 """Tasks: what is done with each file, one function each. Start reading here.
 
-Floor: on top of everything, as an application is. Reads: the files it is told of. Writes: nothing.
-
 A task is a function that says `@task`. What it takes and returns is annotated: arguments travel as JSON and arrive as
 what the annotations say, a `Path` as a `Path`.
 """

@@ -1,7 +1,4 @@
-"""Main: the command that writes the manifests of a cluster description to stdout.
-
-Floor: on top of everything, as an application is. Reads: the description. Writes: stdout, stderr.
-"""
+"""Main: the command that writes the manifests of a cluster description to stdout."""
 
 import argparse
 import json
@@ -10,7 +7,7 @@ from pathlib import Path
 
 from celery5.errors import Misconfigured
 from celery5.examples.kubernetes.manifests import Wishes, left_out, manifests
-from celery5.protocol.cluster import parse_cluster
+from celery5.protocol.cluster.description import parse_cluster
 
 
 def main() -> int:

@@ -1,7 +1,5 @@
 """Manifests: what Kubernetes is to run for a cluster description: a Deployment for each group, and what scales it.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Kubernetes does what a Foreman does: it keeps as many pods as were asked for, probes them, and replaces them one after
 the other. So there is no Controller among them. A pod is one member, and has its name.
 """
@@ -13,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery5.broker.keys import Keys
-from celery5.protocol.cluster import Cluster, Group, build_members
-from celery5.protocol.members import Member
+from celery5.protocol.cluster.description import Cluster, Group, build_members
+from celery5.protocol.cluster.members import Member
 
 PORT = 9500
 """Where a member answers probes, in its pod."""

@@ -1,7 +1,5 @@
 """Outbox: a small shop that writes orders and jobs in one transaction, so that there is never one without the other.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `shop.py`, which takes orders, go on to `table.py`, where jobs wait, and to `relay.py`, which sends them. By
 hand, on a Redis of your own:
 

@@ -1,7 +1,5 @@
-"""Relay: sends what is in the outbox, for as long as it runs. It may be killed at any moment, and there may be several.
-
-Floor: on top of everything, as an application is. Reads and writes: the outbox. Writes: the application's queues.
-"""
+"""Relay: sends what is in the outbox, for as long as it runs. It may be killed at any moment, and there may be
+several."""
 
 import sqlite3
 import sys

@@ -1,7 +1,4 @@
-"""Shop: takes orders, and has a receipt sent for each.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: the tables of the shop's database.
-"""
+"""Shop: takes orders, and has a receipt sent for each."""
 
 import sqlite3
 

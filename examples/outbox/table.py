@@ -1,7 +1,5 @@
 """Table: the outbox itself, a table beside the application's own, with the jobs that are to be sent.
 
-Floor: on top of everything, as an application is. Reads and writes: the table `outbox` of an SQLite database.
-
 A job is written in the transaction of whatever it belongs to: both are there afterwards, or neither is.
 """
 
@@ -9,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from celery5 import Job
+from celery5.tasks import Job
 
 
 def opened(file: Path | str) -> sqlite3.Connection:

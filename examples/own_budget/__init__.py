@@ -1,7 +1,5 @@
 """Own Budget: an application that decides itself how many jobs run at once, by a strategy and a maximum of its own.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `careful.py`, the strategy and the maximum, and go on to `kitchen.py`, which uses them. By hand, on a Redis
 of your own:
 

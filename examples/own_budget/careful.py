@@ -1,11 +1,8 @@
-"""Careful: a strategy that takes one more slot at a time, and a maximum that is asked of somebody else.
-
-Floor: on top of everything, as an application is. Reads: a file. Writes: nothing.
-"""
+"""Careful: a strategy that takes one more slot at a time, and a maximum that is asked of somebody else."""
 
 from pathlib import Path
 
-from celery5 import Demand
+from celery5.scaling import Demand
 
 
 class OneByOne:

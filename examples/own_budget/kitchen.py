@@ -1,14 +1,12 @@
-"""Kitchen: bakes in threads, as many at once as there are licences for ovens.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-"""
+"""Kitchen: bakes in threads, as many at once as there are licences for ovens."""
 
 import os
 import time
 from pathlib import Path
 
-from celery5 import App, Budget
+from celery5 import App
 from celery5.examples.own_budget.careful import Licences, OneByOne
+from celery5.scaling import Budget
 
 OVENS = Path(os.environ.get("OVENS", "ovens.txt"))
 app = App(

@@ -1,7 +1,4 @@
-"""Shop: an application that is configured by a table.
-
-Floor: on top of everything, as an application is. Reads: the environment. Writes: nothing.
-"""
+"""Shop: an application that is configured by a table."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Table: a configuration backend over an SQLite table of names and values.
 
-Floor: on top of everything, as an application is. Reads: the table. Writes: the table, in `say`.
-
 Three things make a backend: where it is, how to load it, and how to wait for a change.
 """
 

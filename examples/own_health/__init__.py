@@ -1,8 +1,5 @@
 """Own health: a printing office whose pages wait, held in Redis, while there is no paper.
 
-Floor: on top of everything, as an application is. Reads: the file that TRAY names: how many sheets there are. Writes:
-nothing.
-
 The health check `paper` is the office's own: its states, how often it looks, how much it bears. It trips the circuit
 breaker of `print_page`. By hand, on a Redis of your own:
 
@@ -12,7 +9,8 @@ breaker of `print_page`. By hand, on a Redis of your own:
 import os
 from pathlib import Path
 
-from celery5 import App, BreakerPolicy, RetryPolicy
+from celery5 import App, RetryPolicy
+from celery5.health import BreakerPolicy
 
 app = App("printing-office")
 

@@ -1,7 +1,5 @@
 """Own Scaling: an application that says itself how many workers it wants, by the hour of the day and by what waits.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `hours.py`, the strategy, and go on to `bakery.py`, which uses it. By hand, on a Redis of your own, in two
 terminals:
 

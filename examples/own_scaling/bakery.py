@@ -1,7 +1,4 @@
-"""Bakery: bakes all day, and most of it before the shop opens.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-"""
+"""Bakery: bakes all day, and most of it before the shop opens."""
 
 import trio
 

@@ -1,12 +1,9 @@
-"""Hours: a scaling strategy that knows when there will be much to do, and is ready before.
-
-Floor: on top of everything, as an application is. Reads: the clock. Writes: nothing.
-"""
+"""Hours: a scaling strategy that knows when there will be much to do, and is ready before."""
 
 from collections.abc import Callable
 from datetime import datetime
 
-from celery5 import Load, Scale
+from celery5.scaling import Load, Scale
 
 
 class Hours:

@@ -1,7 +1,5 @@
 """Own steps: a small bureau de change with a boot step and a service of its own.
 
-Floor: on top of everything, as an application is. Reads: nothing. Writes: nothing.
-
 Begin with `rates.py`, which is read before the first job runs, and go on to `watch.py`, which goes on beside the jobs
 and sends some. By hand, on a Redis of your own:
 

@@ -1,7 +1,4 @@
-"""Rates: what a currency is worth, read from a file before the first job needs it.
-
-Floor: on top of everything, as an application is. Reads: the file that RATES names, if it names one. Writes: nothing.
-"""
+"""Rates: what a currency is worth, read from a file before the first job needs it."""
 
 import json
 import logging

@@ -1,7 +1,4 @@
-"""Watch: looks at the rates now and then, beside the jobs, and sends a job about them.
-
-Floor: on top of everything, as an application is. Reads: the rates. Writes: the application's queues.
-"""
+"""Watch: looks at the rates now and then, beside the jobs, and sends a job about them."""
 
 import logging
 

@@ -1,8 +1,5 @@
 """Shop: a small online shop, with all that happens in one: orders, payments, mails, stock, and a report each night.
 
-Floor: on top of everything, as an application is. Reads: SHOP_FOLDER, WEBHOOK_SECRETS, WEBHOOK_PORT. Writes: files in
-that folder.
-
 Begin with `store.py`, the application and where things are kept; then `orders.py`: what is placed is paid, one payment
 at a time for each customer, and goes to two sinks; `mails.py`, which sends no more than the provider takes; `stock.py`,
 where the warehouse says by a webhook that something runs low; `night.py`, the report. By hand, everything in one

@@ -1,7 +1,4 @@
-"""Mails: no more in a second than the provider takes, whoever wants to send them.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: a line for each mail.
-"""
+"""Mails: no more in a second than the provider takes, whoever wants to send them."""
 
 import time
 

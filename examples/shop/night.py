@@ -1,13 +1,10 @@
-"""Night: what the day has brought, each night at two o'clock in the shop's time zone.
-
-Floor: on top of everything, as an application is. Reads: the ledger. Writes: the report.
-"""
+"""Night: what the day has brought, each night at two o'clock in the shop's time zone."""
 
 import sqlite3
 from contextlib import closing
 
 from celery5.examples.shop.store import FOLDER, app, note
-from celery5.periodic import Periodic
+from celery5.scheduling.declaration import Periodic
 
 
 @app.task(schedule=Periodic("0 2 * * *", name="nightly-report", overlap="skip"))

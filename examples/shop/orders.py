@@ -1,7 +1,4 @@
-"""Orders: what is placed is charged, one payment at a time for each customer, and then a mail goes out.
-
-Floor: on top of everything, as an application is. Reads: nothing. Writes: a line for each payment that begins and ends.
-"""
+"""Orders: what is placed is charged, one payment at a time for each customer, and then a mail goes out."""
 
 import time
 

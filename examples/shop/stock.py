@@ -1,11 +1,9 @@
-"""Stock: the warehouse says by a webhook that something runs low, and more is ordered.
-
-Floor: on top of everything, as an application is. Reads: WEBHOOK_SECRETS, WEBHOOK_PORT. Writes: a line for each order.
-"""
+"""Stock: the warehouse says by a webhook that something runs low, and more is ordered."""
 
 import os
 
-from celery5 import Event, SourceDocument, source
+from celery5 import Event, source
+from celery5.events import SourceDocument
 from celery5.examples.shop.mails import mail
 from celery5.examples.shop.store import app, note
 from celery5.examples.webhooks.receiver import Receiver

@@ -1,14 +1,12 @@
-"""Store: the application, its folder, and its two sinks.
-
-Floor: on top of everything, as an application is. Reads: SHOP_FOLDER. Writes: nothing.
-"""
+"""Store: the application, its folder, and its two sinks."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from celery5 import App, FileSink, SQLSink
+from celery5 import App
+from celery5.results import FileSink, SQLSink
 
 FOLDER = Path(os.environ.get("SHOP_FOLDER", "."))
 app = App("corner-shop", timezone="Europe/Berlin", prioritise="shortest")

@@ -1,7 +1,5 @@
 """Webhooks: a small shop that is told by its bank, over HTTP, what was paid.
 
-Floor: on top of everything, as an application is. Reads: WEBHOOK_SECRETS, WEBHOOK_PORT. Writes: nothing.
-
 Begin with `receiver.py`, the Data Source, and go on to `signature.py`, which says who may be believed. By hand:
 
     export WEBHOOK_SECRETS=whsec_$(head -c 24 /dev/urandom | base64)
@@ -11,8 +9,11 @@ Begin with `receiver.py`, the Data Source, and go on to `signature.py`, which sa
 import os
 from pathlib import Path
 
-from celery5 import App, FileSink, HealthCheck, SourceDocument, source
+from celery5 import App, source
+from celery5.events import SourceDocument
 from celery5.examples.webhooks.receiver import Receiver
+from celery5.health import HealthCheck
+from celery5.results import FileSink
 
 app = App("webhook-shop")
 bank = source(

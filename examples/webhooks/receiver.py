@@ -1,7 +1,5 @@
 """Receiver: a Data Source that receives webhooks over HTTP, and answers 200 when they are published.
 
-Floor: on top of everything, as an application is. Reads: a port. Writes: documents.
-
 Small and strict: one request for each connection, everything bounded in bytes and in time, few connections at once. It
 speaks HTTP; with a `tls` context HTTPS. Whoever is told anything but 200 sends again, and since documents are known by
 their ids, that is no harm.
@@ -15,10 +13,11 @@ from contextlib import suppress
 import msgspec
 import trio
 
-from celery5 import BrokerError, CeleryError, Emit, Misconfigured
+from celery5 import BrokerError, CeleryError, Misconfigured
+from celery5.events import Emit
 from celery5.examples.webhooks.signature import Unsigned, key_of, verified
-from celery5.protocol.http import BadRequest, HttpRequest, HttpResponse, parse_request
-from celery5.services.http_reading import drain_request, read_body, read_head
+from celery5.protocol.health.http import BadRequest, HttpRequest, HttpResponse, parse_request
+from celery5.services.health.status_port import drain_request, read_body, read_head
 
 CONNECTIONS = 64
 """Connections at once; others are told to come again."""

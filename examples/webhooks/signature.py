@@ -1,7 +1,5 @@
 """Signature: whether a webhook is from whom it says, whole, and of now: as Standard Webhooks has it.
 
-Floor: on top of everything, as an application is. Pure: no clock. Reads: nothing. Writes: nothing.
-
 Signed are the id, the time and the body together, by HMAC with SHA-256 and a secret that both sides know. The time
 keeps old messages out; the id, under which a document is published once, those that come again before they are old.
 """

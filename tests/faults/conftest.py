@@ -1,7 +1,4 @@
-"""Fixtures: a faulty proxy in front of the server, and connections through it.
-
-Floor: tests. Reads: nothing. Writes: nothing.
-"""
+"""Fixtures: a faulty proxy in front of the server, and connections through it."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
@@ -9,10 +6,12 @@ from typing import Protocol
 import pytest
 import trio
 
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.connection.link import LinkEvent
+from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
-from celery5.broker.on_trio import LinkEvent, Timing, TrioRedis
-from tests.faults.proxy import FaultyProxy
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.broker.timing import Timing
+from tests.faults.connections.proxy import FaultyProxy
 
 # Everything happens ten times as fast as in production, in the same proportions.
 BRISK = Timing(

@@ -1,7 +1,5 @@
 """Celery names: what Celery 5 calls its settings, options, methods and commands, as of its own reference.
 
-Floor: tests. Reads: nothing. Writes: nothing.
-
 Each of them has its line on the guide's page "From Celery", in the section that it stands under here. `redis_*` on the
 page stands for all settings that begin so.
 """

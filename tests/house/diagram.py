@@ -1,8 +1,5 @@
 """Diagram: the picture and the table of a job's states in the documentation, made from the table in the code.
 
-Floor: tests. Reads: celery5/protocol/states.py. Writes: docs/reference/states.svg and states.md, when it is run:
-`python -m tests.house.diagram`. A test compares them.
-
 Only where a state stands is said here. What leads where is the table's; a move that all states of a job that has not
 ended share is drawn once, from the frame around them. The picture needs no script and no other server.
 """
@@ -11,7 +8,7 @@ import re
 from itertools import groupby
 from math import hypot
 
-from celery5.protocol.states import FINISHED, TRANSITIONS, JobState, Move
+from celery5.protocol.job.states import FINISHED, TRANSITIONS, JobState, Move
 from tests.house.sources import HERE
 
 PAGE = HERE / "docs" / "reference" / "states.md"

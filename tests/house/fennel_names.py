@@ -1,7 +1,5 @@
 """Fennel names: what Fennel calls its functions, options, settings and commands, as of its own documentation and code.
 
-Floor: tests. Reads: nothing. Writes: nothing.
-
 Each of them has its line on the guide's page "From Fennel", in the section that it stands under here.
 """
 

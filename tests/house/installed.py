@@ -1,8 +1,4 @@
-"""Installed: is the wheel whole? `nox -s package` asks with a fresh environment's Python, away from the checkout.
-
-Floor: tests. Reads: the installed package, and the source tree named on the command line. Writes: an application,
-`shop.py`, in the current folder, and jobs on a server of its own.
-"""
+"""Installed: is the wheel whole? `nox -s package` asks with a fresh environment's Python, away from the checkout."""
 
 import importlib
 import os
@@ -13,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import celery5
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
 
 ROOMS = ("services", "bootsteps", "examples")
 

@@ -1,7 +1,4 @@
-"""Sources: the house's own files, for the tests that read them.
-
-Floor: tests. Reads: the checkout. Writes: nothing.
-"""
+"""Sources: the house's own files, for the tests that read them."""
 
 import ast
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Distribution: the sdist, and the wheel made from it, carry every room as a real folder.
-
-Floor: tests. Reads: the checkout. Writes: a copy of it, and archives, in a folder of its own.
-"""
+"""Distribution: the sdist, and the wheel made from it, carry every room as a real folder."""
 
 import shutil
 import subprocess

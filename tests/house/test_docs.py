@@ -1,7 +1,4 @@
-"""Docs: the tables of the reference are complete and current.
-
-Floor: tests. Reads: docs/, celery5's public names, errors and settings. Writes: nothing.
-"""
+"""Docs: the tables of the reference are complete and current."""
 
 import ast
 import inspect
@@ -14,15 +11,15 @@ import pytest
 
 import celery5
 from celery5 import errors
-from celery5.broker.looking import QueueState
-from celery5.cli.info import _queues as queue_rows
+from celery5.broker.calls.job_details import QueueState
+from celery5.cli.commands.info import _queues as queue_rows
 from celery5.cli.main import cli
-from celery5.declaring import TaskOptions
-from celery5.overview import AppState
-from celery5.protocol.job import Options
-from celery5.protocol.states import JobState
-from celery5.protocol.verdict import Reason
-from celery5.settings import PREFIX, Settings, get_descriptions, get_hash_limits
+from celery5.config.settings import PREFIX, Settings, get_descriptions, get_hash_limits
+from celery5.protocol.job.job import Options
+from celery5.protocol.job.states import JobState
+from celery5.protocol.job.verdict import Reason
+from celery5.results.job_details import AppState
+from celery5.tasks.declaration import TaskOptions
 from tests.house.sources import HERE, files, tree
 from tests.house.test_parity import exists
 

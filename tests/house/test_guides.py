@@ -1,7 +1,5 @@
 """Guides for those who come from elsewhere: every name of ours on them is there, and every command takes its words.
 
-Floor: tests. Reads: docs/guide/from-celery.md and from-fennel.md. Writes: nothing.
-
 And every name of theirs is there, too: in the first column of a table of its section.
 """
 
@@ -16,11 +14,12 @@ import pytest
 import celery5
 from celery5 import App, errors, testing
 from celery5.cli.main import cli
-from celery5.declaring import TaskOptions
-from celery5.protocol.job import Options
-from celery5.protocol.retry import RetryPolicy
-from celery5.settings import Settings
-from celery5.spellings import CELERY, NameKind, find_hint
+from celery5.config.settings import Settings
+from celery5.hints import CELERY, NameKind, find_hint
+from celery5.protocol.job.job import Options
+from celery5.protocol.job.retry_policy import RetryPolicy
+from celery5.tasks import CurrentJob
+from celery5.tasks.declaration import TaskOptions
 from tests.house import celery_names, fennel_names
 from tests.house.sources import HERE
 
@@ -38,7 +37,7 @@ OBJECTS: dict[str, Any] = {
     "result": app.result("x"),
     "task": add,
     "add": add,
-    "self": celery5.CurrentJob,
+    "self": CurrentJob,
     "sent": app.result("x"),
     "RetryPolicy": RetryPolicy,
 }

@@ -1,7 +1,4 @@
-"""Layout: the links inside the package, and the strictness of the tools.
-
-Floor: tests. Reads: the checkout, git's index. Writes: nothing.
-"""
+"""Layout: the links inside the package, and the strictness of the tools."""
 
 import ast
 import os

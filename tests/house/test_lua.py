@@ -1,7 +1,5 @@
 """Lua: every script has a legend, and the legend is what the calls really send.
 
-Floor: tests. Reads: celery5/broker/lua/, the modules of celery5/broker/ that load scripts. Writes: nothing.
-
 The legend, as the first comment of a script:
 
     -- What it does.

@@ -1,7 +1,5 @@
 """Parity: every test that the record of requirements names is there.
 
-Floor: tests. Reads: docs/reference/parity.md. Writes: nothing.
-
 A line of the record is `| row | what | tests | note |`; the tests are pytest node ids in backticks.
 """
 

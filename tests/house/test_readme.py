@@ -1,7 +1,4 @@
-"""README and changelog: the two commands, and the version.
-
-Floor: tests. Reads: README.md, CHANGELOG.md, pyproject.toml. Writes: nothing.
-"""
+"""README and changelog: the two commands, and the version."""
 
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Rules: the sizes, names and docstrings of every file in the house.
 
-Floor: tests. Reads: the checkout. Writes: nothing.
-
 Each test lists all offenders, so that one run shows the whole work.
 """
 
@@ -30,7 +28,7 @@ def test_there_is_something_to_look_at() -> None:
     assert {name(path) for path in SOURCES} > {
         "noxfile.py",
         "celery5/__init__.py",
-        "services/systemd_notify.py",
+        "services/process/systemd_notify.py",
     }
 
 

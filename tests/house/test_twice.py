@@ -1,7 +1,4 @@
-"""Twice: what fails once is named, what fails twice fails the session, what is broken is not run again.
-
-Floor: tests. Reads: nothing. Writes: tests in a folder of its own, which it runs.
-"""
+"""Twice: what fails once is named, what fails twice fails the session, what is broken is not run again."""
 
 import os
 import subprocess

@@ -1,7 +1,4 @@
-"""Unit files: systemd itself finds nothing to say about them, they are hardened, and they fit the processes.
-
-Floor: tests. Reads: systemd/. Writes: copies in a folder of its own.
-"""
+"""Unit files: systemd itself finds nothing to say about them, they are hardened, and they fit the processes."""
 
 import re
 import shlex
@@ -14,13 +11,13 @@ from typing import Any
 import pytest
 
 from celery5.cli.main import cli
-from celery5.processes import fleet, foreground
-from celery5.protocol.cluster import STOP_MARGIN
-from celery5.protocol.members import KINDS, Member
-from celery5.protocol.remote_units import RemoteSetup, format_unit_file
-from celery5.protocol.units import CRASH_SIGNALS, SIDECAR_GRACE_COMMANDS
-from celery5.protocol.units import HARDENING as OF_MEMBERS
-from celery5.settings import Settings
+from celery5.config.settings import Settings
+from celery5.processes.lifecycle import fleet, foreground
+from celery5.protocol.cluster.description import STOP_MARGIN
+from celery5.protocol.cluster.members import KINDS, Member
+from celery5.protocol.cluster.remote_units import RemoteSetup, format_unit_file
+from celery5.protocol.cluster.units import CRASH_SIGNALS, SIDECAR_GRACE_COMMANDS
+from celery5.protocol.cluster.units import HARDENING as OF_MEMBERS
 
 UNITS = sorted(each for each in (Path(__file__).parents[2] / "systemd").iterdir())
 SERVICES = [each for each in UNITS if each.suffix == ".service"]

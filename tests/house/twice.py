@@ -1,7 +1,5 @@
 """Twice: runs the tests, and what failed once more by itself; what fails both times is broken.
 
-Floor: tests. Reads: the tests. Writes: pytest's cache, in the folder named on the command line.
-
     python tests/house/twice.py CACHE [pytest's arguments]
 
 Thousands of tests with real processes share a machine that can stand still for seconds, which no limit of a test

@@ -1,7 +1,4 @@
-"""Fixtures of the tests with a real server: an application, its worker processes, and one queue for the scripts.
-
-Floor: tests. Reads: nothing. Writes: nothing.
-"""
+"""Fixtures of the tests with a real server: an application, its worker processes, and one queue for the scripts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +7,14 @@ import pytest
 import redis
 
 from celery5 import App, RetryPolicy
-from celery5.broker.blocking import BlockingRedis
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
-from tests.redis.one_queue import Queue
-from tests.redis.staff import Staff, staffed
-from tests.redis.two_brokers import app_on
-from tests.redis.workers import LEASE
+from celery5.broker.servers.embedded import EmbeddedServer
+from tests.redis.commands.staff import Staff, staffed
+from tests.redis.connections.two_brokers import app_on
+from tests.redis.worker.one_queue import Queue
+from tests.redis.worker.workers import LEASE
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Fixtures of the stories: a folder with an application, and this process' own handle of it.
-
-Floor: tests. Reads: what the commands print. Writes: a module in a folder of its own.
-"""
+"""Fixtures of the stories: a folder with an application, and this process' own handle of it."""
 
 import sys
 from collections.abc import Iterator
@@ -10,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from celery5 import App
-from celery5.cli.loading import load_app
-from tests.story.commands import celery5
+from celery5.cli.terminal.loading import load_app
+from tests.story.cli.commands import celery5
 
 SHOP = """
 import os

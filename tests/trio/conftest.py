@@ -1,7 +1,4 @@
-"""Fixtures of the tests on a Trio loop: the runner of asyncio tasks, which has a loop of its own.
-
-Floor: tests. Reads: nothing. Writes: nothing.
-"""
+"""Fixtures of the tests on a Trio loop: the runner of asyncio tasks, which has a loop of its own."""
 
 from collections.abc import AsyncIterator
 
@@ -9,7 +6,7 @@ import pytest
 import trio
 
 from celery5.runners.on_asyncio import AsyncioRunner
-from tests.trio.desk import desk, lines, notes
+from tests.trio.cluster.desk import desk, lines, notes
 
 __all__ = ["desk", "lines", "notes"]
 

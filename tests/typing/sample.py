@@ -1,7 +1,4 @@
-"""Sample: code of a user, with the types that a checker must see; it must refuse the lines that say `ignore`.
-
-Floor: tests. Reads: nothing. Writes: nothing; it is checked and never run.
-"""
+"""Sample: code of a user, with the types that a checker must see; it must refuse the lines that say `ignore`."""
 
 from collections.abc import Coroutine
 from decimal import Decimal
@@ -11,12 +8,9 @@ from uuid import UUID
 from celery5 import (
     App,
     AsyncResult,
-    CurrentJob,
     Event,
     JobState,
     RetryPolicy,
-    Signature,
-    Task,
     agather,
     gather,
     optional,
@@ -25,9 +19,10 @@ from celery5 import (
     task,
     wait,
 )
-from celery5.event import SentEvent
-from celery5.protocol.job import Job
-from celery5.task import CoroutineTask, FunctionTask
+from celery5.events.event import SentEvent
+from celery5.protocol.job.job import Job
+from celery5.tasks import CurrentJob, Signature, Task
+from celery5.tasks.task import CoroutineTask, FunctionTask
 
 app = App("shop", concurrency=3, brokers={"mails": "redis://mails"}, priorities="4:2:1")
 

@@ -1,7 +1,4 @@
-"""Typing: both type checkers see the parameters of `delay` and the type of `get`, and refuse what is wrong.
-
-Floor: tests. Reads: tests/typing/sample.py. Writes: a cache in a folder of its own.
-"""
+"""Typing: both type checkers see the parameters of `delay` and the type of `get`, and refuse what is wrong."""
 
 import importlib.util
 import json

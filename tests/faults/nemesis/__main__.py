@@ -1,7 +1,4 @@
-"""Nemesis: a seeded run by hand: `python -m tests.faults.nemesis --seed 7 --seconds 120`.
-
-Floor: tests. Reads: nothing. Writes: the outcome, on stdout; logs, into a folder that it names.
-"""
+"""Nemesis: a seeded run by hand: `python -m tests.faults.nemesis --seed 7 --seconds 120`."""
 
 import argparse
 import signal

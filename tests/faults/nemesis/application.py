@@ -1,7 +1,4 @@
-"""Application: what the workers of a nemesis run do, and where they write it down.
-
-Floor: tests. Reads: HISTORY_APP, HISTORY. Writes: the history, one line for each begin and end.
-"""
+"""Application: what the workers of a nemesis run do, and where they write it down."""
 
 import os
 import time

@@ -1,7 +1,4 @@
-"""Cluster: real processes on a real Redis of their own, each behind its own proxy, and what may be done to them.
-
-Floor: tests. Reads: the processes of this machine. Writes: signals; the settings of its own Redis.
-"""
+"""Cluster: real processes on a real Redis of their own, each behind its own proxy, and what may be done to them."""
 
 import os
 import signal
@@ -16,7 +13,8 @@ from pathlib import Path
 import redis
 import trio
 
-from celery5.broker.embedded import EmbeddedServer
+from celery5.broker.servers.embedded import EmbeddedServer
+from tests.faults.connections.proxy import FaultyProxy
 from tests.faults.nemesis.schedule import (
     FLAP_DOWN,
     FLAP_UP,
@@ -28,8 +26,7 @@ from tests.faults.nemesis.schedule import (
     Fault,
 )
 from tests.faults.nemesis.verdict import Life, Record, Struck
-from tests.faults.proxy import FaultyProxy
-from tests.redis.staff import Employee, Staff, logged
+from tests.redis.commands.staff import Employee, Staff, logged
 
 TARGET = ("-m", "celery5", "-A", "tests.faults.nemesis.application:app")
 RESTART = 0.2

@@ -1,7 +1,5 @@
 """Producers: they send work of every kind and keep account of what was accepted, what may have been, and what was not.
 
-Floor: tests. Reads: nothing. Writes: jobs and events of the run's application.
-
 One in plain Python, one on asyncio, one on Trio. What an error says is believed: `maybe_done` false means not sent.
 """
 

@@ -1,7 +1,5 @@
 """Run: one seeded run of the nemesis, from the first process to the verdict.
 
-Floor: tests. Reads: the history; every key of its own Redis. Writes: a folder with the logs and the history.
-
 Faults strike while producers send. Then everything is healed; what was accepted must come to its end in time, jobs
 behind a limit must run as cheaply as ever, everybody must stop with 0, and nothing may be left in Redis.
 """
@@ -16,16 +14,16 @@ from uuid import uuid4
 import trio
 
 from celery5 import App
-from celery5.broker.embedded import EmbeddedServer
 from celery5.broker.keys import EVENTS
-from celery5.protocol.schedules import make_fire_job_id
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.protocol.scheduling.periodic import make_fire_job_id
 from tests.faults.nemesis.application import TICK, built
 from tests.faults.nemesis.cluster import Cluster
 from tests.faults.nemesis.producers import LAST, Producer
 from tests.faults.nemesis.schedule import PRODUCERS, ROUTERS, SCHEDULERS, WORKERS, Fault, schedule
 from tests.faults.nemesis.verdict import TERMINAL, Record, Sent, runs_of, violations
 from tests.leaks import leaks
-from tests.redis.staff import Staff
+from tests.redis.commands.staff import Staff
 
 LEASE = 2.0
 """Seconds. Short, so that a run of half a minute has many of them."""

@@ -1,7 +1,4 @@
-"""Schedule: which faults strike whom, when and for how long. A pure function of the seed.
-
-Floor: tests. Pure. Reads: nothing. Writes: nothing.
-"""
+"""Schedule: which faults strike whom, when and for how long. A pure function of the seed."""
 
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Verdict: what must be true of a recorded run, whatever struck it. Pure.
 
-Floor: tests. Pure. Reads: nothing. Writes: nothing.
-
 Which doubles are allowed: a job may run again when the worker of its earlier run was killed after that had begun, or
 was stopped or cut off from Redis by itself, for so long that its lease may have lapsed. What struck Redis, and so all
 workers alike, excuses nothing, but for a job with a limit: a worker cancels that when its own clock says that its lease

@@ -57,7 +57,7 @@ local function stray()
 end
 -- What a message says may be anything: what fails in the middle of this script would take jobs with it.
 -- Of what is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
--- protocol/envelope.py).
+-- protocol/job/envelope.py).
 local function read(message)
   if #message >= tonumber(ARGV[11]) then
     local start = string.gsub(string.sub(message, 1, 1000), '^%s*{%s*"v"%s*:%s*%d+%s*,', '{')

@@ -1,0 +1,181 @@
+"""Join Queues: makes this worker a consumer of its queues, and takes it off again."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Protocol
+
+import trio
+
+from celery5.app import App
+from celery5.broker.calls import documents as documents_calls
+from celery5.broker.calls import jobs
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError
+from celery5.logs.log import Log
+from celery5.services.worker.lease import Lease
+
+LEAVE_TIMEOUT = 5.0
+"""Seconds that leaving may take; whoever cannot leave is recovered when its lease lapses."""
+
+
+class SidecarLeaves(Protocol):
+    """Renews this worker's leases in its place until it has left, and puts back what it held once it has ended."""
+
+    def report_left(self, *, holding: bool) -> None:
+        """No lease of this worker is to be renewed any more. `holding`: there may be something to put back."""
+        ...
+
+
+class QueueMembership:
+    """Joins on the way up, leaves on the way down."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        sidecar: SidecarLeaves | None,
+        log: Log,
+        worker: str,
+        used: Collection[str],
+        recipients: Mapping[str, str],
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._consumed = consumed
+        self._lease = lease
+        self._understudy = sidecar
+        self._log = log
+        self._worker = worker
+        self._used = used
+        self._takers = recipients
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Join, stay until cancelled, leave."""
+        joins = [jobs.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+        announced = await self._redis.perform_all(
+            [*joins, *[jobs.register_queue(self._keys, keys.queue) for keys in self._consumed]]
+        )
+        if self._takers:
+            await self._redis.perform_all(
+                [documents_calls.declare_recipients(keys, self._takers) for keys in self._consumed]
+            )
+        self._doubt(announced[len(joins) :])
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
+                await self._leave()
+
+    def _doubt(self, new: Sequence[int]) -> None:
+        """Tell of queues that may be misspelt: no task names them, and they are `new` or look much like one in use."""
+        for keys, is_new in zip(self._consumed, new, strict=True):
+            if keys.queue in self._used:
+                continue
+            near = get_close_matches(keys.queue, self._used, n=1, cutoff=0.8)
+            if near or is_new:
+                meant = f"did you mean {near[0]!r}?" if near else f"they use {', '.join(sorted(self._used))}"
+                hint = f"no task of this application uses the queue {keys.queue!r}; {meant}"
+                self._log.event("worker:queue-not-used", "warning", queue=keys.queue, hint=hint)
+
+    async def _leave(self) -> None:
+        """However it goes, the understudy hears of it: what lives on in this process is no worker any more."""
+        holding = True
+        try:
+            holding = await leave_queues(
+                self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
+            )
+        finally:
+            if self._understudy is not None:
+                self._understudy.report_left(holding=holding)
+
+
+async def leave_queues(
+    redis: AsyncDriver, consumed: Sequence[QueueKeys], *, lease: Lease, worker: str, log: Log
+) -> bool:
+    """Be a consumer of these queues no more. Gives whether something may be left behind."""
+    if lease.is_lost:  # others have taken care of everything
+        return True
+    try:
+        held = await redis.perform_all([jobs.leave_queue(keys, worker) for keys in consumed])
+    except BrokerError as error:
+        log.event("queues:leave-failed", "warning", why=str(error), hint=_UNTOLD)
+        return True
+    log.event("queues:left", left_behind=sum(held))
+    return any(held)
+
+
+_UNTOLD = "what it still holds, if anything, goes to others when its lease lapses"
+
+
+ChannelHandler = Callable[[bytes, bytes], None]
+"""Is told the channel and what was said on it. Must be quick and must not block."""
+
+
+class SubscriberConnection(Protocol):
+    """A connection that listens."""
+
+    async def subscribe(self, *channels: str | bytes) -> None: ...
+
+
+class ChannelSubscriptions:
+    """Subscribes once to every channel that has a hearer; the connection renews its subscriptions by itself."""
+
+    def __init__(
+        self, *, push: SubscriberConnection, channel_handlers: Mapping[bytes, ChannelHandler]
+    ) -> None:
+        self._push = push
+        self._hearers = channel_handlers
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Subscribe, and be done."""
+        await self._push.subscribe(*self._hearers)
+        task_status.started()
+
+
+class LentConnection:
+    """In this Trio run, the application's `adelay` uses the worker's own connection."""
+
+    def __init__(self, *, app: App, redis: TrioRedis, endpoint: Endpoint) -> None:
+        self._app = app
+        self._redis = redis
+        self._endpoint = endpoint
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Lend the connection until cancelled."""
+        with self._app.connections.lend_driver(self._redis, self._endpoint):
+            task_status.started()
+            await trio.sleep_forever()
+
+
+class EventsMembership:
+    """Joins on the way up, leaves on the way down. The queue of the events is not among those that tasks have."""
+
+    def __init__(
+        self, *, redis: AsyncDriver, consumed: Sequence[QueueKeys], lease: Lease, log: Log, worker: str
+    ) -> None:
+        self._redis = redis
+        self._consumed = consumed
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Join, stay until cancelled, leave."""
+        await self._redis.perform_all(
+            [jobs.join_queue(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+        )
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(LEAVE_TIMEOUT, shield=True):
+                await leave_queues(
+                    self._redis, self._consumed, lease=self._lease, worker=self._worker, log=self._log
+                )

@@ -1,0 +1,72 @@
+"""Leading: the trips by which Controllers agree on which of them acts, and by which others ask who that is."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery5.broker.call import Call, Script, decode_text, parse_int, script_call
+from celery5.broker.keys import Keys
+from celery5.protocol.cluster.leadership import LeaderRecord
+
+RENEW_PRESENCE = Script.load("cluster/renew_presence")
+
+
+def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
+    """The process `name` lives, for so many seconds; gives all of its kind that do."""
+    return script_call(
+        RENEW_PRESENCE, (keys.live_processes(kind),), (name, int(lease * 1000)), _names, repeatable=True
+    )
+
+
+def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
+    """The process `name` has ended; gives those of its kind that live."""
+    return script_call(RENEW_PRESENCE, (keys.live_processes(kind),), (name, 0), _names, repeatable=True)
+
+
+def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:
+    """The processes of a kind that live."""
+    return end_presence(keys, kind, "")
+
+
+def claim_recycling(keys: Keys, worker: str, *, seconds: float) -> Call[bool]:
+    """`worker` goes now, to begin anew, unless another one has done so in the last `seconds`; gives whether it may."""
+    ms = int(seconds * 1000)
+    return Call(("SET", keys.recycling, worker, "NX", "PX", ms), bool, repeatable=True)
+
+
+def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
+    return tuple(each.decode(errors="replace") for each in raw)
+
+
+CLAIM_LEADERSHIP = Script.load("cluster/claim_leadership")
+LEADER_TTL = 30 * 86400.0
+"""Seconds for which it is known who led last."""
+
+
+def claim_leadership(keys: Keys, name: str, *, replaces: str, epoch: int) -> Call[LeaderRecord]:
+    """Lead, or go on to, unless another one does whose record is not the one that may be replaced; see
+    `celery5.protocol.leadership`. Gives the record as it is then."""
+    words = (name, replaces, epoch, 1, int(LEADER_TTL * 1000))
+    return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
+
+
+def resign_leadership(keys: Keys, name: str, *, epoch: int) -> Call[LeaderRecord]:
+    """Lead no more, if `name` does in that epoch: another one may at once."""
+    words = (name, "", epoch, 0, int(LEADER_TTL * 1000))
+    return script_call(CLAIM_LEADERSHIP, (keys.leader,), words, _record, repeatable=True)
+
+
+def get_leader(keys: Keys) -> Call[LeaderRecord]:
+    """The record: who leads."""
+    words = ("HMGET", keys.leader, "epoch", "beat", "leader", "since")
+    return Call(words, _record, repeatable=True)
+
+
+def _record(raw: Any) -> LeaderRecord:
+    epoch, beat, leader, since = raw
+    return LeaderRecord(_counted(epoch), _counted(beat), decode_text(leader or b""), _counted(since) / 1000)
+
+
+def _counted(raw: bytes | None) -> int:
+    """Return the number of a field as `claim_leadership.lua` reads it: both must see the same record."""
+    number = parse_int(raw)
+    return number if 0 <= number < 2**53 else 0

@@ -1,0 +1,96 @@
+"""Inbox: the trips to Redis that post commands, take them, and answer them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, script_call
+from celery5.broker.keys import Keys
+
+SEND_COMMAND = Script.load("commands/send_command")
+READ_COMMANDS = Script.load("commands/read_commands")
+TAKE_COMMAND = Script.load("commands/take_command")
+REPLY_TO_COMMAND = Script.load("commands/reply_to_command")
+
+MAX_COMMANDS = 1000
+"""Commands that wait in one inbox at most."""
+COMMAND_TTL = 90.0
+"""Seconds that inboxes, nonces and answers are kept: longer than any command lives."""
+
+TAKEN_BY_OTHER = -1
+"""What `take` gives for a command that another process of the same inbox has."""
+
+
+class QueuedCommand(msgspec.Struct, frozen=True):
+    """One command as it came: its entry, its id as it says itself, its bytes (none when there are too many of them),
+    and how many there are."""
+
+    entry: bytes
+    id: str
+    sealed: bytes
+    size: int
+
+
+def send_command(keys: Keys, inbox: str, command_id: str, sealed: bytes) -> Call[bool]:
+    """Put a command into an inbox; False when that is full. Safe to repeat."""
+    words = (command_id, sealed, MAX_COMMANDS, _ms(COMMAND_TTL))
+    named = (keys.inbox(inbox), keys.nonce(command_id))
+    return script_call(SEND_COMMAND, named, words, bool, repeatable=True)
+
+
+def read_commands(keys: Keys, inbox: str, *, count: int, max_bytes: int) -> Call[list[QueuedCommand]]:
+    """The oldest commands in an inbox; the bytes of one are left out when there are more than `largest`."""
+    return script_call(READ_COMMANDS, (keys.inbox(inbox),), (count, max_bytes), _letters, repeatable=True)
+
+
+def take_command(keys: Keys, inbox: str, command_id: str, entry: bytes, *, worker: str) -> Call[int]:
+    """Take a command out of the inbox; gives 1 when it may be done, 0 when it came before, or ELSEWHERE."""
+    words = (entry, worker, _ms(COMMAND_TTL))
+    return script_call(TAKE_COMMAND, (keys.inbox(inbox), keys.nonce(command_id)), words, int, repeatable=True)
+
+
+def reply_to_command(
+    keys: Keys,
+    inbox: str,
+    command_id: str,
+    document: bytes,
+    *,
+    refused_entry: bytes = b"",
+    keep_first: bool = False,
+) -> Call[bool]:
+    """Answer a command; `refused` is the entry of one that was not taken. With `first` an answer that is there stays.
+    False when it was refused already."""
+    words = (refused_entry, document, _ms(COMMAND_TTL), int(keep_first))
+    return script_call(
+        REPLY_TO_COMMAND, (keys.inbox(inbox), keys.reply(command_id)), words, bool, repeatable=True
+    )
+
+
+def _letters(raw: Iterable[Any]) -> list[QueuedCommand]:
+    return [
+        QueuedCommand(entry, said.decode(errors="replace"), sealed, size) for entry, said, sealed, size in raw
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def pause_queue(keys: Keys, queue: str) -> Call[bool]:
+    """No worker is to read this queue; False when none was to before."""
+    return Call(("SADD", keys.paused, queue), bool, repeatable=True)
+
+
+def resume_queue(keys: Keys, queue: str) -> Call[bool]:
+    """All may read it again; False when it was not paused."""
+    return Call(("SREM", keys.paused, queue), bool, repeatable=True)
+
+
+def list_paused_queues(keys: Keys) -> Call[set[str]]:
+    """The queues that nobody is to read."""
+    return Call(("SMEMBERS", keys.paused), _names, repeatable=True)
+
+
+def _names(raw: Iterable[bytes]) -> set[str]:
+    return {each.decode(errors="replace") for each in raw}

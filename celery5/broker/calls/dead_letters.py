@@ -1,0 +1,102 @@
+"""Dead letters: the trips to dead-letter queues: to look into graves, to put jobs back, and to remove them for good."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, decode_text, script_call
+from celery5.broker.keys import QueueKeys
+
+REPLAY = Script.load("job/replay")
+PURGE = Script.load("job/purge")
+
+DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
+"""What the scripts say of each job."""
+
+
+class DeadLetterEntry(msgspec.Struct, frozen=True):
+    """One entry of a dead-letter queue: the job's message and its document, as bytes; empty when it has none. With a
+    `sink` it is a document alone, which that sink would not take, and its `failure`."""
+
+    entry: str
+    message: bytes
+    document: bytes
+    sink: str = ""
+    failure: bytes = b""
+
+
+def list_entries(keys: QueueKeys, *, first: str, last: str, count: int) -> Call[list[DeadLetterEntry]]:
+    """The oldest `count` entries from `first` to `last`, as XRANGE takes them."""
+    return Call(("XRANGE", keys.dead, first, last, "COUNT", count), _graves, repeatable=True)
+
+
+def list_entries_backwards(
+    keys: QueueKeys, *, first: str, last: str, count: int
+) -> Call[list[DeadLetterEntry]]:
+    """The newest `count` entries from `last` down to `first`, as XREVRANGE takes them."""
+    return Call(("XREVRANGE", keys.dead, last, first, "COUNT", count), _graves, repeatable=True)
+
+
+def get_newest_entry(keys: QueueKeys) -> Call[str]:
+    """The newest entry; '' when there is none."""
+    return Call(("XREVRANGE", keys.dead, "+", "-", "COUNT", 1), _newest, repeatable=True)
+
+
+def find_entries(keys: QueueKeys, ids: Sequence[str]) -> Call[list[str]]:
+    """The entry of each job that is dead, by its id; '' for one that is not."""
+    return Call(("HMGET", keys.jobs, *ids), _dead_places, repeatable=True)
+
+
+def queue_exists(keys: QueueKeys) -> Call[bool]:
+    """Whether anything was ever sent to this queue, or read from it."""
+    return Call(("EXISTS", *keys.streams, keys.jobs, keys.dead, keys.due), bool, repeatable=True)
+
+
+def get_server_time() -> Call[int]:
+    """The time by Redis, in ms since 1970."""
+    return Call(("TIME",), _ms, repeatable=True)
+
+
+def replay_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str, bytes, str]]) -> Call[list[int]]:
+    """Put dead jobs (entry, id, fresh message, lock) back on a lane; gives DONE, GONE, KEY_TAKEN or ALIVE for each."""
+    results = tuple([keys.result(job[1]) for job in jobs])
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    named = (keys.stream, keys.jobs, keys.dead, keys.unique, *results)
+    return script_call(REPLAY, named, (keys.wake, keys.lane, *args), _as_it_is, repeatable=True)
+
+
+def purge_jobs(keys: QueueKeys, jobs: Sequence[tuple[str, str]]) -> Call[list[int]]:
+    """Remove dead jobs (entry, id); gives DONE or GONE for each."""
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in job])
+    return script_call(PURGE, (keys.dead, keys.jobs), (*args,), _as_it_is, repeatable=True)
+
+
+def _graves(raw: Iterable[tuple[bytes, list[bytes]]]) -> list[DeadLetterEntry]:
+    found = [(decode_text(entry), dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in raw]
+    return [
+        DeadLetterEntry(
+            entry,
+            each.get(b"job", b""),
+            each.get(b"document", b""),
+            decode_text(each.get(b"sink", b"")),
+            each.get(b"failure", b""),
+        )
+        for entry, each in found
+    ]
+
+
+def _newest(raw: Any) -> str:
+    return decode_text(raw[0][0]) if raw else ""
+
+
+def _dead_places(raw: Iterable[bytes | None]) -> list[str]:
+    return [decode_text(place[1:]) if place and place.startswith(b"X") else "" for place in raw]
+
+
+def _ms(raw: Any) -> int:
+    return int(raw[0]) * 1000 + int(raw[1]) // 1000
+
+
+def _as_it_is(raw: Any) -> list[int]:
+    return msgspec.convert(raw, list[int])

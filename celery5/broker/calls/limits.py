@@ -1,0 +1,196 @@
+"""Gating: the trips to Redis that let jobs through a gate, hold them before it, and tell of who waits."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, script_call
+from celery5.broker.calls.jobs import Entry, parse_entry
+from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
+
+ADMIT = Script.load("limits/admit", lib="admission")
+ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", lib="admission")
+ADMIT_WAITING = Script.load("limits/admit_waiting", lib="admission")
+SETTLE_LIMITED = Script.load("limits/settle_limited", lib="admission", inner="job/settle")
+
+LEASE_LOST = -1
+"""The worker has lost its lease, and nothing was done."""
+ADMITTED, WAITING, REVOKED, GONE = 1, 0, -1, -2
+"""What became of a job at the gate."""
+
+
+class AdmissionRequest(NamedTuple):
+    """One job at the gate, as `admit.lua` takes it. `how` is `run`, `wait` or `count`."""
+
+    entry: bytes
+    id: str
+    waiting_list: str
+    deliveries: int
+    expires: str
+    mode: str
+
+
+class AdmissionReply(msgspec.Struct, frozen=True):
+    """What became of each job (None when the lease is lost), and in how many seconds each rule's rate lets the next one
+    through: 0 where nobody waits for that."""
+
+    outcomes: list[int] | None
+    delays: list[float]
+
+
+class AdmittedJobs(msgspec.Struct, frozen=True):
+    """What a gate has handed to this worker; for each rule how many, and as in `Admitted`. `owned` is how many outcomes
+    were this worker's; LOST when it has no lease."""
+
+    owned: int
+    entries: list[Entry]
+    counts: list[int]
+    delays: list[float]
+
+
+def admit(
+    keys: QueueKeys, worker: str, jobs: Sequence[AdmissionRequest], rules: Sequence[tuple[AdmissionRule, int]]
+) -> Call[AdmissionReply]:
+    """Ask whether jobs that this worker has read may run, by `rules`. Safe to repeat."""
+    results = tuple([keys.result(each.id) for each in jobs])
+    words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
+    named = (keys.normal, keys.high, keys.low, keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due,
+             keys.slots, keys.slot_counts, keys.limited_counts, keys.waiting_list_prefix, *results)  # fmt: skip
+    reply = partial(_admitted, len(jobs))
+    return script_call(
+        ADMIT, named, (GROUP, worker, keys.slots_freed, _json(rules), *words), reply, repeatable=True
+    )
+
+
+def add_to_waiting_list(keys: QueueKeys, jobs: Sequence[tuple[str, bytes, str, str]]) -> Call[int]:
+    """Put jobs (id, envelope, line, when it expires) of the lane of `keys` into their lines; gives how many were new.
+    Safe to repeat: a known id is left alone."""
+    results = tuple([keys.result(each[0]) for each in jobs])
+    words: tuple[Word, ...] = tuple([word for each in jobs for word in each])
+    named = (keys.jobs, keys.waiting, keys.due, keys.limited_counts, keys.waiting_list_prefix, *results)
+    return script_call(
+        ADD_TO_WAITING_LIST, named, (keys.slots_freed, keys.lane, *words), int, repeatable=True
+    )
+
+
+def admit_waiting(
+    keys: QueueKeys, worker: str, rules: Sequence[tuple[AdmissionRule, int]]
+) -> Call[AdmittedJobs]:
+    """Take up to so many jobs of each rule's task out of the waiting room. Not repeatable: what a lost answer carried
+    is found among what is this worker's (`calls.mine`)."""
+    named = (keys.handed, keys.leases, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts,
+    keys.limited_counts,
+             keys.waiting_list_prefix)  # fmt: skip
+    return script_call(
+        ADMIT_WAITING, named, (GROUP, worker, _json(rules)), partial(_pulled, keys.on_lane("g"))
+    )
+
+
+def settle_limited(
+    keys: QueueKeys,
+    settle: Call[int],
+    leaving: Sequence[Delivery],
+    rules: Sequence[tuple[AdmissionRule, int]],
+) -> Call[AdmittedJobs]:
+    """As the call `settle`, for a batch in which those that are `leaving` have slots: these are free then, and who
+    waits is handed over."""
+    count = cast("int", settle.words[2])
+    inner = cast("tuple[str, ...]", settle.words[3 : 3 + count])
+    words = settle.words[3 + count :]
+    named = (keys.handed, keys.jobs, keys.waiting, keys.due, keys.slots, keys.slot_counts, keys.limited_counts,
+    keys.waiting_list_prefix,
+             *inner)  # fmt: skip
+    entries = msgspec.json.encode([each.entry.decode() for each in leaving])
+    args = (keys.slots_freed, _json(rules), entries, *words)
+    return script_call(SETTLE_LIMITED, named, args, partial(_settled, keys.on_lane("g")), repeatable=True)
+
+
+def _json(rules: Sequence[tuple[AdmissionRule, int]]) -> bytes:
+    return msgspec.json.encode([rule.to_script_arguments(want) for rule, want in rules])
+
+
+def _admitted(jobs: int, raw: Any) -> AdmissionReply:
+    if raw == LEASE_LOST:
+        return AdmissionReply(None, [])
+    return AdmissionReply(raw[:jobs], [each / 1000 for each in raw[jobs:]])
+
+
+def _pulled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
+    if raw == LEASE_LOST:
+        return AdmittedJobs(LEASE_LOST, [], [], [])
+    return _handed(keys, 0, *raw)
+
+
+def _settled(keys: QueueKeys, raw: Any) -> AdmittedJobs:
+    return _handed(keys, *raw)
+
+
+def _handed(keys: QueueKeys, owned: int, entries: Any, told: Any) -> AdmittedJobs:
+    found = [parse_entry(keys, entry, flat) for _stream, some in entries for entry, flat in some]
+    return AdmittedJobs(owned, found, [each[0] for each in told], [each[1] / 1000 for each in told])
+
+
+SET_OVERRIDE = Script.load("limits/set_override")
+LIST_OVERRIDES = Script.load("limits/list_overrides")
+
+T = TypeVar("T", LimitOverride, Suspension)
+
+
+class StoredOverrides(msgspec.Struct, frozen=True):
+    """What is imposed on the tasks of an application, by their names: `limits` (and rates), and who is `suspended`."""
+
+    limits: dict[str, LimitOverride]
+    suspended: dict[str, Suspension]
+
+
+def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[bool]:
+    """Impose a limit or a rate on a task in place of what was imposed before; None takes it back. Gives whether that
+    changes anything."""
+    words = b"" if override is None else msgspec.json.encode(override)
+    return script_call(SET_OVERRIDE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True)
+
+
+def suspend_task(keys: Keys, task: str, suspension: Suspension) -> Call[bool]:
+    """Suspend a task, or give another reason for it."""
+    words = msgspec.json.encode(suspension)
+    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True)
+
+
+def suspend_if_unchanged(
+    keys: Keys, task: str, suspension: Suspension, before: Suspension | None
+) -> Call[bool]:
+    """Suspend a task that is as it was `before`; None: not suspended. Gives whether that changes anything."""
+    words, only = msgspec.json.encode(suspension), b"-" if before is None else msgspec.json.encode(before)
+    return script_call(
+        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True
+    )
+
+
+def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Call[bool]:
+    """Let a task's jobs run again; with `only`, unless it is suspended in another way by now. Gives whether that
+    changes anything."""
+    words = b"" if expected is None else msgspec.json.encode(expected)
+    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True)
+
+
+def list_overrides(keys: Keys) -> Call[StoredOverrides]:
+    """What is imposed now. What cannot be read is passed over: a newer version may have written it."""
+    return script_call(LIST_OVERRIDES, (keys.limits, keys.suspended), (), _impositions, repeatable=True)
+
+
+def _impositions(raw: Sequence[Any]) -> StoredOverrides:
+    return StoredOverrides(_read(raw[0], LimitOverride), _read(raw[1], Suspension))
+
+
+def _read(words: Sequence[bytes], kind: type[T]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for task, what in zip(words[::2], words[1::2], strict=True):
+        try:
+            found[task.decode(errors="replace")] = msgspec.json.decode(what, type=kind)
+        except msgspec.DecodeError:
+            continue
+    return found

@@ -1,0 +1,149 @@
+"""Scaling: the trips by which workers report how they do, and one Scheduler at a time decides from that."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from celery5.broker.call import Call, Script, decode_text, parse_int, script_call
+from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.limits import unescape_word
+from celery5.protocol.scaling.autoscale import AutoscaleState
+from celery5.protocol.scaling.snapshot import QueueLoad, WorkerReport
+
+MEASURE_LOAD = Script.load("scaling/measure_load")
+CLAIM_SCALING_TURN = Script.load("scaling/claim_scaling_turn")
+SAVE_SCALING = Script.load("scaling/save_scaling")
+
+REPORT_TTL = 12.0
+"""Seconds for which a report is believed."""
+TURN = 10.0
+"""Seconds after which another Scheduler takes the turn of one that is silent, at least."""
+SCALING_TTL = 86400.0
+"""Seconds for which it is known where the scaling was."""
+SAMPLE = 16
+"""Jobs that are looked at, at each end of a stream."""
+UPCOMING_HORIZON = 10.0
+"""Seconds in which jobs of schedules count as if they were there."""
+SAMPLE_BYTES = 65536
+"""Bytes of them, about, after which no more are looked at."""
+
+T = TypeVar("T")
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the scaling of an application is, as the Scheduler `by` left it `at` a time (seconds since 1970).
+
+    The `course`; the workers that live (`workers`) and the least and the most there may be; the `jobs` that there are
+    and the workers these would need (`needed`); until when nothing changes (`cool_until`, 0 when that is over); which
+    tasks go first (`preferred`, weights by name); and the brokers that could not be looked at (`unseen`).
+    """
+
+    course: AutoscaleState | None = None
+    workers: int = 0
+    minimum: int = 0
+    maximum: int = 0
+    jobs: int = 0
+    needed: int = 0
+    cool_until: float = 0.0
+    preferred: dict[str, float] = {}
+    unseen: tuple[str, ...] = ()
+    by: str = ""
+    at: float = 0.0
+
+
+class ScalingTurn(msgspec.Struct, frozen=True):
+    """Whether it is the asker's turn to scale; where the scaling is, and the time by Redis."""
+
+    mine: bool
+    scaling: Scaling | None
+    now: float
+
+
+def claim_scaling_turn(keys: Keys, scheduler: str, *, seconds: float = TURN) -> Call[ScalingTurn]:
+    """Take or keep the turn for so long, unless another Scheduler has it."""
+    named = (keys.scaling_turn, keys.scaling)
+    return script_call(CLAIM_SCALING_TURN, named, (scheduler, int(seconds * 1000)), _turn, repeatable=True)
+
+
+def release_scaling_turn(keys: Keys, scheduler: str) -> Call[ScalingTurn]:
+    """Let another Scheduler have the turn at once."""
+    return script_call(
+        CLAIM_SCALING_TURN, (keys.scaling_turn, keys.scaling), (scheduler, 0), _turn, repeatable=True
+    )
+
+
+def save_scaling(keys: Keys, scheduler: str, scaling: Scaling) -> Call[bool]:
+    """Remember where the scaling is; False when it is another one's turn by now."""
+    words = (scheduler, msgspec.json.encode(scaling), int(SCALING_TTL * 1000))
+    return script_call(SAVE_SCALING, (keys.scaling_turn, keys.scaling), words, bool, repeatable=True)
+
+
+def get_scaling(keys: Keys) -> Call[Scaling | None]:
+    """Where the scaling is; None when nothing is known of any."""
+    return Call(("GET", keys.scaling), lambda raw: _decoded(raw, Scaling), repeatable=True)
+
+
+def measure_load(app: Keys, keys: QueueKeys) -> Call[QueueLoad]:
+    """What waits on a queue or will be sent to it soon, and the workers that live."""
+
+    def counted(raw: Any) -> QueueLoad:
+        waiting, held, seen, workers, soon, gated = raw
+        return QueueLoad(
+            keys.queue,
+            waiting,
+            held,
+            Counter(_texts(seen)),
+            tuple(_texts(workers)),
+            upcoming=Counter(_texts(soon)),
+            waiting_at_limit=_counts(gated),
+        )
+
+    schedules, times = app.schedules(keys.queue), app.schedule_times(keys.queue)
+    named = (keys.leases, schedules, times, keys.limited_counts, *keys.streams)
+    return script_call(
+        MEASURE_LOAD,
+        named,
+        (GROUP, SAMPLE, SAMPLE_BYTES, int(UPCOMING_HORIZON * 1000)),
+        counted,
+        repeatable=True,
+    )
+
+
+def send_report(keys: Keys, worker: str, report: WorkerReport) -> Call[bool]:
+    """Tell how a worker does."""
+    words = ("SET", keys.report(worker), msgspec.json.encode(report), "PX", int(REPORT_TTL * 1000))
+    return Call(words, bool, repeatable=True)
+
+
+def get_reports(keys: Keys, workers: Sequence[str]) -> Call[dict[str, WorkerReport]]:
+    """The reports of these workers, one at least, by name; those that have not told any are left out."""
+
+    def read(raw: Any) -> dict[str, WorkerReport]:
+        found = {name: _decoded(each, WorkerReport) for name, each in zip(workers, raw, strict=True)}
+        return {name: each for name, each in found.items() if each is not None}
+
+    return Call(("MGET", *(keys.report(each) for each in workers)), read, repeatable=True)
+
+
+def _texts(raw: Any) -> list[str]:
+    return [decode_text(each) for each in raw]
+
+
+def _counts(raw: Any) -> dict[str, int]:
+    words = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    found = zip(_texts(words[::2]), map(parse_int, words[1::2]), strict=True)
+    return {unescape_word(task): count for task, count in found if not task.startswith(" ")}
+
+
+def _turn(raw: Any) -> ScalingTurn:
+    return ScalingTurn(raw[0] == 1, _decoded(raw[1], Scaling), raw[2] / 1000)
+
+
+def _decoded(raw: bytes | None, kind: type[T]) -> T | None:
+    """What is no JSON of ours, of another version say, is as if it were not there."""
+    try:
+        return msgspec.json.decode(raw, type=kind) if raw else None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None

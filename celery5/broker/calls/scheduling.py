@@ -1,0 +1,121 @@
+"""Scheduling: the trips that look at schedules, change them, and publish what they say.
+
+A schedule lives where its jobs go: in the slot of its queue, so that firing is one step.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from celery5.broker.call import Call, Script, Word, decode_text, script_call
+from celery5.broker.keys import Keys, QueueKeys
+
+GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules")
+FIRE_SCHEDULE = Script.load("scheduling/fire_schedule")
+
+
+class DueSchedules(msgspec.Struct, frozen=True):
+    """The time by Redis in ms since 1970, seconds until the next schedule is due that is not among these (None: there
+    is none), and the records of those that are due, each with whether its last job has not ended."""
+
+    now: int
+    next_due_in: float | None
+    due: tuple[tuple[bytes, bool], ...]
+
+
+JobToSend = tuple[str, bytes, str, float | None]
+"""A job: its id, its envelope, what its key is remembered under, its `unique_for` in seconds."""
+
+
+def get_due_schedules(keys: Keys, queue: QueueKeys, *, limit: int) -> Call[DueSchedules]:
+    """Which schedules of a queue are due."""
+    named = (keys.schedules(queue.queue), keys.schedule_times(queue.queue), queue.jobs)
+    return script_call(GET_DUE_SCHEDULES, named, (limit,), _upcoming, repeatable=True)
+
+
+def fire_schedule(
+    keys: Keys,
+    queue: QueueKeys,
+    name: str,
+    *,
+    expected_state: bytes,
+    new_state: bytes,
+    next_look: int | None,
+    jobs: Sequence[JobToSend] = (),
+    notify: bool = False,
+) -> Call[bool]:
+    """Put a schedule from one state into another, b"" for none, and publish these jobs; False, and nothing is done,
+    when it was in another state. They go on the lane of `queue`. `look` is when it is due next, in ms since 1970;
+    `tell` the Schedulers. Safe to repeat."""
+    places = tuple(key for job in jobs for key in (queue.result(job[0]), queue.unique_window(job[2])))
+    args: tuple[Word, ...] = tuple([word for job in jobs for word in (*job[:3], int((job[3] or 0) * 1000))])
+    schedules, times = keys.schedules(queue.queue), keys.schedule_times(queue.queue)
+    named = (schedules, times, queue.stream, queue.jobs, queue.unique, *places)
+    channel, due = keys.schedule_changes if notify else "", "" if next_look is None else next_look
+    told = (name, expected_state, new_state, due, channel, queue.wake, queue.lane, *args)
+    return script_call(FIRE_SCHEDULE, named, told, bool, repeatable=True)
+
+
+def list_schedules(keys: Keys, queue: str) -> Call[dict[str, bytes]]:
+    """All schedules of a queue, by name."""
+    return Call(("HGETALL", keys.schedules(queue)), _records, repeatable=True)
+
+
+def get_schedule(keys: Keys, queue: str, name: str) -> Call[bytes]:
+    """One schedule, b"" when it is not there."""
+    return Call(("HGET", keys.schedules(queue), name), _bytes, repeatable=True)
+
+
+def list_schedule_queues(keys: Keys) -> Call[tuple[str, ...]]:
+    """The queues that have, or have had, schedules."""
+    return Call(("SMEMBERS", keys.schedule_queues), _names, repeatable=True)
+
+
+def register_schedule_queue(keys: Keys, queue: str) -> Call[int]:
+    """This queue has schedules."""
+    return Call(("SADD", keys.schedule_queues, queue), int, repeatable=True)
+
+
+def declare_schedules(keys: Keys, scheduler: str, names: bytes, *, lease: float) -> Call[bool]:
+    """A Scheduler's code declares these schedules, for so many seconds."""
+    return Call(
+        ("SET", keys.declared_schedules(scheduler), names, "PX", int(lease * 1000)), bool, repeatable=True
+    )
+
+
+def withdraw_declaration(keys: Keys, scheduler: str) -> Call[int]:
+    """A Scheduler has ended."""
+    return Call(("DEL", keys.declared_schedules(scheduler)), int, repeatable=True)
+
+
+def get_declarations(keys: Keys, schedulers: Sequence[str]) -> Call[tuple[bytes | None, ...]]:
+    """What the code of these Schedulers declares; None for one that has not said."""
+    return Call(("MGET", *[keys.declared_schedules(each) for each in schedulers]), _values, repeatable=True)
+
+
+def _upcoming(raw: Any) -> DueSchedules:
+    now, rest, found = raw
+    return DueSchedules(
+        now, None if rest < 0 else rest / 1000, tuple((state, busy == 1) for state, busy in found)
+    )
+
+
+def _records(raw: Any) -> dict[str, bytes]:
+    flat: Sequence[bytes] = [each for pair in raw.items() for each in pair] if hasattr(raw, "items") else raw
+    states = msgspec.convert(flat[1::2], list[bytes])
+    return dict(zip(map(decode_text, flat[::2]), states, strict=True))
+
+
+def _bytes(raw: Any) -> bytes:
+    return msgspec.convert(raw, bytes | None) or b""
+
+
+def _values(raw: Any) -> tuple[bytes | None, ...]:
+    return msgspec.convert(raw, tuple[bytes | None, ...])
+
+
+def _names(raw: Iterable[bytes]) -> tuple[str, ...]:
+    """Return the names of queues. One that is no text was not written by celery5, and no queue can have it."""
+    found = [decode_text(each) for each in raw]
+    return tuple(sorted(name for name in found if "\ufffd" not in name))

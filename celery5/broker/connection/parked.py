@@ -1,0 +1,186 @@
+"""Park: a connection for blocking reads, on which one read at a time waits at the server.
+
+A blocking read that is abandoned can take messages with it: the server has delivered them to a connection
+that nobody listens to. So a read that was sent is never abandoned. Cancellation asks the server, over another
+connection, to end the wait (CLIENT UNBLOCK), and then waits for the reply. If messages had come first, the
+caller gets them and decides.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import trio
+from trio.lowlevel import Abort, checkpoint_if_cancelled, current_task, wait_task_rescheduled
+
+from celery5.broker.call import Call
+from celery5.broker.connection.exchange import ReplyError, pack_command, read_reply
+from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.pipeline import PendingRequest
+from celery5.broker.connection.transport import Connect, connect
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+from celery5.broker.translate import translate_reply
+from celery5.errors import BrokerError, BrokerReadOnly
+from celery5.protocol.health.breaker import BreakerState
+
+T = TypeVar("T")
+
+# Seconds between two requests to unblock: the first can come before the server has begun to block.
+UNBLOCK_INTERVAL = 0.005
+# Seconds that one such request may take.
+UNBLOCK_TIMEOUT = 1.0
+
+
+class ParkedRedis:
+    """One connection for blocking reads (XREADGROUP BLOCK and its like), one at a time.
+
+    `control` is the connection that carries CLIENT UNBLOCK. `on_connected` is called after each handshake,
+    before any read: what was delivered into a connection that died is in this consumer's pending list. The
+    rest is as in `TrioRedis`.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        control: TrioRedis,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+        name: str = "celery5-park",
+        watch: Callable[[LinkEvent], None] = ignore_event,
+        on_connected: Callable[[], None] = lambda: None,
+        connect: Connect = connect,
+    ) -> None:
+        self._link = Link(
+            endpoint=endpoint,
+            timing=timing,
+            name=name,
+            watch=watch,
+            on_connected=on_connected,
+            connect=connect,
+        )
+        self._where = endpoint.masked_url
+        self._control = control
+        self._turn = trio.Lock()
+        self._leaving: PendingRequest | None = None
+        self._asked = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; as `TrioRedis.run`."""
+        failure: BrokerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._release)
+            try:
+                await self._link.run(task_status=task_status)
+            except BrokerError as error:
+                # Raised outside, so that it does not arrive wrapped in a group.
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def perform(self, call: Call[T], on_reply: Callable[[T], None] | None = None) -> T:
+        """Make one call, blocking or not, and give its decoded reply; others wait for their turn.
+
+        `take` is given the reply, unless it is empty, in the very step in which it comes: a turn of the loop before
+        the caller, and whatever becomes of that one.
+
+        The reply is due `call.blocks` seconds plus `timing.reply` after sending. When cancelled before
+        sending, it never runs. When cancelled afterwards the server is asked to end the wait: a reply that
+        carries something is returned all the same, and the cancellation is raised at the caller's next
+        checkpoint; an empty one raises it here.
+        """
+        await checkpoint_if_cancelled()
+        decoded: list[T] = []
+
+        def heard(raw: Any) -> None:
+            if type(raw) is not ReplyError and not _is_empty(raw):
+                try:
+                    decoded.append(call.decode(raw))
+                except Exception:
+                    return  # the caller reads it again and raises: an error here would end the connection
+                if on_reply is not None:
+                    on_reply(decoded[0])
+
+        async with self._turn:
+            ticket = await self._read(call, pack_command(call.words), heard)
+            if type(ticket.reply) is ReplyError and str(ticket.reply).startswith("NOSCRIPT") and call.script:
+                ticket = await self._read(call, pack_command(call.with_script_text), heard)
+        if ticket.error is not None or type(ticket.reply) is ReplyError or _is_empty(ticket.reply):
+            await checkpoint_if_cancelled()
+        if ticket.error is not None:
+            raise ticket.error
+        if type(ticket.reply) is ReplyError:
+            error = translate_reply(str(ticket.reply), where=self._where)
+            if isinstance(error, BrokerReadOnly):
+                self._link.reconnect(str(error))
+            raise error
+        return decoded[0] if decoded else read_reply(call, ticket.reply, where=self._where)
+
+    async def _read(self, call: Call[Any], data: bytes, heard: Callable[[Any], None]) -> PendingRequest:
+        link = self._link
+        if not link.is_accepting:
+            await link.wait_until_accepting()
+        ticket = PendingRequest(data, link.deadline(call.blocks), call.repeatable)
+        ticket.on_reply = heard
+
+        def leave(_raise_cancel: object) -> Abort:
+            if not ticket.sent:
+                ticket.task = None
+                link.pipeline.withdraw(ticket)
+                return Abort.SUCCEEDED
+            ticket.repeatable = False
+            if call.blocks:
+                self._leaving = ticket
+                self._asked.set()
+            return Abort.FAILED
+
+        link.pipeline.submit(ticket)
+        ticket.task = current_task()
+        await wait_task_rescheduled(leave)
+        return ticket
+
+    async def _release(self) -> None:
+        """Ask the server to end the wait of a read whose caller was cancelled, until it is over."""
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            ticket = self._leaving
+            while ticket is not None and ticket.task is not None and self._link.greeting is not None:
+                unblock: Call[int] = Call(
+                    ("CLIENT", "UNBLOCK", self._link.greeting.client_id), int, repeatable=True
+                )
+                # Without the control connection the read ends by itself, when its own time at the server is
+                # over.
+                with suppress(BrokerError), trio.move_on_after(UNBLOCK_TIMEOUT):
+                    await self._control.perform(unblock)
+                await trio.sleep(UNBLOCK_INTERVAL)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def connected_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.connected_since
+
+    @property
+    def client_id(self) -> int | None:
+        """The server's handle for this connection, from the last handshake."""
+        return self._link.greeting.client_id if self._link.greeting else None
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Counters of this connection, now."""
+        return self._link.statistics()
+
+
+def _is_empty(raw: object) -> bool:
+    return raw is None or raw == [] or raw == {}

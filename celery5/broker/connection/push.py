@@ -1,0 +1,164 @@
+"""Push: a connection on which the server pushes what is published on channels.
+
+Publishing is lossy: what is published while the connection is down is gone. So subscriptions are renewed
+after each reconnect and then `on_connected` is called: that is when users look again at what the messages
+would have told them.
+
+A SUBSCRIBE has no reply of its own, only pushed frames or an error. It is sent together with a PING: the
+PING's answer comes after the frames and so confirms them, and an error is one reply more, which the ticket
+takes patiently.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from celery5.broker.connection.exchange import ReplyError, pack_commands
+from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.pipeline import PendingRequest
+from celery5.broker.connection.transport import Connect, connect
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+from celery5.broker.translate import translate_reply
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.protocol.health.breaker import BreakerState
+
+
+class PushRedis:
+    """One connection that listens to channels.
+
+    `on_message(channel, payload)` is called for each message, in order, from the reader: it must be quick and
+    must not block. Nothing is queued here, so nothing can grow. `on_connected` is called after each
+    handshake, once the subscriptions of that moment are confirmed. The rest is as in `TrioRedis`.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        on_message: Callable[[bytes, bytes], None],
+        on_connected: Callable[[], None] = lambda: None,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+        name: str = "celery5-push",
+        watch: Callable[[LinkEvent], None] = ignore_event,
+        connect: Connect = connect,
+    ) -> None:
+        self._link = Link(
+            endpoint=endpoint,
+            timing=timing,
+            name=name,
+            watch=watch,
+            resp=3,
+            on_connected=self._renew,
+            on_push=self._pushed,
+            connect=connect,
+        )
+        self._where = endpoint.masked_url
+        self._on_message = on_message
+        self._on_connected = on_connected
+        self._channels: set[bytes] = set()
+        self._up = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected and subscribed until cancelled; as `TrioRedis.run`."""
+        failure: BrokerError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_subscribed)
+            try:
+                await self._link.run(task_status=task_status)
+            except BrokerError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def subscribe(self, *channels: str | bytes) -> None:
+        """Listen to these channels from now on, over reconnects too; returns when the server has confirmed.
+
+        What is published after the return is heard. Raises BrokerUnavailable when there is no confirmation
+        within `timing.reply` (the channels stay wanted and are subscribed when the connection is back), and
+        BrokerDenied when the ACL forbids it (they do not).
+        """
+        names = [_name(channel) for channel in channels]
+        if not names:
+            return
+        # Noted when the outcome is known: a renewal in between must not carry a channel that may be
+        # forbidden.
+        try:
+            await self._send("SUBSCRIBE", names)
+        except BrokerUnavailable:
+            self._channels.update(names)
+            raise
+        self._channels.update(names)
+
+    async def unsubscribe(self, *channels: str | bytes) -> None:
+        """Listen to these channels no more.
+
+        Does nothing when the connection is down: they will not be renewed.
+        """
+        names = [_name(channel) for channel in channels]
+        self._channels.difference_update(names)
+        if names and self._link.connected:
+            with suppress(BrokerUnavailable):
+                await self._send("UNSUBSCRIBE", names)
+
+    async def _send(self, command: str, names: list[bytes]) -> None:
+        ticket = PendingRequest(
+            pack_commands([(command, *names), ("PING",)]), self._link.deadline(), repeatable=False
+        )
+        ticket.allow_error_replies()
+        await self._link.perform(ticket)
+        for reply in ticket.replies or ():
+            if type(reply) is ReplyError:
+                raise translate_reply(str(reply), where=self._where)
+
+    def _renew(self) -> None:
+        self._up.set()
+
+    async def _keep_subscribed(self) -> None:
+        while True:
+            await self._up.wait()
+            self._up = trio.Event()
+            try:
+                if self._channels:
+                    await self._send("SUBSCRIBE", sorted(self._channels))
+            except BrokerUnavailable:
+                continue  # lost again: the next handshake renews
+            except BrokerError as error:
+                self._link.fail(error)
+                return
+            self._on_connected()
+
+    def _pushed(self, frame: list[Any]) -> None:
+        if frame[0] == b"message":
+            self._on_message(frame[1], frame[2])
+
+    @property
+    def channels(self) -> frozenset[bytes]:
+        """What is listened to."""
+        return frozenset(self._channels)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def connected_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.connected_since
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Counters of this connection, now."""
+        return self._link.statistics()
+
+
+def _name(channel: str | bytes) -> bytes:
+    return channel.encode() if isinstance(channel, str) else channel

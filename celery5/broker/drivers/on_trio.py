@@ -1,0 +1,214 @@
+"""Trio Redis: one connection to the broker, shared by every task of a Trio program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.connection.exchange import (
+    ReplyError,
+    any_succeeded,
+    is_script_missing,
+    pack_command,
+    pack_commands,
+    read_reply,
+)
+from celery5.broker.connection.link import Link, LinkEvent, LinkStatistics, ignore_event
+from celery5.broker.connection.pipeline import PendingRequest
+from celery5.broker.connection.transport import Connect, connect
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Timing
+from celery5.broker.translate import translate_reply, unreadable_reply
+from celery5.errors import BrokerError, BrokerReadOnly
+from celery5.protocol.health.breaker import BreakerState
+
+T = TypeVar("T")
+
+# These would hold up, or change the state of, a connection that others use too.
+_REFUSED: Final = {
+    *(
+        "BLPOP",
+        "BRPOP",
+        "BLMOVE",
+        "BRPOPLPUSH",
+        "BLMPOP",
+        "BZPOPMIN",
+        "BZPOPMAX",
+        "BZMPOP",
+        "WAIT",
+        "WAITAOF",
+    ),
+    *("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "MONITOR", "SYNC", "PSYNC"),
+    *("WATCH", "QUIT", "RESET", "HELLO", "AUTH", "SELECT"),
+}
+_REFUSED_SUBCOMMANDS: Final = {"REPLY", "TRACKING"}
+
+
+class TrioRedis:
+    """One connection on which all tasks of a process perform their calls at the same time.
+
+    `endpoint`: where. `timing`: every limit. `name`: how the server lists this connection. `watch` is called
+    with each `LinkEvent`. `connect` opens the transport (tests pass memory streams). It works while `run`
+    runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint: Endpoint,
+        timing: Timing = Timing(),  # noqa: B008  frozen
+        name: str = "celery5",
+        watch: Callable[[LinkEvent], None] = ignore_event,
+        connect: Connect = connect,
+    ) -> None:
+        self._link = Link(endpoint=endpoint, timing=timing, name=name, watch=watch, connect=connect)
+        self._where = endpoint.masked_url
+        self._reply_within = timing.reply
+        # Words that were looked at and found harmless; a set look-up is all that most calls cost.
+        self._allowed: set[Any] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connected until cancelled; `started()` after the first handshake.
+
+        Raises BrokerUnavailable when there is no first connection within `timing.first_connect` seconds, and
+        BrokerDenied or BrokerTooOld when the server refuses us. After the first success it reconnects for
+        ever.
+        """
+        await self._link.run(task_status=task_status)
+
+    async def perform(self, call: Call[T]) -> T:
+        """Make one call and give its decoded reply.
+
+        Cancelled before it was sent, it never runs; cancelled later, it may have run and its reply is
+        dropped. Raises BrokerUnavailable (`maybe_done` when the connection was lost after sending),
+        CircuitOpen, BrokerLoading, BrokerReadOnly, BrokerDenied, BrokerReplied.
+        """
+        ticket = self._ticket(call)
+        await self._link.perform(ticket)
+        return await self._decoded(call, ticket)
+
+    def begin(self, call: Call[Any]) -> PendingRequest | None:
+        """Send a call at once, for `finish`, which is awaited soon. None, and nothing was sent, unless nothing else is
+        under way."""
+        ticket = self._ticket(call)
+        return ticket if self._link.begin(ticket) else None
+
+    async def finish(self, call: Call[T], ticket: PendingRequest) -> T:
+        """Give the decoded reply to a call that was begun. Raises as `perform` does."""
+        await self._link.finish(ticket)
+        return await self._decoded(call, ticket)
+
+    async def _decoded(self, call: Call[T], ticket: PendingRequest) -> T:
+        reply = ticket.reply
+        if type(reply) is ReplyError:
+            reply = await self._second_answer(call, reply, maybe_done=ticket.sent_before)
+        try:  # in place, not by read_reply: this is done for each call
+            return call.decode(reply)
+        except Exception as error:
+            raise unreadable_reply(call, error, where=self._where) from error
+
+    def _ticket(self, call: Call[Any]) -> PendingRequest:
+        if call.words[0] not in self._allowed or call.blocks:
+            self._check(call)
+        return PendingRequest(
+            pack_command(call.words), trio.current_time() + self._reply_within, call.repeatable
+        )
+
+    async def perform_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Make several calls in one write, adjacent on the wire, and give their decoded replies in order.
+
+        All of them run even if one fails; the first error is raised when all replies are in. They are sent
+        again after a lost connection only if every one of them is repeatable.
+        """
+        if not calls:
+            return []
+        for call in calls:
+            if call.words[0] not in self._allowed or call.blocks:
+                self._check(call, alone=False)
+        repeatable = all(call.repeatable for call in calls)
+        data = pack_commands([call.words for call in calls])
+        ticket = PendingRequest(data, self._link.deadline(), repeatable, len(calls))
+        await self._link.perform(ticket)
+        replies = [ticket.reply] if ticket.replies is None else ticket.replies
+        failure: BrokerError | None = None
+        for index, reply in enumerate(replies):
+            if type(reply) is ReplyError:
+                maybe_done = ticket.sent_before or any_succeeded(replies)
+                try:
+                    replies[index] = await self._second_answer(calls[index], reply, maybe_done=maybe_done)
+                except BrokerError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+        return [
+            read_reply(call, reply, where=self._where) for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    async def _second_answer(self, call: Call[Any], first: ReplyError, *, maybe_done: bool) -> Any:
+        """An error reply: send a script in full that the server did not know, or raise what the error means.
+
+        `maybe_done`: an earlier attempt may have run; the error then has `maybe_done`.
+        """
+        answer: Any = first
+        try:
+            if is_script_missing(call, first):
+                # It did not run, so sending it again is no repetition.
+                ticket = PendingRequest(
+                    pack_command(call.with_script_text), self._link.deadline(), call.repeatable
+                )
+                await self._link.perform(ticket)
+                answer = ticket.reply
+                if type(answer) is not ReplyError:
+                    return answer
+                maybe_done = maybe_done or ticket.sent_before
+            error = translate_reply(str(answer), where=self._where)
+            if isinstance(error, BrokerReadOnly):
+                self._link.reconnect(str(error))
+            raise error
+        except BrokerError as failure:
+            if maybe_done:
+                failure.mark_maybe_done()
+            raise
+
+    def _check(self, call: Call[Any], *, alone: bool = True) -> None:
+        word = call.words[0]
+        command = (word.decode() if isinstance(word, bytes) else str(word)).upper()
+        if command in _REFUSED or call.blocks or (command in {"MULTI", "EXEC"} and alone):
+            raise ValueError(
+                f"{command} cannot share a connection: perform it on a ParkedRedis or, for MULTI, with perform_all"
+            )
+        if command == "CLIENT":
+            if str(call.words[1]).upper() in _REFUSED_SUBCOMMANDS:
+                raise ValueError(f"CLIENT {call.words[1]!r} would change the connection for everybody")
+        elif command not in {"MULTI", "EXEC"}:
+            self._allowed.add(word)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection right now."""
+        return self._link.connected
+
+    @property
+    def connected_since(self) -> float | None:
+        """The time, on Trio's clock, of the last successful handshake."""
+        return self._link.connected_since
+
+    @property
+    def client_id(self) -> int | None:
+        """The server's handle for this connection, from the last handshake."""
+        return self._link.greeting.client_id if self._link.greeting else None
+
+    @property
+    def server_version(self) -> str | None:
+        """The version the server gave in the last handshake."""
+        return self._link.greeting.version if self._link.greeting else None
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The state of this connection's circuit breaker."""
+        return self._link.breaker.state
+
+    def statistics(self) -> LinkStatistics:
+        """Counters of this connection, now."""
+        return self._link.statistics()

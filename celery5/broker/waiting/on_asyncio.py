@@ -1,0 +1,145 @@
+"""Waiting, asyncio: tasks wait for documents, all on one connection that one task reads while anybody waits."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from celery5.broker.connection.asyncio_link import AsyncioLink
+from celery5.broker.connection.exchange import ProtocolError, ReplyError
+from celery5.broker.drivers.on_asyncio import AsyncioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.timing import Outage
+from celery5.broker.translate import translate_error
+from celery5.broker.waiting.conversation import (
+    READ_AT_ONCE,
+    ResultWaitProtocol,
+    get_reread_interval,
+    read_documents,
+)
+from celery5.broker.waiting.waits import ResultWait, StopCondition
+from celery5.errors import BrokerError, BrokerUnavailable
+
+
+class AsyncioResultWaiter:
+    """Waits for documents in one event loop. `redis`: the loop's driver. `endpoint`: where the broker is."""
+
+    def __init__(self, redis: AsyncioRedis, endpoint: Endpoint) -> None:
+        self._redis = redis
+        self._timing = redis.timing
+        self._where = endpoint.masked_url
+        self._talk = ResultWaitProtocol()
+        self._outage = Outage(redis.timing)
+        self._link: AsyncioLink | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answer_due = 0.0
+        self._look_due = 0.0
+
+    async def wait(
+        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
+    ) -> dict[str, bytes]:
+        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
+        if timeout is not None and timeout <= 0:
+            return await self._look(keys)
+        told = asyncio.Event()
+        wait = ResultWait(keys, enough=enough, wake=told.set)
+        if wait.finished:
+            return wait.found
+        if not self._talk.has_waits:
+            self._outage.reset()
+        self._talk.add(wait)
+        try:
+            self._say()
+            if self._reader is None:
+                self._reader = asyncio.create_task(self._read_for_all(), name="celery5-results")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await told.wait()
+        finally:
+            self._talk.remove(wait)
+            self._say()
+            if not self._talk.has_waits and self._reader is not None:
+                self._reader.cancel()
+                self._reader = None
+        return wait.get_documents(self._outage.error)
+
+    async def aclose(self) -> None:
+        """Close the connection; whoever still waits is told that the broker is unavailable."""
+        self._talk.fail(BrokerUnavailable(f"waiting on broker {self._where} was closed"))
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+        self._drop()
+        await asyncio.sleep(0)
+
+    async def _look(self, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), READ_AT_ONCE):
+            some = keys[start : start + READ_AT_ONCE]
+            documents = await self._redis.perform(read_documents(some))
+            found |= documents
+        return found
+
+    async def _read_for_all(self) -> None:
+        """Until nobody waits: then whoever was last cancels this."""
+        try:
+            while True:
+                if self._link is None:
+                    await self._connect()
+                else:
+                    await self._read_once(self._link)
+        except Exception as error:
+            self._drop()
+            self._talk.fail(error)
+
+    async def _connect(self) -> None:
+        try:
+            self._link = await self._redis.dial(resp=3)
+        except BrokerError as error:
+            if self._outage.record_failure(error, time.monotonic()):
+                self._talk.fail(error)
+                self._outage.reset()
+            await asyncio.sleep(self._outage.next_pause())
+            return
+        self._outage.reset()
+        self._talk.reset()
+        self._look_due = time.monotonic() + get_reread_interval(self._timing)
+        self._say()
+
+    async def _read_once(self, link: AsyncioLink) -> None:
+        due = min(self._look_due, self._answer_due) if self._talk.is_reply_due else self._look_due
+        try:
+            frames = await link.receive_frames(max(0.0, due - time.monotonic()))
+            self._talk.receive(frames)
+            now = time.monotonic()
+            if self._talk.is_reply_due and now >= self._answer_due:
+                raise TimeoutError
+        except (OSError, ProtocolError, ReplyError) as error:
+            self._lost(error)
+            return
+        if now >= self._look_due:
+            self._look_due = now + get_reread_interval(self._timing)
+            self._talk.recheck()
+        self._say()
+
+    def _say(self) -> None:
+        if self._link is None:
+            return
+        asked = self._talk.is_reply_due
+        packed = self._talk.data_to_send()
+        if packed:
+            self._link.write(packed)
+        if self._talk.is_reply_due and not asked:
+            self._answer_due = time.monotonic() + self._timing.reply
+
+    def _lost(self, error: Exception) -> None:
+        self._drop()
+        translation = translate_error(error, maybe_done=False, where=self._where)
+        if not isinstance(translation, BrokerUnavailable):
+            self._talk.fail(translation)
+
+    def _drop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None

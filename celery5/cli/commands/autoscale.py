@@ -1,0 +1,63 @@
+"""Autoscale: the command that shows how an application is scaled."""
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.broker.calls.scaling import get_scaling
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_duration, format_fields, format_time, to_json
+from celery5.scaling.strategies import is_scaled
+
+if TYPE_CHECKING:
+    from celery5.broker.calls.scaling import Scaling
+
+
+@click.group()
+def autoscale() -> None:
+    """See how many workers there should be, and how far they read ahead."""
+
+
+@autoscale.command()
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def status(target: Target, *, wants_json: bool) -> None:
+    """Show what is wanted, what there is, and who decided so."""
+    app = target.load()
+    found = app.perform(get_scaling(app.keys), instead="") if is_scaled(app.settings) else None
+    if wants_json:
+        echo(to_json(found))
+    elif found is None:
+        echo(_NOTHING)
+    else:
+        with app.brokers.reachable():  # they are where the scaling is
+            echo(format_fields(format_scaling(found, app.schedule.schedulers())))
+
+
+def format_scaling(found: "Scaling", schedulers: Collection[str]) -> dict[str, object]:
+    """What is known, for people, given the Schedulers that live."""
+    course, fields = found.course, dict[str, object]()
+    if course is not None:
+        cools = found.cool_until - found.at
+        factor = f"{course.prefetch:g}"
+        fields = {
+            "jobs": found.jobs,
+            "workers": found.workers,
+            "needed": found.needed,
+            "wanted": f"{course.workers}, from {found.minimum} to {found.maximum}",
+            "prefetch": f"{factor} for {', '.join(course.crowded)}" if course.crowded else factor,
+            "last step": format_time(course.at) or "none yet",
+            "cool-down": f"{format_duration(cools)} to go" if cools > 0 else "over",
+        }
+    if found.preferred:
+        first_last = sorted(found.preferred.items(), key=lambda each: each[1])
+        fields["come later"] = ", ".join(f"{name} {weight:g}" for name, weight in first_last)
+    if found.unseen:
+        fields["not seen"] = f"broker {', '.join(found.unseen)}: nothing becomes less meanwhile"
+    by = found.by if schedulers else f"{found.by}; no Scheduler lives: nothing is scaled now"
+    return {**fields, "decided": f"{format_duration(max(0.0, time.time() - found.at))} ago by {by}"}
+
+
+_NOTHING = "nothing is scaled: it takes the setting autoscale or prioritise, and a Scheduler: celery5 scheduler start"

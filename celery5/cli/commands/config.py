@@ -1,0 +1,118 @@
+"""Config: the commands that show what the settings are, and where each was said, and that check them."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_cell, format_table, to_json
+from celery5.cli.terminal.serving_flags import SETTING_FLAGS
+from celery5.config.settings import get_descriptions
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+DEFAULT_FILE = "cluster.toml"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(no_args_is_help=False)
+def config() -> None:
+    """What the settings of an application are, and where each was said."""
+
+
+def setting_flags(command: F) -> F:
+    """Add the flags that are settings: what `worker start` would make of them."""
+    explained = get_descriptions()
+    for name in reversed(SETTING_FLAGS):
+        flag = f"--{name.replace('_', '-')}"
+        if name in ("inbox", "inbox_signatures"):
+            command = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=explained[name])(command)
+        else:
+            command = click.option(flag, metavar="VALUE", help=explained[name])(command)
+    where = click.option("--config", "where", metavar="WHERE", help="A module, a .toml file, or 'redis'.")
+    return where(command)
+
+
+@config.command()
+@click.option("--origin", "wants_origin", is_flag=True, help="Say of each where it was said.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@setting_flags
+@click.pass_obj
+def show(target: Target, /, *, wants_origin: bool, wants_json: bool, **said: Any) -> None:
+    """Show every setting and its value, passwords masked.
+
+    With the flags of `celery5 worker start` it shows what a worker with them would have.
+    """
+    from celery5.config.origins import get_origins
+
+    found = get_origins(_configured(target, said))
+    if wants_json:
+        echo(to_json(found))
+        return
+    rows: list[dict[str, object]] = [
+        {
+            "setting": each.setting,
+            "value": "" if each.value is None else each.value,
+            **({"origin": each.origin} if wants_origin else {}),
+        }
+        for each in found
+    ]
+    echo(format_table(rows, empty=""))
+
+
+@config.command()
+@click.option(
+    "--cluster", "file", metavar="FILE", default="", help="A cluster description; default: cluster.toml here."
+)
+@setting_flags
+@click.pass_obj
+def check(target: Target, /, *, file: str, **said: Any) -> None:
+    """Check all settings, wherever they were said, what the application declares, and the cluster description, if there
+    is one; exits with 2 when one cannot be used, and says which.
+
+    What is allowed and hardly meant is told as a warning.
+    """
+    from celery5.config.configuration import check_usable
+    from celery5.config.origins import find_warnings, get_origins
+    from celery5.processes.lifecycle import foreground
+
+    app = _configured(target, said)
+    settings = check_usable(app.settings, app.name, app.settings.broker)
+    for each in find_warnings(settings, os.environ):
+        echo(f"Warning: {format_cell(each)}", err=True)
+    found = get_origins(app)
+    foreground.check(app)
+    if file or os.path.exists(DEFAULT_FILE):
+        _check_cluster(app, file)
+    chosen = sum(each.origin != "default" for each in found)
+    echo(f"{len(found)} settings, {chosen} of them said: all can be used")
+
+
+def _check_cluster(app: "App", file: str) -> None:
+    """Read the description as a Controller would. Raises Misconfigured."""
+    from celery5.config.origins import find_unknown_variables
+    from celery5.processes.controller import ClusterOptions, load_cluster
+    from celery5.processes.platforms import make_platform
+    from celery5.protocol.cluster.description import build_members
+
+    cluster = load_cluster(app, ClusterOptions("", file))
+    make_platform(cluster, app.name, os.environ)
+    said = [cluster.environment, *(each.environment for each in cluster.groups)]
+    for variables in (*said, *(each.environment for each in cluster.hosts.values())):
+        for each in find_unknown_variables(variables):
+            echo(
+                f"Warning: {format_cell(f'{each} is in {file or DEFAULT_FILE}, and is no setting')}", err=True
+            )
+    count = len(build_members(cluster))
+    echo(f"{file or DEFAULT_FILE}: {count} member{'s' * (count != 1)} can be started")
+
+
+def _configured(target: Target, said: dict[str, Any]) -> "App":
+    app = target.load(serves=True)
+    if where := said.pop("where"):
+        app.use_config(where)
+    app.configure(**said)
+    return app

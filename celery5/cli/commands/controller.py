@@ -1,0 +1,341 @@
+"""Controller: the commands about what keeps the processes of an application alive."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import click
+import msgspec
+
+from celery5.cli.commands.control import reply_flags
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_duration, format_table, to_json, to_one_line
+from celery5.cli.terminal.serving_flags import broker_flag, configure, queue_names, serving_flags
+from celery5.errors import BrokerUnavailable, CeleryError, Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.commands.control import Reply
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+
+OWN_FLAGS = frozenset({"name", "burst", "status_port", "status_host", "config"})
+"""Flags that are about the Controller's own process, and are not its members'."""
+FLAG_DEFAULTS: Mapping[str, Any] = {"log_format": "auto", "log_level": "info", "reload": True}
+"""What flags say that nobody has given."""
+PROGRESS_WORDS = {
+    "started": "starting",
+    "stopped": "stopping",
+    "restarted": "restarting",
+    "settings": "changed",
+}
+"""What to call for people what has only begun when a Controller answers."""
+BROKER_GONE_AFTER = 2.0
+"""Seconds for which a Controller's own broker is away when it has ended, and was not just started again."""
+
+
+class ClusterCommandFailed(CeleryError):
+    """The Controller did not do what it was told, or the cluster is not as it should be."""
+
+
+@click.group(no_args_is_help=False)
+def controller() -> None:
+    """The controller keeps an application's processes alive."""
+
+
+@controller.command()
+@click.option(
+    "--development", is_flag=True, help="Everything in one process, with a private server of its own."
+)
+@click.option("--watch", is_flag=True, help="With --development: restart when a Python file here changes.")
+@click.option(
+    "--cluster",
+    "file",
+    metavar="FILE",
+    default="",
+    help="The cluster description; default: cluster.toml here, else one worker.",
+)
+@broker_flag
+@serving_flags
+@click.pass_obj
+def start(target: Target, /, *, development: bool, watch: bool, file: str, **said: Any) -> int:
+    """Keep the application's processes alive until stopped: those in the cluster description.
+
+    Flags are those of all members, where the description says nothing else. The first SIGTERM or Ctrl-C ends them in
+    order, the second one at once; SIGHUP has the description read again.
+    """
+    if watch:
+        return _watch(development=development)  # without the application: each start loads it again
+    app = target.load(serves=True)
+    if development:
+        return _develop(app, file, said)
+    if said["burst"]:
+        raise Misconfigured("--burst is for workers: a Controller starts again what ends")
+    flags = {
+        name: each
+        for name, each in said.items()
+        if name not in OWN_FLAGS and each not in (None, FLAG_DEFAULTS.get(name))
+    }
+    if said["config"]:
+        flags["config"] = said["config"]
+    if "queues" in flags:
+        flags["queues"] = queue_names(flags["queues"])
+    options = configure(app, said)
+    from celery5.processes.controller import ClusterOptions, serve
+
+    _ = app.connections.endpoint  # a URL that cannot be understood is told of at once
+    return serve(app, options, ClusterOptions(target.name, file, flags))
+
+
+def _watch(*, development: bool) -> int:
+    """Run this command without the flag, and restart it when the code changes."""
+    if not development:
+        raise click.UsageError("--watch needs --development; otherwise run `controller restart`")
+    from celery5.processes.code_watch import run_with_restart
+
+    arguments = [each for each in sys.orig_argv[1:] if each != "--watch"]
+    return run_with_restart([sys.executable, *arguments], Path.cwd())
+
+
+def _develop(app: "App", file: str, said: dict[str, Any]) -> int:
+    if file or said.pop("broker"):
+        raise Misconfigured(
+            "a development controller is one process with a server of its own: leave --cluster and --broker out"
+        )
+    if app.config == "redis" and not os.environ.get("CELERY5_BROKER"):
+        app.use_config(None)  # a server of its own begins with an empty hash
+    options = configure(app, said)
+    from celery5.processes.development import serve
+
+    return serve(app, options)
+
+
+def _readable(command: Callable[P, None]) -> Callable[P, None]:
+    """End a command with one line when an answer has an unexpected form: answers are not signed."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except CeleryError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ClusterCommandFailed(
+                "an answer cannot be read: another version sent it, or something that is not a Controller "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    return run
+
+
+@controller.command()
+@reply_flags
+@click.pass_obj
+@_readable
+def status(target: Target, /, *, wants_json: bool, timeout: float) -> None:
+    """Show how the members of the cluster are. Fails when one is not as it should be."""
+    replies = _told(target.load(), "members", {}, timeout)
+    if wants_json:
+        echo(to_json([_plain(each) for each in replies]))
+    else:
+        for each in replies:
+            if each.ok:
+                echo(_shown(each))
+    _all_done(replies)
+    wrong = [each.answer["line"] for each in replies if not each.answer["whole"]]
+    if wrong:
+        raise ClusterCommandFailed("; ".join(wrong))
+
+
+@controller.command()
+@reply_flags
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, 3600),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the end is waited for.",
+)
+@click.pass_obj
+@_readable
+def stop(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
+    """Have the Controller end all members in order, and itself; returns when that is done."""
+    app = target.load()
+    with_broker = any(
+        each.ok and each.answer.get("runs_broker") for each in _told(app, "members", {}, timeout)
+    )
+    replies = _told(app, "shutdown", {}, timeout)
+    _all_done(replies)
+    if wait and not _have_ended(app, wait, with_broker=with_broker):
+        raise ClusterCommandFailed(f"it was told to, and has not ended after {wait:g} s")
+    echo(to_json([_plain(each) for each in replies]) if wants_json else "stopped" if wait else "stopping")
+
+
+_until_done = click.option(
+    "--wait",
+    type=click.FloatRange(0, 86_400),
+    default=0.0,
+    metavar="SECONDS",
+    help="Return when it is done, and fail when it is not after so long; without it, when it has begun.",
+)
+
+
+@controller.command()
+@reply_flags
+@_until_done
+@click.pass_obj
+@_readable
+def reload(target: Target, /, *, wants_json: bool, timeout: float, wait: float) -> None:
+    """Have the Controller read the cluster description again. Only what has changed is restarted, one member of a
+    group at a time."""
+    _say(target.load(), "reload", {}, wants_json, timeout, wait)
+
+
+@controller.command()
+@click.argument("members", nargs=-1, metavar="[MEMBER]...")
+@reply_flags
+@_until_done
+@click.pass_obj
+@_readable
+def restart(
+    target: Target, /, *, members: tuple[str, ...], wants_json: bool, timeout: float, wait: float
+) -> None:
+    """Have these members restarted, or all, one of a group at a time, without a pause."""
+    _say(target.load(), "restart", {"members": list(members)} if members else {}, wants_json, timeout, wait)
+
+
+def _have_ended(app: "App", seconds: float, *, with_broker: bool) -> bool:
+    """Whether all Controllers have ended within so many seconds. A broker that one of them runs ends last of all."""
+    limit, away_since = time.monotonic() + seconds, None
+    while time.monotonic() < limit:
+        try:
+            if not _living(app) and not with_broker:
+                return True
+            away_since = None
+        except BrokerUnavailable:
+            if not with_broker:
+                raise
+            away_since = away_since or time.monotonic()
+            if time.monotonic() - away_since > BROKER_GONE_AFTER:
+                return True
+        time.sleep(0.1)
+    return False
+
+
+def _say(
+    app: "App", command: str, parameters: Mapping[str, Any], wants_json: bool, timeout: float, wait: float
+) -> None:
+    replies = _told(app, command, parameters, timeout)
+    if wants_json:
+        echo(to_json([_plain(each) for each in replies]))
+    else:
+        for each in replies:
+            if each.ok:
+                echo(f"{to_one_line(each.worker)}  {to_one_line(_done(each.answer))}")
+    _all_done(replies)
+    if wait:
+        _until_all_are_up(app, wait, timeout)
+        if not wants_json:
+            echo("done")
+
+
+def _until_all_are_up(app: "App", seconds: float, timeout: float) -> None:
+    """Return when every member is what it should be. Raises NotDone when one is given up, or it takes too long."""
+    limit, left = time.monotonic() + seconds, ""
+    while time.monotonic() < limit:
+        try:
+            told = [each.answer for each in _told(app, "members", {}, timeout) if each.ok]
+        except BrokerUnavailable:  # a broker of the cluster's own may be restarted, too
+            told = []
+        for answer in told:
+            if answer["leads"]:
+                if any(each["phase"] == "given up" for each in answer["members"]):
+                    raise ClusterCommandFailed(answer["line"])
+                left = ", ".join(answer["pending"])
+                if not left:
+                    return
+        time.sleep(0.2)
+    raise ClusterCommandFailed(
+        f"it was told to, and is not done after {seconds:g} s: {left or 'no Controller says so'}"
+    )
+
+
+def _done(answer: Mapping[str, Any]) -> str:
+    """What becomes of whom, for people."""
+    if answer.get("stands_by"):
+        return "stands by: it does so when it leads"
+    told = [
+        f"{PROGRESS_WORDS.get(what, what)}: {', '.join(names)}" for what, names in answer.items() if names
+    ]
+    return "; ".join(told) or "nothing has changed"
+
+
+def _told(app: "App", command: str, parameters: Mapping[str, Any], timeout: float) -> "list[Reply]":
+    """What the Controllers say to a command. Raises NotDone when none lives."""
+    found = _living(app)
+    if not found:
+        raise ClusterCommandFailed(
+            f"no Controller of application {app.name!r} lives; celery5 controller start begins one"
+        )
+    silent = f"this Controller has not answered within {timeout:g} s: it is blocked, or has just ended"
+    return [
+        msgspec.structs.replace(each, why=silent) if each.reason == "no-answer" else each
+        for each in app.control.send(command, parameters, to=found, timeout=timeout)
+    ]
+
+
+def _living(app: "App") -> list[str]:
+    from celery5.broker.calls import cluster
+    from celery5.protocol.commands.replies import get_inbox_name
+
+    names = app.perform(cluster.list_live_processes(app.keys, "controller"), instead="")
+    return sorted({get_inbox_name(each) for each in names})
+
+
+def _all_done(replies: "list[Reply]") -> None:
+    """Raises NotDone with what each of them says that did not do it; what several say, once."""
+    left: dict[str, list[str]] = {}
+    for each in replies:
+        if not each.ok:
+            left.setdefault(f"({each.reason}): {each.why}", []).append(each.worker)
+    if left:
+        raise ClusterCommandFailed(
+            "; ".join(f"{', '.join(names)} did not do it {why}" for why, names in left.items())
+        )
+
+
+def _plain(reply: "Reply") -> dict[str, Any]:
+    if not reply.ok:
+        return {"controller": reply.worker, "ok": False, "reason": reply.reason, "why": reply.why}
+    answer: dict[str, Any] = reply.answer
+    return {"controller": reply.worker, "ok": True, **answer}
+
+
+def _shown(reply: "Reply") -> str:
+    """A Controller's members, a line for each. What is wrong is told by them, and at the end."""
+    rows = [
+        {
+            "member": each["name"],
+            "host": each["host"] or "here",
+            "pid": "" if each.get("pid") is None else each["pid"],
+            "is": each["phase"],
+            "for": "" if each["for"] is None else format_duration(each["for"]),
+            "died": each["deaths"],
+            "restarts": each["restarts"],
+            "told": "" if each["status_age"] is None else f"{format_duration(each['status_age'])} ago",
+            "says": each["trouble"] or each["status"],
+        }
+        for each in reply.answer["members"]
+    ]
+    leader = reply.answer["leader"]
+    since = format_duration(max(0.0, time.time() - leader["since"]))
+    leads = f"leads for {since}: " if reply.answer["leads"] else ""
+    line = reply.answer["line"] if reply.answer["whole"] else reply.answer["line"].partition("; ")[0]
+    head = f"{to_one_line(reply.worker)}: {leads}{to_one_line(line)}"
+    return f"{head}\n{format_table(rows, empty='no members')}" if leads or rows else head

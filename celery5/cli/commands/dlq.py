@@ -1,0 +1,377 @@
+"""Dlq: the commands about dead-letter queues."""
+
+import signal
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from celery5.cli.terminal.choice_flags import is_narrowed, parse_selection, selection_flags
+from celery5.cli.terminal.choice_flags import parse_rate_flag as rate_of
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import (
+    clean_lines,
+    echo,
+    format_cell,
+    format_fields,
+    format_table,
+    format_time,
+    to_json,
+)
+from celery5.cli.terminal.partial import ReachedBrokers, skip_unreachable
+from celery5.cli.terminal.serving_flags import queue_names
+from celery5.errors import CeleryError, Misconfigured
+from celery5.protocol.job.dead_letters import format_position
+from celery5.results.sinks import get_sink_names
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.dead_letters.queues import DeadLetterTally
+    from celery5.protocol.job.dead_letters import DeadJob, DeadJobFilter
+
+LIMIT_TYPE = click.IntRange(min=1)
+REACHABLE_FLAG = click.option(
+    "--reachable", is_flag=True, help="When a broker is away: do what is on the others; else nothing is done."
+)
+_HOW = "--reachable does what is on the others, and so does --queue with theirs"
+LEFT_REASONS = {
+    "key-taken": "another live job has its key",
+    "alive": "a job of its id is alive again",
+    "corrupt": "there is no message to replay",
+    "gone": "somebody else was first",
+}
+"""Why a job is left alone, in words."""
+
+
+class IncompleteOperation(CeleryError):
+    """Some of the jobs that were meant could not be replayed or purged."""
+
+
+@click.group(no_args_is_help=False)
+def dlq() -> None:
+    """Dead-letter queues keep the jobs that failed for good."""
+
+
+@dlq.command()
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, default=100, show_default=True, help="Jobs at most.")
+@click.option(
+    "--newest-first", is_flag=True, help="The newest first, of all queues; default: by queue, oldest first."
+)
+@click.option("--after", metavar="QUEUE:ENTRY", help="Begin after this job: the next page.")
+@click.option("--traceback", is_flag=True, help="All that is known of each job.")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def read(target: Target, /, *, limit: int, traceback: bool, wants_json: bool, **said: Any) -> None:
+    """Show dead jobs and why they are dead."""
+    app, choice = target.load(), parse_selection({**said, "limit": limit + 1})
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+        _read(app, choice, limit=limit, traceback=traceback, wants_json=wants_json)
+
+
+def _read(app: "App", choice: "DeadJobFilter", *, limit: int, traceback: bool, wants_json: bool) -> None:
+    unknown = _unknown_ids(app, choice)
+    page = _Page(app.dlq.read(**choice), limit)
+    if wants_json:
+        _print_json(page)
+    elif traceback:
+        _print_stories(page)
+    else:
+        echo(format_table([_row(job) for job in page], empty="no dead jobs"))
+    if not page.last:
+        _warn_of_unknown_sinks(app, choice)
+    if page.update_block:
+        echo(f"only the first {limit}; the next ones: --after {format_cell(page.last)}", err=True)
+    _refuse(unknown)
+
+
+class _Page:
+    """The first `limit` jobs. After the iteration it knows the place of the `last` one, and whether more follow."""
+
+    def __init__(self, jobs: "Iterable[DeadJob]", limit: int) -> None:
+        self._jobs = jobs
+        self._limit = limit
+        self.last = ""
+        self.update_block = False
+
+    def __iter__(self) -> "Iterator[DeadJob]":
+        for number, job in enumerate(self._jobs):
+            if number == self._limit:
+                self.update_block = True
+                return
+            self.last = format_position(job)
+            yield job
+
+
+@dlq.command()
+@selection_flags
+@click.option(
+    "--by",
+    type=click.Choice(["cause", "reason", "task", "error", "queue"]),
+    default="cause",
+    show_default=True,
+    help="What jobs are put together by; a cause is task, reason and error.",
+)
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def count(target: Target, /, *, by: Any, wants_json: bool, **said: Any) -> None:
+    """Count dead jobs by what they have in common."""
+    app, choice = target.load(), parse_selection(said)
+    with skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])):
+        counts = app.dlq.count(by, **choice)
+        rows = [{by: name, "jobs": number} for name, number in counts.items()]
+        echo(to_json(counts) if wants_json else format_table(rows, empty="no dead jobs"))
+        if not counts:
+            _warn_of_unknown_sinks(app, choice)
+        _refuse(_unknown_ids(app, choice))
+
+
+@dlq.command()
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
+@click.option("--rate", type=rate_of, metavar="N/s", help="No more jobs than this: 50/s, 100/m.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@REACHABLE_FLAG
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def replay(
+    target: Target, /, *, rate: float | None, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+) -> None:
+    """Put dead jobs back on their queues, with all their attempts anew."""
+    app, choice = target.load(), parse_selection(said)
+    with (
+        _interrupted_by_sigterm(),
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+    ):
+        going = _Going(app, choice, "replayed", dry_run=dry_run, wants_json=wants_json, reached=to)
+        if going.begin(reachable=reachable):
+            going.end(lambda: app.dlq.replay(rate=rate, dry_run=dry_run, progress=going.progress, **choice))
+
+
+@dlq.command()
+@selection_flags
+@click.option("--limit", type=LIMIT_TYPE, help="Jobs at most, the oldest of each queue first.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@REACHABLE_FLAG
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def purge(
+    target: Target, /, *, yes: bool, dry_run: bool, reachable: bool, wants_json: bool, **said: Any
+) -> None:
+    """Remove dead jobs for good. Asks first when nothing says which."""
+    choice = parse_selection(said)
+    asks = not (is_narrowed(choice) or yes or dry_run)
+    if asks and not sys.stdin.isatty():
+        raise Misconfigured("this would purge all dead jobs: say which (--task, --reason, ...), or add --yes")
+    app = target.load()
+    with (
+        _interrupted_by_sigterm(),
+        skip_unreachable(app, wants_json=wants_json, queues=queue_names(said["queues"])) as to,
+    ):
+        going = _Going(app, choice, "purged", dry_run=dry_run, wants_json=wants_json, reached=to)
+        if going.begin(reachable=reachable):
+            if asks and not click.confirm(f"Purge all {going.meant} for good?", err=True):
+                raise IncompleteOperation("nothing was purged")
+            going.end(lambda: app.dlq.purge(dry_run=dry_run, progress=going.progress, **choice))
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Generator[None, None, None]:
+    """What takes long ends alike, and says how far it has come, whether a person or a service manager stops it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Going:
+    """One replay or purge: what it is about to do, how far it has come, what it did."""
+
+    def __init__(
+        self,
+        app: "App",
+        choice: "DeadJobFilter",
+        done: str,
+        *,
+        dry_run: bool,
+        wants_json: bool,
+        reached: ReachedBrokers,
+    ) -> None:
+        self._app = app
+        self._reached = reached
+        self._choice = choice
+        self._done = done
+        self._dry_run = dry_run
+        self._json = wants_json
+        self._before: Mapping[str, int] = {}
+        self._unknown: list[str] = []
+        self._tally: DeadLetterTally | None = None
+        self._terminal = sys.stderr.isatty()
+
+    @property
+    def meant(self) -> str:
+        """How many jobs are meant, in words."""
+        return _jobs(sum(self._before.values()))
+
+    def begin(self, *, reachable: bool) -> bool:
+        """Count what is meant, and say it. Whether there is anything. Raises NotAllDone when a broker that has some of
+        it is away, unless those that can be reached are enough."""
+        self._before = self._app.dlq.count("cause", **self._choice)
+        if self._reached.relevant_errors and not reachable:
+            raise IncompleteOperation(
+                f"nothing was {self._done}, since not all brokers can be reached: {_HOW}"
+            )
+        self._unknown = _unknown_ids(self._app, self._choice)
+        if not self._before:
+            echo(to_json(self._told()) if self._json else "no dead jobs")
+            _warn_of_unknown_sinks(self._app, self._choice)
+            _refuse(self._unknown)
+            return False
+        if not self._json:
+            would = f", would be {self._done}" if self._dry_run else ""
+            echo(f"{self.meant}{would}:\n{_causes(self._before)}")
+        return True
+
+    def progress(self, tally: "DeadLetterTally") -> None:
+        """Tell somebody at a terminal how far it has come."""
+        self._tally = tally
+        if self._terminal:
+            click.echo(f"\r{tally.matched} of {self.meant} ", err=True, nl=False)
+
+    def end(self, run: Any) -> None:
+        """Do it, and say what was done, even when it is interrupted."""
+        try:
+            self._tally = run()
+        except BaseException:
+            self._clear()
+            so_far = self._tally.done if self._tally else 0
+            echo(f"{so_far} of {self.meant} {self._done} so far; the others are as they were", err=True)
+            raise
+        self._clear()
+        if self._json:
+            echo(to_json(self._told()))
+        elif not self._dry_run:
+            self._say()
+        self._refuse_what_is_left()
+
+    def _clear(self) -> None:
+        if self._terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+    def _say(self) -> None:
+        assert self._tally is not None
+        echo(f"{_jobs(self._tally.done)} {self._done}" + (":" if self._tally.done else ""))
+        if self._tally.causes:
+            echo(_causes(self._tally.causes))
+
+    def _told(self) -> dict[str, object]:
+        tally = self._tally
+        return {
+            "matched": tally.matched if tally else 0,
+            self._done: tally.done if tally else 0,
+            "dry_run": self._dry_run,
+            "before": self._before,
+            "causes": tally.causes if tally else {},
+            "left": tally.left if tally else {},
+            "unreachable": self._reached.unreachable(),
+        }
+
+    def _refuse_what_is_left(self) -> None:
+        assert self._tally is not None
+        left = {why: number for why, number in self._tally.left.items() if why != "gone"}
+        if left:
+            told = ", ".join(f"{number} {why} ({LEFT_REASONS[why]})" for why, number in left.items())
+            would = "would not be" if self._dry_run else "were not"
+            also = f"; {_no_such(self._unknown)}" if self._unknown else ""
+            raise IncompleteOperation(
+                f"{sum(left.values())} of {self.meant} {would} {self._done}: {told}{also}"
+            )
+        _refuse(self._unknown)
+
+
+def _unknown_ids(app: "App", choice: "DeadJobFilter") -> list[str]:
+    """The ids that were asked for and that no dead job has. Whom a filter leaves out is there all the same."""
+    asked = choice.get("ids") or ()
+    if not asked:
+        return []
+    jobs = app.dlq.read(ids=asked, queue=choice.get("queue"))
+    known = {each for job in jobs for each in (job.id, job.entry)}
+    return [each for each in dict.fromkeys(asked) if each not in known]
+
+
+def _warn_of_unknown_sinks(app: "App", choice: "DeadJobFilter") -> None:
+    """Nothing was found: say so when no task has a sink of that name, since it may be misspelt. It may have been taken
+    away, too: so this is no failure."""
+    if not app.tasks:  # its code is not here, so its sinks are not known
+        return
+    known = get_sink_names(app.tasks.values())
+    strange = [each for each in choice.get("sink") or () if each not in known]
+    if strange:
+        are = f"the sinks are {', '.join(map(format_cell, known))}" if known else "no task has a sink"
+        echo(f"Warning: no sink is named {', '.join(map(format_cell, strange))}; {are}", err=True)
+
+
+def _refuse(unknown: list[str]) -> None:
+    if unknown:
+        raise IncompleteOperation(_no_such(unknown))
+
+
+def _no_such(unknown: list[str]) -> str:
+    return f"no dead job has the id {', '.join(map(format_cell, unknown))} (an entry's id needs its --queue)"
+
+
+def _print_json(page: _Page) -> None:
+    """One array, job by job: there may be many."""
+    number = 0
+    for number, job in enumerate(page, 1):
+        echo(("[" if number == 1 else ",") + to_json(_fields(job)), nl=False)
+    echo("]" if number else "[]")
+
+
+def _print_stories(page: _Page) -> None:
+    for number, job in enumerate(page, 1):
+        echo(("\n" if number > 1 else "") + _story(job))
+    if not page.last:
+        echo("no dead jobs")
+
+
+def _story(job: "DeadJob") -> str:
+    fields = {"args": job.args, "kwargs": job.kwargs, "worker": job.worker, "replays": job.replays}
+    text = format_fields({**_row(job), **{name: value for name, value in fields.items() if value}})
+    return f"{text}\n\n{clean_lines(job.traceback)}" if job.traceback else text
+
+
+def _row(job: "DeadJob") -> dict[str, object]:
+    return {
+        "queue": job.queue,
+        "entry": job.entry,
+        "died": format_time(job.died),
+        "job": job.id,
+        "task": job.task,
+        "attempt": job.attempt,
+        "reason": job.reason if not job.sink else f"{job.reason} ({job.sink})",
+        "error": job.error,
+    }
+
+
+def _fields(job: "DeadJob") -> dict[str, object]:
+    """All there is; the bytes themselves are not, since they may be no text."""
+    rest = {
+        name: getattr(job, name)
+        for name in job.__struct_fields__
+        if name not in ("id", "raw", "queue", "entry")
+    }
+    return {"queue": job.queue, "entry": job.entry, "job": job.id, **rest, "error": job.error}
+
+
+def _causes(counts: Mapping[str, int]) -> str:
+    width = max(len(str(number)) for number in counts.values())
+    return "\n".join(f"  {number:{width}}  {format_cell(cause)}" for cause, number in counts.items())
+
+
+def _jobs(number: int) -> str:
+    return f"{number} dead job{'' if number == 1 else 's'}"

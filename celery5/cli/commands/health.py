@@ -1,0 +1,160 @@
+"""Health: the command that says by its exit code whether workers do well: for containers, scripts and people.
+
+With a port it imports neither Trio nor a Redis client nor the application: a probe is run every few seconds.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from celery5.cli.terminal.errors import EXIT_FAILED
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, to_one_line
+from celery5.errors import Misconfigured
+from celery5.health.probe import ProbeResponse, send_probe
+
+if TYPE_CHECKING:
+    from celery5.cli.terminal.partial import ReachedBrokers
+    from celery5.results.job_details import AppState
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    envvar="CELERY5_STATUS_PORT",
+    show_envvar=True,
+    metavar="N",
+    help="The worker's --status-port.",
+)
+@click.option(
+    "--host",
+    envvar="CELERY5_STATUS_HOST",
+    show_envvar=True,
+    default="127.0.0.1",
+    show_default=True,
+    help="Where it listens.",
+)
+@click.option("--url", help="The same in one: http://127.0.0.1:9500.")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Ask so many worker processes, at this port and those after it: all must do well.",
+)
+@click.option("--live", is_flag=True, help="Ask whether it lives, not whether it is ready for work.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.01, 3600),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long an answer may take.",
+)
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def health(
+    target: Target,
+    port: int | None,
+    host: str,
+    url: str | None,
+    *,
+    processes: int,
+    live: bool,
+    timeout: float,
+    wants_json: bool,
+) -> int:
+    """Say whether workers do well; exit with 0 if they do, with 1 if not.
+
+    With a port the worker itself is asked. Without one Redis is: which workers of the application live.
+    """
+    if url is not None:
+        host, port = _place(url)
+    if port is None:
+        return _from_redis(target, wants_json=wants_json)
+    path = "/livez" if live else "/readyz"
+    last = port + processes - 1
+    if last > 65535:
+        raise Misconfigured(
+            f"--processes {processes}: there are no so many ports from {port} on; 65535 is the last"
+        )
+    answers = {each: send_probe(host, each, path, timeout=timeout) for each in range(port, last + 1)}
+    if wants_json:
+        reports = [_as_value(f"{host}:{each}", answer) for each, answer in answers.items()]
+        echo(json.dumps({"ok": all(each.ok for each in answers.values()), "processes": reports}))
+    else:
+        for each, answer in answers.items():
+            echo(f"{host}:{each} {to_one_line(_in_words(answer, live=live))}")
+    return 0 if all(each.ok for each in answers.values()) else EXIT_FAILED
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port of a URL. Raises Misconfigured."""
+    rest = url.removeprefix("http://").rstrip("/")
+    host, colon, port = rest.rpartition(":")
+    if not url.startswith("http://") or not (host and colon and port.isascii() and port.isdigit()):
+        raise Misconfigured(f"--url {url!r}: give http://HOST:PORT")
+    if not 0 < int(port) < 65536 or "/" in host:
+        raise Misconfigured(f"--url {url!r}: give http://HOST:PORT; --live chooses what is asked")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _report(answer: ProbeResponse) -> dict[str, Any]:
+    try:
+        found: object = json.loads(answer.body)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _as_value(where: str, answer: ProbeResponse) -> dict[str, Any]:
+    more = {"why": answer.why} if answer.why else {}
+    return {"where": where, "status": answer.status, **_report(answer), "ok": answer.ok, **more}
+
+
+def _in_words(answer: ProbeResponse, *, live: bool) -> str:
+    """One line: what it is, or what is wrong."""
+    what = "alive" if live else "ready"
+    report = _report(answer)
+    if answer.ok:
+        return f"{report.get('worker') or 'the worker'} is {what}"
+    found = report.get("conditions")
+    conditions = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    wrong = [f"{name}: {why}" for name, why in conditions.items() if why]
+    said = "; ".join(wrong) or answer.why or report.get("error") or f"it answers with {answer.status}"
+    return " ".join(f"is not {what}: {said}".split())
+
+
+def _from_redis(target: Target, *, wants_json: bool) -> int:
+    if not (target.name or target.app_name):
+        raise Misconfigured(
+            "whose health? write celery5 health --port N for a worker with a --status-port, "
+            "or celery5 -A module[:app] health for all that Redis knows of"
+        )
+    from celery5.cli.terminal.partial import skip_unreachable
+
+    app = target.load()
+    with skip_unreachable(app, wants_json=wants_json) as reached:
+        return _told(app.info(), reached, wants_json=wants_json)
+
+
+def _told(state: "AppState", reached: "ReachedBrokers", *, wants_json: bool) -> int:
+    workers = {one.name: one.alive for queue in state.queues.values() for one in queue.workers}
+    beside = {"routers": state.routers, "schedulers": state.schedulers}
+    ok = any(workers.values()) and not reached.errors
+    if wants_json:
+        away = [{"broker": each.broker, "error": each.error} for each in reached.unreachable()]
+        echo(json.dumps({"ok": ok, "workers": workers, **beside, "unreachable": away}))
+    else:
+        for name, alive in sorted(workers.items()):
+            echo(f"{to_one_line(name)} {'lives' if alive else 'is gone: its lease has lapsed'}")
+        if not any(workers.values()):
+            lives = "; ".join(f"{what}: {', '.join(names)}" for what, names in beside.items() if names)
+            echo(
+                f"no worker of {state.app} lives"
+                + (f", but others do: {to_one_line(lives)}" if lives else "")
+            )
+    return 0 if ok else EXIT_FAILED

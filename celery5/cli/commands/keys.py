@@ -1,0 +1,75 @@
+"""Keys: the commands about the keys that commands to workers are signed with, and about who is trusted."""
+
+from pathlib import Path
+
+import click
+
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_table, to_json
+
+
+@click.group(no_args_is_help=False)
+def keys() -> None:
+    """Keys sign the commands that workers take."""
+
+
+@keys.command()
+@click.option("--authority", is_flag=True, help="Make a new authority, too, which vouches for the key.")
+@click.pass_obj
+def new(target: Target, *, authority: bool) -> None:
+    """Make a new key to sign with; workers on this host take it up without a restart.
+
+    The old one is still trusted: celery5 keys revoke ends that.
+    """
+    keyring = target.load().control.keyring
+    keyring.renew(authority=authority)
+    echo(f"{keyring.folder / 'mine.pem'} is new")
+
+
+@keys.command()
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show(target: Target, *, wants_json: bool) -> None:
+    """Show where the keys are, and each certificate there."""
+    keyring = target.load().control.keyring
+    found = keyring.list_certificates()
+    if wants_json:
+        echo(to_json({"folder": str(keyring.folder), "certificates": found}))
+        return
+    echo(f"{keyring.folder}\n")
+    rows: list[dict[str, object]] = [
+        {
+            "role": each.role + (" (revoked)" if each.revoked else ""),
+            "until": each.until,
+            "subject": each.subject,
+            "fingerprint": each.fingerprint,
+        }
+        for each in found
+    ]
+    echo(format_table(rows, empty="no keys yet: the first command that is signed makes them"))
+
+
+@keys.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_obj
+def trust(target: Target, file: Path) -> None:
+    """Take commands from whom the certificates in FILE (PEM) vouch for: an authority, or a sender.
+
+    Those that were revoked here are taken off the denylist.
+    """
+    for fingerprint, lifted in target.load().control.keyring.trust_file(file).items():
+        echo(f"trusted: {fingerprint}{' (it was revoked: that is lifted)' if lifted else ''}")
+
+
+@keys.command()
+@click.argument("what", metavar="FINGERPRINT|FILE")
+@click.pass_obj
+def revoke(target: Target, what: str) -> None:
+    """Take no more commands from a certificate: put its fingerprint on the denylist."""
+    keyring = target.load().control.keyring
+    for fingerprint in keyring.revoke(what):
+        echo(f"revoked: {fingerprint}")
+    if remedy := keyring.get_remedy():
+        echo(
+            f"commands signed with {keyring.folder / 'mine.pem'} are refused here from now on, until: {remedy}"
+        )

@@ -1,0 +1,126 @@
+"""Limiting: the commands that impose limits on tasks, suspend them and let them go on."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_cell, format_duration, format_table, format_time, to_json
+from celery5.cli.terminal.partial import skip_unreachable
+from celery5.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.limits.overrides import TaskLimits
+
+NO_LIMIT = "none"
+"""Takes back what was imposed."""
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # else -1 were an option
+@click.argument("name", metavar="TASK")
+@click.argument("limit", metavar="LIMIT")
+@click.pass_obj
+def limit(target: Target, name: str, limit: str) -> None:
+    """Impose LIMIT on TASK, for all workers, which hear of it in moments: a number of jobs that may run at the same
+    time (0 rejects them), a rate such as 200/m, or none, which takes back what was imposed."""
+    app = target.load(needs_code=True)
+    limits = app.limits
+    with skip_unreachable(app):
+        if limit == NO_LIMIT:
+            done = limits.lift(name)
+            echo(
+                f"{format_cell(name)}: its own limit again"
+                if done
+                else f"{format_cell(name)}: nothing was imposed"
+            )
+        elif _NUMBER.fullmatch(limit):
+            limits.set(name, int(limit))
+            echo(f"{format_cell(name)}: limit {format_cell(limit)}")
+        elif "/" in limit:
+            limits.set(name, limit)
+            echo(f"{format_cell(name)}: rate {format_cell(limit)}")
+        else:
+            raise Misconfigured(f"limit {limit!r}: give a number from 0, a rate such as 200/m, or none")
+
+
+@click.command()
+@click.argument("name", metavar="TASK")
+@click.option("--why", default="", help="Is told to whoever asks.")
+@click.pass_obj
+def suspend(target: Target, name: str, why: str) -> None:
+    """Begin no job of TASK on any worker until it is resumed. Its jobs wait in Redis; what runs is run to its end.
+
+    Workers hear of it in moments: until then some jobs may still begin."""
+    app = target.load(needs_code=True)
+    with skip_unreachable(app):
+        app.limits.suspend(name, why=why)
+        echo(f"{format_cell(name)}: suspended")
+
+
+@click.command()
+@click.argument("name", metavar="TASK")
+@click.pass_obj
+def resume(target: Target, name: str) -> None:
+    """Let the jobs of TASK, which was suspended, run again in their order."""
+    app = target.load(needs_code=True)
+    with skip_unreachable(app):
+        done = app.limits.resume(name)
+        echo(f"{format_cell(name)}: resumed" if done else f"{format_cell(name)}: was not suspended")
+
+
+@click.command("limits")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def show_limits(target: Target, *, wants_json: bool) -> None:
+    """Show what is imposed on tasks, and which are suspended."""
+    app = target.load()
+    with skip_unreachable(app, wants_json=wants_json):
+        _show(app.limits.list(), wants_json=wants_json)
+
+
+def _show(told: "Mapping[str, TaskLimits]", *, wants_json: bool) -> None:
+    if wants_json:
+        echo(to_json(list(told.values())))
+        return
+    rows: list[dict[str, object]] = [
+        {
+            "task": each.task,
+            "limit": "" if each.limit is None else each.limit,
+            "rate": each.rate,
+            "suspended": each.why or ("yes" if each.suspended else ""),
+            "until": format_time(each.until) if each.until else "",
+            "by": ", ".join(dict.fromkeys(filter(None, (each.limited_by, each.suspended_by)))),
+        }
+        for each in told.values()
+    ]
+    echo(format_table(rows, empty="nothing is imposed on any task"))
+
+
+def format_suspensions(target: "App") -> str:
+    """Which tasks are suspended, and why; '' when none is."""
+    found = [each for each in target.limits.list().values() if each.suspended]
+    words = [f"{each.task} ({each.why})" if each.why else each.task for each in found]
+    return format_cell(", ".join(words))
+
+
+def format_suspension(what: "TaskLimits | None", now: float) -> str:
+    """Since when a task is suspended, by whom and why; '' when it is not."""
+    if what is None or not what.suspended:
+        return ""
+    since = f"since {format_time(what.suspended_since)} ({format_duration(max(0.0, now - what.suspended_since))} ago)"
+    known = (
+        since if format_time(what.suspended_since) else "",
+        what.suspended_by and f"by {what.suspended_by}",
+    )
+    why = f": {what.why}" if what.why else ""
+    return (
+        f"{' '.join(filter(None, ('its task is', *known)))}{why}; to go on: celery5 task resume {what.task}"
+    )
+
+
+COMMANDS = (limit, suspend, resume, show_limits)
+"""They are commands of the group `task`."""

@@ -1,0 +1,99 @@
+"""Queue: the commands about queues."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import click
+
+from celery5.cli.commands.limit import format_suspensions
+from celery5.cli.terminal.loading import Target
+from celery5.cli.terminal.output import echo, format_cell, format_table, to_json, to_one_line
+from celery5.cli.terminal.partial import skip_unreachable
+from celery5.connections.brokers import SIMILARITY_CUTOFF
+from celery5.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.broker.calls.job_details import QueueState
+
+
+@click.group(no_args_is_help=False)
+def queue() -> None:
+    """Queues hold jobs until a worker takes them."""
+
+
+@queue.command("list")
+@click.option("--json", "wants_json", is_flag=True, help="For programs.")
+@click.pass_obj
+def list_queues(target: Target, *, wants_json: bool) -> None:
+    """Show each queue: waiting, running, held, scheduled and dead jobs, and whether it is paused for all workers; also
+    which queues have jobs and no worker.
+
+    Of the waiting ones, `high` and `low` have such a priority."""
+    app = target.load()
+    with skip_unreachable(app, wants_json=wants_json):
+        states = list(app.info().queues.values())
+        rows = _rows(states, wants_json=wants_json)
+        echo(to_json(rows) if wants_json else format_table(rows, empty="no queues yet: nothing was sent"))
+        if not wants_json and (named := format_suspensions(app)):
+            echo(f"\nsuspended  {to_one_line(named)}")
+        if not wants_json and (named := format_unread_warning(app, states)):
+            echo(f"\nunread  {to_one_line(named)}")
+
+
+def format_unread_warning(app: "App", states: "Sequence[QueueState]") -> str:
+    """Return which queues have jobs and no worker, and for each the queue that may have been meant; '' for none.
+
+    Any name is a queue, so a misspelt one looks like any other until here.
+    """
+    used = {
+        *app.brokers.used_queues(),
+        *(each.queue for each in states if any(one.alive for one in each.workers)),
+    }
+    found: list[str] = []
+    for each in states:
+        if each.unread:
+            near = get_close_matches(each.queue, used - {each.queue}, n=1, cutoff=SIMILARITY_CUTOFF)
+            meant = f", did you mean {near[0]}?" if near and each.queue not in used else ""
+            jobs = "1 job" if each.unread == 1 else f"{each.unread} jobs"
+            found.append(f"{each.queue} ({jobs}, no worker{meant})")
+    return format_cell("; ".join(found))
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def purge(target: Target, /, name: str, *, yes: bool) -> None:
+    """Revoke all jobs that wait on QUEUE, also scheduled and held ones. Running and dead jobs stay.
+
+    Pause the queue first (celery5 worker pause-queue): a job that begins meanwhile is stopped."""
+    app = target.load()
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Misconfigured(f"this would revoke all jobs that wait on {name}: add --yes")
+        click.confirm(f"Revoke all jobs that wait on {name}?", err=True, abort=True)
+    with skip_unreachable(app, queues=[name]):
+        many = app.empty(name)
+        echo(f"{name}: {many} job{'' if many == 1 else 's'} revoked")
+
+
+def _rows(states: "list[QueueState]", *, wants_json: bool) -> list[dict[str, object]]:
+    by_level = wants_json or any(each.high or each.low for each in states)
+    return [
+        {
+            "queue": each.queue,
+            "waiting": each.waiting,
+            **({"high": each.high, "low": each.low} if by_level else {}),
+            "running": each.running,
+            "held": each.held,
+            "scheduled": each.scheduled,
+            "dead": each.dead,
+            "paused": each.paused if wants_json else "yes" if each.paused else "",
+            **({"workers": sum(one.alive for one in each.workers)} if wants_json else {}),
+            **({"documents": each.documents} if wants_json and each.documents else {}),
+        }
+        for each in states
+    ]

@@ -1,0 +1,215 @@
+"""Loading: from `-A module[:app]` to the application."""
+
+import importlib
+import os
+import sys
+import traceback
+from difflib import get_close_matches
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery5.app import App, default_app
+from celery5.cli.terminal.output import echo, to_one_line
+from celery5.config.settings import InvalidSettings
+from celery5.errors import Misconfigured
+from celery5.tasks.task import Task
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+class CannotLoad(Misconfigured):
+    """What `-A` names is no application. The message says what it is, and what to write instead."""
+
+
+def load_app(target: str) -> App:
+    """The application that `target` names: `module`, or `module:attribute`; its tasks are loaded.
+
+    A module without an application but with free tasks (declared with `celery5.task`) gives them to the default
+    application. Raises CannotLoad.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    name, colon, attribute = target.partition(":")
+    if "/" in name or name.endswith(".py"):
+        instead = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise CannotLoad(f"-A {target!r}: it takes a module, not a file: -A {instead}{colon}{attribute}")
+    if not all(name.split(".")) or (colon and not attribute):
+        raise CannotLoad(f"-A {target!r}: write module or module:app, such as -A shop:app")
+    module = _imported(name, here)
+    app = _named(module, attribute) if attribute else _only(module)
+    try:
+        app.load()
+    except Misconfigured as error:
+        _raise_if_said_elsewhere(error)
+        where = f" {_place(error.__cause__)}" if error.__cause__ else ""
+        raise CannotLoad(f"application {app.name!r} cannot load its tasks: {error}{where}") from error
+    return app
+
+
+def app_without_code(name: str) -> App:
+    """Return an application of this name that declares nothing, with the settings of the environment and of the
+    configuration that `CELERY5_CONFIG` names: enough to look at what is in Redis. Raises Misconfigured."""
+    here = os.getcwd()
+    if here not in sys.path:  # a configuration may be a module in this folder
+        sys.path.insert(0, here)
+    return App(name)
+
+
+def _imported(name: str, here: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+        parent, _, last = name.rpartition(".")
+        if isinstance(getattr(sys.modules.get(parent), last, None), App):
+            raise CannotLoad(
+                f"no module {name!r}, but module {parent!r} has that application: -A {parent}:{last}"
+            ) from None
+        raise CannotLoad(f"no module {name!r}: {_where_it_may_be(name, error.name, here)}") from None
+    except (Exception, SystemExit) as error:
+        _raise_if_said_elsewhere(error)
+        raise CannotLoad(f"module {name!r} fails while it is imported: {_last_words(error)}") from error
+
+
+def _raise_if_said_elsewhere(error: BaseException) -> None:
+    """A wrong setting of the environment or the configuration is no fault of the module that asked for it first."""
+    if isinstance(error, InvalidSettings) and not error.in_code:
+        raise error
+
+
+def _where_it_may_be(name: str, missing: str, here: str) -> str:
+    if missing != name:
+        return f"{missing!r} was not found, or is no package; looked in {here} and where Python is installed"
+    file = f"{name.replace('.', '/')}.py"
+    return f"looked in {here} and where Python is installed; run celery5 in the folder that has {file}"
+
+
+def _named(module: ModuleType, attribute: str) -> App:
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, vars(module), n=1)
+            hint = f"did you mean {module.__name__}:{near[0]}?" if near else _what_there_is(module)
+            raise CannotLoad(f"module {module.__name__!r} has no {attribute!r}; {hint}")
+        found = getattr(found, part)
+    if not isinstance(found, App):
+        raise CannotLoad(
+            f"{module.__name__}:{attribute} is {_kind(found)}, not a celery5 App; {_what_there_is(module)}"
+        )
+    return found
+
+
+def _only(module: ModuleType) -> App:
+    """The one application of a module, or the default one for its free tasks."""
+    apps = _apps(module)
+    if len(set(apps.values())) > 1:
+        choices = " or ".join(f"-A {module.__name__}:{name}" for name in apps)
+        raise CannotLoad(f"module {module.__name__!r} has several applications; say which: {choices}")
+    if apps:
+        return next(iter(apps.values()))
+    tasks: list[Task[..., Any]] = [each for each in vars(module).values() if isinstance(each, Task)]
+    if not tasks:
+        raise CannotLoad(
+            f"module {module.__name__!r} has no celery5 App and no tasks; "
+            'write app = App("name") in it, or name another module'
+        )
+    owners = {each.app for each in tasks if not each.has_no_app}
+    if len(owners) == 1 and not any(each.has_no_app for each in tasks):
+        return owners.pop()
+    app = default_app()
+    app.module = module.__name__
+    return app
+
+
+def _apps(module: ModuleType) -> dict[str, App]:
+    return {name: each for name, each in vars(module).items() if isinstance(each, App)}
+
+
+def _what_there_is(module: ModuleType) -> str:
+    names = [f"{module.__name__}:{name}" for name in _apps(module)]
+    return f"its applications: {', '.join(names)}" if names else "it has no App"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Task):
+        return "a task"
+    if isinstance(value, ModuleType):
+        return "a module"
+    if isinstance(value, type):
+        return "a class"
+    return f"a {type(value).__name__}"
+
+
+def _last_words(error: BaseException) -> str:
+    """An error as its last line and its place."""
+    said = " ".join("".join(traceback.format_exception_only(error)[-1:]).split())
+    return f"{said} {_place(error)}".rstrip()
+
+
+def _place(error: BaseException) -> str:
+    """Where an error comes from: the innermost line of the user's, else of anybody's."""
+    if isinstance(error, SyntaxError):
+        return f"({error.filename}:{error.lineno})"
+    frames = [
+        each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen")
+    ]
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    users = [each for each in frames if not os.path.abspath(each.filename).startswith((ours, *_libraries()))]
+    place = (users or frames)[-1:]
+    return f"({place[0].filename}:{place[0].lineno})" if place else ""
+
+
+def _libraries() -> tuple[str, ...]:
+    """Folders of code that is not the user's."""
+    return tuple(
+        {os.path.dirname(os.__file__), *(path for path in sys.path if path.endswith("site-packages"))}
+    )
+
+
+class Target(NamedTuple):
+    """The values of `-A` or `CELERY5_APP`, and of `--app-name` or `CELERY5_APP_NAME`; '' for none."""
+
+    name: str
+    app_name: str = ""
+
+    def load(self, *, serves: bool = False, needs_code: bool = False) -> "App":
+        """Return the application. Raises Misconfigured when none was named, CannotLoad when there is no such
+        application.
+
+        A command that only reads Redis, or sends commands to processes, ignores a wrong configuration and warns:
+        workers keep the settings that they had. It does not need the application's code either: with `app_name` it
+        uses an application of that name with nothing declared. A command that `serves`, or `needs_code` for another
+        reason, refuses both.
+        """
+        # MOVED
+
+        needs_code = needs_code or serves
+        if self.app_name and needs_code:
+            raise Misconfigured(
+                "this command needs the application's code: write celery5 -A module[:app] COMMAND, "
+                f"instead of --app-name {self.app_name}"
+            )
+        if not (self.name or self.app_name):
+            instead = "" if needs_code else f"; {_WITHOUT_CODE}"
+            raise Misconfigured(
+                f"which application? write celery5 -A module[:app] COMMAND, or set CELERY5_APP{instead}"
+            )
+        try:
+            app = app_without_code(self.app_name) if self.app_name else load_app(self.name)
+        except CannotLoad as error:
+            if needs_code:
+                raise
+            raise CannotLoad(f"{error}; {_WITHOUT_CODE}") from error
+        if not serves and app.config is not None:
+            try:
+                _ = app.settings
+            except Misconfigured as error:
+                echo(f"Warning: going on without the configuration: {to_one_line(str(error))}", err=True)
+                app.use_config(None)
+        return app
+
+
+_WITHOUT_CODE = "this command does not need the application's code: celery5 --app-name NAME COMMAND"

@@ -1,0 +1,1 @@
+"""Commands: what workers are told to do, and how such commands are signed."""

@@ -1,0 +1,104 @@
+"""Own commands: what an application's workers do when they are told to, besides what all workers do: `@app.command`.
+
+They come by the same inbox as all others, signed, and are answered in the same way.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast, overload
+
+from celery5.errors import CommandRefused, Misconfigured
+
+F = TypeVar("F", bound=Callable[..., Any])
+OwnCommandHandler = Callable[[Mapping[str, Any]], Awaitable[object]]
+
+RESERVED_COMMANDS = frozenset(
+    {
+        *(
+            "ping",
+            "stats",
+            "active",
+            "pause-queue",
+            "resume-queue",
+            "revoke",
+            "run-task",
+            "shutdown",
+            "reload",
+        ),
+        *(
+            "retry-boot-step",
+            "check-expired",
+            "health",
+            "budget",
+            "prefetch",
+            "prefer",
+            "set-log-level",
+            "log-again",
+        ),
+    }
+)
+"""The names of our own."""
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,99}\Z")
+
+
+class DeclareCommand:
+    """What `@app.command` is: a decorator that works bare and called."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Callable[..., Any]] = {}
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, *, name: str | None = None) -> Callable[[F], F]: ...
+    def __call__(self, function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+        """Have the application's workers do `function` when they are told its name, `-` for `_` unless `name` says
+        another. What it takes are the command's parameters, what it gives is the answer, of whatever JSON can say.
+
+        `async def` runs under Trio beside the jobs, `def` in a thread; each has half a minute. It raises CommandRefused
+        for what it will not do. Raises Misconfigured.
+        """
+
+        def declared(function: Any) -> Any:
+            if not callable(function):
+                raise Misconfigured(f"@command takes a function, got {function!r}")
+            self._add(name or str(getattr(function, "__name__", "")).strip("_").replace("_", "-"), function)
+            return function
+
+        return declared if function is None else declared(function)
+
+    def _add(self, name: str, function: Callable[..., Any]) -> None:
+        if not _NAME.match(name):
+            raise Misconfigured(f"command {name!r}: a name has small letters, digits and -")
+        if name in RESERVED_COMMANDS:
+            raise Misconfigured(f"command {name!r}: all workers have one of that name; take another")
+        if self.known.setdefault(name, function) is not function:
+            raise Misconfigured(f"two commands are named {name!r}")
+
+
+def make_own_handlers(known: Mapping[str, Callable[..., Any]]) -> dict[str, OwnCommandHandler]:
+    """What performs them, by name."""
+    return {name: _handler(name, function) for name, function in known.items()}
+
+
+def _handler(name: str, function: Callable[..., Any]) -> OwnCommandHandler:
+    async def handle(parameters: Mapping[str, Any]) -> object:
+        try:
+            inspect.signature(function).bind(**parameters)
+        except TypeError as error:
+            raise CommandRefused(f"{name}: {error}") from None
+        try:
+            return await _called(function, parameters)
+        except SystemExit as error:  # a command is not to end the worker
+            raise RuntimeError(f"{name} raised SystemExit({error.code!r})") from None
+
+    return handle
+
+
+async def _called(function: Callable[..., Any], parameters: Mapping[str, Any]) -> object:
+    if inspect.iscoroutinefunction(function):
+        return await cast("Callable[..., Awaitable[object]]", function)(**parameters)
+    import trio  # only workers get here
+
+    return await trio.to_thread.run_sync(lambda: function(**parameters), abandon_on_cancel=True)

@@ -1,0 +1,45 @@
+"""Emptying: revokes all jobs that wait on a queue.
+
+They are revoked, and not just deleted: callers that wait for one get `TaskRevoked`, keys become free, and Data Sinks
+get their documents.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from celery5.broker.call import Call
+from celery5.broker.calls import jobs
+from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import UnknownQueue
+from celery5.protocol.job.states import JobState
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
+"""The states of jobs that are revoked: those that no worker has."""
+
+
+async def empty_queue(app: "App", redis: AsyncDriver, queue: str) -> int:
+    """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue."""
+    known = await redis.perform(jobs.list_queues(app.keys))
+    if queue not in known:
+        raise UnknownQueue(queue, known)
+    keys, cursor, many = app.queue(queue), "0", 0
+    while True:
+        cursor, ids = await redis.perform(revocation_calls.scan_jobs(keys, cursor))
+        for at in range(0, len(ids), revocation_calls.BATCH_SIZE):
+            many += await _revoked(app, redis, keys, ids[at : at + revocation_calls.BATCH_SIZE])
+        if cursor == "0":
+            return many
+
+
+async def _revoked(app: "App", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:
+    asked: list[Call[Any]] = [jobs.locate_job(keys, each) for each in ids]
+    places = await redis.perform_all(asked)
+    waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]
+    if not waiting:
+        return 0
+    states = await redis.perform(revocation_calls.revoke(keys, waiting, ttl=app.settings.results_ttl))
+    return states.count(JobState.REVOKED)

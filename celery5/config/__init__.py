@@ -1,0 +1,1 @@
+"""Configuration: every setting, and where its value comes from."""

@@ -1,0 +1,637 @@
+"""Settings: every knob of celery5 with its type, its bounds, its default and one line of explanation.
+
+Order: what is said in code or as a flag, then `CELERY5_*` in the environment, then the configuration, then the default.
+Services never see this page: wiring hands them values.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from celery5.errors import Misconfigured
+from celery5.hints import find_hint
+from celery5.protocol.brokers import check_queue_routes, find_route_errors
+from celery5.protocol.job.retry_policy import LONGEST
+from celery5.protocol.masking import mask_passwords
+from celery5.protocol.process.recycling import parse_bytes
+from celery5.protocol.publisher.address import parse_connections, parse_optional_address, parse_optional_tcp
+from celery5.protocol.scaling.autoscale import parse_autoscale
+from celery5.protocol.scaling.budget import parse_budgets
+from celery5.protocol.scaling.prioritisation import parse_strategy
+from celery5.protocol.scaling.read_order import parse_priorities, parse_queue_order
+
+PREFIX = "CELERY5_"
+
+
+def _cores() -> int:
+    return min(os.cpu_count() or 1, 10)
+
+
+_DAY = 86400
+_IN_HASH: dict[str, Any] = {"in_hash": True}
+"""Mark of a setting that the hash in Redis may set: no address, no file, no name of code, nothing about trust."""
+
+
+def _up_to(most: float) -> dict[str, Any]:
+    """Mark a number that the hash in Redis may set, with its largest value there: somebody who can write to Redis must
+    not make every worker use all memory or start ten thousand threads."""
+    return {"in_hash": True, "most": most}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one application. Times are seconds, sizes bytes."""
+
+    broker: Annotated[str, Meta(description="URL of Redis or Valkey: redis://, rediss:// or unix://")] = (
+        "redis://127.0.0.1:6379/0"
+    )
+    brokers: Annotated[
+        dict[str, str], Meta(description="further brokers, by name; broker is the one named default")
+    ] = msgspec.field(default_factory=dict[str, str])
+    routes: Annotated[
+        dict[str, str],
+        Meta(description="which broker a queue or a task goes to: names or globs, the first that fits"),
+    ] = msgspec.field(default_factory=dict[str, str])
+    queue_routes: Annotated[
+        dict[str, str],
+        Meta(
+            description="queues of tasks that name none, by task name or glob; the first match counts",
+            extra=_IN_HASH,
+        ),
+    ] = msgspec.field(default_factory=dict[str, str])
+    default_queue: Annotated[
+        str, Meta(description="queue of tasks that name none", extra=_IN_HASH, pattern=r"^[^\s{},]{1,200}\Z")
+    ] = "default"
+    results_ttl: Annotated[
+        float,
+        Meta(
+            description="how long a result is kept; a minute at least",
+            extra=_up_to(30 * _DAY),
+            ge=0.001,
+            le=LONGEST,
+        ),
+    ] = 3600.0
+    message_limit: Annotated[
+        int, Meta(description="largest message or result", extra=_up_to(64 * 1024 * 1024), ge=1024)
+    ] = 1024 * 1024
+    concurrency: Annotated[
+        int, Meta(description="async jobs that one worker process runs at once", extra=_up_to(10_000), ge=1)
+    ] = 100
+    cpu_slots: Annotated[
+        int, Meta(description="jobs in threads that one worker process runs at once", extra=_up_to(512), ge=1)
+    ] = msgspec.field(default_factory=_cores)
+    box_slots: Annotated[
+        int,
+        Meta(
+            description="jobs in boxes, and boxes, that one worker process has at once",
+            extra=_up_to(256),
+            ge=1,
+        ),
+    ] = 4
+    budgets: Annotated[
+        str,
+        Meta(
+            description="slots that grow and shrink, by kind of task: thread=2..8 trio=10..500",
+            extra=_IN_HASH,
+        ),
+    ] = ""
+    autoscale: Annotated[
+        str | dict[str, Any],
+        Meta(
+            description="workers that come and go with the load: minimum=1 maximum=10; see the guide",
+            extra=_IN_HASH,
+        ),
+    ] = ""
+    prioritise: Annotated[
+        str,
+        Meta(
+            description="tasks that go first: shortest, longest, rarest, saturation or module:function",
+            extra=_IN_HASH,
+        ),
+    ] = ""
+    box_jobs: Annotated[
+        int, Meta(description="jobs after which a box is ended and made anew", extra=_up_to(1_000_000), ge=1)
+    ] = 1000
+    box_idle: Annotated[
+        float, Meta(description="how long a box without jobs is kept", extra=_up_to(_DAY), gt=0, le=LONGEST)
+    ] = 60.0
+    max_jobs: Annotated[
+        int,
+        Meta(
+            description="jobs after which a worker process is recycled; 0: never",
+            extra=_up_to(1_000_000_000),
+            ge=0,
+        ),
+    ] = 0
+    max_memory: Annotated[
+        str,
+        Meta(
+            description="memory with which a worker process is recycled: 500 MiB; none: never", extra=_IN_HASH
+        ),
+    ] = ""
+    grace_period: Annotated[
+        float,
+        Meta(
+            description="how long running jobs may go on after a stop", extra=_up_to(_DAY), ge=0, le=LONGEST
+        ),
+    ] = 30.0
+    lease: Annotated[
+        float,
+        Meta(
+            description="how long a worker that is silent counts as alive",
+            extra=_up_to(3600),
+            ge=0.2,
+            le=LONGEST,
+        ),
+    ] = 10.0
+    max_deliveries: Annotated[
+        int, Meta(description="workers a job may take down before it is buried", extra=_up_to(1000), ge=1)
+    ] = 3
+    ignore_result: Annotated[
+        bool, Meta(description="keep no results, unless a task says otherwise", extra=_IN_HASH)
+    ] = False
+    time_limit: Annotated[
+        Annotated[float, Meta(gt=0, le=LONGEST)] | None,
+        Meta(
+            description="how long an attempt may run, unless its task says otherwise", extra=_up_to(30 * _DAY)
+        ),
+    ] = None
+    soft_time_limit: Annotated[
+        Annotated[float, Meta(gt=0, le=LONGEST)] | None,
+        Meta(description="after how long SoftTimeLimitExceeded is raised inside it", extra=_up_to(30 * _DAY)),
+    ] = None
+    recent_jobs: Annotated[
+        int,
+        Meta(
+            description="jobs that one worker process remembers, to discard what comes twice",
+            extra=_up_to(1_000_000),
+            ge=0,
+        ),
+    ] = 1000
+    backlog: Annotated[
+        int,
+        Meta(
+            description="jobs a producer keeps while Redis is away; 0 raises instead",
+            extra=_up_to(1_000_000),
+            ge=0,
+        ),
+    ] = 0
+    replicas: Annotated[
+        int,
+        Meta(description="replicas that must have a job before sending it returns", extra=_up_to(100), ge=0),
+    ] = 0
+    publisher: Annotated[
+        str, Meta(description="Publisher daemon that gets the jobs: unix://PATH, unix:// or tls://HOST:PORT")
+    ] = ""
+    publisher_socket: Annotated[
+        str, Meta(description="unix socket that a Publisher opens; default: in the user's folder for these")
+    ] = ""
+    publisher_tcp: Annotated[str, Meta(description="HOST:PORT that a Publisher listens on, besides")] = ""
+    publisher_certificate: Annotated[
+        str, Meta(description="file of its certificate, and maybe its key: then TCP speaks TLS")
+    ] = ""
+    publisher_key: Annotated[str, Meta(description="file of that key")] = ""
+    publisher_client_ca: Annotated[
+        str, Meta(description="file of the authority that must have signed its TCP clients' certificates")
+    ] = ""
+    publisher_plain: Annotated[bool, Meta(description="whether TCP beyond this host may go without TLS")] = (
+        False
+    )
+    publisher_backlog: Annotated[
+        str, Meta(description="what a Publisher keeps in: sqlite, memory, a folder, or module:name")
+    ] = "sqlite"
+    publisher_backlog_messages: Annotated[
+        int, Meta(description="messages that it keeps for a broker, at most", ge=1)
+    ] = 100_000
+    publisher_backlog_bytes: Annotated[
+        int, Meta(description="bytes of messages that it keeps for a broker, at most", ge=1024)
+    ] = 1024 * 1024 * 1024
+    publisher_connections: Annotated[
+        str | int | list[int],
+        Meta(description="connections of a Publisher to a broker: 1, or 1..4 to have more under pressure"),
+    ] = "1"
+    when_unpublishable: Annotated[
+        Literal["backlog", "local", "abandon"],
+        Meta(
+            description="a retry while Redis is away: keep it, run it in the same worker, or give up",
+            extra=_IN_HASH,
+        ),
+    ] = "backlog"
+    health_store: Annotated[
+        Literal["broker", "none"],
+        Meta(
+            description="where states of global health checks are kept; with none these checks are off",
+            extra=_IN_HASH,
+        ),
+    ] = "broker"
+    log_format: Annotated[
+        Literal["auto", "json", "console", "journal"],
+        Meta(
+            description="how the log is written without --log-format; auto: detected",
+            extra=_IN_HASH,
+        ),
+    ] = "auto"
+    retry_tracebacks: Annotated[
+        bool,
+        Meta(
+            description="whether the log has the traceback of each retry, not only of the last attempt",
+            extra=_IN_HASH,
+        ),
+    ] = False
+    loop_block_warning: Annotated[
+        float,
+        Meta(
+            description="how long a job may block the event loop before a warning; 0: no warning",
+            extra=_up_to(3600),
+            ge=0,
+        ),
+    ] = 0.5
+    own_checks: Annotated[
+        bool,
+        Meta(description="workers look after themselves: broker, event loop, memory, disk", extra=_IN_HASH),
+    ] = True
+    inbox: Annotated[bool, Meta(description="whether worker processes take commands")] = True
+    inbox_signatures: Annotated[
+        bool, Meta(description="whether commands are signed, and only signed ones are taken")
+    ] = True
+    keys: Annotated[
+        str, Meta(description="folder of the keys that commands are signed with; default: the user's state")
+    ] = ""
+    keys_usage: Annotated[
+        str,
+        Meta(
+            description="extended key usage, an OID, that a sender's certificate must have; none: not checked",
+            pattern=r"^([0-9]+(\.[0-9]+)+)?\Z",
+            max_length=200,
+        ),
+    ] = ""
+    priorities: Annotated[
+        str,
+        Meta(
+            description="how priorities share a queue: strict, or 4:2:1, mail=4:2:1 for one queue",
+            extra=_IN_HASH,
+        ),
+    ] = "strict"
+    queue_order: Annotated[
+        str,
+        Meta(
+            description="which queues come first: urgent > mail > bulk, or urgent=4 mail=2; none: all alike",
+            extra=_IN_HASH,
+        ),
+    ] = ""
+    timezone: Annotated[
+        str, Meta(description="time zone of schedules that name none", extra=_IN_HASH, min_length=1)
+    ] = "UTC"
+    schedules: Annotated[
+        dict[str, dict[str, Any]], Meta(description="periodic tasks, by name: see the guide", extra=_IN_HASH)
+    ] = msgspec.field(default_factory=dict[str, dict[str, Any]])
+    schedules_version: Annotated[
+        int,
+        Meta(
+            description="version of the code that declares schedules: the higher one is believed",
+            extra=_up_to(1_000_000_000_000),
+            ge=0,
+        ),
+    ] = 0
+    event_retention: Annotated[
+        float,
+        Meta(
+            description="how long an event is kept that nobody subscribes to",
+            extra=_up_to(30 * _DAY),
+            ge=0,
+            le=LONGEST,
+        ),
+    ] = 86400.0
+    event_catch_up: Annotated[
+        bool, Meta(description="whether a new subscription gets the events that were kept", extra=_IN_HASH)
+    ] = True
+    subscription_ttl: Annotated[
+        float,
+        Meta(
+            description="how long a subscription counts that no worker declares any more",
+            extra=_up_to(365 * _DAY),
+            ge=1,
+            le=LONGEST,
+        ),
+    ] = 604800.0
+    breaker_suspends: Annotated[
+        bool,
+        Meta(
+            description="a task whose breaker opens on one worker is suspended on all of them meanwhile",
+            extra=_IN_HASH,
+        ),
+    ] = False
+    read_block: Annotated[
+        float, Meta(description="how long one read waits for a job", extra=_up_to(30), gt=0, le=30)
+    ] = 5.0
+    status_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="port for /livez, /readyz and /metrics; each further process takes the next one"),
+    ] = None
+    status_host: Annotated[
+        str, Meta(description="address that the status port is opened on", min_length=1)
+    ] = "127.0.0.1"
+
+    def __repr__(self) -> str:
+        fields = ", ".join(
+            f"{name}={mask_passwords(getattr(self, name))!r}" for name in self.__struct_fields__
+        )
+        return f"Settings({fields})"
+
+
+class SettingOptions(TypedDict, total=False):
+    """The settings that `App(...)` takes as keyword arguments, except those with an own parameter. For type checkers; a
+    test compares them with `Settings`."""
+
+    brokers: Mapping[str, str] | None
+    routes: Mapping[str, str] | None
+    queue_routes: Mapping[str, str] | None
+    default_queue: str | None
+    results_ttl: float | None
+    message_limit: int | None
+    concurrency: int | None
+    cpu_slots: int | None
+    box_slots: int | None
+    autoscale: str | Mapping[str, Any] | None
+    prioritise: str | None
+    box_jobs: int | None
+    box_idle: float | None
+    max_jobs: int | None
+    max_memory: str | None
+    grace_period: float | None
+    lease: float | None
+    max_deliveries: int | None
+    ignore_result: bool | None
+    time_limit: float | None
+    soft_time_limit: float | None
+    recent_jobs: int | None
+    backlog: int | None
+    replicas: int | None
+    publisher: str | None
+    publisher_socket: str | None
+    publisher_tcp: str | None
+    publisher_certificate: str | None
+    publisher_key: str | None
+    publisher_client_ca: str | None
+    publisher_plain: bool | None
+    publisher_backlog: str | None
+    publisher_backlog_messages: int | None
+    publisher_backlog_bytes: int | None
+    publisher_connections: str | int | list[int] | None
+    when_unpublishable: Literal["backlog", "local", "abandon"] | None
+    health_store: Literal["broker", "none"] | None
+    log_format: Literal["auto", "json", "console", "journal"] | None
+    retry_tracebacks: bool | None
+    loop_block_warning: float | None
+    own_checks: bool | None
+    inbox: bool | None
+    inbox_signatures: bool | None
+    keys: str | None
+    keys_usage: str | None
+    priorities: str | None
+    queue_order: str | None
+    timezone: str | None
+    schedules: Mapping[str, Any] | None
+    schedules_version: int | None
+    event_retention: float | None
+    event_catch_up: bool | None
+    subscription_ttl: float | None
+    breaker_suspends: bool | None
+    read_block: float | None
+    status_port: int | None
+    status_host: str | None
+
+
+_TYPES = get_type_hints(Settings, include_extras=True)
+_NO_SETTING = "is no setting: did you mean {}?"
+_TABLES = ("schedules", "brokers", "routes", "queue_routes")
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "budgets": parse_budgets,
+    "autoscale": parse_autoscale,
+    "max_memory": parse_bytes,
+    "prioritise": parse_strategy,
+    "priorities": parse_priorities,
+    "queue_order": parse_queue_order,
+    "queue_routes": check_queue_routes,
+    "publisher": parse_optional_address,
+    "publisher_tcp": parse_optional_tcp,
+    "publisher_connections": parse_connections,
+}
+
+
+class InvalidSettings(Misconfigured):
+    """Settings that cannot be used, each with where it was said; `in_code` when that of one is a program."""
+
+    def __init__(self, errors: Sequence[str], *, in_code: bool) -> None:
+        self.in_code = in_code
+        super().__init__("; ".join(errors))
+
+
+class LoadedConfiguration(msgspec.Struct, frozen=True):
+    """What a configuration says, and where it is."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Found({self.where!r}, {mask_passwords(self.values)!r})"
+
+
+class ExplicitSettings(dict[str, Any]):
+    """What is said of settings in code; `flags` are the names of those that a command's flags have said since."""
+
+    flags: frozenset[str] = frozenset()
+
+    def add_flags(self, flags: Mapping[str, Any]) -> None:
+        """Take what flags say, over what was said before. None says nothing."""
+        new = {name: value for name, value in flags.items() if value is not None}
+        self.update(new)
+        self.flags = self.flags | new.keys()
+
+    def __repr__(self) -> str:
+        return repr(mask_passwords(self))
+
+
+class SettingSource(msgspec.Struct, frozen=True):
+    """Where one setting is said: a `kind` (`said`, `environment` or `configuration`), what errors call the place, and
+    what is said there."""
+
+    kind: str
+    where: str
+    raw: Any
+
+    def __repr__(self) -> str:
+        return f"Source({self.kind!r}, {self.where!r}, {mask_passwords(self.raw)!r})"
+
+
+def find_source(
+    name: str, explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None
+) -> SettingSource | None:
+    """Where a setting is said, by the order of the house; None where only its default holds."""
+    variable = PREFIX + name.upper()
+    if explicit.get(name) is not None:
+        return SettingSource("said", f"setting {name}", explicit[name])
+    if environ.get(variable):
+        return SettingSource("environment", variable, environ[variable])
+    if loaded is not None and loaded.values.get(name) is not None:
+        return SettingSource("configuration", f"{name} in {loaded.where}", loaded.values[name])
+    return None
+
+
+def _meant(name: str) -> str:
+    """Which setting was probably meant; where nobody can tell, all there are."""
+    near = get_close_matches(name, _TYPES, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(_TYPES))}"
+
+
+def read_settings(
+    explicit: Mapping[str, Any], environ: Mapping[str, str], loaded: LoadedConfiguration | None = None
+) -> Settings:
+    """The settings, from what was said in code, the environment and what a configuration says.
+
+    Raises WrongSettings with every error at once, each with its origin.
+    """
+    values: dict[str, Any] = {}
+    configured: Mapping[str, Any] = {} if loaded is None else loaded.values
+    errors = [
+        f"setting {name!r} {place}is not known{find_hint('setting', name) or _meant(name)}"
+        for each, place in ((explicit, ""), (configured, f"in {loaded.where} " if loaded else ""))
+        for name in each
+        if name not in _TYPES
+    ]
+    in_code = any(name not in _TYPES for name in explicit)
+    errors += [
+        f"{name} {_NO_SETTING.format(near)}" for name in sorted(environ) if (near := suggest_variable(name))
+    ]
+    for name in _TYPES:
+        source = find_source(name, explicit, environ, loaded)
+        if source is None:
+            continue
+        try:
+            values[name] = parse_value(name, source.raw)
+        except Misconfigured as error:
+            errors.append(f"{source.where}={format_value(source.raw)}: {error}")
+            in_code |= source.kind == "said"
+    errors += find_route_errors(values.get("brokers", {}), values.get("routes", {}))
+    if errors:
+        raise InvalidSettings(errors, in_code=in_code)
+    return Settings(**values)
+
+
+def parse_value(name: str, raw: object) -> Any:
+    """What `raw` means as the setting `name`. Raises Misconfigured."""
+    try:
+        value: Any = msgspec.convert(_table(raw) if name in _TABLES else raw, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise Misconfigured(str(error)) from None
+    if name in _CHECKS:
+        _CHECKS[name](value)
+    return value
+
+
+def find_hash_fault(name: str, raw: object) -> str:
+    """Return why the hash in Redis may not set a setting to `raw`; '' when it may, and for an unknown setting.
+
+    Anyone who can write to Redis can write there, so only what is marked is allowed. The hash never names code: a
+    strategy `module:function` is allowed only in code, in a file or in the environment.
+    """
+    if name not in _TYPES:
+        return ""
+    marks = _marks(name)
+    if "in_hash" not in marks:
+        return f"{name} cannot be set in the broker"
+    if name in ("prioritise", "autoscale") and ":" in str(raw):
+        return f"{name} cannot name code in the broker"
+    try:
+        beyond = _beyond(name, parse_value(name, raw), marks)
+    except Misconfigured:
+        return ""  # reported with all other errors
+    return f"{name} is {format_value(raw)}: in the broker {beyond} at most" if beyond else ""
+
+
+_SLOTS_IN_HASH = {"trio": 10_000, "asyncio": 10_000, "thread": 512, "boxed": 256}
+"""The most slots of a budget that the hash may set, by kind of task."""
+_WORKERS_IN_HASH = 1000
+"""The most worker processes that the hash may let autoscaling start."""
+
+
+def _beyond(name: str, value: Any, marks: Mapping[str, Any]) -> str:
+    """Return the bound that a value of the hash breaks; '' when it breaks none."""
+    if name == "budgets":
+        for kind, budget in parse_budgets(value).items():
+            largest = max(each for each in (budget.minimum, budget.maximum) if isinstance(each, int))
+            if largest > (most := _SLOTS_IN_HASH.get(kind, 0)):
+                return f"{kind} has {most} slots"
+    if name == "autoscale":
+        scaled = parse_autoscale(value)
+        return f"maximum is {_WORKERS_IN_HASH}" if scaled and scaled.maximum > _WORKERS_IN_HASH else ""
+    if "most" in marks and isinstance(value, int | float) and not value <= marks["most"]:
+        return f"it is {marks['most']:.0f}"
+    return ""
+
+
+def _marks(name: str) -> Mapping[str, Any]:
+    return next(each.extra or {} for each in _TYPES[name].__metadata__ if isinstance(each, Meta))
+
+
+def get_hash_limits() -> dict[str, str]:
+    """Return for each setting whether the hash in Redis may set it, for the documentation."""
+    found = {name: _marks(name) for name in _TYPES}
+    return {
+        name: "no" if "in_hash" not in marks else f"up to {marks['most']:.0f}" if "most" in marks else "yes"
+        for name, marks in found.items()
+    }
+
+
+def format_value(raw: object) -> str:
+    """What was said, without passwords."""
+    return str(mask_passwords(repr(raw), maybe_url=True))
+
+
+def find_variable_fault(name: str, value: str) -> str:
+    """What is wrong with a variable of the environment; '' when nothing is, or when it is none of ours."""
+    setting = name.removeprefix(PREFIX).lower()
+    if not name.startswith(PREFIX) or setting not in _TYPES or name != PREFIX + setting.upper():
+        near = suggest_variable(name)
+        return _NO_SETTING.format(near) if near else ""
+    try:
+        if value:
+            parse_value(setting, value)
+    except Misconfigured as error:
+        return f"is {format_value(value)}: {error}"
+    return ""
+
+
+def _table(raw: object) -> object:
+    """A table; where there is only text, as in the environment, that is JSON."""
+    if not isinstance(raw, str):
+        return raw
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise msgspec.ValidationError(f"not JSON: {error}") from None
+
+
+def find_changed_settings(one: Settings, other: Settings) -> tuple[str, ...]:
+    """The names of the settings in which the two differ."""
+    return tuple(name for name in _TYPES if getattr(one, name) != getattr(other, name))
+
+
+def suggest_variable(name: str) -> str:
+    """What was probably meant by a variable that looks like ours and is not; '' when it is, or nobody knows."""
+    known = [PREFIX + each.upper() for each in (*_TYPES, "app", "app_name", "config")]
+    if not name.startswith(PREFIX) or name in known:
+        return ""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.9)), "")
+
+
+def get_descriptions() -> dict[str, str]:
+    """Each setting's one-line explanation, for the documentation and `--help`."""
+    found: dict[str, str] = {}
+    for name, kind in _TYPES.items():
+        meta = next(each for each in kind.__metadata__ if isinstance(each, Meta))
+        found[name] = meta.description or ""
+    return found

@@ -1,0 +1,1 @@
+"""Connections: the ways from an application to its brokers."""

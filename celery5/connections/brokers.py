@@ -1,0 +1,229 @@
+"""Brokers: which brokers an application has, which of them a queue is on, and the ways there: `app.brokers` (C108)."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from celery5.broker.driver import AsyncDriver, BlockingDriver
+from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap, BrokerRouter
+from celery5.broker.routing.unreachable import skip_unreachable
+from celery5.connections.broker_connections import AsyncResultWaiter, Connections, ResultWaiter
+from celery5.errors import BrokerError, Misconfigured
+from celery5.protocol.brokers import (
+    DEFAULT_BROKER,
+    Routes,
+    TaskRoute,
+    format_unknown_broker,
+    make_routes,
+    match_queue_route,
+)
+from celery5.protocol.job.job import Job, Options
+from celery5.runners.context import LOG_EVENT
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+SIMILARITY_CUTOFF = 0.75
+"""Similarity of two queue names, from 0 to 1, from which one may be a misspelt form of the other."""
+MAX_CHECKED_NAMES = 100
+"""The most undeclared queue names that are checked: an application may make any number of names."""
+
+
+class Brokers:
+    """The brokers of one application. With one, all of this is as good as nothing."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._routes: Routes | None = None
+        self._known: object = None
+        self._homes: dict[str, str] = {}
+        self._used: frozenset[str] = frozenset()
+        self._used_for: object = None
+        self._doubted: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Brokers {', '.join(self.names)}>"
+
+    @property
+    def app_name(self) -> str:
+        """The name of the application."""
+        return self._app.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names, `default` first."""
+        return (DEFAULT_BROKER, *self._app.settings.brokers)
+
+    @property
+    def is_multi_broker(self) -> bool:
+        """Whether there are more than one."""
+        return bool(self._app.settings.brokers)
+
+    def reachable(self) -> AbstractContextManager[Mapping[str, BrokerError]]:
+        """Within this block whoever asks all brokers is given what those say that can be reached. Gives the others, by
+        name, with why; those that are found to be away are added:
+
+            with app.brokers.reachable() as away:
+                state = app.info()
+
+        Without it such calls raise BrokerError when one of several is away, as all do here when none is there, and
+        those that are about one thing on a broker that is away.
+        """
+        return skip_unreachable()
+
+    def broker_of_queue(self, queue: str) -> str:
+        """The name of the broker that a queue is on. Raises Misconfigured when what is said of it
+        contradicts itself."""
+        if not self._app.settings.brokers:
+            return DEFAULT_BROKER
+        routes = self.get_routes()
+        found = self._homes.get(queue)
+        if found is None:
+            found = self._homes[queue] = routes.get_broker(queue)
+        return found
+
+    def get(self, name: str) -> Connections:
+        """The way to one broker, by its name. Raises Misconfigured when there is none."""
+        connections = self._app.connections
+        if isinstance(connections, MultiBrokerConnections):
+            return connections.get(name)
+        if name != DEFAULT_BROKER:
+            raise Misconfigured(format_unknown_broker(name, self.names))
+        return connections
+
+    def queue_of_task(self, task: str, options: Options) -> str:
+        """The queue that jobs with these options go to: the one that they name, else that of the first of the setting
+        `queue_routes` that fits the task, else the default queue. Raises Misconfigured when it is on another broker
+        than they say."""
+        settings = self._app.settings
+        if not settings.brokers and options.broker is None:
+            return options.queue or match_queue_route(task, settings.queue_routes) or settings.default_queue
+        return self.get_routes().get_queue(self._declared(task, options))
+
+    def used_queues(self) -> frozenset[str]:
+        """Return the queues that the tasks, the queue routes and the default queue name."""
+        settings, tasks = self._app.settings, self._app.tasks
+        if self._used_for != (settings, len(tasks)):
+            named = (each.send_options.queue for each in tasks.values() if each.send_options.queue)
+            self._used = frozenset({settings.default_queue, *settings.queue_routes.values(), *named})
+            self._used_for = (settings, len(tasks))
+        return self._used
+
+    def warn_if_misspelled(self, task: str, queue: str) -> None:
+        """Warn, once for each queue, when a job is about to be sent to a queue that is not declared here and whose name
+        is similar to that of a declared one.
+
+        Any name is a queue, also one that only the `--queues` of some workers name, so nothing is refused. Names that
+        differ only in digits, as those of tenants or shards, are not mistakes. No broker is asked: `queue list` and
+        `doctor` show whether a worker reads a queue.
+        """
+        used = self.used_queues()
+        if queue in used or queue in self._doubted or len(self._doubted) >= MAX_CHECKED_NAMES:
+            return
+        self._doubted.add(queue)
+        near = get_close_matches(queue, used, n=1, cutoff=SIMILARITY_CUTOFF)
+        if near and _without_digits(near[0]) != _without_digits(queue):
+            hint = (
+                f"no task, queue route or default queue of application {self._app.name!r} names it; "
+                f"did you mean {near[0]!r}? The job waits until a worker reads that queue"
+            )
+            LOG_EVENT.get()("queue:not-declared", "warning", task=task, queue=queue, hint=hint)
+
+    def get_routes(self) -> Routes:
+        """Where everything goes. Raises Misconfigured with all that contradicts itself."""
+        settings, tasks = self._app.settings, self._app.tasks
+        known = (settings, len(tasks))
+        if self._routes is None or self._known != known:
+            said = [self._declared(each.name, each.send_options) for each in tasks.values()]
+            self._homes = {}
+            self._routes = make_routes(settings.brokers, settings.routes, settings.default_queue, said)
+            self._known = known
+        return self._routes
+
+    def _declared(self, task: str, options: Options) -> TaskRoute:
+        """Return a task's declared queue and broker. A queue from `queue_routes` counts as one that the task names."""
+        queue = options.queue or match_queue_route(task, self._app.settings.queue_routes)
+        return TaskRoute(task, queue, options.broker)
+
+    def check(self) -> None:
+        """Raises BadBrokerURL for a URL that cannot be understood, and Misconfigured for what contradicts itself."""
+        for name in self.names:
+            _ = self.get(name).endpoint
+        if self.is_multi_broker:
+            _ = self.get_routes()
+
+    def split_by_broker(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+        """The jobs by broker, in their order."""
+        if not self._app.settings.brokers or len(jobs) < 2:
+            return [jobs]
+        parts: dict[str, list[Job]] = {}
+        for job in jobs:
+            parts.setdefault(self.broker_of_queue(job.queue), []).append(job)
+        return list(parts.values())
+
+    def connect(self, url: str) -> Connections:
+        """The way to all of them, the default one at `url`."""
+        if not self._app.settings.brokers:
+            return Connections(url)
+        return MultiBrokerConnections(url, self)
+
+    def get_urls(self) -> dict[str, str]:
+        """Where the brokers besides the default one are."""
+        return dict(self._app.settings.brokers)
+
+
+def _without_digits(name: str) -> str:
+    return "".join(each for each in name if not each.isdigit())
+
+
+class MultiBrokerConnections(Connections):
+    """The connections of one application to several brokers. `endpoint` is that of the default one."""
+
+    def __init__(self, url: str, brokers: Brokers) -> None:
+        super().__init__(url)
+        self._each = {DEFAULT_BROKER: Connections(url)}
+        self._each |= {name: Connections(where) for name, where in brokers.get_urls().items()}
+        self._map = BrokerMap(tuple(self._each), brokers.broker_of_queue, brokers.app_name)
+
+    def get(self, name: str) -> Connections:
+        """Those to one of them. Raises Misconfigured."""
+        if name not in self._each:
+            raise Misconfigured(format_unknown_broker(name, self._each))
+        return self._each[name]
+
+    @property
+    def masked_url(self) -> str:
+        """Where they are, without passwords."""
+        beside = [f"{name}: {each.masked_url}" for name, each in self._each.items() if name != DEFAULT_BROKER]
+        return ", ".join([self._each[DEFAULT_BROKER].masked_url, *beside])
+
+    def get_blocking_driver(self, *, async_name: str) -> BlockingDriver:
+        """As Connections.blocking; each call goes to the broker of its queue."""
+        drivers = {name: each.get_blocking_driver(async_name=async_name) for name, each in self._each.items()}
+        return BrokerRouter(self._map, drivers.__getitem__)
+
+    def get_result_waiter(self, *, async_name: str) -> ResultWaiter:
+        """As Connections.results."""
+        from celery5.broker.routing.routed_results import RoutedResultWaiter
+
+        return RoutedResultWaiter(
+            self._map, lambda name: self._each[name].get_result_waiter(async_name=async_name)
+        )
+
+    async def get_async_driver(self) -> AsyncDriver:
+        """As Connections.awaiting."""
+        return AsyncBrokerRouter(self._map, lambda name: self._each[name].get_async_driver())
+
+    async def get_async_result_waiter(self) -> AsyncResultWaiter:
+        """As Connections.awaiting_results."""
+        from celery5.broker.routing.routed_results import AsyncRoutedResultWaiter
+
+        return AsyncRoutedResultWaiter(self._map, lambda name: self._each[name].get_async_result_waiter())
+
+    def close(self) -> None:
+        """Close what plain Python opened."""
+        with ExitStack() as stack:
+            for each in self._each.values():
+                stack.callback(each.close)

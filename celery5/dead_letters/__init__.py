@@ -1,0 +1,20 @@
+"""Dead letters: jobs that ended badly, to be read, replayed and purged."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.dead_letters.queues import DeadLetters
+    from celery5.protocol.job.dead_letters import DeadJob
+
+__all__ = ["DeadJob", "DeadLetters"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "DeadJob": "celery5.protocol.job.dead_letters",
+            "DeadLetters": "celery5.dead_letters.queues",
+        },
+    )

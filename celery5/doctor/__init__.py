@@ -1,0 +1,1 @@
+"""Doctor: all checks of an application and of where it runs."""

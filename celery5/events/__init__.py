@@ -1,0 +1,27 @@
+"""Events: what happened, who subscribes to it, and where documents come from."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.events.event import Event, event
+    from celery5.events.registry import EventState
+    from celery5.events.sources import Emit, Source, source
+    from celery5.protocol.events.documents import SourceDocument
+
+__all__ = ["Emit", "Event", "EventState", "Source", "SourceDocument", "event", "source"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "Emit": "celery5.events.sources",
+            "Event": "celery5.events.event",
+            "EventState": "celery5.events.registry",
+            "Source": "celery5.events.sources",
+            "SourceDocument": "celery5.protocol.events.documents",
+            "event": "celery5.events.event",
+            "source": "celery5.events.sources",
+        },
+    )

@@ -1,0 +1,497 @@
+"""Event: a declared event, the ways to send it, and who is subscribed to it (C5).
+
+The fan-out is not made here: who sends an event knows none of its subscribers. Their workers tell Redis of them, and
+Routers make the jobs.
+"""
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_type_hints,
+    overload,
+)
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from celery5.broker.keys import EVENTS
+from celery5.errors import BadArguments, Misconfigured
+from celery5.logs.trace import get_current_trace
+from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
+from celery5.protocol.job.arguments import Parameters, encode_value
+from celery5.protocol.job.job import Job, new_id
+from celery5.protocol.job.names import get_module_name
+from celery5.tasks.task import Task
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+
+def get_field_parameters(kind: Any, name: str) -> Parameters:
+    """Its fields, checked and encoded as a task's arguments are."""
+    hints = get_type_hints(kind, include_extras=True)
+
+    def call(**_fields: Any) -> None: ...
+
+    call.__annotations__ = {each: hints[each] for each in kind.__struct_fields__}
+    only = inspect.Parameter.KEYWORD_ONLY
+    empty = inspect.Parameter.empty
+    vars(call)["__signature__"] = inspect.Signature(
+        [
+            inspect.Parameter(
+                each.name,
+                only,
+                annotation=hints[each.name],
+                default=empty if each.required else _default(each),
+            )
+            for each in msgspec.structs.fields(kind)
+        ]
+    )
+    try:
+        return Parameters(name, call)
+    except Misconfigured as error:
+        text = str(error).replace("task ", "event ", 1).replace("parameter ", "field ", 1)
+        raise Misconfigured(text) from None
+
+
+def get_field_defaults(kind: Any, takes: Sequence[str] | None) -> dict[str, msgspec.Raw]:
+    """The defaults of those fields that a task takes, as JSON: those that are the same each time."""
+    found: dict[str, msgspec.Raw] = {}
+    for each in msgspec.structs.fields(kind):
+        is_fixed = each.default is not msgspec.NODEFAULT or each.default_factory in _EMPTY
+        if not each.required and is_fixed and (takes is None or each.name in takes):
+            with suppress(TypeError):  # one that has no JSON form is refused when the event is made
+                found[each.name] = msgspec.Raw(encode_value(_default(each)))
+    return found
+
+
+def check_field_names(event: str, fields: Sequence[str], said: Iterable[str]) -> None:
+    """Raises BadArguments for a field that the event does not have."""
+    wrong = next((each for each in said if each not in fields), None)
+    if wrong is not None:
+        near = get_close_matches(wrong, fields, n=1)
+        meant = f": did you mean {near[0]!r}?" if near else ";"
+        raise BadArguments(
+            f"event {event} has no field {wrong!r}{meant} its fields: {', '.join(fields) or 'none'}"
+        )
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """What a field is when it is not given; None where that is made anew each time."""
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return cast("Any", field.default_factory)() if field.default_factory in _EMPTY else None
+
+
+def as_field_error(error: BadArguments) -> BadArguments:
+    """The same, in the words of events."""
+    text = str(error).replace(": parameter ", ": field ", 1).replace(": an argument ", ": a field ", 1)
+    return BadArguments(text.replace("keyword argument", "field"))
+
+
+def get_taken_fields(task: Task[Any, Any], event: str, fields: Sequence[str]) -> tuple[str, ...] | None:
+    """The fields that a task takes; None for all that there are. Raises Misconfigured if it needs others."""
+    parameters = inspect.signature(task.function).parameters.values()
+    kinds = {each.kind for each in parameters}
+    by_name = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    missing = [
+        each.name
+        for each in parameters
+        if each.default is each.empty
+        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        and (each.name not in fields or each.kind is each.POSITIONAL_ONLY)
+    ]
+    if missing:
+        raise Misconfigured(
+            f"task {task.name} needs {missing[0]!r}, which event {event} does not give by that name; "
+            f"its fields: {', '.join(fields) or 'none'}"
+        )
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else tuple(each.name for each in by_name)
+
+
+_EMPTY = (list, dict, set)
+"""Factories of defaults that make the same each time."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+E = TypeVar("E", bound="Event")
+TaskT = TypeVar("TaskT", bound=Task[Any, Any])
+
+
+class SentEvent(msgspec.Struct, frozen=True):
+    """An event that was sent: its `id`, its name, and its version. There is no result to wait for: each subscriber's
+    job has its own."""
+
+    id: str
+    event: str
+    version: int
+
+
+if TYPE_CHECKING:
+
+    @dataclass_transform(frozen_default=True, kw_only_default=True)
+    class _Fields:
+        __struct_fields__: ClassVar[tuple[str, ...]]
+
+else:  # a checker wants each class that derives from a frozen Struct to say so again
+
+    class _Fields(msgspec.Struct, frozen=True): ...
+
+
+class Event(_Fields):
+    """What the classes of events have in common; `@app.event` makes a plain annotated class one of them.
+
+    An instance is immutable and its fields are what their annotations say: who gives others gets a BadArguments, which
+    is a TypeError. Derive from it where a type checker is to know `delay` and the fields.
+    """
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        get_event_declaration(type(self)).encode_fields(self)
+
+    @overload
+    @classmethod
+    def subscribe(cls, task: TaskT, /, **options: Any) -> TaskT: ...
+    @overload
+    @classmethod
+    def subscribe(cls, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
+    @classmethod
+    def subscribe(cls, task: Any = None, /, **options: Any) -> Any:
+        """Have `task` run for each such event, with those fields as arguments that it takes. Also a decorator on a
+        task, bare or with options.
+
+        `versions` says which versions of the event it takes (default: the one of this class); the others are a task's
+        options: `queue`, `countdown`, `expires`, `max_retries` and so on. Its jobs have retries and dead letters of
+        their own. Who subscribes twice changes the subscription. Raises Misconfigured.
+        """
+        declared = get_event_declaration(cls)
+
+        def subscribed(task: TaskT) -> TaskT:
+            declared.subscribe(task, options)
+            return task
+
+        return subscribed if task is None else subscribed(task)
+
+    @classmethod
+    def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
+        """Take a task's subscription back, at once and for good, whatever workers still declare: see
+        `app.events.unsubscribe`. For plain Python."""
+        declared = get_event_declaration(cls)
+        return task.app.events.unsubscribe(declared.name, task.name)
+
+    # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
+    @classmethod
+    def job(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> Job:
+        """The message that `delay` with these fields would publish: for an outbox, which sends it with `send_jobs`.
+        Raises BadArguments, which is a TypeError, and MessageTooLarge."""
+        declared, made = _made(cls, args, fields)
+        return declared.make_job(made)
+
+    @classmethod
+    def delay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
+        """Send the event. For plain Python; inside an event loop await `adelay`. Raises like `job`, and
+        BrokerUnavailable."""
+        declared, made = _made(cls, args, fields)
+        return declared.app.events.send([made], instead="adelay")[0]
+
+    @classmethod
+    async def adelay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:
+        """Send the event, from Trio or asyncio."""
+        declared, made = _made(cls, args, fields)
+        return (await declared.app.events.asend([made]))[0]
+
+
+class EventClass(Generic[T]):
+    """What a type checker sees of a plain class that is declared as an event. To know the fields, it needs a class that
+    derives from `Event`."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, **fields: Any) -> T: ...
+        @overload
+        def subscribe(self, task: TaskT, /, **options: Any) -> TaskT: ...
+        @overload
+        def subscribe(self, /, **options: Any) -> Callable[[TaskT], TaskT]: ...
+        def subscribe(self, task: Any = None, /, **options: Any) -> Any: ...
+        def unsubscribe(self, task: Task[Any, Any], /) -> bool:
+            """See `Event.unsubscribe`."""
+            ...
+
+        def job(self, /, **fields: Any) -> Job:
+            """See `Event.job`."""
+            ...
+
+        def delay(self, /, **fields: Any) -> SentEvent:
+            """See `Event.delay`."""
+            ...
+
+        async def adelay(self, /, **fields: Any) -> SentEvent:
+            """See `Event.adelay`."""
+            ...
+
+
+class EventDeclaration:
+    """How an event was declared: its `name` and `version`, the class, the application that it is `of`, and who here is
+    subscribed."""
+
+    def __init__(self, kind: type[Event], *, name: str, version: int, app: "App | None", of: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.version = version
+        self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
+        self.had_no_app: bool = app is None
+        self.everywhere = False  # whether it is an event of every application
+        self._of = of
+        self._app = app
+        self._parameters = get_field_parameters(kind, name)
+        self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
+
+    @property
+    def app(self) -> "App":
+        """The application that sends it, or, with `of`, listens to another one's."""
+        if self.everywhere:
+            raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
+        if self._app is None:
+            from celery5.app import find_owner
+
+            self.adopt(find_owner(self.kind.__module__, self.kind))
+        return cast("App", self._app)
+
+    @property
+    def of(self) -> str:
+        """The name of the application whose event it is."""
+        return self._of or self.app.name
+
+    def adopt(self, app: "App") -> None:
+        """Belong to `app` from now on, unless it belongs to one already."""
+        if self._app is None and not self.everywhere:
+            self._app = app
+            app.events.add(self)
+
+    @property
+    def has_no_app(self) -> bool:
+        """Whether it was declared with no application and has not been adopted by one."""
+        return self._app is None
+
+    def make_event(self, fields: dict[str, Any]) -> Event:
+        """An event with these fields. Raises BadArguments."""
+        try:
+            return self.kind(**fields)
+        except BadArguments:
+            raise
+        except TypeError as error:
+            check_field_names(self.name, self.fields, fields)  # msgspec would name a missing field first
+            known = ", ".join(self.fields) or "none"
+            raise BadArguments(
+                f"{self.name}: {str(error).replace('argument', 'field')}; its fields: {known}"
+            ) from None
+
+    def parse_event(self, said: Mapping[str, object]) -> Event:
+        """An event whose fields are said as in JSON. Raises BadArguments."""
+        check_field_names(self.name, self.fields, said)
+        try:
+            _, named = self._parameters.decode(msgspec.Raw(b"[]"), msgspec.Raw(msgspec.json.encode(said)))
+        except BadArguments as error:
+            raise as_field_error(error) from None
+        return self.make_event(dict(named))
+
+    def encode_fields(self, event: Event) -> dict[str, msgspec.Raw]:
+        """Its fields as JSON. Raises BadArguments."""
+        try:
+            _, raw = self._parameters.encode((), {name: getattr(event, name) for name in self.fields})
+        except BadArguments as error:
+            raise as_field_error(error) from None
+        return _FIELDS.decode(raw)
+
+    def make_job(self, event: Event, app: "App | None" = None) -> Job:
+        """The message of an event, on its way to the Routers of the application."""
+        app = app if self.everywhere and app is not None else self.app
+        if self._of and self._of != app.name:
+            raise Misconfigured(f"event {self.name} is of application {self._of!r}: it is sent there")
+        message = EventMessage(
+            v=VERSION,
+            id=new_id(),
+            event=self.name,
+            version=self.version,
+            fields=self.encode_fields(event),
+            sent=time.time(),
+            trace=get_current_trace(),
+        )
+        return Job(
+            message.id, self.name, EVENTS, app.check_message_size(encode(message), self.name), app=app.name
+        )
+
+    def subscribe(self, task: Any, said: dict[str, Any]) -> None:
+        """Remember a subscription. Raises Misconfigured."""
+        if not isinstance(task, Task):
+            raise Misconfigured(f"{self.name}.subscribe takes a task, got {task!r}: put @app.task below it")
+        task = cast("Task[Any, Any]", task)
+        options = dict(said)
+        versions = _versions(options.pop("versions", self.version), self.name)
+        wrong = [name for name in ("id", "key", "eta", "unique_for") if options.get(name) is not None]
+        if wrong:
+            raise Misconfigured(
+                f"{wrong[0]} is not for a subscription: each event's job has an id of its own"
+            )
+        takes = get_taken_fields(task, self.name, self.fields)
+        self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
+
+    def list_subscriptions(self, app: "App") -> list[Subscription]:
+        """Those of an application's tasks, as the registry is told of them."""
+        found: list[Subscription] = []
+        for task, versions, takes in self._subscribed.values():
+            if task.app is app:
+                job, expires_in = make_job_template(task.make_template())
+                # What the fields of another version are, when they are missing, this class does not know.
+                defaults = get_field_defaults(self.kind, takes) if versions == (self.version,) else {}
+                found.append(Subscription(self.name, versions, job, takes, expires_in, defaults))
+        return found
+
+
+class DeclareEvent:
+    """What `@event` and `@app.event` are: a decorator that works bare and called."""
+
+    def __init__(self, app: "App | None", *, of_every_application: bool = False) -> None:
+        self._app = app
+        self._everywhere = of_every_application
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, kind: type[E], /
+    ) -> type[E]: ...
+    @overload
+    def __call__(self, kind: type[T], /) -> EventClass[T]: ...
+    @overload
+    def __call__(
+        self, *, name: str | None = None, version: int = 1, of: str | None = None
+    ) -> Callable[[type[Any]], Any]: ...
+    def __call__(  # type: ignore[misc]
+        self,
+        kind: type[Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        of: str | None = None,
+    ) -> Any:
+        """Declare an event. `name` is the module and qualified name of the class unless given; `version` says which
+        one of its meanings this is; `of` names another application whose event it is, to subscribe to. Raises
+        Misconfigured."""
+
+        def declared(kind: type[Any]) -> Any:
+            if not isinstance(cast("object", kind), type):
+                raise Misconfigured(f"@event takes a class, got {kind!r}")
+            called = name or f"{get_module_name(kind)}.{kind.__qualname__}"
+            if not _is_whole(version):
+                raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
+            made = _struct_of(kind, called)
+            one = EventDeclaration(made, name=called, version=version, app=self._app, of=of or "")
+            one.everywhere = self._everywhere
+            _DECLARED[made] = one
+            if self._app is not None:
+                self._app.events.add(one)
+            return made
+
+        return declared if kind is None else declared(kind)
+
+
+event: DeclareEvent = DeclareEvent(None)
+"""Declare an event without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
+
+
+def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["EventDeclaration", Event]:
+    """Return the event's declaration, and an event with these fields. Raises BadArguments."""
+    declared = get_event_declaration(kind)
+    if args:
+        raise BadArguments(f"{declared.name}: pass fields by name, not {args[0]!r}")
+    return declared, declared.make_event(fields)
+
+
+def get_event_declaration(kind: type[Any]) -> EventDeclaration:
+    """How the event was declared. Raises Misconfigured for a class that was not."""
+    found = _DECLARED.get(kind)
+    if found is None:
+        raise Misconfigured(f"{kind.__qualname__} is no event yet: put @app.event above the class")
+    return found
+
+
+def list_event_declarations() -> list[EventDeclaration]:
+    """Every event that was declared in this process, whoever owns it."""
+    return list(_DECLARED.values())
+
+
+def adopt_events(app: "App", modules: Iterable[str]) -> None:
+    """Have `app` own the free events in these modules."""
+    for module in modules:
+        for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
+            one = _DECLARED.get(value) if isinstance(value, type) else None
+            if one is not None:
+                one.adopt(app)
+
+
+def _struct_of(kind: type[Any], name: str) -> type[Event]:
+    """The class as an event's: itself if it is one, else one that has its fields and all else that is in it."""
+    if issubclass(kind, Event):
+        return kind
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except Exception as error:  # an annotation is code: it may raise anything
+        raise Misconfigured(f"event {name}: an annotation cannot be read: {error}") from None
+    own = {each: hint for each, hint in hints.items() if getattr(hint, "__origin__", hint) is not ClassVar}
+    taken = sorted(set(own) & set(_RESERVED))
+    if taken:
+        raise Misconfigured(
+            f"event {name}: a field cannot be called {taken[0]!r}: events have that themselves"
+        )
+    fields = [
+        (each, hint, getattr(kind, each)) if hasattr(kind, each) else (each, hint)
+        for each, hint in own.items()
+    ]
+    space = {each: value for each, value in vars(kind).items() if each not in own and each not in _MADE}
+    space["__qualname__"] = kind.__qualname__
+    bases: tuple[Any, ...] = (Event, *(each for each in kind.__bases__ if each is not object))
+    try:
+        return cast(
+            "type[Event]",
+            msgspec.defstruct(
+                kind.__name__,
+                fields,
+                bases=bases,
+                module=kind.__module__,
+                namespace=space,
+                frozen=True,
+                kw_only=True,
+            ),
+        )
+    except TypeError as error:
+        raise Misconfigured(f"event {name}: {error}") from None
+
+
+def _versions(said: object, name: str) -> tuple[int, ...]:
+    versions = (said,) if isinstance(said, int) else tuple(cast("Sequence[object]", said))
+    if not versions or not all(map(_is_whole, versions)):
+        raise Misconfigured(f"{name}.subscribe: versions is {said!r}: give a version, or several")
+    return tuple(sorted(set(cast("tuple[int, ...]", versions))))
+
+
+def _is_whole(version: object) -> bool:
+    return isinstance(version, int) and not isinstance(version, bool) and version >= 1
+
+
+_DECLARED: WeakKeyDictionary[type[Any], EventDeclaration] = WeakKeyDictionary()
+_RESERVED = ("subscribe", "unsubscribe", "delay", "adelay", "job")
+_MADE = ("__dict__", "__weakref__", "__annotations__", "__qualname__", "__module__")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

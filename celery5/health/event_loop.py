@@ -1,0 +1,67 @@
+"""Loop: how late the event loop is, and what has blocked it."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import trio
+
+
+class LoopBlock(msgspec.Struct, frozen=True):
+    """A block of the event loop, now or in the past: some code on it neither returned nor awaited."""
+
+    # For how long, so far.
+    seconds: float
+    # The task and the id of the job that was seen most often on the loop meanwhile; '' when no job was.
+    task: str = ""
+    job: str = ""
+    # How many other jobs were seen.
+    others: int = 0
+
+    @property
+    def why(self) -> str:
+        """Return it as a phrase."""
+        who = f"job {self.job} of task {self.task}" if self.job else "code that belongs to no job"
+        others = f" and {self.others} others" if self.others else ""
+        return f"the event loop was blocked for {self.seconds:.3g} s by {who}{others}"
+
+
+class LoopBlocks:
+    """What has blocked the event loop of this process. A thread writes during a block; the loop writes its end."""
+
+    def __init__(self) -> None:
+        self.current: LoopBlock | None = None
+        self.last: LoopBlock | None = None
+        self._totals: dict[str, tuple[int, float]] = {}
+        self._followers: list[Callable[[LoopBlock], None]] = []
+
+    def update_block(self, block: LoopBlock) -> None:
+        """Note that the loop is blocked."""
+        self.current = block
+
+    def end_block(self, block: LoopBlock) -> None:
+        """Record that the loop runs again, and call the followers. Called on the loop."""
+        count, seconds = self._totals.get(block.task, (0, 0.0))
+        self._totals = {**self._totals, block.task: (count + 1, seconds + block.seconds)}
+        self.current, self.last = None, block
+        for tell in list(self._followers):
+            tell(block)
+
+    @property
+    def totals(self) -> Mapping[str, tuple[int, float]]:
+        """Return how often each task has blocked the loop, and for how many seconds in all."""
+        return self._totals
+
+    def add_listener(self, tell: Callable[[LoopBlock], None]) -> None:
+        """Call `tell`, on the loop, after each block."""
+        self._followers.append(tell)
+
+    def remove_listener(self, tell: Callable[[LoopBlock], None]) -> None:
+        """Stop calling `tell`."""
+        self._followers.remove(tell)
+
+
+async def measure_lateness(seconds: float) -> float:
+    """How much later than asked for a sleep of so many `seconds` ends, in seconds: what blocks the loop shows here."""
+    due = trio.current_time() + seconds
+    await trio.sleep_until(due)
+    return max(trio.current_time() - due, 0.0)

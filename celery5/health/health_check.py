@@ -1,0 +1,260 @@
+"""Health checks: what may be wrong with a worker or with what its tasks need, looked at again and again (C27 to
+C36)."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast, overload
+
+from celery5.broker.call import Call
+from celery5.broker.keys import QueueKeys
+from celery5.errors import Misconfigured
+from celery5.protocol.health.breaker import BreakerPolicy
+from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, validate_states
+
+Scope = Literal["local", "global"]
+CheckFunction = Callable[[], Any]
+"""Says the state: one of the check's, several of which the worst counts, True or None (good), or False (the worst)."""
+
+PERIOD = 30.0
+"""Seconds between two looks, unless said otherwise."""
+TIMEOUT = 10.0
+"""Seconds that a look may take, unless said otherwise."""
+
+
+class CheckContext(Protocol):
+    """What a check may ask its worker for: a trip to Redis over the worker's own connection, the keys of a queue."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+    def get_queue_keys(self, name: str, /) -> QueueKeys: ...
+
+
+class ReportListener(Protocol):
+    """Who is told of each report."""
+
+    def __call__(self, check: "HealthCheck", state: str, why: str, /) -> None: ...
+
+
+class HealthCheck:
+    """A health check: it has a name, states, and functions that say which one it is in.
+
+    `states`: the worst first, the good one last; when several hold the first counts (C35). `period`: seconds between
+    two looks (30). `timeout`: seconds that one may take (10, but no more than the period). `allowed`: how often a
+    state may be seen within `window` seconds before it trips the circuit breakers of the tasks and services that have
+    this check: by default 2 times, `degraded` 10 times, in 12 periods. `scope`: `local` to each worker, or `global`:
+    one worker looks for all, and the state is kept in Redis. After `stale_after` periods without being seen a state
+    is stale (C31).
+
+    Without functions it is in the state that was reported last, which is stale only when `period` is given. Raises
+    Misconfigured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        look: CheckFunction | None = None,
+        *,
+        states: Sequence[str] = CHECK_STATES,
+        period: float | None = None,
+        timeout: float | None = None,
+        allowed: Mapping[str, int] | None = None,
+        window: float | None = None,
+        scope: Scope = "local",
+        stale_after: int = 3,
+    ) -> None:
+        if not (isinstance(cast("object", name), str) and name) or any(
+            each.isspace() or each in "{}" for each in name
+        ):
+            raise Misconfigured(f"health check name {name!r}: use 1 or more characters, no spaces, no braces")
+        self.name: str = name
+        self.states: tuple[str, ...] = validate_states(states, name)
+        self.functions: list[CheckFunction] = [] if look is None else [_fit(look, name)]
+        self.period: float = PERIOD if period is None else period
+        self.timeout: float = min(TIMEOUT, self.period) if timeout is None else timeout
+        self.window: float = 12 * self.period if window is None else window
+        self.allowed: Mapping[str, int] = dict(self._usual() if allowed is None else allowed)
+        self.scope: Scope = scope
+        self.stale_after: int = stale_after
+        self.state: str = UNKNOWN_STATE
+        """The state that was seen last in this process."""
+        self.why: str = ""
+        """A word on the last look, from a class of its own."""
+        self._is_periodic = period is not None
+        self._hearers: list[ReportListener] = []
+        self._check()
+
+    def __repr__(self) -> str:
+        return f"<HealthCheck {self.name}: {self.state}>"
+
+    @property
+    def good_state(self) -> str:
+        """The good state."""
+        return self.states[-1]
+
+    @property
+    def stale_after_seconds(self) -> float:
+        """Seconds after which its state is stale."""
+        has_rhythm = self.functions or self._is_periodic or type(self).run_check is not HealthCheck.run_check
+        return self.stale_after * self.period if has_rhythm else math.inf
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether there is something to run when its period lapses."""
+        return bool(self.functions) or type(self).run_check is not HealthCheck.run_check
+
+    def subscribe(self, function: CheckFunction) -> CheckFunction:
+        """Have `function` or a task run, too, when the period lapses (C28): `async def` on Trio, `def` in a thread.
+        The worst state that one of them says counts. Raises Misconfigured for what cannot run here, with nothing
+        given."""
+        self.functions.append(_fit(function, self.name))
+        return function
+
+    def report(self, state: str, why: str = "") -> None:
+        """Say which state it is in (C30, C36): from a task, a service or any thread of a worker. `why` is a word on it.
+
+        Elsewhere, as in a script, nobody hears it. Raises Misconfigured for a state that the check does not have.
+        """
+        if state not in self.states:
+            raise Misconfigured(
+                f"health check {self.name} has no state {state!r}; it has: {', '.join(self.states)}"
+            )
+        for hear in list(self._hearers):
+            hear(self, state, why)
+
+    def attach(self, hear: ReportListener) -> None:
+        """Tell `hear` of each report from now on."""
+        self._hearers.append(hear)
+
+    def detach(self, hear: ReportListener) -> None:
+        """Tell it no more."""
+        if hear in self._hearers:
+            self._hearers.remove(hear)
+
+    async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
+        """Have one look, by a function of its own, or as a class of its own likes to."""
+        import trio  # an application is declared without an event loop
+
+        if function is None:
+            return None
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  an object whose call is async
+        ):
+            return await function()
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._limiter())
+
+    def _limiter(self) -> Any:
+        """One thread for each check: a function that hangs for ever takes no more than that."""
+        import trio
+
+        if "_threads" not in self.__dict__:
+            self.__dict__["_threads"] = trio.CapacityLimiter(1)
+        return self.__dict__["_threads"]
+
+    def _usual(self) -> dict[str, int]:
+        return {state: 10 if state == "degraded" else 2 for state in self.states[:-1]}
+
+    def _check(self) -> None:
+        strange = [state for state in self.allowed if state not in self.states]
+        if strange:
+            raise Misconfigured(
+                f"health check {self.name}: allowed names {strange[0]!r}; its states are: {', '.join(self.states)}"
+            )
+        if self.good_state in self.allowed:
+            raise Misconfigured(
+                f"health check {self.name}: {self.good_state!r} is its good state and trips nothing"
+            )
+        if (
+            not all(0 < each < math.inf for each in (self.period, self.timeout, self.window))
+            or self.stale_after < 1
+        ):
+            raise Misconfigured(
+                f"health check {self.name}: period, timeout, window and stale_after are more than 0"
+            )
+        if any(count < 0 for count in self.allowed.values()):
+            raise Misconfigured(f"health check {self.name}: allowed takes counts of 0 or more")
+        if self.scope not in ("local", "global"):
+            raise Misconfigured(f"health check {self.name}: scope is {self.scope!r}; use 'local' or 'global'")
+
+
+def _fit(look: Any, check: str) -> CheckFunction:
+    """The function that looks: of a task its own. Raises Misconfigured."""
+    kind = getattr(look, "kind", "")
+    function: Any = look.function if kind in ("trio", "thread") else look
+    if kind in ("asyncio", "boxed"):
+        raise Misconfigured(f"health check {check}: {look!r} is {kind}: use async def on Trio, or def")
+    if not callable(function):
+        raise Misconfigured(f"health check {check}: {look!r} is no function")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise Misconfigured(
+            f"health check {check}: {look!r} cannot be called with nothing: {error}"
+        ) from None
+    except ValueError:  # written in C: it says nothing about itself
+        pass
+    return cast("CheckFunction", function)
+
+
+def validate_checks(
+    checks: Sequence[HealthCheck], breaker: BreakerPolicy | None, what: str
+) -> tuple[HealthCheck, ...]:
+    """The health checks of `what`, and whether its breaker fits them. Raises Misconfigured."""
+    said: Any = checks
+    several = isinstance(said, list | tuple)
+    for each in cast("Sequence[object]", said) if several else (said,):
+        if not isinstance(each, HealthCheck):
+            raise Misconfigured(
+                f"{what}: checks has {each!r}; give HealthChecks, as @app.health_check makes them"
+            )
+    if breaker is not None and not isinstance(cast("object", breaker), BreakerPolicy):
+        raise Misconfigured(f"{what}: breaker is {breaker!r}; give a BreakerPolicy(...)")
+    known = {state for check in checks for state in check.states[:-1]}
+    strange = [state for state in (breaker and breaker.allowed) or () if state not in known]
+    if strange:
+        there = f"bad states of its checks are: {', '.join(sorted(known))}" if known else "it has no checks"
+        raise Misconfigured(f"{what}: its breaker allows {strange[0]!r}, but {there}")
+    return tuple(checks)
+
+
+class DeclareCheck:
+    """What `@app.health_check` is: a decorator that works bare and called. What it takes is HealthCheck's, and
+    `name`."""
+
+    def __init__(self, checks: Sequence[HealthCheck] = ()) -> None:
+        self.known: dict[str, HealthCheck] = {}
+        for each in checks:
+            self.add(each)
+
+    @overload
+    def __call__(self, function: CheckFunction, /) -> HealthCheck: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        states: Sequence[str] = CHECK_STATES,
+        period: float | None = None,
+        timeout: float | None = None,
+        allowed: Mapping[str, int] | None = None,
+        window: float | None = None,
+        scope: Scope = "local",
+        stale_after: int = 3,
+    ) -> Callable[[CheckFunction], HealthCheck]: ...
+    def __call__(self, function: CheckFunction | None = None, *, name: str | None = None, **said: Any) -> Any:
+        """Declare a check. Raises Misconfigured."""
+
+        def declared(function: CheckFunction) -> HealthCheck:
+            if not callable(function):
+                raise Misconfigured(f"@health_check takes a function, got {function!r}")
+            return self.add(HealthCheck(name or str(getattr(function, "__name__", "")), function, **said))
+
+        return declared if function is None else declared(function)
+
+    def add(self, check: HealthCheck) -> HealthCheck:
+        """Have a check run by the application's workers. Raises Misconfigured when another one has its name."""
+        if not isinstance(cast("object", check), HealthCheck):
+            raise Misconfigured(f"checks are HealthChecks, got {check!r}")
+        if self.known.setdefault(check.name, check) is not check:
+            raise Misconfigured(f"two health checks are named {check.name!r}")
+        return check

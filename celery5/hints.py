@@ -1,0 +1,245 @@
+"""Spellings: what Celery and Fennel call by a name that is not ours, and how it is said here.
+
+Names of attributes, options, settings, modules and commands. A value that begins with `nothing` says that there is no
+such thing here; a test checks that.
+
+Looked into only when a name is not there, so it costs nothing else. The guide's pages "From Celery" and "From Fennel"
+have the whole of it; a test sees that what is said here is there, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+NameKind = Literal["module", "task", "signature", "result", "app", "control", "option", "setting", "command"]
+
+CELERY: Mapping[NameKind, Mapping[str, str]] = {
+    "module": {
+        "Celery": "App",
+        "shared_task": "task",
+        "group": "app.send_many([...]), then gather(...)",
+        "chain": "nothing yet: let a task send the next job",
+        "chord": "nothing yet: gather(...), then send the next job",
+        "signature": "task.s(...), or app.signature(name, ...)",
+        "states": "JobState",
+        "current_task": "current_job()",
+        "current_app": "task.app, or default_app()",
+        "maybe_signature": "task.s(...), or app.signature(name, ...)",
+        "chunks": "app.send_many([task.s(each) for each in them])",
+        "crontab": 'cron("0 3 * * *"), or the line alone: @app.task(schedule="0 3 * * *")',
+        "Ignore": 'Reject("why")',
+        "schedules": "cron, every, calendar and at: from celery5 import cron",
+        "beat": "celery5 scheduler start, and from celery5 import cron, every",
+        "signals": "boot steps for workers (App(bootsteps=[...])), and a decorator below @app.task for tasks",
+        "exceptions": "celery5.errors; the usual ones are in celery5 itself",
+        "canvas": "nothing yet: let a task send the next job; a group is app.send_many([...])",
+        "utils": "nothing; get_task_logger is logging.getLogger(__name__)",
+        "backends": "nothing: results are where the jobs are",
+        "contrib": "nothing; is_aborted() is trio.from_thread.check_cancelled()",
+        "bin": "celery5.cli, and @app.command for a command of your own",
+    },
+    "signature": {
+        "apply_async": "task.options(countdown=5).s(...), then delay() or app.send_many([...])",
+        "set": "task.options(queue=...).s(...)",
+        "link": "nothing yet: let the task send the next job",
+        "link_error": "nothing yet",
+    },
+    "task": {
+        "apply_async": "task.options(countdown=5).delay(...)",
+        "apply": "task(...), which runs the function here",
+        "retry": "raise Retry(countdown=5)",
+        "request": "current_job()",
+        "signature": "task.s(...)",
+        "si": "task.s(...)",
+        "update_state": "nothing: a job has no states of its own",
+    },
+    "result": {
+        "ready": "wait([result], timeout=0), or result.status()",
+        "successful": 'result.status() == "SUCCESS"',
+        "failed": 'result.status() == "DEAD"',
+        "state": "result.status()",
+        "result": "result.get()",
+        "traceback": "the traceback of the TaskFailed that get() raises",
+        "task_id": "result.id",
+        "collect": "result.get()",
+    },
+    "app": {
+        "conf": 'App("shop", concurrency=200), app.configure(...) and app.settings',
+        "send_task": "app.signature(name, ...).delay()",
+        "autodiscover_tasks": 'App("shop", include=["shop.**.tasks"])',
+        "config_from_object": 'App("shop", concurrency=200), or CELERY5_CONCURRENCY=200',
+        "AsyncResult": "app.result(id)",
+        "worker_main": "celery5 -A shop worker start",
+        "add_periodic_task": "app.schedule(task.s(...), when), or @app.task(schedule=...)",
+    },
+    "control": {
+        "inspect": 'app.control.send("active"), app.control.send("stats"), and app.control.ping()',
+        "broadcast": 'app.control.send("stats"), or another command',
+        "revoke": "app.result(id).revoke(), or revoke(results)",
+        "terminate": "app.result(id).revoke(), which stops what runs",
+        "shutdown": 'app.control.send("shutdown")',
+        "purge": 'app.empty("mail") for a queue, app.dlq.purge() for dead jobs',
+        "rate_limit": 'app.limits.set("shop.add", "10/s")',
+        "time_limit": "time_limit of the task, or of the configuration",
+        "cancel_consumer": 'app.control.send("pause-queue", {"queue": "mail"})',
+        "add_consumer": 'app.control.send("resume-queue", {"queue": "mail"})',
+        "pool_grow": 'app.control.send("budget", {"kind": "thread", "maximum": 8})',
+        "pool_shrink": 'app.control.send("budget", {"kind": "thread", "maximum": 2})',
+        "autoscale": 'app.control.send("budget", {"kind": "thread", "minimum": 2, "maximum": 8})',
+        "enable_events": "nothing: the log has a line for each job",
+        "disable_events": "nothing: the log has a line for each job",
+    },
+    "option": {
+        "acks_late": "nothing: jobs are always acknowledged with their outcome",
+        "reject_on_worker_lost": "nothing: a dead worker's jobs are always put back",
+        "retry_kwargs": "max_retries and backoff",
+        "retry_backoff_max": "cap",
+        "retry_jitter": "jitter",
+        "default_retry_delay": "backoff, with jitter=False",
+        "task_id": "id, or key: one live job of each",
+        "serializer": "nothing: it is always JSON",
+        "link": "nothing yet: let the task send the next job",
+        "track_started": "nothing: EXECUTING is always known",
+    },
+    "setting": {
+        "backend": "nothing: results are where the jobs are",
+        "broker_url": "broker",
+        "result_backend": "nothing: results are where the jobs are",
+        "result_expires": "results_ttl",
+        "task_default_queue": "default_queue",
+        "task_ignore_result": "ignore_result",
+        "task_time_limit": "time_limit",
+        "task_soft_time_limit": "soft_time_limit",
+        "task_acks_late": "nothing: jobs are always acknowledged with their outcome",
+        "worker_concurrency": "concurrency and cpu_slots",
+        "worker_prefetch_multiplier": "nothing: it is learnt",
+        "visibility_timeout": "nothing: there is none",
+        "broker_transport_options": "nothing: there is no visibility timeout",
+        "beat_schedule": "schedules",
+        "task_routes": 'queue_routes={"media.mail.*": "mail"}; the setting routes chooses a broker',
+        "task_queues": "nothing to declare: any name is a queue; --queues says which of them a worker reads",
+        "task_default_rate_limit": "rate_limit of a task",
+        "task_default_priority": "priority of a task: high, normal or low",
+        "task_serializer": "nothing: it is always JSON",
+        "accept_content": "nothing: it is always JSON",
+        "result_serializer": "nothing: it is always JSON",
+        "imports": 'App("shop", include=["shop.**.tasks"])',
+        "worker_max_tasks_per_child": "max_jobs",
+        "worker_max_memory_per_child": "max_memory",
+        "task_always_eager": "celery5.testing: recorded(app) keeps what a test sends, and its run() runs it",
+        "enable_utc": "timezone",
+    },
+    "command": {
+        "beat": "celery5 scheduler start",
+        "inspect": "celery5 worker active, celery5 worker stats, celery5 worker ping and celery5 worker list",
+        "inspect ping": "celery5 worker ping",
+        "inspect active": "celery5 worker active",
+        "inspect stats": "celery5 worker stats",
+        "inspect active_queues": "celery5 worker stats",
+        "inspect reserved": "celery5 worker stats",
+        "inspect scheduled": "celery5 queue list",
+        "inspect query_task": "celery5 task show ID",
+        "inspect conf": "celery5 config show",
+        "inspect report": "celery5 doctor",
+        "control": "celery5 worker, whose commands tell workers what to do",
+        "control revoke": "celery5 task revoke ID",
+        "control terminate": "celery5 task revoke ID",
+        "control shutdown": "celery5 worker shutdown",
+        "control rate_limit": "celery5 task limit TASK 10/s",
+        "control cancel_consumer": "celery5 worker pause-queue NAME",
+        "control add_consumer": "celery5 worker resume-queue NAME",
+        "control pool_grow": "celery5 worker budget thread --maximum 8",
+        "control pool_shrink": "celery5 worker budget thread --maximum 2",
+        "control autoscale": "celery5 worker budget thread --minimum 2 --maximum 8",
+        "control pool_restart": "celery5 worker reload",
+        "purge": "celery5 queue purge QUEUE, and celery5 dlq purge, which removes dead jobs",
+        "call": "celery5 task send TASK --args JSON, or celery5 worker run TASK --to NAME on one worker",
+        "status": "celery5 worker list, celery5 info and celery5 controller status",
+        "result": "celery5 task show ID",
+        "shell": "python -i -c 'from shop import *'",
+        "flower": "celery5 info, celery5 worker list, celery5 doctor, and /metrics for Prometheus",
+        "top": "celery5 worker active and celery5 worker list",
+        "events": "the log, which has a line for each job, and celery5 worker active",
+        "multi": "celery5 worker start --processes 4, or celery5 controller start",
+        "list": "celery5 queue list and celery5 worker list",
+        "report": "celery5 doctor and celery5 config show",
+        "logtool": "nothing: the log is JSON lines, which jq reads",
+        "graph": "nothing: there are no boot graphs to draw",
+        "amqp": "nothing: there is no AMQP",
+        "migrate": "nothing: there are no other brokers to move messages between",
+        "upgrade": "nothing: an old name of a setting is refused with the new one",
+    },
+}
+FENNEL: Mapping[NameKind, Mapping[str, str]] = {
+    "result": {"uuid": "result.id"},
+    "option": {"retries": "max_retries"},
+    "setting": {
+        "redis_url": "broker",
+        "interface": "nothing: delay and adelay are both there",
+        "processes": "celery5 worker start --processes 2",
+        "default_retries": "retry_policy=RetryPolicy(max_retries=3)",
+        "read_timeout": "read_block, in seconds",
+        "prefetch_count": "nothing: it is learnt",
+        "heartbeat_timeout": "lease",
+        "heartbeat_interval": "lease",
+        "schedule_interval": "nothing: Redis says when a job is due",
+        "maintenance_interval": "lease",
+        "task_timeout": "result.get(timeout=10), or time_limit",
+        "results_enabled": "ignore_result",
+        "log_level": "celery5 worker start --log-level info",
+        "autodiscover": 'include=["shop.**.tasks"]',
+    },
+}
+
+
+def find_hint(thing: NameKind, name: str) -> str:
+    """What to write instead of `name`, as the end of a message; '' when it is nobody's name."""
+    for whose, names in (("Celery", CELERY), ("Fennel", FENNEL)):
+        ours = names.get(thing, {}).get(name)
+        if ours:
+            return f'; for {whose}\'s {name} there is {ours} (guide: "From {whose}")'
+    return ""
+
+
+def find_command_hint(words: Sequence[str]) -> str:
+    """Return what to write instead of the command that these words begin, as the end of a message: `inspect active` is
+    known better than `inspect`. '' for a command that Celery does not have."""
+    return find_hint("command", " ".join(words[:2])) or find_hint("command", "".join(words[:1]))
+
+
+def make_attribute_error(thing: NameKind, of: Any, name: str) -> AttributeError:
+    """The error of an attribute that is not there."""
+    kind = type(of).__name__
+    return AttributeError(
+        f"{kind!r} object has no attribute {name!r}{find_hint(thing, name)}", name=name, obj=of
+    )
+
+
+def make_import_error(name: str) -> Exception:
+    """The error of a name that celery5 does not have. `from celery5 import` shows the text of an ImportError only."""
+    said = f"module 'celery5' has no attribute {name!r}{find_hint('module', name)}"
+    return ImportError(said, name="celery5") if find_hint("module", name) else AttributeError(said, name=name)
+
+
+def refuse_old_module(name: str) -> None:
+    """Raise ModuleNotFoundError, with what to write instead, for a module of Celery's: `celery5.schedules`. Do nothing
+    for other modules."""
+    package, _, module = name.partition(".")
+    if package == "celery5" and (instead := find_hint("module", module.partition(".")[0])):
+        raise ModuleNotFoundError(f"No module named {name!r}{instead}", name=name)
+
+
+class CanvasHints:
+    """What a signature is of Celery's canvas: nothing yet, and whoever tries is told what there is instead."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise make_attribute_error("signature", self, name)
+
+        def __or__(self, _other: object) -> Any:
+            raise TypeError(f"signatures make no chains{find_hint('module', 'chain')}")
+
+        def __call__(self, *_args: object, **_kwargs: object) -> Any:
+            raise TypeError("a signature is sent, not called: write .delay(), or app.send_many([...])")

@@ -1,0 +1,23 @@
+"""Limits: how many jobs of a task run at once, how many begin in a span of time, and who waits."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.limits.overrides import TaskResumed, TaskSuspended
+    from celery5.protocol.limits import Limit, Range, Rate
+
+__all__ = ["Limit", "Range", "Rate", "TaskResumed", "TaskSuspended"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "Limit": "celery5.protocol.limits",
+            "Range": "celery5.protocol.limits",
+            "Rate": "celery5.protocol.limits",
+            "TaskResumed": "celery5.limits.overrides",
+            "TaskSuspended": "celery5.limits.overrides",
+        },
+    )

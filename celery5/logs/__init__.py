@@ -1,0 +1,18 @@
+"""Logs: structured messages, and where they go."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.logs.trace import tracing
+
+__all__ = ["tracing"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "tracing": "celery5.logs.trace",
+        },
+    )

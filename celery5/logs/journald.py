@@ -1,0 +1,200 @@
+"""Journald: messages to systemd's journal, by its native protocol, so that every field can be searched (C15).
+
+`journalctl CELERY5_JOB=...` finds a job's lines. The protocol: one datagram for each message, `NAME=value` on a line,
+or, for a value with newlines, its name, its length in eight bytes and the value itself. What is too large for a
+datagram travels in a sealed memory file whose descriptor is passed instead.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from celery5.logs.lines import Message, get_message_kind, make_unprintable_message, to_json
+
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+"""Where the journal listens."""
+IDENTIFIER = "celery5"
+"""What the lines are listed under: `journalctl -t celery5`."""
+SEND_TIMEOUT = 0.5
+"""Seconds that one batch waits for room in the socket of a journal that is busy."""
+MAX_NAME_LENGTH = 64
+"""Characters that the journal allows in the name of a field."""
+
+_PRIORITY: Mapping[str, str] = {"debug": "7", "info": "6", "warning": "4", "error": "3"}
+_RENAMED = {"message_type": "EVENT", "seconds": "DURATION"}
+_NO_FIELDS = {"timestamp", "level"}
+_NOT_IN_NAMES = re.compile(r"[^A-Z0-9_]")
+_TOO_LARGE = (errno.EMSGSIZE, errno.ENOBUFS)
+_SEALED = (
+    getattr(fcntl, "F_SEAL_SHRINK", 2)
+    | getattr(fcntl, "F_SEAL_GROW", 4)
+    | getattr(fcntl, "F_SEAL_WRITE", 8)
+    | getattr(fcntl, "F_SEAL_SEAL", 1)
+)
+_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+
+
+class JournaldDestination:
+    """An outlet: every message is an entry of the journal that listens at `path`. Raises OSError when none does."""
+
+    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
+        self._path = path
+        self._line = self._connected()
+
+    def write(self, messages: Sequence[Message]) -> int:
+        """Send them in order; gives how many the journal took before it was busy for longer than PATIENCE, or went
+        away. Raises OSError when it took none because it is gone."""
+        limit = time.monotonic() + SEND_TIMEOUT
+        for index, message in enumerate(messages):
+            try:
+                sent = self._sent(format_entry(message), limit)
+            except OSError:
+                if not index:
+                    raise
+                return index  # the next ones are offered again, and raise then
+            if not sent:
+                return index
+        return len(messages)
+
+    def close(self) -> None:
+        """Close the socket; whoever writes again opens another."""
+        self._line.close()
+
+    def _connected(self) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            line.setblocking(False)
+            line.connect(self._path)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+    def _sent(self, data: bytes, limit: float) -> bool:
+        """Send one entry; False when there was no room for it until `limit`. A journal that was restarted has another
+        socket under the same name, so one that does not answer is looked for once."""
+        try:
+            return self._offered(data, limit)
+        except OSError as error:
+            if error.errno in _TOO_LARGE:
+                return self._in_a_file(data, limit)
+        self._line.close()
+        self._line = self._connected()
+        return self._offered(data, limit)
+
+    def _offered(self, data: bytes, limit: float) -> bool:
+        return self._until(lambda: self._line.send(data), limit)
+
+    def _in_a_file(self, data: bytes, limit: float) -> bool:
+        """Pass a sealed memory file: nobody can change it any more, so that the journal may read it where it is."""
+        file = os.memfd_create(IDENTIFIER, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with os.fdopen(os.dup(file), "wb") as writer:
+                writer.write(data)
+            fcntl.fcntl(file, _ADD_SEALS, _SEALED)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))]
+            return self._until(lambda: self._line.sendmsg([], rights), limit)
+        finally:
+            os.close(file)
+
+    def _until(self, send: Callable[[], int], limit: float) -> bool:
+        while True:
+            try:
+                send()
+                return True
+            except BlockingIOError:
+                left = limit - time.monotonic()
+                if left <= 0:
+                    return False
+            waiting = select.poll()
+            waiting.register(self._line, select.POLLOUT)
+            waiting.poll(min(left, 0.05) * 1000)
+
+
+def format_entry(message: Message) -> bytes:
+    """A message as the journal wants it. One that cannot be shown is told of in its place."""
+    try:
+        return _entry(message)
+    except Exception as error:  # values of user code, with methods of their own
+        return _entry(make_unprintable_message(message, error))
+
+
+def _entry(message: Message) -> bytes:
+    level = str(message.get("level", "info"))
+    fields = [
+        ("MESSAGE", _sentence(message)),
+        ("PRIORITY", _PRIORITY.get(level, "6")),
+        ("SYSLOG_IDENTIFIER", IDENTIFIER),
+        ("SYSLOG_PID", str(os.getpid())),
+    ]
+    named: dict[str, str] = {}
+    for name, value in message.items():
+        if name in _NO_FIELDS or value is None:
+            continue
+        field = _name(_RENAMED.get(name, str(name)))
+        # A field of the user named JOB or task-uuid must not stand beside ours, which has the plain name.
+        if field not in named or _is_plain(str(name)):
+            named[field] = _value(name, value)
+    fields += named.items()
+    return b"".join([_field(name, value) for name, value in fields])
+
+
+def _name(name: str) -> str:
+    """The journal takes upper-case letters, digits and underscores; the prefix keeps ours apart from its own."""
+    return ("CELERY5_" + _NOT_IN_NAMES.sub("_", name.upper()))[:MAX_NAME_LENGTH]
+
+
+def _is_plain(name: str) -> bool:
+    return name == name.lower() and not _NOT_IN_NAMES.search(name.upper())
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "task_level" and isinstance(value, list):
+        # The place in the action, as eliot writes it on one line.
+        return "".join(f"/{each}" for each in cast("list[object]", value))
+    if isinstance(value, str):
+        return value
+    return to_json(value)
+
+
+def _field(name: str, value: str) -> bytes:
+    data = value.encode("utf-8", "backslashreplace")
+    if b"\n" in data:
+        return b"%b\n%b%b\n" % (name.encode(), struct.pack("<Q", len(data)), data)
+    return b"%b=%b\n" % (name.encode(), data)
+
+
+def _sentence(message: Message) -> str:
+    """What `journalctl` shows: a job's end in words, others' own words, else the event and its fields."""
+    kind = get_message_kind(message).removeprefix("celery5:")
+    if kind == "log":
+        return f"{message.get('logger')}: {message.get('message')}{_below(message)}"
+    if kind == "job":
+        said = f"{message.get('task')} {message.get('state')} in {message.get('seconds')} s"
+        more = [f"{name}={message[name]}" for name in ("job", "attempt", "trace") if name in message]
+        error = f": {message['error']}" if message.get("error") else ""
+        return f"{said} ({' '.join(more)}){error}{_below(message)}"
+    return " ".join([kind, *(f"{name}={value}" for name, value in message.items() if name not in _ASIDE)])
+
+
+def _below(message: Message) -> str:
+    return "\n" + str(message["traceback"]).rstrip() if message.get("traceback") else ""
+
+
+_ASIDE = {
+    *_NO_FIELDS,
+    "task_level",
+    "message_type",
+    "action_type",
+    "action_status",
+    "task_uuid",
+    "worker",
+    "traceback",
+}

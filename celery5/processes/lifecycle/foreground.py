@@ -1,0 +1,392 @@
+"""Foreground: serves one application as one process, a worker unless said otherwise, or as several, until told to
+stop."""
+
+import atexit
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import trio
+
+from celery5.app import App
+from celery5.broker.calls import cluster
+from celery5.errors import BrokerUnavailable, Misconfigured, Superseded
+from celery5.logs.destination import RuntimeEnvironment, check_detectors, make_destination
+from celery5.logs.log import Format, Level, Log, LogWriter
+from celery5.logs.stdlib_log import captured_logging
+from celery5.processes import router, scheduler, worker
+from celery5.processes.lifecycle import fleet
+from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
+from celery5.processes.lifecycle.signals import Interruption
+from celery5.processes.watch.event_loop import LoopWatchdog
+from celery5.processes.watch.sidecar import Understudy, start_sidecar
+from celery5.processes.watch.stacks import StackDump
+from celery5.processes.worker import WorkerOptions
+from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
+from celery5.protocol.masking import escape_text
+from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from celery5.services.health.status_port import StatusPort
+from celery5.services.health.vitals import ProcessStatus
+from celery5.services.process.recycling import RestartMode
+from celery5.services.process.reloader import ReloadSignal
+from celery5.services.process.systemd_notify import notify, read_notify_settings
+
+
+@contextmanager
+def open_log(app: App, form: Format, level: Level, *, name: str = "") -> Generator[LogWriter, None, None]:
+    """Write the log of this process as `form` says, else as the setting `log_format` says or detectors find, while the
+    block lasts. The process is called `name`. Raises Misconfigured."""
+    form = app.settings.log_format if form == "auto" else form
+    process = name or f"{socket.gethostname()}:{os.getpid()}"
+    around = RuntimeEnvironment(os.environ, sys.stdout, sys.stderr, process=process)
+    with (
+        LogWriter(make_destination(form, around, check_detectors(app.log_detectors)), level=level) as journal,
+        captured_logging(journal, level) as follow,
+    ):
+        journal.on_level_change(follow)
+        yield journal
+
+
+def check(app: App) -> None:
+    """Raises Misconfigured with what the first process that could not begin would say."""
+    worker.check(app)
+    for kind in (router, scheduler):
+        if kind.needed(app):
+            kind.check(app)
+
+
+def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
+    """Whether a Controller has started this process. Raises Superseded when another one leads by now; BrokerUnavailable
+    when nobody knows, unless it may begin `without_redis`.
+
+    The variable is for this process alone: what a job starts is no affair of the Controller's.
+    """
+    said = os.environ.pop(EPOCH_VARIABLE, "")
+    if not said:
+        return False
+    if not (said.isascii() and said.isdigit()):
+        raise Misconfigured(
+            f"{EPOCH_VARIABLE} is {said!r}: it is a number, which a Controller gives what it starts"
+        )
+    try:
+        record = app.perform(cluster.get_leader(app.keys), instead="aperform")
+    except BrokerUnavailable:
+        if not without_redis:
+            raise
+    else:
+        if is_superseded(int(said), record):
+            leader = f"{record.leader} leads" if record.leader else "another one led"
+            raise Superseded(
+                f"the Controller that started this process leads no more ({leader} in epoch {record.epoch}, "
+                f"this is of {said}): it does not begin"
+            )
+    finally:
+        app.close()  # processes are forked from here on
+    return True
+
+
+RESTART_FOLDER_VARIABLE = "CELERY5_BEGUN_AGAIN"
+"""In the environment of a program that this process was before: the folder that it was started in."""
+
+ORPHAN_GRACE = 2.0
+"""Seconds for which a member of a Controller that has died takes signals for one: the kernel tells it of that once for
+each thread which its parent had, as these die one after the other, and the second SIGTERM would mean: at once."""
+
+
+def get_restart_mode(environ: MutableMapping[str, str], *, processes: int) -> RestartMode:
+    """How this process begins, and will begin anew: in place, unless it is one of several `processes` under one parent
+    or a Controller has started it. Takes what it was told about that out of the environment."""
+    folder = environ.pop(RESTART_FOLDER_VARIABLE, "")
+    supervised = bool(environ.pop(SUPERVISED_VARIABLE, ""))
+    alone = processes == 1 and not supervised
+    return RestartMode(
+        is_requested=True,
+        in_place=alone,
+        is_restarted=bool(folder),
+        start_folder=folder or os.getcwd(),
+        duplicate_window=ORPHAN_GRACE if supervised else 0.0,
+    )
+
+
+def re_execute(folder: str) -> None:
+    """Execute the program that this process began with, from the `folder` where it did. Nothing of it may be left: no
+    thread that matters, no handler of a signal. Its exit handlers run first. Returns only when that cannot be."""
+    # systemd has to wait for the next one.
+    notify(read_notify_settings(os.environ, os.getpid())["address"], "WATCHDOG=1")
+    exits: Any = atexit
+    exits._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(folder)  # a job may have left it
+        os.execve(
+            sys.executable,
+            [sys.executable, *sys.orig_argv[1:]],
+            {**os.environ, RESTART_FOLDER_VARIABLE: folder},
+        )
+    except OSError as error:
+        sys.stderr.write(f"this worker cannot begin anew: {escape_text(str(error))}; start it again\n")
+
+
+STOP_LIMIT = 40.0
+"""Seconds beyond the grace period after which a process that was told to stop is ended. The parent of several has more
+patience, and systemd more again."""
+WORKER = ProcessKind("worker", worker.run, worker.check, has_sidecar=True)
+"""What runs jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How an application is served: which `queues` (none: all that its tasks name), whether to end when all is done
+    (`burst`), under which `name`, by how many `processes`, whether to `reload` a configuration that changes, and how it
+    logs."""
+
+    queues: tuple[str, ...] = ()
+    burst: bool = False
+    name: str = ""
+    processes: int = 1
+    reload: bool = True
+    log_format: Format = "auto"
+    log_level: Level = "info"
+
+
+def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
+    """Serve until stopped, as what `page` says; gives the exit code: 0 when all ended as it was asked to,
+    RECYCLED when whoever has started it is to start the next one. Without such a one it begins again itself.
+
+    Raises BrokerError when Redis cannot be reached at the start or lets nobody in.
+    """
+    ready, retire, name = _nothing, _nothing, options.name
+    anew = get_restart_mode(os.environ, processes=options.processes)
+    kind.check(app)
+    introduced = check_controller_epoch(app, without_redis=kind.name == "publisher")
+    if options.processes > 1:
+        part = fleet.supervise(app, processes=options.processes, burst=options.burst, kind=kind.name)
+        if isinstance(part, int):
+            return part
+        ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
+        name = name and f"{name}.{part.number}"
+    with (
+        _understudies(app, options, kind) as understudies,
+        make_interruption(app, duplicate_window=anew.duplicate_window) as interruption,
+        open_log(app, options.log_format, options.log_level, name=name) as journal,
+    ):
+        told = WorkerOptions(
+            options.queues,
+            options.burst,
+            name,
+            sidecar=next(iter(understudies.values()), None),
+            reload=options.reload,
+            log_writer=journal,
+            processes=options.processes,
+            restart_mode=anew,
+            skips_startup_warnings=introduced,
+            sidecars=understudies,
+        )
+        trio.run(partial(serve_in_process, kind=kind), app, told, interruption, ready, retire)
+    if not anew.is_due or interruption.was_requested:
+        return 0
+    if anew.in_place:
+        re_execute(anew.start_folder)
+    return RESTART_EXIT_CODE
+
+
+@contextmanager
+def _understudies(
+    app: App, options: ServeOptions, page: ProcessKind
+) -> Generator[dict[str, Understudy], None, None]:
+    """One for each broker that the process works on, by its name."""
+    homes = worker.get_queues_by_broker(app, WorkerOptions(options.queues)) if page.has_sidecar else ()
+    with ExitStack() as stack:
+        yield {broker: stack.enter_context(start_sidecar(app, broker)) for broker in homes}
+
+
+def make_interruption(app: App, *, duplicate_window: float = 0.0) -> Interruption:
+    """What stops a process that serves `app`. When its parent has died, signals within `patience` seconds are one."""
+    parent = os.getppid() if duplicate_window else 0
+    return Interruption(
+        limit=app.settings.grace_period + STOP_LIMIT, duplicate_window=duplicate_window, parent=parent
+    )
+
+
+async def serve_in_process(
+    app: App,
+    options: WorkerOptions,
+    interruption: Interruption,
+    on_ready: Callable[[], None] = lambda: None,
+    on_retire: Callable[[], None] = lambda: None,
+    *,
+    kind: ProcessKind = WORKER,
+    companions: Sequence[ProcessKind] = (),
+) -> None:
+    """Be one worker, or what `page` says, in this Trio run until a signal, a command, or until a burst is done. `told`
+    is called when it consumes, `retiring` when it ends because it was commanded to: then nobody need replace it. What
+    is `beside` it lives as long, and is there before it."""
+    vitals = ProcessStatus(app=app.name)
+    options = replace(
+        options,
+        incarnation=new_incarnation_name(options.name),
+        process_status=vitals,
+        on_stuck=interruption.start_deadline,
+    )
+    log = Log(worker=options.incarnation, app=app.name, writer=options.log_writer, kind=kind.name)
+    done = trio.Event()
+    _introduce(options, log)
+    port = StatusPort(
+        process_status=vitals,
+        log=log,
+        port=app.settings.status_port,
+        host=app.settings.status_host,
+        ports=options.processes,
+    )
+    try:
+        async with trio.open_nursery() as around:  # probes are answered until the last job is settled
+            await around.start(StackDump(log).run)
+            await around.start(port.run)
+            await around.start(_watch(app, vitals, port, log, own=not options.shares_process).run)
+            async with trio.open_nursery() as nursery:
+                interruption.on_stop(_asking(nursery.cancel_scope, log, vitals))
+                interruption.on_reload(_ringing(options.reload_bell))
+
+                def tell() -> None:
+                    interruption.start_deadline()
+                    if not options.burst and not options.restart_mode.is_due:
+                        on_retire()
+
+                nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
+                for each in companions:
+                    await nursery.start(
+                        partial(
+                            run_companion,
+                            each,
+                            app,
+                            options.log_writer,
+                            tell,
+                            reload_bell=options.reload_bell,
+                        )
+                    )
+                ready = _Ready(log, on_ready, kind.name)
+                await kind.run(app, options, log=log, done=done, task_status=ready)
+            around.cancel_scope.cancel()
+    except BaseException as error:
+        log.event(f"{kind.name}:stopped")
+        log.finish(error)
+        raise
+    log.event(f"{kind.name}:stopped")
+    log.finish()
+
+
+def _watch(app: App, process_status: ProcessStatus, port: StatusPort, log: Log, *, own: bool) -> LoopWatchdog:
+    """Return what watches the event loop of this process. `own`: systemd hears of it from here."""
+    address = read_notify_settings(os.environ, os.getpid())["address"] if own else None
+    threshold = app.settings.loop_block_warning
+    return LoopWatchdog(
+        threshold=threshold, process_status=process_status, port=port, address=address, log=log
+    )
+
+
+async def run_companion(
+    kind: ProcessKind,
+    app: App,
+    journal: LogWriter | None,
+    on_stuck: Callable[[], None],
+    *,
+    reload_bell: ReloadSignal | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be what `page` says until cancelled, in the process of another."""
+    name = new_incarnation_name(f"{socket.gethostname()}:{os.getpid()}:{kind.name}")
+    told = WorkerOptions(
+        incarnation=name,
+        log_writer=journal,
+        on_stuck=on_stuck,
+        shares_process=True,
+        reload_bell=reload_bell or ReloadSignal(),
+    )
+    log = Log(worker=name, app=app.name, writer=journal, kind=kind.name)
+    try:
+        await kind.run(app, told, log=log, done=trio.Event(), task_status=task_status)
+    finally:
+        log.finish()
+
+
+def _asking(
+    scope: trio.CancelScope, log: Log, process_status: ProcessStatus
+) -> Callable[[signal.Signals], None]:
+    """What asks the worker in `scope` to stop; it may be called in a signal handler, and after the run."""
+    token = trio.lowlevel.current_trio_token()
+
+    def stop(number: signal.Signals) -> None:
+        log.event(
+            "process:stop-requested",
+            signal=number.name,
+            hint="finishing what runs; once more to exit at once",
+        )
+        process_status.mark_stopping()
+        scope.cancel()
+
+    def ask(number: signal.Signals) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(stop, number)
+
+    return ask
+
+
+def _ringing(bell: ReloadSignal) -> Callable[[], None]:
+    """What rings the bell; it may be called in a signal handler, and after the run."""
+    token = trio.lowlevel.current_trio_token()
+
+    def ring() -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(bell.send)
+
+    return ring
+
+
+def _introduce(options: WorkerOptions, log: Log) -> None:
+    """What there is to say at the start. Jobs are other people's code as often as not: not for root (C88)."""
+    if options.sidecar is not None:
+        log.event("sidecar:started", "debug", pid=options.sidecar.pid)
+    if not options.skips_startup_warnings and os.geteuid() == 0:
+        log.event("process:run-as-root", "warning", hint=_ROOT)
+
+
+class _Ready(trio.TaskStatus[None]):
+    """Says in the log that the worker consumes, and tells the collector that what is loaded by now stays."""
+
+    def __init__(self, log: Log, told: Callable[[], None], word: str) -> None:
+        self._log = log
+        self._word = word
+        self._told = told
+
+    def started(self, value: None = None) -> None:
+        gc.collect()
+        gc.freeze()
+        self._told()
+        self._log.event(f"{self._word}:ready")
+
+
+_ROOT = (
+    "this runs as root, and so does every job: run it as a user of its own, by a systemd user unit, User= in a system "
+    "unit, or USER in a container image"
+)
+
+
+def _nothing() -> None:
+    """Nobody wants to know that this worker is ready."""
+
+
+async def _stop_when(
+    done: trio.Event, scope: trio.CancelScope, process_status: ProcessStatus, tell: Callable[[], None]
+) -> None:
+    await done.wait()
+    process_status.mark_stopping()
+    tell()
+    scope.cancel()

@@ -1,0 +1,68 @@
+"""Own Broker: the broker that a Controller runs itself, as a cluster description says it: the table `[broker]`
+(C92)."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Literal, cast
+
+import msgspec
+
+Fsync = Literal["always", "everysec", "no"]
+FSYNC_MODES: tuple[Fsync, ...] = ("always", "everysec", "no")
+BROKER_VARIABLE = "CELERY5_BROKER"
+SINGLE_HOST_ERROR = (
+    "broker: who runs the broker itself has all members on the same host: leave [hosts] or [broker] out"
+)
+
+
+class OwnBroker(msgspec.Struct, frozen=True, kw_only=True):
+    """A server of the cluster's own: its program (`server`: auto, a name on PATH or a path), the `folder` with its
+    data, its unix `socket` ('': in the folder), a TCP `port` on this host besides (0: none), and when the disk is to
+    have what was written (`fsync`: before each answer, every second, or when the system likes)."""
+
+    server: str = "auto"
+    folder: str = "broker"
+    socket: str = ""
+    port: int = 0
+    fsync: Fsync = "everysec"
+
+
+def parse_own_broker(value: Any, errors: list[str]) -> OwnBroker | None:
+    """The table as a value; None where there is none. What is wrong is added to `errors`."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        errors.append(f"broker: {value!r} is not a table: write [broker]")
+        return None
+    table = cast("dict[str, Any]", value)
+    wrong = list(_wrong(table))
+    errors += wrong
+    return OwnBroker() if wrong else OwnBroker(**table)
+
+
+def _wrong(said: Mapping[str, Any]) -> Iterator[str]:
+    known = OwnBroker.__struct_fields__
+    for name, value in said.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            yield f"broker.{name} is not known" + (
+                f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+            )
+        elif name == "port":
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 65535:
+                yield f"broker.port: {value!r} is not a whole number from 0 to 65535"
+        elif name == "fsync":
+            if value not in FSYNC_MODES:
+                yield f"broker.fsync: {value!r} is none of {', '.join(FSYNC_MODES)}"
+        elif not isinstance(value, str) or not value.isprintable() or not (value or name == "socket"):
+            yield f"broker.{name}: {value!r} is not a text that a path can be"
+
+
+def find_broker_conflicts(
+    where: str, flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[str]:
+    """What a group says that another broker would be the members': errors. `where` is its place, with a dot."""
+    if "broker" in flags:
+        yield f"{where}broker: [broker] is that of all members: leave one of them out"
+    if BROKER_VARIABLE in environment:
+        yield f"{where}environment.{BROKER_VARIABLE}: [broker] is that of all members: leave one of them out"

@@ -1,0 +1,286 @@
+"""Remote Units: members on another host, as units of its systemd and as what is said to it and by it (C91).
+
+Each member is a unit of the user's own service manager there, in its runtime folder, so nothing outlives the next boot
+and nothing depends on the connection. All goes over in one script on standard input, none of it on a command line that
+others can see. The script is one group in braces: half of one is a syntax error, and does nothing. What is secret is in
+an environment file that only the user can read.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from celery5.protocol.cluster.members import Member
+from celery5.protocol.process.liveness import get_silence_limit
+
+UnitVerb = Literal["start", "stop", "kill", "reload"]
+
+LINE_PREFIX = "celery5:"
+"""What our lines begin with: a login shell may say other things."""
+BOOTSTRAP_SCRIPT = (
+    'exec 3<&0; read -r n; s=$(head -c "$n" <&3); '
+    'printf %s "$s" | timeout -k 2 "$1" sh & m=$!; '
+    '{ cat <&3; kill "$m"; } >/dev/null 2>&1 & w=$!; '
+    'wait "$m"; r=$?; kill "$w" 2>/dev/null; exit "$r"'
+)
+"""What the shell there does: read a script, run it for so long at most, and end it when this end goes away, since sshd
+would leave it running."""
+NO_LINGER_REPORT = "no-linger"
+_EXITED, _KILLED, _DUMPED = "1", "2", "3"
+"""How a main process ended: ExecMainCode is a code of waitid(2)."""
+_SHOWN = "Id,ActiveState,Result,ExecMainCode,ExecMainStatus,InvocationID,StatusText,MainPID"
+_BEFORE = """umask 077
+export LC_ALL=C SYSTEMD_PAGER=cat SYSTEMD_COLORS=0
+export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
+echo celery5:begin
+"""
+_WATCH = """if [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]; then
+  echo celery5:no-linger
+fi
+while :; do
+  systemctl --user show --property=%s %s || exit 3
+  echo celery5:seen
+  sleep %s
+done
+"""
+_ACTS = """units=$XDG_RUNTIME_DIR/systemd/user
+secrets=$XDG_RUNTIME_DIR/celery5
+mkdir -p "$units" "$secrets" || exit 4
+put() { printf %s "$2" > "$1.new" && mv -f "$1.new" "$1" || exit 4; }
+show() { systemctl --user show --value --property="$2" "$1"; }
+did() { printf 'celery5:%s %s %s\\n' "$1" "$2" "$(printf %s "$3" | tr '\\n' ' ')"; }
+do_start() {
+  case $(show "$1" ActiveState) in
+    active | activating | reloading) did begun "$1" "$(show "$1" InvocationID)"; return ;;
+  esac
+  was=$(show "$1" InvocationID)
+  systemctl --user reset-failed "$1" 2>/dev/null
+  why=$(systemctl --user start --no-block "$1" 2>&1) || { did refused "$1" "$why"; return; }
+  for each in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    is=$(show "$1" InvocationID)
+    [ "$is" = "$was" ] || break
+    sleep 0.1
+  done
+  did begun "$1" "$is"
+}
+do_stop() { systemctl --user stop --no-block "$1" 2>/dev/null; }
+do_kill() { systemctl --user kill --kill-who=main --signal=SIGKILL "$1" 2>/dev/null || do_stop "$1"; }
+do_reload() { systemctl --user kill --kill-who=main --signal=SIGHUP "$1" 2>/dev/null; }
+"""
+_UNIT = """# Written by a Controller of celery5. It is gone with the next boot.
+[Unit]
+Description=celery5 {name} of {app}
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+TimeoutStartSec={start_limit:.0f}
+EnvironmentFile=%t/celery5/{unit}.env
+{own}WorkingDirectory={directory}
+ExecStart=/usr/bin/env {words}
+# Who is started again, and when, the Foreman decides.
+Restart=no
+WatchdogSec={silence:g}
+WatchdogSignal=SIGKILL
+# A worker that has died leaves its understudy, which puts its jobs back within moments, if it is left half a second.
+KillMode=mixed
+ExecStop=/bin/sh -c 'test -n "$$MAINPID" || sleep 0.5'
+KillSignal=SIGTERM
+TimeoutStopSec={stop_after:.0f}
+NoNewPrivileges=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+UMask=0077
+"""
+
+
+class RemoteSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How members live on a host: what `celery5` is called there, in which directory they run, with which environment
+    beside their own, and the file there that says more of it. `~` is the user's home. Limits in seconds, 0: none."""
+
+    app: str
+    command: str = "celery5"
+    directory: str = "~"
+    environment: Mapping[str, str] = {}
+    environment_file: str = ""
+    start_limit: float = 180.0
+    hung_after: float = 60.0
+
+
+class UnitCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with a member there. What is to start is given whole."""
+
+    verb: UnitVerb
+    name: str
+    member: Member | None = None
+
+
+class UnitStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How systemd says that a unit is. `invocation` is another one for each start."""
+
+    member: str
+    active: str
+    result: str = ""
+    code: str = ""
+    status: str = ""
+    invocation: str = ""
+    status_text: str = ""
+    pid: int = 0
+
+
+def get_unit_name(app: str, member: str) -> str:
+    """The unit of a member."""
+    return f"celery5.{_plain(app)}.{_plain(member)}.service"
+
+
+def _plain(name: str) -> str:
+    """Letters, digits and dashes as they are, each other byte as _xx, so that no shell, pattern or unit minds."""
+    return "".join(
+        chr(each) if chr(each).isascii() and (chr(each).isalnum() or chr(each) == "-") else f"_{each:02x}"
+        for each in name.encode()
+    )
+
+
+def _spoken(name: str) -> str | None:
+    """Return the member's name that `_plain` made `name` of; None for one that it cannot have made: anybody on that
+    host may start units."""
+    first, *others = name.split("_")
+    try:
+        spoken = (
+            first.encode() + b"".join(bytes.fromhex(each[:2]) + each[2:].encode() for each in others)
+        ).decode()
+    except ValueError:
+        return None
+    return spoken if _plain(spoken) == name else None
+
+
+def frame_script(text: str) -> bytes:
+    """What goes to the shell there: how long it is, and the script."""
+    said = f"{{\n{_BEFORE}{text}}}".encode()
+    return b"%d\n%s" % (len(said), said)
+
+
+def make_watch_script(app: str, interval: float) -> bytes:
+    """Tell how the units of an application are, each `interval` seconds, for ever."""
+    return frame_script(_WATCH % (_SHOWN, shlex.quote(f"celery5.{_plain(app)}.*.service"), f"{interval:g}"))
+
+
+def make_command_script(setup: RemoteSetup, commands: Sequence[UnitCommand]) -> bytes:
+    """Do all this, in order. What starts is written down first."""
+    lines = [_ACTS]
+    for member in (act.member for act in commands if act.member is not None):
+        unit = get_unit_name(setup.app, member.name)
+        lines.append(f'put "$units/{unit}" {shlex.quote(format_unit_file(setup, member))}\n')
+        lines.append(f'put "$secrets/{unit}.env" {shlex.quote(format_environment_file(setup, member))}\n')
+    if any(act.member is not None for act in commands):
+        lines.append("systemctl --user daemon-reload || exit 3\n")
+    lines.extend(f"do_{act.verb} {get_unit_name(setup.app, act.name)}\n" for act in commands)
+    lines.append("echo celery5:done\n")
+    return frame_script("".join(lines))
+
+
+def format_unit_file(setup: RemoteSetup, member: Member) -> str:
+    """The unit of a member, as systemd reads it."""
+    own = f"EnvironmentFile={_path(setup.environment_file)}\n" if setup.environment_file else ""
+    first, *others = shlex.split(setup.command)
+    words = f'"%h{_quoted(first[1:])[1:]}' if first.startswith("~/") else _quoted(first)
+    return _UNIT.format(
+        name=member.name.replace("%", "%%"),
+        app=setup.app.replace("%", "%%"),
+        unit=get_unit_name(setup.app, member.name),
+        own=own,
+        directory=_path(setup.directory),
+        words=" ".join([words, *map(_quoted, (*others, *member.arguments))]),
+        start_limit=setup.start_limit,
+        silence=get_silence_limit(setup.hung_after),
+        stop_after=member.stop_after,
+    )
+
+
+def _path(path: str) -> str:
+    home = path == "~" or path.startswith("~/")
+    return ("%h" + path[1:].replace("%", "%%")) if home else path.replace("%", "%%")
+
+
+def _quoted(word: str) -> str:
+    """One word of a command line, as systemd.service(5) wants it."""
+    for plain, escaped in (
+        ("\\", "\\\\"),
+        ('"', '\\"'),
+        ("%", "%%"),
+        ("$", "$$"),
+        ("\n", "\\n"),
+        ("\t", "\\t"),
+    ):
+        word = word.replace(plain, escaped)
+    return f'"{word}"'
+
+
+def format_environment_file(setup: RemoteSetup, member: Member) -> str:
+    """The member's environment, as systemd.exec(5) reads it: what is its own holds against the host's."""
+    lines: list[str] = []
+    for name, value in {**setup.environment, **member.environment}.items():
+        for special in ("\\", '"', "`", "$"):
+            value = value.replace(special, f"\\{special}")
+        lines.append(f'{name}="{value}"\n')
+    return "".join(lines)
+
+
+def parse_unit_statuses(app: str, lines: Iterable[str]) -> dict[str, UnitStatus]:
+    """What one look at the units has shown, by member. Lines that say nothing to us are passed over."""
+    ours, found = f"celery5.{_plain(app)}.", dict[str, UnitStatus]()
+    said: dict[str, str] = {}
+    for line in [*lines, ""]:
+        name, equals, value = line.partition("=")
+        if equals:
+            said[name] = value
+            continue
+        unit = said.get("Id", "")
+        if unit.startswith(ours) and unit.endswith(".service"):
+            member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+            if member is None:
+                said = {}
+                continue
+            found[member] = UnitStatus(
+                member=member,
+                active=said.get("ActiveState", ""),
+                result=said.get("Result", ""),
+                code=said.get("ExecMainCode", ""),
+                status=said.get("ExecMainStatus", ""),
+                invocation=said.get("InvocationID", ""),
+                status_text=said.get("StatusText", ""),
+                pid=int(pid) if (pid := said.get("MainPID", "")).isdecimal() and pid.isascii() else 0,
+            )
+        said = {}
+    return found
+
+
+def parse_start_replies(app: str, lines: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """What became of each start, by member: `begun` and its invocation, or `refused` and why."""
+    ours, found = f"celery5.{_plain(app)}.", dict[str, tuple[str, str]]()
+    for line in lines:
+        word, _, rest = line.removeprefix(LINE_PREFIX).partition(" ")
+        unit, _, more = rest.partition(" ")
+        if line.startswith(LINE_PREFIX) and word in ("begun", "refused") and unit.startswith(ours):
+            member = _spoken(unit.removeprefix(ours).removesuffix(".service"))
+            if member is not None:
+                found[member] = (word, more.strip()[:300])
+    return found
+
+
+def describe_exit(unit: UnitStatus) -> tuple[str, int | None]:
+    """For people, and the exit code, below zero for a signal, None when nobody knows."""
+    number = int(unit.status) if unit.status.isascii() and unit.status.isdigit() else 0
+    if unit.result == "watchdog":
+        return "hung: its event loop said nothing for too long", -9
+    if unit.code in (_KILLED, _DUMPED):
+        return f"signal {number}", -number
+    if unit.code == _EXITED:
+        hint = ": celery5 is not found there, say `command` of the host" if number == 127 else ""
+        return f"exit code {number}{hint}", number
+    return f"systemd says {unit.result or unit.active or 'nothing'}", None

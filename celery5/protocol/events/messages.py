@@ -1,0 +1,148 @@
+"""Events: an event message as it travels, who is subscribed to it, and the jobs that follow from it (C5, I7).
+
+`event.schema.json` beside this file publishes the message. Fields that this version does not know survive.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from celery5.errors import Corrupt
+from celery5.protocol.job.envelope import MAX_DEPTH, format_lock, is_nested_deeper, refuse_oversized
+from celery5.protocol.job.job import DEDUPLICATION_WINDOW, Job, derive_job_id
+
+VERSION = 1
+
+
+class EventMessage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """An Event message: `event` happened, of that `version`, with these `fields`. Times are seconds since 1970."""
+
+    v: int
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    event: Annotated[str, Meta(min_length=1, max_length=500)]
+    version: Annotated[int, Meta(ge=1)] = 1
+    fields: dict[str, Raw] = {}
+    sent: float = 0.0
+    trace: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What one subscribes to."""
+        return format_subject(self.event, self.version)
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """One task's subscription to some `versions` of an `event`, as the registry in Redis keeps it.
+
+    `job` is the pattern of its jobs, without id and arguments; it `takes` these fields, or, with null, whatever there
+    is; it expires so many seconds after the event is routed. Fields that the event does not have are as in `defaults`:
+    its producer may be older than they are. So nobody needs the subscriber's code.
+    """
+
+    event: str
+    versions: tuple[int, ...]
+    job: Job
+    takes: tuple[str, ...] | None = None
+    expires_in: float | None = None
+    defaults: dict[str, Raw] = {}
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What it is subscribed to."""
+        return tuple(format_subject(self.event, version) for version in self.versions)
+
+    @property
+    def name(self) -> str:
+        """Its name in the registry: one task has one subscription to an event."""
+        return subscription_name(self.event, self.job.app, self.job.task)
+
+
+def subscription_name(event: str, app: str, task: str) -> str:
+    """The name in the registry of a task's subscription to an event."""
+    return f"{event}\n{app}\n{task}"
+
+
+def format_subject(event: str, version: int) -> str:
+    """An event of one version, in one word."""
+    return f"{event} {version}"
+
+
+def parse_event(raw: bytes, limit: int | None = None) -> EventMessage:
+    """Decode an Event message. `limit` is the setting `message_limit`, for a message that comes from Redis.
+
+    Raises Corrupt with the reason, and nothing else, whatever the bytes are.
+    """
+    refuse_oversized(raw, limit, "an event")
+    try:
+        message = _EVENT.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"not an event: {error}") from None
+    if message.v != VERSION:
+        raise Corrupt(
+            f"event message of version {message.v}; this Router reads version {VERSION}: upgrade the Routers first"
+        )
+    if len(raw) > 2 * MAX_DEPTH and is_nested_deeper(raw, MAX_DEPTH + 50):
+        raise Corrupt(f"not an event: nested deeper than {MAX_DEPTH + 50}")
+    return message
+
+
+def parse_subscription(raw: bytes, limit: int | None = None) -> Subscription | None:
+    """One entry of the registry; None for one that cannot be read: of a later version, say, or too large."""
+    try:
+        refuse_oversized(raw, limit, "a subscription")
+        found = _SUBSCRIPTION.decode(raw)
+        _FIELDS.decode(found.job.message)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def group_by_subject(subscriptions: Iterable[Subscription]) -> Mapping[str, Sequence[Subscription]]:
+    """The subscriptions to each subject."""
+    found: dict[str, list[Subscription]] = {}
+    for each in subscriptions:
+        for subject in each.subjects:
+            found.setdefault(subject, []).append(each)
+    return found
+
+
+def make_job_template(job: Job) -> tuple[Job, float | None]:
+    """What all jobs that are sent like `job` have in common, always the same, and in how many seconds they expire."""
+    fields = _FIELDS.decode(job.message)
+    sent, expires = (msgspec.json.decode(fields.pop(name, Raw(b"null"))) for name in ("sent", "expires"))
+    for name in ("id", "key", "args", "kwargs", "trace"):
+        fields.pop(name, None)
+    message = _ENCODER.encode(fields)
+    left = None if expires is None else round(float(expires) - float(sent or 0.0), 3)
+    return msgspec.structs.replace(job, id="", message=message, lock="", unique_for=None), left
+
+
+def make_event_job(event: EventMessage, subscription: Subscription, *, now: float) -> Job:
+    """The one job of this subscriber for this event, the same whoever makes it and however often: its id follows from
+    the event's and the subscriber (I7)."""
+    job, takes = subscription.job, subscription.takes
+    job_id = derive_job_id(event.id, job.app, job.task)
+    known = {**subscription.defaults, **event.fields} if subscription.defaults else event.fields
+    given = known if takes is None else {name: known[name] for name in takes if name in known}
+    fields: dict[str, Any] = _FIELDS.decode(job.message)
+    fields.update(id=job_id, kwargs=given, sent=now, key=job_id)
+    if event.trace:
+        fields["trace"] = event.trace
+    if subscription.expires_in is not None:
+        fields["expires"] = now + subscription.expires_in
+    return msgspec.structs.replace(
+        job,
+        id=job_id,
+        message=_ENCODER.encode(fields),
+        lock=format_lock(job.task, job_id),
+        unique_for=DEDUPLICATION_WINDOW,
+    )
+
+
+_EVENT = msgspec.json.Decoder(EventMessage)
+_SUBSCRIPTION = msgspec.json.Decoder(Subscription)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_ENCODER = msgspec.json.Encoder()
+encode = _ENCODER.encode

@@ -1,0 +1,262 @@
+"""Diagnosis Host: what the readings of this machine mean: keys, units, the application, its workers, Python."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+
+import msgspec
+
+from celery5.protocol.health.broker_diagnosis import Finding
+
+SOON = 30
+"""Days before a certificate's end that it is told of."""
+OLDEST_PYTHON = (3, 11)
+MANY_WAITING_MESSAGES = 10_000
+"""Messages in the backlog of a Publisher from which on that is told of."""
+OLDEST_SYSTEMD = 240
+"""The first systemd that takes all that the units say."""
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """A certificate: its `role` (`mine`, `authority`, `trusted`), its fingerprint, until when it holds
+    (`2027-01-31`), and whether it was revoked."""
+
+    role: str
+    fingerprint: str
+    until: str
+    revoked: bool
+
+
+class SystemdUnit(msgspec.Struct, frozen=True):
+    """A unit of systemd that is installed here: whether a target wants it (`enabled`), and what its ExecStart names
+    that is not there (`missing`)."""
+
+    name: str
+    is_user_unit: bool
+    enabled: bool
+    missing: str = ""
+
+
+class WorkerVersion(msgspec.Struct, frozen=True):
+    """A worker that lives, and the version that it says it is of; '' when it did not answer, or when it answered with a
+    `refusal`."""
+
+    name: str
+    version: str
+    refusal: str = ""
+
+
+def diagnose_key_folder(path: str, modes: Mapping[str, int] | None) -> Finding:
+    """The folder of the keys, by the modes of itself (`.`) and of the files in it; None when it is not there."""
+    if modes is None:
+        return Finding("keys folder", "ok", f"{path} is not there yet: the first signed command makes it")
+    if modes.get(".", 0) & 0o077:
+        return Finding("keys folder", "fail", f"others may enter {path}", f"chmod 700 {path}")
+    loose = sorted(name for name, mode in modes.items() if name != "." and mode & 0o077)
+    if loose:
+        files = " ".join(f"{path}/{each}" for each in loose)
+        return Finding("keys folder", "warn", f"others may read {', '.join(loose)}", f"chmod 600 {files}")
+    return Finding("keys folder", "ok", f"{path}, for nobody else")
+
+
+def diagnose_certificates(found: Sequence[Credential], refusal_reason: str, today: date) -> Finding:
+    """The certificates in that folder; `refusal` says why what is signed here is not accepted here, '' when it is."""
+    name = "certificates"
+    mine = [each for each in found if each.role == "mine"]
+    if not mine:
+        return Finding(name, "ok", "no key of its own yet: the first signed command makes it")
+    ends = {each: date.fromisoformat(each.until) for each in found if not each.revoked}
+    over = [each for each in mine if each in ends and ends[each] < today]
+    if over:
+        return Finding(
+            name, "fail", f"{over[0].fingerprint[:16]} ended on {over[0].until}", "celery5 keys new"
+        )
+    if refusal_reason:
+        remedy = "celery5 keys new; where its authority was revoked: celery5 keys new --authority"
+        return Finding(name, "fail", f"what is signed here is refused here: {refusal_reason}", remedy)
+    late = sorted((end, each.role) for each, end in ends.items() if (end - today).days < SOON)
+    if late:
+        what = ", ".join(f"{role} until {end}" for end, role in late)
+        return Finding(
+            name,
+            "warn",
+            f"they end soon, or have ended: {what}",
+            "celery5 keys new, and trust it on other hosts",
+        )
+    revoked = sum(each.revoked for each in found)
+    return Finding(
+        name, "ok", f"{len(found)}, until {min(ends.values(), default=today)}; {revoked} of them revoked"
+    )
+
+
+def diagnose_units(found: Sequence[SystemdUnit], *, version: str, is_lingering: bool, user: str) -> Finding:
+    """The units of systemd, when there are any."""
+    if not found:
+        return Finding("units", "ok", "none of systemd's is installed")
+    says = f"systemd {version or 'of an unknown version'}: {', '.join(each.name for each in found)}"
+    missing = [f"{each.missing} of {each.name}" for each in found if each.missing]
+    if missing:
+        return Finding(
+            "units",
+            "fail",
+            f"not there: {', '.join(missing)}",
+            "correct ExecStart in a drop-in: systemctl edit",
+        )
+    number = re.match(r"\d+", version)
+    if number and int(number[0]) < OLDEST_SYSTEMD:
+        return Finding("units", "warn", says, f"upgrade systemd to {OLDEST_SYSTEMD} or newer")
+    if any(each.is_user_unit for each in found) and not is_lingering:
+        remedy = f"loginctl enable-linger {user}"
+        return Finding("units", "warn", f"{says}; those of {user} end when {user} logs out", remedy)
+    idle = [each for each in found if not each.enabled]
+    if idle:
+        flag = " --user" if idle[0].is_user_unit else ""
+        remedy = f"systemctl{flag} enable {' '.join(each.name for each in idle)}"
+        return Finding(
+            "units", "warn", f"not started at boot: {', '.join(each.name for each in idle)}", remedy
+        )
+    return Finding("units", "ok", f"{says}; enabled")
+
+
+def diagnose_application(name: str, tasks: int) -> Finding:
+    """The application, which could be imported."""
+    if not tasks:
+        remedy = "name the modules that declare them: App(include=[...])"
+        return Finding("application", "warn", f"{name} has no tasks", remedy)
+    return Finding("application", "ok", f"{name}, {tasks} tasks")
+
+
+def diagnose_settings(said: int, oddities: Sequence[str]) -> Finding:
+    """The settings, which can be used; how many were said, and what is odd."""
+    if oddities:
+        return Finding("settings", "warn", "; ".join(oddities), "celery5 config show --origin says where")
+    return Finding("settings", "ok", f"{said} said, the rest are defaults")
+
+
+def diagnose_workers(
+    found: Sequence[WorkerVersion],
+    own_version: str,
+    *,
+    asked: bool,
+    unrouted: bool,
+    unread: Sequence[str] = (),
+) -> Finding:
+    """The workers that live; not all may be asked which version they are of. `unrouted`: there are events of the
+    application's own, and no Router; on the queues `unread` jobs wait, and no worker reads them."""
+    if not found:
+        return Finding("workers", "warn", "none lives", "celery5 worker start")
+    says = f"{len(found)} live"
+    if unrouted:
+        return Finding("workers", "warn", f"{says}, and no Router: events wait", "celery5 router start")
+    if unread:
+        queues = ",".join(unread)
+        return Finding(
+            "workers",
+            "warn",
+            f"{says}, and jobs wait on queues that none of them reads: {queues}",
+            f"celery5 worker start --queues {queues}; a misspelt queue stays until its jobs are done",
+        )
+    if not asked:
+        return Finding("workers", "ok", f"{says}; no key to ask them with yet")
+    refused = [each for each in found if each.refusal]
+    if refused:
+        names = ", ".join(each.name for each in refused)
+        remedy = "celery5 keys show says what is trusted; celery5 keys trust, on the worker's host"
+        return Finding("workers", "fail", f"{says}; {names}: {refused[0].refusal}", remedy)
+    silent = [each.name for each in found if not each.version]
+    if silent:
+        remedy = "look at their logs; a worker without an inbox does not answer"
+        return Finding("workers", "warn", f"{says}; no answer from {', '.join(silent)}", remedy)
+    others = [f"{each.name} {each.version}" for each in found if each.version != own_version]
+    if others:
+        remedy = "restart them: celery5 worker shutdown"
+        return Finding(
+            "workers", "warn", f"{says}; not of version {own_version}: {', '.join(others)}", remedy
+        )
+    return Finding("workers", "ok", f"{says}, of version {own_version}")
+
+
+def diagnose_publisher(address: str, waiting: int, trouble: str) -> Finding:
+    """The Publisher daemon, which has answered: so many messages wait there, and what keeps it from writing them."""
+    count = f"{waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}"
+    if trouble:
+        says = f"{address}, has jobs in memory only: {trouble}; {count}"
+        return Finding("publisher", "warn", says, "make room for its backlog, or let it write there")
+    if waiting >= MANY_WAITING_MESSAGES:
+        remedy = (
+            "see whether its broker answers; else give it more: celery5 publisher start --connections 1..4"
+        )
+        return Finding(
+            "publisher", "warn", f"{address}, {count}: jobs come faster than they are published", remedy
+        )
+    return Finding("publisher", "ok", f"{address}, {count}")
+
+
+def diagnose_unreachable_publisher(address: str, why: str) -> Finding:
+    """The Publisher daemon that the setting `publisher` names, and that cannot be reached."""
+    return Finding(
+        "publisher",
+        "fail",
+        f"{address} cannot be reached: {why}",
+        "celery5 publisher start on this host, as a user who may open its socket; or take the setting publisher away",
+    )
+
+
+def diagnose_refusing_publisher(address: str, why: str) -> Finding:
+    """The Publisher daemon is another one than was meant."""
+    return Finding(
+        "publisher", "fail", f"{address} refuses us: {why}", "give publisher the address of our own daemon"
+    )
+
+
+def diagnose_python(version: Sequence[int], celery5: str) -> Finding:
+    """The interpreter."""
+    says = f"celery5 {celery5} on Python {'.'.join(map(str, version[:3]))}"
+    if tuple(version[:2]) < OLDEST_PYTHON:
+        return Finding("python", "fail", says, "use Python 3.11 or newer")
+    return Finding("python", "ok", says)
+
+
+def diagnose_libraries(required: Sequence[str], installed: Mapping[str, str]) -> Finding:
+    """The libraries: what the installed package says it requires (`trio>=0.30`), and what there is of each ('': it is
+    not there)."""
+    if not required:
+        return Finding(
+            "libraries", "warn", "celery5 runs from a folder, not installed", "pip install celery5"
+        )
+    wrong: list[str] = []
+    for each in required:
+        if ";" in each:
+            continue  # of an extra
+        name = parse_requirement_name(each)
+        have = installed.get(name, "")
+        if not have:
+            wrong.append(f"{name} is not there")
+        elif not all(_holds(have, *bound) for bound in re.findall(r"(>=|<=|==|<|>)\s*([\d.]+)", each)):
+            wrong.append(f"{name} {have}, which is not {each}")
+    if wrong:
+        return Finding("libraries", "fail", "; ".join(wrong), "pip install --upgrade celery5")
+    shown = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()) if version)
+    return Finding("libraries", "ok", shown)
+
+
+def parse_requirement_name(required: str) -> str:
+    """The name in `redis[hiredis]<9,>=8`."""
+    return re.split(r"[\[<>=!~; ]", required, maxsplit=1)[0]
+
+
+def _holds(have: str, relation: str, bound: str) -> bool:
+    one, other = _numbers(have), _numbers(bound)
+    width = max(len(one), len(other))
+    one, other = one + (0,) * (width - len(one)), other + (0,) * (width - len(other))
+    return {
+        ">=": one >= other,
+        "<=": one <= other,
+        "==": one == other,
+        "<": one < other,
+        ">": one > other,
+    }[relation]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", re.split(r"[a-zA-Z+]", version)[0]))

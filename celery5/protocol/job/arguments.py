@@ -1,0 +1,522 @@
+"""Arguments: a task's parameters and result, from Python to JSON and back, as the annotations say.
+
+Whatever a worker would refuse, the producer refuses first, naming the task, the parameter and both types. Standard
+types, dataclasses, attrs and msgspec are msgspec's; paths and pydantic models are the hooks below.
+"""
+
+import inspect
+import math
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from difflib import get_close_matches
+from pathlib import PurePath
+from types import GenericAlias, SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Never,
+    NoReturn,
+    Protocol,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import Raw
+
+from celery5.errors import BadArguments, BadResult, Misconfigured
+from celery5.protocol.job.envelope import MAX_DEPTH, NO_KWARGS, is_nested_deeper, try_decode_value
+from celery5.protocol.masking import mask_passwords
+
+MAX_CALL_LENGTH = 120
+"""Characters of a call's arguments that are shown."""
+MAX_CALL_SIZE = 16 * 1024
+"""Bytes of a call's arguments that are looked at: of more only the size is shown."""
+
+
+def format_call(names: Sequence[str], args: msgspec.Raw, kwargs: msgspec.Raw) -> str:
+    """Return the arguments of a call on one line, `order=7, token="***"`: shortened, and without passwords.
+
+    Args:
+        names: the task's positional parameters, in order.
+        args: the positional arguments, a JSON array.
+        kwargs: the named ones, a JSON object.
+    """
+    size = len(bytes(args)) + len(bytes(kwargs))
+    if size > MAX_CALL_SIZE:
+        return f"({size} bytes)"
+    listed, named = try_decode_value(args), try_decode_value(kwargs)
+    if not isinstance(listed, list) or not isinstance(named, dict):
+        return "(unreadable)"
+    values = cast("list[object]", listed)
+    known = dict(zip(names, values, strict=False)) | cast("dict[str, object]", named)
+    try:
+        shown = [f"{name}={_json(value)}" for name, value in mask_passwords(known).items()]
+        text = ", ".join(shown + [_json(mask_passwords(value)) for value in values[len(names) :]])
+    except RecursionError:
+        return "(unreadable)"
+    return text if len(text) <= MAX_CALL_LENGTH else f"{text[:MAX_CALL_LENGTH]}..."
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_EMPTY = inspect.Parameter.empty
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    dump = getattr(value, "model_dump", None)  # pydantic, when the application uses it
+    if callable(dump) and not isinstance(value, type):
+        return dump(mode="json", by_alias=True, round_trip=True)
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+def _from_json(kind: type[Any], value: Any) -> Any:
+    kind = get_origin(kind) or kind  # Iterable, of Iterable[int]
+    if isinstance(value, kind):  # not from JSON at all: the producer checks its arguments
+        return value
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    validate = getattr(kind, "model_validate_json", None)
+    if callable(validate):
+        # From JSON, so that strict models take their dates and ids, too.
+        return validate(_ENCODER.encode(value))
+    raise NotImplementedError(f"{kind.__name__} has no JSON form")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
+_FAULTS = (NotImplementedError, TypeError, ValueError, RecursionError)
+"""What msgspec and the hooks raise; its own errors are ValueErrors."""
+
+
+def _encode(value: Any) -> bytes:
+    """JSON. Raises ValueError for nan and infinity, which JSON does not have: msgspec would write `null` instead."""
+    encoded = _ENCODER.encode(value)
+    if encoded.find(b"null") >= 0 and value is not None:  # `in` takes twice as long: it tries a number first
+        _refuse_infinite(msgspec.to_builtins(value, enc_hook=_to_json))
+    return encoded
+
+
+def _encode_call(value: Any) -> bytes:
+    """JSON of one half of a call. Raises ValueError for what the scripts could not read."""
+    encoded = _encode(value)
+    if len(encoded) > 2 * MAX_DEPTH and is_nested_deeper(encoded, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
+    return encoded
+
+
+def _refuse_infinite(value: Any) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} has no JSON form")
+    elif isinstance(value, dict):
+        for each in cast("dict[Any, Any]", value).values():
+            _refuse_infinite(each)
+    elif isinstance(value, list | tuple):
+        for each in cast("Sequence[Any]", value):
+            _refuse_infinite(each)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())  # pydantic's errors have many lines
+
+
+def encode_value(value: Any) -> bytes:
+    """JSON of a task's result. Raises TypeError when there is none."""
+    try:
+        return _encode(value)
+    except _FAULTS as error:
+        raise TypeError(
+            f"a result of type {type(value).__name__} cannot be encoded: {_line(error)}"
+        ) from None
+
+
+class ResultType:
+    """What a task returns, as its annotation says."""
+
+    def __init__(self, annotation: Any) -> None:
+        self._annotation = annotation
+        self._decoder = _decoder(annotation)
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the annotation says anything about the result."""
+        return self._decoder.type is not Any
+
+    def decode(self, raw: bytes | Raw) -> Any:
+        """The result as the task's annotation describes it. Raises BadResult when it does not fit."""
+        try:
+            return self._decoder.decode(raw)
+        except _FAULTS as error:
+            raise BadResult(
+                f"the result is not what the task declares, {_shown(self._annotation)}: {_line(error)}"
+            ) from None
+
+
+def _decoder(annotation: Any) -> msgspec.json.Decoder[Any]:
+    if annotation in (_EMPTY, inspect.Signature.empty, *_NEVER):
+        annotation = Any
+    return msgspec.json.Decoder(annotation, dec_hook=_from_json)
+
+
+def _shown(annotation: Any) -> str:
+    name = getattr(annotation, "__name__", None) if isinstance(annotation, type) else None
+    return name or str(annotation)
+
+
+class Parameters:
+    """The parameters and the result of one task.
+
+    Raises Misconfigured at declaration when an annotation has no JSON form. One that names something that does not
+    exist yet, as a class further down in the module, counts as Any and is `unresolved`: `resolve` tries again when the
+    first job is made or read, and when an application is loaded. What is unknown then, such as an import for type
+    checkers only, stays Any.
+    """
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self._task = task
+        self._function = function
+        self._signature = inspect.signature(function)
+        self.has_unresolved: bool = False
+        self._read_annotations()
+        self._is_late: bool = self.has_unresolved
+
+    def resolve(self) -> None:
+        """Look again at annotations that could not be resolved before. Raises Misconfigured when one has no JSON
+        form."""
+        self._is_late = False
+        if self.has_unresolved:
+            self._read_annotations()
+
+    def _read_annotations(self) -> None:
+        hints, self.has_unresolved = _hints(self._function)
+        self.return_annotation: Any = self._known("the result", hints.get("return", Any))
+        self.result_type: ResultType = ResultType(self.return_annotation)
+        self._types = {
+            name: self._known(f"parameter {name!r}", hints.get(name, Any))
+            for name in self._signature.parameters
+        }
+        self._decoders = {name: _decoder(annotation) for name, annotation in self._types.items()}
+        self._exact = frozenset(name for name, each in self._types.items() if _mentions_decimal(each))
+        kinds = {name: each.kind for name, each in self._signature.parameters.items()}
+        self._names = tuple(name for name, kind in kinds.items() if kind in _POSITIONAL)
+        self._rest = next((name for name, kind in kinds.items() if kind is _VAR_POSITIONAL), None)
+        self._more = next((name for name, kind in kinds.items() if kind is _VAR_KEYWORD), None)
+        self._keywords = frozenset(name for name, kind in kinds.items() if kind in _BY_NAME)
+        parameters = self._signature.parameters
+        self._required = sum(parameters[name].default is _EMPTY for name in self._names)
+        self._plain = len(self._names) == len(parameters)
+        # Where there are only positional parameters a list of them is decoded in one go.
+        self._classes = tuple(self._types[name] for name in self._names)
+        lengths = range(self._required, len(self._names) + 1) if self._plain else ()
+        self._wholes = {many: _decoder(GenericAlias(tuple, self._classes[:many])) for many in lengths}
+        self._fixed = next(iter(self._wholes.values())) if len(self._wholes) == 1 else None
+
+    @property
+    def positional_names(self) -> tuple[str, ...]:
+        """The names of the parameters that may be given by position, in order."""
+        return self._names
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Raw, Raw]:
+        """Both halves of a call as JSON. Raises BadArguments."""
+        if self._is_late:
+            self.resolve()
+        whole = None if kwargs else self._wholes.get(len(args))
+        if whole is None:
+            self._check_bound(args, kwargs)
+        elif tuple(map(type, args)) != self._classes[: len(args)]:
+            for name, value in zip(self._names, args, strict=False):
+                self._check(name, value)
+        try:
+            raw_args = Raw(_encode_call(args))
+            raw_kwargs = Raw(_encode_call(kwargs)) if kwargs else NO_KWARGS
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: an argument cannot be encoded: {_line(error)}") from None
+        if whole is None or not _is_read(raw_args, whole):
+            # What the worker will do with them; it says which one it cannot read.
+            self.decode(raw_args, raw_kwargs)
+        return raw_args, raw_kwargs
+
+    def encode_canonical(self, args: Raw, kwargs: Raw) -> bytes:
+        """One text for all spellings of an encoded call: by position or by name, with a default said or left out, keys
+        of a mapping in any order."""
+        call = self._bind(*self.decode(args, kwargs))
+        left_out = self._bind(call.args, call.kwargs)
+        left_out.apply_defaults()
+        try:
+            return _canonical(left_out)
+        except _FAULTS:  # a default that has no JSON form, which nobody can say either
+            return _canonical(call)
+
+    def decode(self, args: Raw, kwargs: Raw) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """A call's arguments, converted to the annotated types. Raises BadArguments."""
+        if self._is_late:
+            self.resolve()
+        values = self._decode_positional(args)
+        named = {} if kwargs is NO_KWARGS else self._decode_keywords(kwargs)
+        if not (not named and self._plain and self._required <= len(values) <= len(self._names)):
+            self._bind(values, named)
+        return values, named
+
+    def encode_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """JSON of a decoded call's arguments, all by name, with the defaults of those that were left out: what a box in
+        another language is given. Raises BadArguments."""
+        call = self._bind(args, kwargs)
+        call.apply_defaults()
+        found = dict(call.arguments)
+        found |= found.pop(self._more) if self._more else {}
+        try:
+            return _encode(found)
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: a default cannot be encoded: {_line(error)}") from None
+
+    def _decode_positional(self, raw: Raw) -> Sequence[Any]:
+        if self._fixed is not None:
+            try:
+                return cast("Sequence[Any]", self._fixed.decode(raw))
+            except _FAULTS:
+                pass  # look again, one by one, to say which
+        try:
+            each = _RAW_ARGS.decode(raw)
+            whole = self._wholes.get(len(each))
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: args are no list: {_line(error)}") from None
+        if whole is not None:
+            try:
+                return cast("Sequence[Any]", whole.decode(raw))
+            except _FAULTS:
+                pass
+        rest = self._rest
+        if rest is None and len(each) > len(self._names):
+            raise BadArguments(
+                f"{self._task}{self._signature}: takes {len(self._names)} positional arguments, got {len(each)}"
+            )
+        count = len(self._names)
+        return [
+            self._decode_one(self._names[at] if at < count else cast("str", rest), one)
+            for at, one in enumerate(each)
+        ]
+
+    def _decode_keywords(self, raw: Raw) -> dict[str, Any]:
+        try:
+            each = _RAW_KWARGS.decode(raw)
+        except _FAULTS as error:
+            raise BadArguments(f"{self._task}: kwargs are no object: {_line(error)}") from None
+        return {
+            name: self._decode_one(name if name in self._keywords else self._more, one)
+            for name, one in each.items()
+        }
+
+    def _decode_one(self, name: str | None, raw: Raw) -> Any:
+        """One argument. `name` is the parameter's; None when there is no such parameter, which binding will say."""
+        try:
+            return self._decoders[name].decode(raw) if name else None
+        except _FAULTS as error:
+            raise BadArguments(
+                f"{self._task}: parameter {name!r} takes {_shown(self._types[name or ''])}: {_line(error)}"
+            ) from None
+
+    def _check_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for name, value in self._bind(args, kwargs).arguments.items():
+            if name == self._rest:
+                for each in value:
+                    self._check(name, each)
+            elif name == self._more:
+                for each in value.values():
+                    self._check(name, each)
+            else:
+                self._check(name, value)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            why = self._unexpected(kwargs) or error
+            raise BadArguments(f"{self._task}{self._signature}: {why}") from None
+
+    def _unexpected(self, kwargs: Mapping[str, Any]) -> str:
+        """Return which keyword argument has no parameter. `inspect` would name the missing parameter instead."""
+        if self._more is not None:
+            return ""
+        wrong = next((name for name in kwargs if name not in self._keywords), None)
+        if wrong is None:
+            return ""
+        near = get_close_matches(wrong, [name for name in self._types if name in self._keywords], n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        return f"got an unexpected keyword argument {wrong!r}{meant}"
+
+    def _check(self, name: str, value: Any) -> None:
+        wanted = self._types[name]
+        if wanted is Any or type(value) is wanted:
+            return
+        if name in self._exact and (inexact := _float_for_decimal(value, wanted)) is not None:
+            raise BadArguments(
+                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"(the float {inexact!r} is not exact: pass Decimal('{inexact!r}') or '{inexact!r}')"
+            )
+        try:
+            msgspec.convert(value, wanted, dec_hook=_from_json)
+        except _FAULTS as error:
+            raise BadArguments(
+                f"{self._task}: parameter {name!r} takes {_shown(wanted)}, got {type(value).__name__} "
+                f"({_line(error)})"
+            ) from None
+
+    def _known(self, what: str, annotation: Any) -> Any:
+        """Return an annotation, or Any for one that names what does not exist yet. Raises Misconfigured when it has no
+        JSON form."""
+        if annotation in (*_SIMPLE, *_NEVER):
+            return annotation
+        try:
+            _decoder(annotation)
+            bare = _class_without_json(annotation)
+        except NameError:  # it is a dataclass, say, of which a field is
+            self.has_unresolved = True
+            return Any
+        except (TypeError, NotImplementedError) as error:
+            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_line(error)}") from None
+        if bare is not None:
+            raise Misconfigured(f"task {self._task}: {what} has no JSON form: {_shown(bare)} {_INSTEAD}")
+        return annotation
+
+
+_INSTEAD = "is neither a dataclass nor another type that JSON can carry (guide: tasks, arguments and results)"
+_NEVER: tuple[Any, ...] = (Never, NoReturn)
+_SIMPLE: tuple[Any, ...] = (Any, int, str, float, bool, bytes, None)
+_SAMPLES: tuple[Any, ...] = ({}, [], "", 0, 0.0, True, None)
+"""One of each kind of value that JSON has."""
+_ORDINARY = (type, ABCMeta, type(Protocol))
+"""Metaclasses that decide by the class alone whether something is an instance of it."""
+
+
+def _class_without_json(annotation: Any) -> type[Any] | None:
+    """Return a class in an annotation that no JSON value can be converted to; None when there is none.
+
+    `Client | None` has a JSON form, which is null: what one member of a union can carry will do.
+    """
+    from msgspec.inspect import type_info
+
+    return _bare_in(type_info(annotation), set())
+
+
+def _bare_in(info: Any, seen: set[int]) -> type[Any] | None:
+    """As `_class_without_json`, for msgspec's description of a type. `seen` are descriptions that were looked at: a
+    type may contain itself."""
+    if id(info) in seen:
+        return None
+    seen.add(id(info))
+    kind = getattr(info, "cls", None)
+    if type(info).__name__ == "CustomType":
+        return None if _has_json_form(kind) else kind
+    if type(info).__name__ == "UnionType":
+        bare = [_bare_in(each, seen) for each in info.types]
+        return bare[0] if all(each is not None for each in bare) else None
+    inner = [
+        getattr(info, name) for name in ("item_type", "key_type", "value_type", "type") if hasattr(info, name)
+    ]
+    for each in (
+        *inner,
+        *getattr(info, "item_types", ()),
+        *(one.type for one in getattr(info, "fields", ())),
+    ):
+        found = _bare_in(each, seen)
+        if found is not None:
+            return found
+    return None
+
+
+def _has_json_form(kind: Any) -> bool:
+    """Return whether `_from_json` may make an instance of this class of a value from JSON."""
+    if not isinstance(kind, type) or issubclass(kind, PurePath):
+        return True
+    metaclass: type[Any] = cast("Any", kind).__class__
+    if callable(getattr(cast("Any", kind), "model_validate_json", None)) or metaclass not in _ORDINARY:
+        return True  # what another metaclass lets pass depends on the value
+    try:
+        return any(isinstance(each, kind) for each in _SAMPLES)
+    except TypeError:  # a protocol that is not made for that
+        return False
+
+
+def _mentions_decimal(annotation: Any) -> bool:
+    return annotation is Decimal or any(map(_mentions_decimal, get_args(annotation)))
+
+
+def _float_for_decimal(value: Any, wanted: Any) -> float | None:
+    """Return the first float in `value` that stands where the annotation has Decimal, or None.
+
+    msgspec would convert it. But `0.1 + 0.2` would be sent as `0.30000000000000004`, and Decimal is declared for exact
+    numbers. Looks into unions and the standard containers, not into the fields of a class.
+    """
+    if wanted is Decimal:
+        return value if isinstance(value, float) else None
+    kind, inner = get_origin(wanted), get_args(wanted)
+    if kind is None or not inner:
+        return None
+    if kind is Annotated:
+        return _float_for_decimal(value, inner[0])
+    if kind in (Union, UnionType):
+        if isinstance(value, float) and float in inner:
+            return None
+        parts: Iterable[tuple[Any, Any]] = ((value, each) for each in inner)
+    elif isinstance(value, Mapping) and len(inner) == 2:
+        parts = (
+            pair
+            for item in cast("Mapping[Any, Any]", value).items()
+            for pair in zip(item, inner, strict=True)
+        )
+    elif isinstance(value, list | tuple | set | frozenset):
+        values = cast("Iterable[Any]", value)
+        fixed = kind is tuple and Ellipsis not in inner
+        parts = zip(values, inner, strict=False) if fixed else ((each, inner[0]) for each in values)
+    else:
+        return None
+    found = (_float_for_decimal(each, its_type) for each, its_type in parts)
+    return next((each for each in found if each is not None), None)
+
+
+def _is_read(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> bool:
+    try:
+        decoder.decode(raw)
+    except _FAULTS:
+        return False
+    return True
+
+
+def _canonical(call: inspect.BoundArguments) -> bytes:
+    return _CANONICAL.encode((call.args, call.kwargs))
+
+
+_CANONICAL = msgspec.json.Encoder(enc_hook=_to_json, order="deterministic")
+_RAW_ARGS = msgspec.json.Decoder(list[Raw])
+_RAW_KWARGS = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _hints(function: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """Return the annotations as types, and whether there are some that cannot be resolved: those count as Any."""
+    try:
+        return get_type_hints(function, include_extras=True), False
+    except Exception:  # an annotation is code: it may raise anything
+        return {
+            name: _hint(annotation, getattr(function, "__globals__", {}))
+            for name, annotation in getattr(function, "__annotations__", {}).items()
+        }, True
+
+
+def _hint(annotation: Any, names: dict[str, Any]) -> Any:
+    alone = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return get_type_hints(alone, names, include_extras=True)["it"]
+    except Exception:
+        return Any

@@ -1,0 +1,320 @@
+"""Dead letters: a dead job as a value, which of them somebody means, and their numbers by cause.
+
+Whatever bytes lie in a dead-letter queue, they can be looked at: what cannot be read is `corrupt`, and nothing worse.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from inspect import iscoroutinefunction
+from typing import Any, Literal, TypedDict, cast, get_args
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.job.envelope import (
+    Failure,
+    try_decode_value,
+    try_read_document,
+    try_read_envelope,
+    try_read_failure,
+)
+from celery5.protocol.job.job import to_seconds
+from celery5.protocol.job.verdict import Reason
+
+GroupBy = Literal["reason", "task", "error", "queue", "cause"]
+"""What dead jobs are counted by. A `cause` is the task, the reason and the class of the error together."""
+
+UNKNOWN_REASON = "untold"
+"""The reason of a job whose document is missing or cannot be read."""
+
+
+class DeadJob(msgspec.Struct, frozen=True):
+    """A job in a dead-letter queue (F12).
+
+    `entry` is its place there. `args` and `kwargs` are decoded JSON; None when they cannot be decoded. `type`,
+    `message`, `error_args` and `traceback` tell of the last error, as text; `failures`, of the last attempts, oldest
+    first. `died` is seconds since 1970, by the clock of Redis. `replays` says how often it was replayed before. Of
+    bytes that are no message the `id` and the `task` are empty. `raw` is the message as it lies there. With a `sink` it
+    is not the job that is dead but its document: that Data Sink would not take it, and `raw` is the document.
+    """
+
+    queue: str
+    entry: str
+    id: str
+    task: str
+    args: Any
+    kwargs: Any
+    attempt: int
+    replays: int
+    key: str
+    reason: str
+    type: str
+    message: str
+    error_args: tuple[str, ...]
+    traceback: str
+    worker: str
+    died: float
+    sent: float
+    failures: tuple[Failure, ...]
+    raw: bytes
+    sink: str = ""
+
+    @property
+    def error(self) -> str:
+        """The error in one line, as Python writes it."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    @property
+    def lock(self) -> str:
+        """Under what its queue remembers that a job of this task and key is alive; '' without a key."""
+        return f"{self.task} {self.key}" if self.key else ""
+
+
+class DeadJobFilter(TypedDict, total=False):
+    """Which dead jobs: each word narrows it, and without any it is all of them.
+
+    `queue`, `task`, `error`, `reason`, `sink` and `ids` each take one text or several, of which any will do. `task` and
+    `error` (the class of the last error) may have wildcards: `shop.*`. `ids` are ids of jobs; or of entries, when there
+    is one queue to look at. `message` is a part of the error's text. `older_than` and `newer_than` go by the time of
+    death, in seconds or as a timedelta. `limit` is how many at most, the oldest of each queue first. `where` is asked
+    last, with a `DeadJob`. With `newest_first` the newest of all queues come first, not the oldest queue by queue.
+    `after` begins behind a job: `QUEUE:ENTRY`, or its `entry` where there is one queue to look at.
+    """
+
+    queue: str | Sequence[str] | None
+    task: str | Sequence[str] | None
+    error: str | Sequence[str] | None
+    reason: str | Sequence[str] | None
+    sink: str | Sequence[str] | None
+    ids: str | Sequence[str] | None
+    message: str | None
+    older_than: float | timedelta | None
+    newer_than: float | timedelta | None
+    limit: int | None
+    where: Callable[[DeadJob], bool] | None
+    newest_first: bool | None
+    after: str | None
+
+
+class DeadJobQuery(msgspec.Struct, frozen=True):
+    """A choice that was found to make sense. Ages are seconds."""
+
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
+    ids: frozenset[str] = frozenset()
+    message: str = ""
+    older_than: float | None = None
+    newer_than: float | None = None
+    limit: int | None = None
+    where: Callable[[DeadJob], bool] | None = None
+    newest_first: bool = False
+    after: str = ""
+
+    def __contains__(self, job: DeadJob) -> bool:
+        """Whether `job` is meant. Its queue and its age were looked at when it was read."""
+        return (
+            (not self.ids or job.id in self.ids or job.entry in self.ids)
+            and (not self.reasons or job.reason in self.reasons)
+            and (not self.sinks or job.sink in self.sinks)
+            and _like(job.task, self.tasks)
+            and _like(job.type, self.errors)
+            and self.message in job.message
+            and (self.where is None or bool(self.where(job)))
+        )
+
+
+def parse_filter(conditions: Mapping[str, Any]) -> DeadJobQuery:
+    """What a `Choice` means. Raises Misconfigured for one that makes no sense."""
+    unknown = sorted(set(conditions) - set(DeadJobFilter.__annotations__))
+    if unknown:
+        raise Misconfigured(
+            f"dead jobs are not chosen by {unknown[0]!r}, but by {', '.join(DeadJobFilter.__annotations__)}"
+        )
+    limit, message = conditions.get("limit"), conditions.get("message")
+    where: Any = conditions.get("where")
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        raise Misconfigured(f"limit is {limit!r}: give a number of jobs, 1 or more")
+    if where is not None and (not callable(where) or iscoroutinefunction(where)):
+        raise Misconfigured(f"where is {where!r}: give a plain function that takes a DeadJob")
+    if message is not None and not isinstance(message, str):
+        raise Misconfigured(f"message is {message!r}: give a part of the error's text")
+    after = _after(conditions)
+    return DeadJobQuery(
+        queues=_texts(conditions, "queue"),
+        tasks=_texts(conditions, "task"),
+        errors=_texts(conditions, "error"),
+        reasons=_reasons(_texts(conditions, "reason")),
+        sinks=_texts(conditions, "sink"),
+        ids=frozenset(_texts(conditions, "ids")),
+        message=message or "",
+        older_than=_age(conditions, "older_than"),
+        newer_than=_age(conditions, "newer_than"),
+        limit=limit,
+        where=conditions.get("where"),
+        newest_first=bool(conditions.get("newest_first")),
+        after=after,
+    )
+
+
+def make_dead_job(
+    queue: str, entry: str, message: bytes, document: bytes, limit: int | None = None
+) -> DeadJob:
+    """The dead job in the entry `entry` of a queue's dead-letter queue, whatever its bytes are. `limit` is the setting
+    `message_limit`: a larger message is not decoded."""
+    envelope, why = try_read_envelope(message, limit)
+    told = try_read_document(document, limit)
+    failure = (told.failure if told else None) or Failure("Corrupt" if why else "", why)
+    history = envelope.failures if envelope else ()
+    if told and told.failure and told.failure not in history:
+        history = (*history, told.failure)  # a worker's death is told of in the document alone
+    return DeadJob(
+        queue=queue,
+        entry=entry,
+        id=envelope.id if envelope else told.id if told else "",
+        task=envelope.task if envelope else told.task if told else "",
+        args=try_decode_value(envelope.args) if envelope else None,
+        kwargs=try_decode_value(envelope.kwargs) if envelope else None,
+        attempt=told.attempt if told else envelope.attempt if envelope else 1,
+        replays=envelope.replays if envelope else 0,
+        key=envelope.key if envelope else "",
+        reason=told.reason if told and told.reason else Reason.CORRUPT.value if why else UNKNOWN_REASON,
+        type=failure.type,
+        message=failure.message,
+        error_args=failure.args,
+        traceback=failure.traceback,
+        worker=(told.worker if told else "") or failure.worker,
+        died=get_death_time(entry),
+        sent=envelope.sent if envelope else told.sent if told else 0.0,
+        failures=history,
+        raw=message,
+    )
+
+
+def make_dead_document(
+    queue: str, entry: str, sink: str, document: bytes, failure: bytes, limit: int | None = None
+) -> DeadJob:
+    """The document that the sink of that name would not take, whatever its bytes are. `limit` as for `exhumed`."""
+    told = try_read_document(document, limit)
+    why = try_read_failure(failure) or Failure("Corrupt", "nobody knows why any more")
+    return DeadJob(
+        queue=queue,
+        entry=entry,
+        id=told.id if told else "",
+        task=told.task if told else "",
+        args=None,
+        kwargs=None,
+        attempt=why.attempt,
+        replays=told.replays if told else 0,
+        key="",
+        reason=Reason.UNDELIVERED.value,
+        type=why.type,
+        message=why.message,
+        error_args=why.args,
+        traceback=why.traceback,
+        worker=told.worker if told else "",
+        died=get_death_time(entry),
+        sent=told.sent if told else 0.0,
+        failures=(why,),
+        raw=document,
+        sink=sink,
+    )
+
+
+def get_death_time(entry: str) -> float:
+    """When the job in that entry died, in seconds since 1970."""
+    ms, _, _ = entry.partition("-")
+    return int(ms) / 1000 if ms.isascii() and ms.isdigit() else 0.0
+
+
+def is_entry_id(text: str) -> bool:
+    """Whether `text` is the id of an entry, `1763713000000-0`."""
+    ms, dash, number = text.partition("-")
+    return bool(dash) and text.isascii() and ms.isdigit() and number.isdigit() and len(text) <= 40
+
+
+def add_counts(counts: dict[str, int], jobs: Iterable[DeadJob], by: GroupBy) -> None:
+    """Add `jobs` to `counts`."""
+    for job in jobs:
+        group = _GROUPS[by](job)
+        counts[group] = counts.get(group, 0) + 1
+
+
+def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """The same, the largest number first."""
+    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+
+
+def check_group_by(by: str) -> GroupBy:
+    """Itself. Raises Misconfigured for what dead jobs are not counted by."""
+    if by not in _GROUPS:
+        raise Misconfigured(f"dead jobs are not counted by {by!r}, but by {', '.join(get_args(GroupBy))}")
+    return cast("GroupBy", by)
+
+
+_GROUPS: Mapping[GroupBy, Callable[[DeadJob], str]] = {
+    "reason": lambda job: job.reason,
+    "task": lambda job: job.task,
+    "error": lambda job: job.type,
+    "queue": lambda job: job.queue,
+    "cause": lambda job: " ".join(filter(None, (job.task, job.reason, job.sink, job.type))),
+}
+
+
+def _after(choice: Mapping[str, Any]) -> str:
+    """Return the place after which to begin, '' for none. Raises Misconfigured."""
+    after: Any = choice.get("after")
+    if after is None:
+        return ""
+    if not isinstance(after, str) or not is_entry_id(after.rpartition(":")[2]):
+        raise Misconfigured(f"after is {after!r}: give the entry of a dead job, or queue:entry")
+    if choice.get("ids") is not None:
+        raise Misconfigured("after is for the next page; with ids it has no use")
+    return after
+
+
+def format_position(job: DeadJob) -> str:
+    """Return where a job is, in the form that `after` takes."""
+    return f"{job.queue}:{job.entry}"
+
+
+def _like(text: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(text, each) for each in patterns)
+
+
+def _texts(choice: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    said: Any = choice.get(name)
+    listed: list[Any] = [] if said is None else [said] if isinstance(said, str) else _listed(said, name)
+    if not all(isinstance(each, str) and each for each in listed) or (said is not None and not listed):
+        raise Misconfigured(f"{name} is {said!r}: give a text, or several")
+    return tuple(dict.fromkeys(listed))
+
+
+def _listed(said: Any, name: str) -> list[Any]:
+    try:
+        return list(said)
+    except TypeError:
+        raise Misconfigured(f"{name} is {said!r}: give a text, or several") from None
+
+
+def _reasons(said: tuple[str, ...]) -> tuple[str, ...]:
+    known = [*(each.value for each in Reason), UNKNOWN_REASON]
+    for each in said:
+        if each not in known:
+            near = get_close_matches(each, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            raise Misconfigured(f"reason {each!r} is not known: {hint}")
+    return said
+
+
+def _age(choice: Mapping[str, Any], name: str) -> float | None:
+    said: Any = choice.get(name)
+    number = isinstance(said, int | float | timedelta) and not isinstance(said, bool)
+    age = to_seconds(said) if number else None
+    if said is not None and (age is None or not 0 <= age < float("inf")):
+        raise Misconfigured(f"{name} is {said!r}: give seconds or a timedelta, 0 or more")
+    return age

@@ -1,0 +1,210 @@
+"""Delivery: one job in a worker's hands, from the read to its settlement; and the words that settle it."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Raw
+
+from celery5.protocol.job.envelope import (
+    RESULT_IGNORED,
+    VERSION,
+    Document,
+    Envelope,
+    Failure,
+    add_failure,
+    encode,
+    make_next_attempt,
+    read_envelope,
+    read_job_id,
+)
+from celery5.protocol.job.states import JobState
+from celery5.protocol.job.verdict import (
+    JOB_EXPIRED,
+    START_MISSED,
+    Bury,
+    Complete,
+    Expire,
+    Hold,
+    JobExpired,
+    Postpone,
+    Reject,
+    Release,
+    Retry,
+    Revoke,
+    StartMissed,
+    Verdict,
+)
+from celery5.protocol.limits import AdmissionRule
+
+MIN_DOCUMENT_TTL = 60.0
+"""Seconds that a job which has ended is remembered at least, whatever is said of results: a producer whose connection
+was lost publishes it again, which must not run it again."""
+
+MAX_DOCUMENT_TTL = 1e9
+"""Seconds that a message may ask for its document to be kept: Redis refuses some more, in the middle of a batch."""
+
+
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """A job as this worker holds it: where it stood, its message, what is known of its run. Times are since 1970.
+
+    `entry` is its id on the stream of its `lane`, whose letter comes last in it (`protocol/job/lanes.py`).
+    `turn` says when it begins among those that wait here, while something is preferred.
+    """
+
+    queue: str
+    entry: bytes
+    message: bytes
+    deliveries: int = 0
+    envelope: Envelope | None = None
+    kind: str = ""
+    read: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+    lane: str = ""
+    recipients: Mapping[str, str] | None = (
+        None  # names of the Data Sinks that take the document of its end, by its state
+    )
+    document: bytes = b""  # the one for them, where it is not the one that is kept
+    start_order: float = 0.0
+    rule: AdmissionRule | None = None  # that of its gate, in which it has a slot
+    start_before: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
+
+
+Settlement = tuple[str, bytes, str, bytes, int, bytes | int]
+"""One outcome as the settle script takes it: verb, entry, job id, message, number, extra."""
+
+
+def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
+    """The words that settle `delivery`. `ttl` is how long a document is kept, in seconds; it is TOMBSTONE at least."""
+    envelope, entry = delivery.envelope, delivery.entry
+    job_id, lock, ttl = _terms(envelope, delivery.message, ttl)
+    if isinstance(verdict, Complete):  # nearly all: `match` takes each apart before it looks
+        assert envelope is not None
+        kept = MIN_DOCUMENT_TTL if envelope.ignore_result else ttl
+        content, reason = (b"null", RESULT_IGNORED) if envelope.ignore_result else (verdict.value, "")
+        document = _document(delivery, worker, _SUCCESS, content, reason=reason)
+        return ("complete", entry, job_id, document, int(kept * 1000), lock)
+    match verdict:
+        case Retry(delay, failure, section):
+            message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
+            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+        case Release():
+            return ("release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000))
+        case Postpone(delay, failure):
+            message = add_failure(delivery.message, _signed(failure, delivery, worker))
+            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+        case Hold(delay):
+            # Rounded up: before its time it would only be held again.
+            return ("hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000))
+        case Expire() | Reject() | Revoke():
+            state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
+            document = _document(delivery, worker, state, b"null", reason=reason)
+            return ("complete", entry, job_id, document, int(ttl * 1000), lock)
+        case Bury(reason, failure):
+            signed = _signed(failure, delivery, worker)
+            message = add_failure(delivery.message, signed) if envelope else delivery.message
+            document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
+            return ("bury", entry, job_id, message, int(ttl * 1000), document)
+
+
+def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
+    """The document of a success whose result is not kept for clients, with its value: for Data Sinks. Nothing where
+    they are given the same as everybody."""
+    if type(verdict) is not Complete or delivery.envelope is None or not delivery.envelope.ignore_result:
+        return b""
+    return _document(delivery, worker, _SUCCESS, verdict.value)
+
+
+# Plain text, which is encoded at once; a member of an enumeration is asked for it.
+_SUCCESS, _DEAD = JobState.SUCCESS.value, JobState.DEAD.value
+_DROPPED: Mapping[type, str] = {
+    Expire: JobState.EXPIRED.value,
+    Reject: JobState.REJECTED.value,
+    Revoke: JobState.REVOKED.value,
+}
+
+
+def _terms(envelope: Envelope | None, message: bytes, ttl: float) -> tuple[str, bytes, float]:
+    """The job's id, what its key is remembered under, and how long its document is kept, in seconds."""
+    if envelope is None:  # this ends the job all the same, where Redis has it on this very entry
+        return read_job_id(message), b"", max(ttl, MIN_DOCUMENT_TTL)
+    lock = envelope.lock.encode() if envelope.key else b""
+    kept = ttl if envelope.results_ttl is None else min(envelope.results_ttl, MAX_DOCUMENT_TTL)
+    return envelope.id, lock, max(kept, MIN_DOCUMENT_TTL)
+
+
+def _signed(failure: Failure, delivery: Delivery, worker: str) -> Failure:
+    attempt = delivery.envelope.attempt if delivery.envelope else 1
+    return msgspec.structs.replace(failure, attempt=attempt, worker=worker, at=round(delivery.finished, 3))
+
+
+def _document(
+    delivery: Delivery,
+    worker: str,
+    state: str,
+    value: bytes,
+    failure: Failure | None = None,
+    reason: str = "",
+) -> bytes:
+    envelope = delivery.envelope
+    return encode(
+        Document(
+            v=VERSION,
+            id=envelope.id if envelope else read_job_id(delivery.message),
+            task=envelope.task if envelope else "",
+            state=state,
+            value=Raw(value),
+            failure=failure,
+            reason=reason,
+            attempt=envelope.attempt if envelope else 1,
+            worker=worker,
+            sent=envelope.sent if envelope else 0.0,
+            started=delivery.started,
+            finished=delivery.finished,
+            replays=envelope.replays if envelope else 0,
+        )
+    )
+
+
+def check_start_deadline(delivery: Delivery, envelope: Envelope) -> JobExpired | StartMissed | None:
+    """What becomes of a job that may not be begun any more, if it is one: it has expired, or its turn by the rate is
+    over, and it waits for the next one."""
+    if envelope.expires is not None and envelope.expires <= delivery.started:
+        return JOB_EXPIRED
+    return START_MISSED if delivery.start_before and delivery.started > delivery.start_before else None
+
+
+def make_drop(delivery: Delivery) -> Settlement:
+    """The words that take an entry off the stream and touch nothing else: the very same message came before (C47).
+
+    Unless this entry is where Redis has the job. Then its first run is not known there (Redis has lost it, or its id
+    was published anew long after), and the job goes back, with one delivery more.
+    """
+    job_id = delivery.envelope.id if delivery.envelope else ""
+    return (
+        "drop",
+        delivery.entry,
+        job_id,
+        delivery.message,
+        delivery.deliveries + 1,
+        int(MIN_DOCUMENT_TTL * 1000),
+    )
+
+
+def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
+    """Whether `words` give the same attempt back, to be run again: released, held, or postponed, which changes the
+    message."""
+    if settlement[0] == "retry":
+        return not is_next_attempt(settlement, delivery)
+    return settlement[0] in ("release", "hold")
+
+
+def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:
+    """Whether `words` are a retry that counts. One that was postponed (I9) is the same attempt again."""
+    before = delivery.envelope
+    return (
+        settlement[0] == "retry"
+        and before is not None
+        and read_envelope(settlement[3]).attempt > before.attempt
+    )

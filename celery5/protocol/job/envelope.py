@@ -1,0 +1,314 @@
+"""Envelope: a Command message as it travels, and the Document that tells of its end.
+
+The wire format is JSON, versioned and language neutral (C6); `envelope.schema.json` beside this file publishes it.
+Fields that this version does not know survive every hop. Never pickle.
+"""
+
+import re
+from array import array
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, json
+
+from celery5.errors import Corrupt
+from celery5.protocol.job.retry_policy import RetryPolicy
+
+VERSION = 1
+RESULT_IGNORED = "ignored"
+"""The reason in the document of a job that succeeded and whose result was not to be kept."""
+MAX_FAILURES = 5
+"""How many of a job's failed attempts its message remembers; the newest stay."""
+NO_KWARGS = Raw(b"{}")
+"""Nothing is given by name. A message leaves out this very object."""
+SIZE_MARGIN = 2 * 1024 * 1024
+"""Bytes that a message in Redis may have beyond the setting `message_limit`: failures, a document's other fields."""
+MAX_DEPTH = 900
+"""How deep a call's arguments may be nested. The scripts read no message that is nested deeper than 1000."""
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One failed attempt: the error as text, so that nobody needs the class that was raised."""
+
+    type: str
+    message: str
+    args: tuple[str, ...] = ()
+    traceback: str = ""
+    attempt: int = 1
+    worker: str = ""
+    at: float = 0.0  # seconds since 1970
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A Command message: run `task` with `args` and `kwargs`. Times are seconds since 1970.
+
+    The bounds are those of the published schema.
+    """
+
+    v: int
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+    task: Annotated[str, Meta(min_length=1)]
+    args: Raw = Raw(b"[]")
+    kwargs: Raw = NO_KWARGS
+    sent: float = 0.0
+    attempt: Annotated[int, Meta(ge=1)] = 1
+    expires: float | None = None
+    retry: RetryPolicy | None = None
+    ignore_result: bool = False
+    trace: str = ""
+    failures: tuple[Failure, ...] = ()
+    sections: dict[str, Annotated[int, Meta(ge=0)]] | None = (
+        None  # retries so far, by the section that asked for them
+    )
+    key: str = ""  # at most one job of this task and key is alive on the queue
+    time_limit: Annotated[float, Meta(gt=0)] | None = None
+    soft_time_limit: Annotated[float, Meta(gt=0)] | None = None
+    results_ttl: Annotated[float, Meta(gt=0)] | None = None
+    concurrency_key: Annotated[str, Meta(max_length=200)] = ""  # what its task's limit is counted by
+    fair_key: Annotated[str, Meta(max_length=200)] = ""  # whose line it stands in, where its task is fair
+    replays: Annotated[int, Meta(ge=0)] = 0  # how often it came back from the dead-letter queue
+    priority: str = ""  # high or low; what it is not is normal
+
+    @property
+    def lock(self) -> str:
+        """Under what the queue remembers that a job of this key is alive; '' without a key."""
+        return format_lock(self.task, self.key) if self.key else ""
+
+
+class Document(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A Document message: how a job ended. Stored under the job's result key and published on it."""
+
+    v: int
+    id: str
+    task: str
+    state: str
+    value: Raw = Raw(b"null")
+    failure: Failure | None = None
+    reason: str = ""
+    attempt: int = 1
+    worker: str = ""
+    sent: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+    replays: int = 0  # how often the job came back from the dead-letter queue before it ended so
+
+
+def format_lock(task: str, key: str) -> str:
+    """Under what a queue remembers that a job of `task` with `key` is alive. The scripts make it, too."""
+    return f"{task} {key}"
+
+
+class _Version(msgspec.Struct, frozen=True):
+    v: int
+
+
+class _Id(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+_ENVELOPE = msgspec.json.Decoder(Envelope)
+_ID = msgspec.json.Decoder(_Id)
+_VERSION = msgspec.json.Decoder(_Version)
+_DOCUMENT = msgspec.json.Decoder(Document)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_COUNTS: msgspec.json.Decoder[dict[str, int] | None] = msgspec.json.Decoder(dict[str, int] | None)
+_LIST = msgspec.json.Decoder(list[Raw])
+_FAILURE = msgspec.json.Decoder(Failure)
+_ENCODER = msgspec.json.Encoder()
+_FAULTS = (ValueError, RecursionError)
+"""What msgspec raises: its own errors and bad UTF-8 are ValueErrors; nesting without end is a RecursionError."""
+
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")
+"""One level deeper, one level less deep, as signed bytes."""
+_ID_FIRST = re.compile(rb'\s*+\{\s*+(?:"v"\s*+:\s*+[0-9]{1,9}\s*+,\s*+)?"id"\s*+:\s*+("[^"\\]{1,800}")')
+_BLOCK = 512
+"""Brackets that are looked at together."""
+
+encode = _ENCODER.encode
+
+
+def read_envelope(raw: bytes, limit: int | None = None) -> Envelope:
+    """Decode a Command message. `limit` is the setting `message_limit`, for a message that comes from Redis.
+
+    Raises Corrupt with the reason, and nothing else, whatever the bytes are.
+    """
+    if (
+        len(raw) > SIZE_MARGIN
+    ):  # a smaller one is never too large: this comparison is the only cost for most messages
+        refuse_oversized(raw, limit, "an envelope")
+    try:
+        envelope = _ENVELOPE.decode(raw)
+    except _FAULTS as error:
+        _refuse_version(_version_of(raw))
+        raise Corrupt(f"not an envelope: {error}") from None
+    _refuse_version(envelope.v)
+    if len(raw) > 2 * MAX_DEPTH and is_nested_deeper(raw, MAX_DEPTH + 50):
+        raise Corrupt(f"not an envelope: nested deeper than {MAX_DEPTH + 50}")
+    return envelope
+
+
+def is_nested_deeper(raw: bytes, max_depth: int) -> bool:
+    """Return whether valid JSON has more than `than` lists and objects inside each other.
+
+    The work is linear in the size of `raw`, whatever its depth. Each step is one call of C over all of it. Of what is
+    left, blocks that cannot reach the limit are counted as a whole, and only the others bracket by bracket. Most
+    messages have too few brackets to be nested so deeply, and end at the first line.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= max_depth:
+        return False
+    if (
+        b"\\" in raw
+    ):  # escapes are in texts only: pairs of backslashes first, so that what is left escapes what follows
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes that are neighbours can go: every other character stays inside or outside of texts as it was.
+    brackets = raw.translate(_SQUARE, _NO_BRACKETS).replace(b'""', b"")
+    if b'"' in brackets:
+        brackets = b"".join(brackets.split(b'"')[::2])  # every second part is what texts have of brackets
+    return _is_reached(brackets, max_depth)
+
+
+def _is_reached(brackets: bytes, than: int) -> bool:
+    """Return whether a sequence of square brackets is anywhere nested deeper than `than`."""
+    depth = 0
+    for start in range(0, len(brackets), _BLOCK):
+        block = brackets[start : start + _BLOCK]
+        opened = block.count(b"[")
+        if depth + opened > than:
+            steps = array("b", block.translate(_STEPS))
+            if max(accumulate(steps, initial=depth)) > than:
+                return True
+        depth += 2 * opened - len(block)
+    return False
+
+
+def refuse_oversized(raw: bytes, limit: int | None, what: str) -> None:
+    """Raise Corrupt when a message from Redis is larger than the setting `message_limit` and its margin allow.
+
+    To be called before anything is decoded. `limit` is that setting; None takes any size.
+    """
+    if limit is not None and len(raw) > limit + SIZE_MARGIN:
+        raise Corrupt(
+            f"not {what}: {len(raw)} bytes, and message_limit is {limit} here: raise it where the message is read, too"
+        )
+
+
+def read_job_id(raw: bytes) -> str:
+    """The job's id in a message that cannot be read, of another version, say; '' when that cannot be read either.
+
+    A very large message is not decoded for it: its id is found where producers write it, at the beginning.
+    """
+    if len(raw) > SIZE_MARGIN:
+        found = _ID_FIRST.match(raw, 0, 1000)
+        raw = b'{"id":' + found[1] + b"}" if found else b""
+    try:
+        return _ID.decode(raw).id
+    except _FAULTS:
+        return ""
+
+
+def _version_of(raw: bytes) -> int:
+    try:
+        return _VERSION.decode(raw).v
+    except _FAULTS:
+        return VERSION
+
+
+def _refuse_version(version: int) -> None:
+    if version != VERSION:
+        raise Corrupt(
+            f"envelope of version {version}; this worker reads version {VERSION}: upgrade the workers first"
+        )
+
+
+def read_document(raw: bytes, limit: int | None = None) -> Document:
+    """Decode a Document message. `limit` as for `read_envelope`. Raises Corrupt with the reason."""
+    refuse_oversized(raw, limit, "a document")
+    try:
+        return _DOCUMENT.decode(raw)
+    except _FAULTS as error:
+        raise Corrupt(f"not a document: {error}") from None
+
+
+def make_next_attempt(raw: bytes, failure: Failure, section: str = "") -> bytes:
+    """The same message for its next attempt, `failure` remembered, counted for `section` if any.
+
+    All other fields are passed on byte for byte: the arguments, numbers that Python would round, and what this version
+    does not know.
+    """
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    fields["attempt"] = msgspec.json.decode(fields.get("attempt", b"1"), type=int) + 1
+    if section:
+        counts = _COUNTS.decode(fields.get("sections", b"null")) or {}
+        fields["sections"] = counts | {section: counts.get(section, 0) + 1}
+    return encode(_remembering(fields, failure))
+
+
+def add_failure(raw: bytes, failure: Failure) -> bytes:
+    """The same message with its last failure in it: for the dead-letter queue, or for the same attempt once more."""
+    return encode(_remembering(_FIELDS.decode(raw), failure))
+
+
+def make_replay(raw: bytes, limit: int | None = None) -> bytes:
+    """The same message as if it had just been sent, but for the number of its replays: a fresh retry budget, and no old
+    failures. All other fields are passed on byte for byte. `limit` as for `read_envelope`. Raises Corrupt for
+    what is no envelope."""
+    read_envelope(raw, limit)
+    fields: dict[str, Any] = _FIELDS.decode(raw)
+    for name in ("attempt", "failures", "sections", "expires"):
+        fields.pop(name, None)
+    fields["replays"] = msgspec.json.decode(fields.get("replays", b"0"), type=int) + 1
+    return encode(fields)
+
+
+def _remembering(fields: dict[str, Any], failure: Failure) -> Mapping[str, Any]:
+    """An attempt that was postponed, again and again while an outage lasts, is remembered once for each kind of error:
+    it must not push out the failures that were."""
+    before = _LIST.decode(fields.get("failures", b"[]"))
+    if before and _is_like(before[-1], failure):
+        before.pop()
+    fields["failures"] = [*before, failure][-MAX_FAILURES:]
+    return fields
+
+
+def _is_like(raw: Raw, failure: Failure) -> bool:
+    try:
+        kept = _FAILURE.decode(raw)
+    except _FAULTS:
+        return False
+    return (kept.attempt, kept.type) == (failure.attempt, failure.type)
+
+
+def try_read_envelope(message: bytes, limit: int | None = None) -> tuple[Envelope | None, str]:
+    """The envelope in a message; or None, and why there is none to be read. `limit` is the setting `message_limit`."""
+    try:
+        return read_envelope(message, limit), ""
+    except Corrupt as error:
+        return None, str(error)
+
+
+def try_read_document(document: bytes, limit: int | None = None) -> Document | None:
+    """What a document says. `limit` is the setting `message_limit`."""
+    try:
+        return read_document(document, limit)
+    except Corrupt:
+        return None
+
+
+def try_read_failure(raw: bytes) -> Failure | None:
+    """A failure that was written as JSON."""
+    try:
+        return json.decode(raw, type=Failure)
+    except (ValueError, RecursionError):
+        return None
+
+
+def try_decode_value(raw: Raw) -> Any:
+    """The value that JSON stands for. It may be None itself."""
+    try:
+        return json.decode(raw)
+    except (ValueError, RecursionError):
+        return None

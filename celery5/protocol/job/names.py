@@ -1,0 +1,64 @@
+"""Names: by what full name every process knows a function, a class or an error."""
+
+import builtins
+import sys
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any, cast
+
+from celery5.errors import Misconfigured
+
+
+def get_module_name(thing: Any) -> str:
+    """The module of a function or a class. What is run as a script counts under the name by which a worker imports
+    it."""
+    return resolve_module_name(thing.__module__)
+
+
+def resolve_module_name(module: str) -> str:
+    """The name of a module by which other processes import it."""
+    if module == "__main__" and module in sys.modules:
+        main = sys.modules[module]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else PurePath(file).stem if file else module
+    return module
+
+
+def is_queue_name(name: object) -> bool:
+    """Return whether a queue may have this name: 1 to 200 characters without spaces, commas or braces."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= 200
+        and not any(each.isspace() or each in "{}," for each in name)
+    )
+
+
+def get_error_name(error: str | type[BaseException]) -> str:
+    """The full name of an error's class, as policies and messages spell it. Raises Misconfigured."""
+    if isinstance(error, str):
+        if "." not in error:
+            meant = f"'builtins.{error}'" if hasattr(builtins, error) else "'module.Name'"
+            raise Misconfigured(
+                f"{error!r} is no full name: give the class itself, or its full name, as {meant}"
+            )
+        return error
+    if not isinstance(cast("object", error), type) or not issubclass(
+        cast("type[object]", error), BaseException
+    ):
+        raise Misconfigured(f"{error!r} is no class of errors: give classes of errors, or their full names")
+    return f"{get_module_name(error)}.{error.__qualname__}"
+
+
+def get_error_names(errors: Iterable[str | type[BaseException]]) -> tuple[str, ...]:
+    """The full names of several. Raises Misconfigured, also for one that is not in a list."""
+    if isinstance(errors, str | type) or not isinstance(cast("object", errors), Iterable):
+        raise Misconfigured(
+            f"{errors!r} is no list: give a list of classes of errors, or of their full names"
+        )
+    return tuple(map(get_error_name, errors))
+
+
+def get_class_names(error: BaseException) -> tuple[str, ...]:
+    """The full names of an error's class and of its bases: what a policy may name."""
+    kinds = type(error).__mro__[:-1]  # all but object
+    return tuple(f"{get_module_name(kind)}.{kind.__qualname__}" for kind in kinds)

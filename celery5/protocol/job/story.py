@@ -1,0 +1,156 @@
+"""Story: all that is known of one job, from its message and its document."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from celery5.protocol.job.envelope import (
+    Document,
+    Envelope,
+    Failure,
+    try_decode_value,
+    try_read_document,
+    try_read_envelope,
+)
+from celery5.protocol.job.lanes import LANES
+from celery5.protocol.job.states import FINISHED, JobState
+from celery5.protocol.limits import unescape_word
+
+_PLACES: Mapping[str, JobState] = {
+    "S": JobState.SENT,
+    "V": JobState.SENT,
+    "D": JobState.SCHEDULED,
+    "R": JobState.RETRY,
+    "H": JobState.HELD,
+    "G": JobState.HELD,
+    "X": JobState.DEAD,
+}
+
+
+class JobDetails(msgspec.Struct, frozen=True):
+    """All that is known of a job (F62).
+
+    Times are seconds since 1970, by the clock of whoever wrote them; 0 where nothing is known. `due` is when a
+    scheduled job or a retry may start, `taken` when a worker took the job that it has. `deliveries` is how many workers
+    died with it. `failure` is what it ended with, `failures` the last attempts that failed, the oldest first. `args`,
+    `kwargs` and `value` are decoded JSON; once a job has ended well its message is gone, and its arguments with it.
+    `sections` are the attempts that were made for `retry` sections, by their names. `gate` is what a job waits at that
+    its task's limit, rate or suspension holds back: the task, and the key if it has one; `before` is how many stand
+    before it in its line. `max_retries` is None where neither the message nor the application says it: of a task that
+    is not declared here, and once a job has ended well.
+    """
+
+    id: str
+    queue: str
+    state: JobState
+    task: str = ""
+    attempt: int = 1
+    max_retries: int | None = None
+    sections: Mapping[str, int] | None = None
+    replays: int = 0
+    deliveries: int = 0
+    revoked: bool = False
+    key: str = ""
+    priority: str = "normal"
+    worker: str = ""
+    args: Any = None
+    kwargs: Any = None
+    sent: float = 0.0
+    due: float = 0.0
+    expires: float = 0.0
+    taken: float = 0.0
+    started: float = 0.0
+    finished: float = 0.0
+    value: Any = None
+    reason: str = ""
+    failure: Failure | None = None
+    failures: tuple[Failure, ...] = ()
+    grave: str = ""
+    gate: str = ""
+    before: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINISHED
+
+
+def make_job_details(
+    job_id: str,
+    queue: str,
+    *,
+    place: str,
+    message: bytes,
+    document: bytes,
+    worker: str = "",
+    taken: float = 0.0,
+    due: float = 0.0,
+    deliveries: int = 0,
+    before: int | None = None,
+    limit: int | None = None,
+) -> JobDetails:
+    """The story of a job: `place` is where it is, as its queue remembers it; '' when it has ended or is not known.
+    What is larger than `limit` (the setting `message_limit`) allows is not decoded."""
+    envelope, _ = try_read_envelope(message, limit)
+    end = try_read_document(document, limit)
+    # A job that lives has no end yet, whatever lies there.
+    ended = end if not place or place.startswith("X") else None
+    state = _PLACES.get(place[:1], JobState.UNKNOWN)
+    if worker:
+        state = JobState.EXECUTING
+    elif not place and ended:
+        state = JobState(ended.state) if ended.state in JobState.__members__ else JobState.UNKNOWN
+    story = JobDetails(
+        id=job_id,
+        queue=queue,
+        state=state,
+        worker=worker,
+        taken=taken,
+        due=due,
+        deliveries=deliveries,
+        revoked=place.startswith("V") or state is JobState.REVOKED,
+        grave=place[1:] if place.startswith("X") else "",
+        gate=_gate(place) if place.startswith("G") else "",
+        before=before if place.startswith("G") else None,
+    )
+    story = _with_message(story, envelope) if envelope else story
+    return _with_end(story, ended) if ended else story
+
+
+def _gate(place: str) -> str:
+    task, fair, token = (unescape_word(word) for word in place.split(" ", 3)[1:])
+    return ", ".join(filter(None, (task, fair and f"line of {fair}", token and f"key {token}")))
+
+
+def _with_message(story: JobDetails, envelope: Envelope) -> JobDetails:
+    return msgspec.structs.replace(
+        story,
+        task=envelope.task,
+        attempt=envelope.attempt,
+        max_retries=envelope.retry.max_retries if envelope.retry else None,
+        sections=envelope.sections,
+        replays=envelope.replays,
+        key=envelope.key,
+        priority=envelope.priority if envelope.priority in LANES else "normal",
+        args=try_decode_value(envelope.args),
+        kwargs=try_decode_value(envelope.kwargs),
+        sent=envelope.sent,
+        expires=envelope.expires or 0.0,
+        failures=envelope.failures,
+    )
+
+
+def _with_end(story: JobDetails, end: Document) -> JobDetails:
+    return msgspec.structs.replace(
+        story,
+        task=end.task or story.task,
+        attempt=end.attempt,
+        worker=end.worker,
+        sent=end.sent or story.sent,
+        started=end.started if end.state != JobState.EXPIRED else 0.0,  # a worker looked at it, and no more
+        finished=end.finished,
+        value=try_decode_value(end.value),
+        reason=end.reason,
+        failure=end.failure,
+    )

@@ -1,0 +1,322 @@
+"""Verdict: what happens to a job once we know how it went. The one place of this decision."""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import assert_never
+
+import msgspec
+
+from celery5.protocol.job.envelope import Failure
+from celery5.protocol.job.retry_policy import RetryPolicy
+
+
+class Reason(StrEnum):
+    """Why a job is in the dead-letter queue."""
+
+    EXHAUSTED = "exhausted"  # every attempt failed
+    NOT_RETRIED = (
+        "not-retried"  # it failed, and nothing was to be tried again: max_retries=0, or such an error
+    )
+    POISONOUS = "poisonous"  # it failed in a `poisonous` section, which is never tried again
+    POISONED = "poisoned"  # it took its worker down too often
+    UNKNOWN_TASK = "unknown-task"
+    BAD_ARGUMENTS = "bad-arguments"
+    UNENCODABLE_RESULT = "unencodable-result"
+    RESULT_TOO_LARGE = "result-too-large"
+    CORRUPT = "corrupt"
+    REJECTED_BY_LIMIT = "rejected-by-limit"
+    UNDELIVERED = "undelivered"  # not the job but its document: a Data Sink would not take it
+    ABANDONED = (
+        "abandoned"  # its next attempt could not be published, and `when_unpublishable` says to give up then
+    )
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False):
+    """The task returned; `value` is its result, encoded."""
+
+    value: bytes
+
+
+class Ruling(msgspec.Struct, frozen=True):
+    """What the section in which an error was raised says of it (C23, C24): bury with `reason`, or, when there is none,
+    try again by `policy`, counted under the section's own name."""
+
+    section: str = ""
+    policy: RetryPolicy | None = None
+    reason: Reason | None = None
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """The task raised. `kinds` are, for each error that the task's policy has to cover, the names of its class and of
+    its bases: of one error, or of several when they come as a group. `ruling` is a section's word on it."""
+
+    failure: Failure
+    kinds: tuple[tuple[str, ...], ...] = ()
+    ruling: Ruling | None = None
+
+
+class RetryRequested(msgspec.Struct, frozen=True):
+    """The task asked for another attempt (`raise Retry(...)`): after `countdown` seconds, by `policy`, with
+    `max_retries`, where they are given."""
+
+    failure: Failure
+    countdown: float | None = None
+    policy: RetryPolicy | None = None
+    max_retries: int | None = None
+
+
+class JobRejected(msgspec.Struct, frozen=True):
+    """The task, or its `deduplicate` policy, will not have this job (C59). That is no failure."""
+
+    reason: str
+
+
+class JobRevoked(msgspec.Struct, frozen=True):
+    """The job was revoked before it ended, and did not end otherwise."""
+
+
+class BrokerLost(msgspec.Struct, frozen=True):
+    """The task raised what celery5 raises when the broker cannot be reached, and the worker cannot reach it either.
+    When the worker can, it is a failure like any other: as `raised` says."""
+
+    failure: Failure
+    raised: Raised | None = None
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """The worker left before the task was done. The job did nothing wrong."""
+
+
+class JobExpired(msgspec.Struct, frozen=True):
+    """The job's `expires` had passed before it could start."""
+
+
+class StartMissed(msgspec.Struct, frozen=True):
+    """The rate of its task allowed the job to begin until a certain time, and it began too late. It waits again."""
+
+
+JOB_REVOKED, INTERRUPTED, JOB_EXPIRED, START_MISSED = JobRevoked(), Interrupted(), JobExpired(), StartMissed()
+"""The outcomes that have nothing to say but what they are."""
+
+
+class PermanentFailure(msgspec.Struct, frozen=True):
+    """The job cannot be run here or its result cannot be kept; trying again would not help."""
+
+    reason: Reason
+    failure: Failure
+
+
+class CircuitBlocked(msgspec.Struct, frozen=True):
+    """The task's circuit breaker is open, so the job was not begun (C34): it is held for `delay` seconds; without one
+    it has failed, by an error whose class and bases are `kinds`."""
+
+    failure: Failure
+    kinds: tuple[str, ...] = ()
+    delay: float | None = None
+
+
+Outcome = (
+    Returned
+    | Raised
+    | RetryRequested
+    | JobRejected
+    | JobRevoked
+    | BrokerLost
+    | Interrupted
+    | JobExpired
+    | StartMissed
+    | PermanentFailure
+    | CircuitBlocked
+)
+
+
+class Complete(msgspec.Struct, frozen=True, gc=False):
+    """Store the result and acknowledge."""
+
+    value: bytes
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """Try again after `delay` seconds, counted for `section` when one is named, else for the task. `note` says what is
+    wrong with the user's own backoff, if anything is."""
+
+    delay: float
+    failure: Failure
+    section: str = ""
+    backoff_error: str = ""
+
+
+class Bury(msgspec.Struct, frozen=True):
+    """Move the job to the dead-letter queue."""
+
+    reason: Reason
+    failure: Failure
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Give the job back to its queue; no attempt is counted (I9)."""
+
+
+class Postpone(msgspec.Struct, frozen=True):
+    """Run this attempt again after `delay` seconds; it is not counted (I9)."""
+
+    delay: float
+    failure: Failure
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Keep the job in Redis, as it is, for `delay` seconds; no attempt is counted. `why` says what is in its way."""
+
+    delay: float
+    reason: str
+
+
+class Expire(msgspec.Struct, frozen=True):
+    """Drop the job and say so."""
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Drop the job because it is not wanted, and say why."""
+
+    reason: str
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """Drop the job because it was revoked, and say so."""
+
+
+Verdict = Complete | Retry | Bury | Release | Postpone | Hold | Expire | Reject | Revoke
+
+POSTPONE_DELAY = 1.0
+"""Seconds after which a job that could not reach the broker runs again."""
+MAX_SECTIONS = 100
+"""Sections of one job that are counted. Names made without end so cannot make a job be tried again without end."""
+
+BackoffFunction = Callable[[int], float | str]
+"""The user's own backoff: seconds before the retry of that number, from 0, or what is wrong with it."""
+
+_NONE: Mapping[str, int] = {}
+_PLAIN: Mapping[type, Release | Expire | Revoke] = {
+    Interrupted: Release(),
+    StartMissed: Release(),
+    JobExpired: Expire(),
+    JobRevoked: Revoke(),
+}
+
+
+def make_ruling(section: str, policy: RetryPolicy, counts: Mapping[str, int] | None) -> Ruling:
+    """What a `retry` section says of an error raised in it (C24): try again, or that its retries are used up. `counts`
+    are the retries that the job has had so far, by section."""
+    counts = counts or _NONE
+    room = section in counts or len(counts) < MAX_SECTIONS
+    if room and policy.allows(counts.get(section, 0) + 1):
+        return Ruling(section, policy)
+    return Ruling(section, reason=_used_up(policy.max_retries))
+
+
+def judge(
+    outcome: Outcome,
+    *,
+    attempt: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    sections: Mapping[str, int] | None = None,
+    backoff: BackoffFunction | None = None,
+) -> Verdict:
+    """Decide. `attempt` counts from 1; `random` gives numbers in [0, 1); `sections` says how many of the attempts so
+    far were made for a section, which the task's own policy does not count; `backoff` waits instead of the policy."""
+    if isinstance(outcome, Returned):  # nearly all: `match` takes each apart before it looks
+        return Complete(outcome.value)
+    match outcome:
+        case Raised():
+            return _after_failure(outcome, attempt, policy, random, sections or _NONE, backoff)
+        case RetryRequested():
+            return _as_asked(outcome, attempt - _made_for(sections), policy, random, backoff)
+        case PermanentFailure(reason, failure):
+            return Bury(reason, failure)
+        case BrokerLost(failure):
+            return Postpone(POSTPONE_DELAY, failure)
+        case JobRejected(why):
+            return Reject(why)
+        case CircuitBlocked():
+            if outcome.delay is not None:
+                return Hold(outcome.delay, outcome.failure.message)
+            failed = Raised(outcome.failure, (outcome.kinds,))
+            return _after_failure(failed, attempt, policy, random, sections or _NONE, backoff)
+        case JobRevoked() | Interrupted() | StartMissed() | JobExpired():
+            return _PLAIN[type(outcome)]
+        case _:
+            assert_never(outcome)
+
+
+def is_task_healthy(outcome: Outcome) -> bool | None:
+    """What an outcome says of its task (C38): True when it returned, False when it failed unexpectedly, also when it
+    will be tried again; None when nothing was learnt. A poisonous section speaks of its job, not of the task."""
+    if type(outcome) is Returned:
+        return True
+    if type(outcome) is not Raised:
+        return None
+    ruling = outcome.ruling
+    return None if ruling is not None and ruling.reason is Reason.POISONOUS else False
+
+
+def _made_for(sections: Mapping[str, int] | None) -> int:
+    return sum(sections.values()) if sections else 0
+
+
+def _after_failure(
+    outcome: Raised,
+    attempt: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    sections: Mapping[str, int],
+    backoff: BackoffFunction | None,
+) -> Verdict:
+    failure, ruling = outcome.failure, outcome.ruling
+    if ruling is not None and ruling.policy is not None:
+        count = sections.get(ruling.section, 0) + 1
+        return Retry(ruling.policy.delay(count, random), failure, ruling.section)
+    if ruling is not None and ruling.reason is not None:
+        return Bury(ruling.reason, failure)
+    own = attempt - _made_for(sections)
+    if not all(map(policy.covers, outcome.kinds)):
+        return Bury(Reason.NOT_RETRIED, failure)
+    if policy.allows(own):
+        return _again(own, policy, random, backoff, failure)
+    return Bury(_used_up(policy.max_retries), failure)
+
+
+def _as_asked(
+    asked: RetryRequested,
+    own: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    backoff: BackoffFunction | None,
+) -> Verdict:
+    if asked.policy is not None:
+        policy, backoff = asked.policy, None
+    most = policy.max_retries if asked.max_retries is None else asked.max_retries
+    if own > most:
+        return Bury(_used_up(most), asked.failure)
+    if asked.countdown is not None:
+        return Retry(asked.countdown, asked.failure)
+    return _again(own, policy, random, backoff, asked.failure)
+
+
+def _used_up(max_retries: int) -> Reason:
+    """Return the reason of a job without retries left: `not-retried` if its task allows none, else `exhausted`."""
+    return Reason.EXHAUSTED if max_retries else Reason.NOT_RETRIED
+
+
+def _again(
+    own: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    backoff: BackoffFunction | None,
+    failure: Failure,
+) -> Retry:
+    """Another attempt, after the `own`-th of the task itself (from 1)."""
+    said = "" if backoff is None else backoff(own - 1)
+    if isinstance(said, str):
+        return Retry(policy.delay(own, random), failure, backoff_error=said)
+    return Retry(said, failure)

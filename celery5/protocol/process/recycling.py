@@ -1,0 +1,58 @@
+"""Recycling: when a worker process is to end and begin anew: by the jobs it has done, by the memory it takes."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from celery5.errors import Misconfigured
+
+RESTART_EXIT_CODE = 75
+"""The exit code of a process that wants to be started anew at once, and has not failed (EX_TEMPFAIL of sysexits.h)."""
+SUPERVISED_VARIABLE = "CELERY5_SUPERVISED"
+"""In the environment of what a Controller has started, which will start the next one: it need not begin anew itself."""
+LIMIT_JITTER = 0.2
+"""The part of a limit by which a process may stay below it: processes that began together so do not end together."""
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 2**10, "kib": 2**10, "m": 2**20, "mib": 2**20, "g": 2**30, "gib": 2**30, "t": 2**40, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+
+
+class RecyclingLimits(NamedTuple):
+    """The `jobs` after which a process is recycled, and the bytes of `memory`; 0: never."""
+
+    jobs: int = 0
+    memory: int = 0
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes in `500 MiB`, `2 GB` or a bare number; 0 in nothing. `K`, `M`, `G` are powers of 1024, as systemd has
+    it. Raises Misconfigured."""
+    text = text.strip()
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text, re.ASCII)
+    unit = None if found is None else _UNITS.get(found[2].lower())
+    if not text:
+        return 0
+    if found is None or unit is None:
+        raise Misconfigured(f"{text!r} is no size: say 500 MiB, 2 GiB or a number of bytes")
+    return int(float(found[1]) * unit)
+
+
+def jitter_limits(limits: RecyclingLimits, random: Callable[[], float]) -> RecyclingLimits:
+    """The limits of one process: at most as said, and up to a fifth below, by chance from 0 to 1."""
+    return RecyclingLimits(*(each - int(each * LIMIT_JITTER * random()) for each in limits))
+
+
+def get_recycle_reason(limits: RecyclingLimits, *, jobs: int, memory: int) -> str:
+    """Why a process that has done so many jobs and takes so many bytes is to be recycled; '' if it is not."""
+    if limits.jobs and jobs >= limits.jobs:
+        return f"it has done {jobs} jobs, and its limit is {limits.jobs} (max_jobs)"
+    if limits.memory and jobs and memory >= limits.memory:
+        return f"it takes {format_mib(memory)}, and its limit is {format_mib(limits.memory)} (max_memory)"
+    return ""
+
+
+def format_mib(size: int) -> str:
+    """A size for people."""
+    return f"{size / 2**20:.1f} MiB"

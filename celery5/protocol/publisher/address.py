@@ -1,0 +1,103 @@
+"""Daemon Address: where a Publisher daemon listens, as its clients say it: unix://, tls:// or tcp:// (C79)."""
+
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from celery5.errors import Misconfigured
+
+ADDRESS_FORMS = (
+    "unix:///path/to/publisher.sock, unix:// for the usual place, or "
+    "tls://host:port[?ca=FILE&certificate=FILE&key=FILE]"
+)
+MAX_SOCKET_PATH_BYTES = 107
+"""Bytes that the system has for the path of a socket."""
+MAX_CONNECTIONS = 64
+"""Connections to one broker."""
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+class DaemonAddress(msgspec.Struct, frozen=True):
+    """Where the daemon is. `path` is that of a unix socket, '' for the usual place, when there is no `host`. With `tls`
+    the `certificate` and `key` are the client's own, and `ca` is whom it trusts; none: whom the system does."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    tls: bool = False
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.host:
+            return f"{'tls' if self.tls else 'tcp'}://{_shown(self.host)}:{self.port}"
+        return f"unix://{self.path}"
+
+
+def parse_daemon_address(said: str) -> DaemonAddress:
+    """What a client's setting `publisher` means. Raises Misconfigured."""
+    scheme, _, rest = said.partition("://")
+    if scheme == "unix":
+        return DaemonAddress(path=check_socket_path(unquote(rest)) if rest else "")
+    if scheme not in ("tls", "tcp"):
+        raise Misconfigured(f"publisher is {said!r}: give {ADDRESS_FORMS}")
+    parts = urlsplit(said)
+    options = dict(parse_qsl(parts.query))
+    host, port = parse_host_and_port(parts.netloc)
+    if strange := sorted(set(options) - {"ca", "certificate", "key"}):
+        raise Misconfigured(
+            f"publisher {said!r} has an option {strange[0]!r}: there are ca, certificate and key"
+        )
+    if parts.path.strip("/"):
+        raise Misconfigured(f"publisher is {said!r}: give {ADDRESS_FORMS}")
+    if scheme == "tcp" and (options or host not in LOOPBACK_HOSTS):
+        raise Misconfigured(f"publisher is {said!r}: what leaves this host goes by tls://")
+    return DaemonAddress(host=host, port=port, tls=scheme == "tls", **options)
+
+
+def parse_host_and_port(said: str) -> tuple[str, int]:
+    """The two of `HOST:PORT`; an IPv6 address stands in brackets. Raises Misconfigured."""
+    host, colon, port = said.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 <= int(port) <= 65535):
+        raise Misconfigured(f"{said!r} is no HOST:PORT: an example is 127.0.0.1:7070")
+    return host, int(port)
+
+
+def check_socket_path(path: str) -> str:
+    """The path of a socket, which the system has room for. Raises Misconfigured."""
+    if not path.startswith("/"):
+        raise Misconfigured(f"the publisher's socket {path!r}: give a whole path, from / on")
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise Misconfigured(
+            f"the publisher's socket {path!r}: the system takes {MAX_SOCKET_PATH_BYTES} bytes at most"
+        )
+    return path
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def parse_optional_address(said: str) -> DaemonAddress | None:
+    """What the setting `publisher` says, if it says anything. Raises Misconfigured."""
+    return parse_daemon_address(said) if said else None
+
+
+def parse_optional_tcp(said: str) -> tuple[str, int] | None:
+    """What the setting `publisher_tcp` says, if it says anything. Raises Misconfigured."""
+    return parse_host_and_port(said) if said else None
+
+
+def parse_connections(said: str | int | list[int]) -> tuple[int, int]:
+    """The least and the most connections: 2 is `2..2`. Raises Misconfigured."""
+    parts = said if isinstance(said, list) else str(said).split("..")
+    numbers = [int(each) for each in parts if str(each).strip().isdigit()]
+    if (
+        len(numbers) != len(parts)
+        or len(numbers) not in (1, 2)
+        or not 1 <= numbers[0] <= numbers[-1] <= MAX_CONNECTIONS
+    ):
+        raise Misconfigured(f"give 1, or 1..4, and at most {MAX_CONNECTIONS}")
+    return numbers[0], numbers[-1]

@@ -1,0 +1,348 @@
+"""Autoscale: how far workers read ahead and how many of them there should be, decided from what waits (C103, C104).
+
+When there are more jobs than the workers may run at once, they first read further ahead, step by step; when they read
+as far ahead as they may, there are to be more workers. When fewer would do, it goes back the same way: fewer workers
+first, then less ahead. After each step nothing changes for a cool-down, which doubles with each step up to a limit, and
+is short again after a quiet period.
+
+Three things keep it from going to and fro: the cool-down; a margin, since fewer are enough only when they would have
+some room left; and patience, since fewer must have been enough all the time for a while.
+
+While a broker is not seen nothing becomes less: how much waits there, and who works on it, nobody knows.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Protocol, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.job.retry_policy import exponential
+from celery5.protocol.scaling.snapshot import ClusterSnapshot
+
+STEP_FACTOR = 2
+"""One step makes anything at most so many times as large, or as small."""
+SLOT_MARGIN = 0.2
+"""The share of all slots that must be left when fewer workers would do."""
+
+
+class Scale(NamedTuple):
+    """How many worker processes there should be, and the factor on how far each reads ahead."""
+
+    workers: int
+    prefetch: float = 1.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy sees: the `situation`, the scale that is wanted `now`, and between what it must lie: at least
+    `minimum` and at most `maximum` workers, reading ahead at most `prefetch` times as far as usual."""
+
+    snapshot: ClusterSnapshot
+    now: Scale
+    minimum: int
+    maximum: int
+    prefetch: float = 1.0
+
+    def per_worker(self, kind: str) -> float:
+        """How many jobs of a kind one worker may run at once, in the mean of those that live."""
+        members = self.snapshot.workers
+        return self.snapshot.max_slots(kind) / len(members) if members else 0.0
+
+    def needed(self, *, margin: float = 0.0) -> int:
+        """How many workers would have a slot for each job, with a share of their slots left over. Jobs of a kind that
+        no worker has slots for need one worker; so do jobs while no worker lives."""
+        demand = self.snapshot.demand()
+        if not demand:
+            return 0
+        slots = {kind: self.per_worker(kind) * (1 - margin) for kind in demand}
+        # What a float adds to a whole number needs no worker of its own.
+        return max(math.ceil(round(demand[kind] / each, 6)) if each else 1 for kind, each in slots.items())
+
+
+class AutoscaleStrategy(Protocol):
+    """Says what scale it wants (C104). What it gives is kept within the limits, and is taken only when no cool-down
+    lasts; less than there is, only when it has wanted less for a while. It is asked every few seconds, and must not
+    wait for anything."""
+
+    def __call__(self, load: Load, /) -> Scale: ...
+
+
+def prefetch_first(load: Load) -> Scale:
+    """The proposal's rule (C104) and its mirror image: one step, or none.
+
+    Up: there are more jobs than slots. First twice the prefetch; when that is at its most, as many workers as are
+    needed, and twice as many at most. Down: fewer workers would do, with a margin: as many as are needed then, and half
+    as many at least; at the minimum, half the prefetch.
+    """
+    now = load.now
+    needed = load.needed()
+    if needed and now.workers and not load.snapshot.workers:
+        return now  # workers were asked for, and none has come yet: what one of them can do is not known
+    if needed > now.workers:
+        if now.prefetch < load.prefetch and now.workers:
+            return Scale(now.workers, min(now.prefetch * STEP_FACTOR, load.prefetch))
+        return Scale(min(needed, max(now.workers * STEP_FACTOR, 1)), now.prefetch)
+    enough = max(load.needed(margin=SLOT_MARGIN), load.minimum)
+    if enough < now.workers:
+        return Scale(max(enough, now.workers // STEP_FACTOR), now.prefetch)
+    if now.workers <= load.minimum and load.needed(margin=SLOT_MARGIN) <= now.workers:
+        return Scale(now.workers, max(now.prefetch / STEP_FACTOR, 1.0))
+    return now
+
+
+class Autoscale(msgspec.Struct, frozen=True, kw_only=True):
+    """How an application is scaled: between `minimum` and `maximum` worker processes, which read ahead up to `prefetch`
+    times as far as usual.
+
+    After a step nothing changes for `cooldown` seconds, twice as long after the next one, and so on up to
+    `longest_cooldown`; it is short again when nothing has changed for another `quiet` seconds. Fewer workers, or less
+    prefetch, must have been enough for `patience` seconds. The `strategy` says what is wanted.
+    """
+
+    minimum: int
+    maximum: int
+    prefetch: float = 4.0
+    cooldown: float = 1.0
+    longest_cooldown: float = 60.0
+    quiet: float = 300.0
+    patience: float = 30.0
+    strategy: AutoscaleStrategy = prefetch_first
+
+
+class AutoscaleState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an autoscaler is, which is kept between looks. Times are seconds since 1970 by Redis.
+
+    The scale that is wanted: `workers` and `prefetch`, the latter for workers that read one of the `crowded` queues.
+    How many steps there were in a row (`events`), the last of them `at`. Since when less would do (`low_since`; None
+    while it would not).
+    """
+
+    workers: int
+    prefetch: float = 1.0
+    crowded: tuple[str, ...] = ()
+    events: int = 0
+    at: float = 0.0
+    low_since: float | None = None
+
+    @property
+    def scale(self) -> Scale:
+        """What is wanted."""
+        return Scale(self.workers, self.prefetch)
+
+    def get_prefetch(self, queues: tuple[str, ...]) -> float:
+        """The factor for a worker that reads these queues."""
+        return 1.0 if set(self.crowded).isdisjoint(queues) else self.prefetch
+
+
+def make_initial_state(policy: Autoscale, snapshot: ClusterSnapshot) -> AutoscaleState:
+    """Where an autoscaler begins: with as many workers as there are, within its limits."""
+    return AutoscaleState(workers=min(max(len(snapshot.workers), policy.minimum), policy.maximum))
+
+
+def resume_state(
+    previous: AutoscaleState | None, policy: Autoscale, snapshot: ClusterSnapshot
+) -> AutoscaleState | None:
+    """Where an autoscaler goes on: at the course that is known. Before its first step it begins again at each look,
+    with as many workers as there are; unless not all of them can be seen: then it stays, or does not begin (None)."""
+    if previous is not None and previous.at:
+        return previous
+    return previous if snapshot.unreachable else make_initial_state(policy, snapshot)
+
+
+def get_cooldown_end(state: AutoscaleState, policy: Autoscale) -> float:
+    """Until when nothing changes."""
+    if not state.events:
+        return -math.inf
+    return state.at + exponential(state.events - 1, start=policy.cooldown, cap=policy.longest_cooldown)
+
+
+def get_next_state(
+    state: AutoscaleState, policy: Autoscale, snapshot: ClusterSnapshot, now: float
+) -> AutoscaleState:
+    """One look, at the time `now`. A step was made when its `at` is another one than before, or its scale is.
+
+    Limits that have changed hold at once, without waiting for a cool-down. While a broker is not seen nothing else
+    becomes less, and the patience for less begins anew afterwards. Raises whatever the user's strategy raises, and
+    ValueError when it gives no numbers.
+    """
+    state = _within(state, policy)
+    until = get_cooldown_end(state, policy)
+    if now >= until + policy.quiet and state.events:
+        state = msgspec.structs.replace(state, events=0)
+    elif state.at > now and state.events:
+        # The clock was put back: no cool-down lasts for ever.
+        state = msgspec.structs.replace(state, at=now)
+    load = Load(
+        snapshot=snapshot,
+        now=state.scale,
+        minimum=policy.minimum,
+        maximum=policy.maximum,
+        prefetch=policy.prefetch,
+    )
+    wanted = _bounded(policy.strategy(load), policy)
+    if snapshot.unreachable:
+        wanted = Scale(max(wanted.workers, state.workers), max(wanted.prefetch, state.prefetch))
+    less = wanted != state.scale and wanted.workers <= state.workers and wanted.prefetch <= state.prefetch
+    since = (now if state.low_since is None else min(state.low_since, now)) if less else None
+    crowded = _crowded(state, state.scale, snapshot)
+    state = msgspec.structs.replace(state, low_since=since, crowded=crowded)
+    if wanted == state.scale or now < get_cooldown_end(state, policy):
+        return state
+    if since is not None and now < since + policy.patience:
+        return state
+    return AutoscaleState(
+        workers=wanted.workers,
+        prefetch=wanted.prefetch,
+        crowded=_crowded(state, wanted, snapshot),
+        events=state.events + 1,
+        at=now,
+        # What comes next must be enough for a while again, beginning with this step.
+        low_since=now if less else None,
+    )
+
+
+def _within(course: AutoscaleState, policy: Autoscale) -> AutoscaleState:
+    workers, prefetch = _bounded(course.scale, policy)
+    return msgspec.structs.replace(course, workers=workers, prefetch=prefetch)
+
+
+def _bounded(scale: Scale, policy: Autoscale) -> Scale:
+    workers, prefetch = scale
+    if not math.isfinite(workers) or not math.isfinite(prefetch):
+        raise ValueError(
+            f"the strategy gives {workers!r} workers and the prefetch {prefetch!r}: give numbers"
+        )
+    return Scale(
+        min(max(int(workers), policy.minimum), policy.maximum),
+        min(max(float(prefetch), 1.0), policy.prefetch),
+    )
+
+
+def _crowded(course: AutoscaleState, wanted: Scale, situation: ClusterSnapshot) -> tuple[str, ...]:
+    """The queues whose workers are to read further ahead: those that had more jobs than their workers have slots since
+    that began; all, when there are none but somebody wants it all the same."""
+    if wanted.prefetch <= 1:
+        return ()
+    demand: dict[tuple[str, str], int] = {}
+    for line in situation.task_loads:
+        key = (line.queue, line.kind)
+        demand[key] = demand.get(key, 0) + line.demand
+    crowded = {queue for (queue, kind), jobs in demand.items() if jobs > _slots(situation, queue, kind)}
+    all_of_them = {queue for each in situation.workers for queue in each.queues}
+    return tuple(sorted(crowded | set(course.crowded) or all_of_them))
+
+
+def _slots(situation: ClusterSnapshot, queue: str, kind: str) -> int:
+    return sum(each.max_slots.get(kind, 0) for each in situation.workers if queue in each.queues)
+
+
+def get_changes(before: AutoscaleState, after: AutoscaleState) -> Mapping[str, tuple[float, float]]:
+    """What has changed from one look to the next: by name, from what to what."""
+    return {
+        name: (was, now)
+        for name, was, now in (
+            ("workers", before.workers, after.workers),
+            ("prefetch", before.prefetch, after.prefetch),
+        )
+        if was != now
+    }
+
+
+MAX_WORKERS = 10_000
+"""Workers that one application can be scaled to."""
+MAX_PREFETCH_FACTOR = 16.0
+"""The largest factor on how far workers read ahead."""
+MAX_SECONDS = 7 * 86400.0
+"""Seconds that each of its times may be."""
+
+_HINT = "write minimum=1 maximum=10"
+_SECONDS = ("cooldown", "longest_cooldown", "quiet", "patience")
+_NAMES = ("minimum", "maximum", "prefetch", *_SECONDS, "strategy")
+
+FunctionLoader = Callable[[str], Any]
+"""Gives the function that `module:function` names. Raises Misconfigured."""
+
+
+def parse_autoscale(
+    value: str | Mapping[str, Any], load_function: FunctionLoader | None = None
+) -> Autoscale | None:
+    """How to scale, as it was said: '' is not at all. Raises Misconfigured with one line that says what is wrong.
+
+    A strategy is a function, or `module:function`, which `named` finds; without it such a name is not looked at.
+    """
+    told = _told(value) if isinstance(value, str) else dict(value)
+    if not told:
+        return None
+    _refuse_strange(told)
+    if "maximum" not in told:
+        raise Misconfigured(f"autoscale needs a maximum, the most worker processes there may be: {_HINT}")
+    fields: dict[str, Any] = {"minimum": 1, **told}
+    minimum, maximum = (_whole(name, fields[name], least) for name, least in (("minimum", 0), ("maximum", 1)))
+    if minimum > maximum:
+        raise Misconfigured(f"autoscale: the minimum, {minimum}, is over the maximum, {maximum}")
+    fields |= {"minimum": minimum, "maximum": maximum}
+    if "prefetch" in fields:
+        fields["prefetch"] = _number("prefetch", fields["prefetch"], 1.0, MAX_PREFETCH_FACTOR, "a factor")
+    for name in _SECONDS:
+        if name in fields:
+            least = 0.1 if "cooldown" in name else 0.0
+            fields[name] = _number(name, fields[name], least, MAX_SECONDS, "seconds")
+    if "strategy" in fields:
+        fields["strategy"] = _strategy(fields["strategy"], load_function)
+        if fields["strategy"] is None:
+            del fields["strategy"]
+    return Autoscale(**fields)
+
+
+def _refuse_strange(told: Mapping[str, Any]) -> None:
+    for name in told:
+        if name not in _NAMES:
+            near = get_close_matches(str(name), _NAMES, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(_NAMES)}"
+            raise Misconfigured(f"autoscale has {name!r}, which it does not know: {meant}")
+
+
+def _told(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in text.replace(",", " ").split():
+        name, equals, value = word.partition("=")
+        if not name or not equals or not value:
+            raise Misconfigured(f"{word!r} is not understood: {_HINT}")
+        if name in found:
+            raise Misconfigured(f"there are two of {name!r}")
+        found[name] = value
+    return found
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        value = int(value)
+    if type(value) is not int or not least <= value <= MAX_WORKERS:
+        raise Misconfigured(
+            f"autoscale: {name} is {value!r}: give a number of worker processes, {least} or more"
+        )
+    return value
+
+
+def _number(name: str, value: object, least: float, most: float, what: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(cast("Any", value))
+    except (TypeError, ValueError):
+        number = math.nan
+    if not least <= number <= most:
+        raise Misconfigured(f"autoscale: {name} is {value!r}: give {what} from {least:g} to {most:g}")
+    return number
+
+
+def _strategy(value: object, named: FunctionLoader | None) -> Any:
+    if isinstance(value, str):
+        if not all(value.partition(":")):
+            raise Misconfigured(f"autoscale: strategy is {value!r}: write module:function")
+        return named(value) if named else None
+    if not callable(value) or isinstance(value, type):
+        raise Misconfigured(
+            f"autoscale: strategy is {value!r}: give a function that takes a Load and gives a Scale"
+        )
+    return value

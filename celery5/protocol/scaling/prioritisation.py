@@ -1,0 +1,195 @@
+"""Prioritisation: which tasks, and so which queues, workers are to prefer just now (C99, C100).
+
+A strategy gives weights, not an order: two tasks of the weights 1.0 and 0.25 are begun about four to one while both
+wait. No weight is 0, so nothing starves.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.scaling.snapshot import CPU_BOUND_KINDS, ClusterSnapshot
+
+MAX_WEIGHT = 1.0
+"""The weight of what is preferred, and of whatever nothing is said about."""
+MIN_WEIGHT = 0.01
+"""The least weight there is."""
+REDUCED_WEIGHT = 0.1
+"""The weight of tasks that need what is nearly used up."""
+MAX_PREFERENCE_SECONDS = 3600.0
+"""Seconds that a preference lasts at most, if nobody says it again."""
+
+T = TypeVar("T")
+
+
+class PrioritisationStrategy(Protocol):
+    """Says which tasks to prefer (C99): gives weights by the names of tasks, larger for what is to come first, and only
+    their ratio counts. A task that is left out has the largest of them. It is asked every few seconds, and must not
+    wait for anything."""
+
+    def __call__(self, situation: ClusterSnapshot, /) -> Mapping[str, float]: ...
+
+
+def shortest(situation: ClusterSnapshot) -> dict[str, float]:
+    """Prefer tasks whose jobs take a short time. One that never ran is preferred, so that its time becomes known."""
+    return {task: 1 / max(mean, 1e-6) for task, mean in _means(situation).items()}
+
+
+def longest(situation: ClusterSnapshot) -> dict[str, float]:
+    """Prefer tasks whose jobs take a long time. One that never ran is preferred, so that its time becomes known."""
+    return {task: max(mean, 1e-6) for task, mean in _means(situation).items()}
+
+
+def rarest(situation: ClusterSnapshot) -> dict[str, float]:
+    """Prefer tasks of which few jobs wait, on all queues together."""
+    waiting: dict[str, int] = {}
+    for line in situation.task_loads:
+        waiting[line.task] = waiting.get(line.task, 0) + line.waiting
+    return {task: 1 / count for task, count in waiting.items() if count > 0}
+
+
+class Saturation(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefer I/O-bound tasks when the slots for CPU-bound ones are nearly all taken, and the other way round (C100).
+
+    `threshold` is the share of slots, above 0 and at most 1, from which on they are nearly all taken. While both are,
+    or neither is, nothing is preferred. Raises Misconfigured.
+    """
+
+    threshold: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise Misconfigured(f"threshold is {self.threshold!r}: give a share of slots, such as 0.8")
+
+    def __call__(self, situation: ClusterSnapshot) -> dict[str, float]:
+        """Weights by task: the full one, or a tenth."""
+        cpu, io = situation.cpu_utilization >= self.threshold, situation.io_utilization >= self.threshold
+        if cpu == io:
+            return {}
+        return {
+            line.task: REDUCED_WEIGHT if (line.kind in CPU_BOUND_KINDS) is cpu else MAX_WEIGHT
+            for line in situation.task_loads
+        }
+
+
+STRATEGIES: Mapping[str, PrioritisationStrategy] = {
+    "shortest": shortest,
+    "longest": longest,
+    "rarest": rarest,
+    "saturation": Saturation(),
+}
+"""The strategies that settings know by name."""
+
+
+def parse_strategy(
+    name: str, load_function: Callable[[str], Any] | None = None
+) -> PrioritisationStrategy | None:
+    """The strategy that a setting says: one of `STRATEGIES`, or `module:function`, which `named` finds; None for '',
+    and for such a name when nobody is to look for it. Raises Misconfigured."""
+    if ":" in name and all(name.partition(":")):
+        strategy: PrioritisationStrategy | None = load_function(name) if load_function else None
+        return strategy
+    if name and name not in STRATEGIES:
+        near = get_close_matches(name, STRATEGIES, n=1)
+        meant = f"did you mean {near[0]}?" if near else "or write module:function for one of your own"
+        raise Misconfigured(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}: {meant}")
+    return STRATEGIES.get(name)
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """What to prefer: weights of tasks and of queues, from `LEAST` to `BEST`; who is not named has `BEST`."""
+
+    tasks: Mapping[str, float] = {}
+    queues: Mapping[str, float] = {}
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether nothing is preferred to anything."""
+        return not self.tasks and not self.queues
+
+    def differs_from(self, other: "Preference", *, factor: float = 1.25) -> bool:
+        """Whether a weight of the other is different by more than this factor: less is not worth telling anybody."""
+        return any(
+            not 1 / factor <= mine.get(name, MAX_WEIGHT) / theirs.get(name, MAX_WEIGHT) <= factor
+            for mine, theirs in ((self.tasks, other.tasks), (self.queues, other.queues))
+            for name in mine.keys() | theirs.keys()
+        )
+
+    @staticmethod
+    def parse(parameters: Mapping[str, Any]) -> "tuple[Preference, float]":
+        """What the command `prefer` says, and for how many seconds. Raises Misconfigured for what makes no sense."""
+        strange = sorted(parameters.keys() - {"tasks", "queues", "seconds"})
+        if strange:
+            raise Misconfigured(f"prefer does not take {strange[0]!r}: it takes tasks, queues and seconds")
+        seconds: object = parameters.get("seconds", 60.0)
+        if not _is_number(seconds) or not 0 < cast("float", seconds) <= MAX_PREFERENCE_SECONDS:
+            raise Misconfigured(
+                f"seconds is {seconds!r}: give more than 0 and at most {MAX_PREFERENCE_SECONDS:g}"
+            )
+        tasks, queues = (_checked(name, parameters.get(name) or {}) for name in ("tasks", "queues"))
+        return Preference(tasks, queues), float(cast("float", seconds))
+
+
+def compute_preference(strategy: PrioritisationStrategy, snapshot: ClusterSnapshot) -> Preference:
+    """What a strategy says of a situation, within bounds. The heaviest of the tasks has `BEST`; a queue has the mean of
+    the jobs that wait on it. Raises ValueError when it gives anything but numbers, 0 or more, by names."""
+    tasks = _bounded(strategy(snapshot))
+    if not tasks:
+        return Preference()
+    waiting: dict[str, int] = {}
+    weighed: dict[str, float] = {}
+    for line in snapshot.task_loads:
+        if line.waiting > 0:
+            waiting[line.queue] = waiting.get(line.queue, 0) + line.waiting
+            weight = tasks.get(line.task, MAX_WEIGHT) * line.waiting
+            weighed[line.queue] = weighed.get(line.queue, 0.0) + weight
+    queues = {queue: weighed[queue] / count for queue, count in waiting.items()}
+    return Preference(_named(tasks), _named(_bounded(queues)))
+
+
+def sort_by_weight(items: Iterable[T], weight: Callable[[T], float]) -> list[T]:
+    """The heaviest first; those of one weight as they came."""
+    return sorted(items, key=weight, reverse=True)
+
+
+def _means(situation: ClusterSnapshot) -> dict[str, float]:
+    """The mean of each task; on several queues that of all of them."""
+    found: dict[str, list[float]] = {}
+    for line in situation.task_loads:
+        if line.mean is not None:
+            found.setdefault(line.task, []).append(line.mean)
+    return {task: sum(means) / len(means) for task, means in found.items()}
+
+
+def _bounded(said: Mapping[str, float]) -> dict[str, float]:
+    """The weights so that the largest is BEST, and none less than LEAST. All 0 says nothing."""
+    for name, weight in said.items():
+        if not isinstance(cast("object", name), str) or not _is_number(weight) or weight < 0:
+            raise ValueError(f"the weight of {name!r} is {weight!r}: give a number, 0 or more")
+    most = max(said.values(), default=0.0)
+    return {name: max(MIN_WEIGHT, weight / most) for name, weight in said.items()} if most > 0 else {}
+
+
+def _named(weights: Mapping[str, float]) -> dict[str, float]:
+    """Without those that have the best weight, as who is not named has."""
+    return {name: round(weight, 4) for name, weight in weights.items() if weight < MAX_WEIGHT}
+
+
+def _checked(name: str, said: object) -> dict[str, float]:
+    if not isinstance(said, Mapping):
+        raise Misconfigured(f"{name} is {said!r}: give weights by name")
+    weights = cast("Mapping[str, Any]", said)
+    for each, weight in weights.items():
+        if not _is_number(weight) or not 0 < weight <= MAX_WEIGHT:
+            raise Misconfigured(
+                f"{name}: the weight of {each!r} is {weight!r}: give more than 0 and at most 1"
+            )
+    return {each: max(MIN_WEIGHT, float(weight)) for each, weight in weights.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,286 @@
+"""Triggers: when a schedule fires, as values that every Scheduler reads alike.
+
+Times are ms since 1970. What the values mean is worked out in `celery5.fire_times`, with APScheduler's triggers.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+
+
+class Trigger(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    tag_field="when",
+    forbid_unknown_fields=True,
+):
+    """When a schedule fires. `a | b` fires when either does, `a & b` when both do at the same moment."""
+
+    def __or__(self, other: "Trigger") -> "AnyOf":
+        _joined("|", other)
+        return AnyOf(of=(*_parts(self, AnyOf), *_parts(other, AnyOf)))
+
+    def __and__(self, other: "Trigger") -> "AllOf":
+        _joined("&", other)
+        return AllOf(of=(*_parts(self, AllOf), *_parts(other, AllOf)))
+
+
+class Cron(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="cron"):
+    """At the times of day, in a time `zone` ('': the application's), that fit all fields; `start` and `end` bound
+    it. `line` is the line of a crontab that it was written as, if it was."""
+
+    year: str | None = None
+    month: str | None = None
+    day: str | None = None
+    week: str | None = None
+    day_of_week: str | None = None
+    hour: str | None = None
+    minute: str | None = None
+    second: str | None = None
+    zone: str = ""
+    start: int | None = None
+    end: int | None = None
+    line: str = ""
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields that are said."""
+        return {name: value for name in CRON_FIELDS if (value := getattr(self, name)) is not None}
+
+    @property
+    def fires_every_hour(self) -> bool:
+        """Whether it names no hours, so that an hour which comes twice counts twice."""
+        if self.hour is not None:
+            return self.hour == "*"
+        return self.minute is not None or self.second is not None
+
+
+class Interval(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="interval"):
+    """Every so many ms, counted from `start`; no clock that is set, and no time zone, has a say in it."""
+
+    every: int
+    start: int = 0
+    end: int | None = None
+
+
+class Calendar(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="calendar"):
+    """At a time of day, every so many years, months, weeks and days from the date `first` on."""
+
+    years: int = 0
+    months: int = 0
+    weeks: int = 0
+    days: int = 0
+    time: str = "00:00:00"
+    first: str = "2024-01-01"
+    last: str | None = None
+    zone: str = ""
+
+
+class OnceTrigger(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="date"):
+    """Once."""
+
+    at: int
+
+
+class AnyOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="or"):
+    """When any of these fires; once if several do at the same moment."""
+
+    of: tuple["AnyTrigger", ...]
+
+
+class AllOf(Trigger, frozen=True, kw_only=True, omit_defaults=True, tag="and"):
+    """When all of these fire at the same moment."""
+
+    of: tuple["AnyTrigger", ...]
+
+
+AnyTrigger = Cron | Interval | Calendar | OnceTrigger | AnyOf | AllOf
+CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+"""The fields of a cron trigger, as APScheduler names them."""
+MAX_DEPTH = 5
+"""How deep triggers may be combined."""
+MAX_COMBINED = 20
+"""Triggers that may be combined."""
+
+
+def with_zone(trigger: AnyTrigger, zone: str, depth: int = 0) -> AnyTrigger:
+    """The trigger with `zone` where it names none. Raises Misconfigured for one that is combined beyond measure."""
+    if isinstance(trigger, AnyOf | AllOf):
+        if depth >= MAX_DEPTH or not 0 < len(trigger.of) <= MAX_COMBINED:
+            raise Misconfigured(
+                f"a trigger may combine {MAX_COMBINED} others, {MAX_DEPTH} deep: make several schedules"
+            )
+        return msgspec.structs.replace(
+            trigger, of=tuple(with_zone(each, zone, depth + 1) for each in trigger.of)
+        )
+    if isinstance(trigger, Cron | Calendar) and not trigger.zone:
+        return msgspec.structs.replace(trigger, zone=zone)
+    return trigger
+
+
+def validate_cron_fields(trigger: AnyTrigger) -> None:
+    """Raise Misconfigured for a cron trigger, alone or in a combination, with an invalid field.
+
+    The rules are those of APScheduler, which no worker and no producer loads; a test holds the two together. It is
+    stricter in one point: APScheduler ignores what follows a name, and reads `mon-fri/2` as `mon-fri`.
+    """
+    if isinstance(trigger, AnyOf | AllOf):
+        for each in trigger.of:
+            validate_cron_fields(each)
+    elif isinstance(trigger, Cron):
+        for name, value in trigger.fields.items():
+            for part in _SEPARATOR.split(value.strip()):
+                wrong = _fault_of_part(name, part)
+                if wrong:
+                    line = f"{trigger.line!r}: " if trigger.line else ""
+                    raise Misconfigured(f"{line}{name} {part!r}: {wrong}")
+
+
+def _fault_of_part(field: str, part: str) -> str:
+    """Return what is wrong with one part of a field of a cron trigger; '' when nothing is."""
+    low, high = _RANGES[field]
+    numbers = _NUMBERS.fullmatch(part)
+    if numbers:
+        first, last, step = (None if each is None else int(each) for each in numbers.groups())
+        begin = low if first is None else first
+        end = (
+            high if last is None and (step is not None or first is None) else begin if last is None else last
+        )
+        if begin < low or end > high:
+            return f"give {low} to {high}"
+        if begin > end:
+            return "the second number is less than the first"
+        if step is not None and not 0 < step <= (end or high) - begin:
+            return f"the step must be 1 to {end - begin}"
+        return ""
+    names = _NAMED[field]
+    words = _SPAN_OF_NAMES.fullmatch(part.lower())
+    if names and words and all(each in names for each in words.groups() if each is not None):
+        first_name, last_name = words.groups()
+        backwards = last_name is not None and names.index(first_name) > names.index(last_name)
+        return "the second name comes before the first" if backwards else ""
+    if field == "day" and (part.lower() == "last" or _POSITION.fullmatch(part.lower())):
+        return ""
+    also = f", {names[0]} to {names[-1]}" if names else ", last or 1st mon" if field == "day" else ""
+    return f"give {low} to {high}{also}, a range such as {low}-{low + 1}, * or */2"
+
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "year": (1970, 9999),
+    "month": (1, 12),
+    "day": (1, 31),
+    "week": (1, 53),
+    "day_of_week": (0, 6),
+    "hour": (0, 23),
+    "minute": (0, 59),
+    "second": (0, 59),
+}
+_NAMED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(CRON_FIELDS, ()),
+    "month": _MONTHS,
+    "day_of_week": _DAYS,
+}
+_SEPARATOR = re.compile(" *, *")
+_NUMBERS = re.compile(r"(?:\*|([0-9]{1,9})(?:-([0-9]{1,9}))?)(?:/([0-9]{1,9}))?")
+_SPAN_OF_NAMES = re.compile(r"([a-z]+)(?:-([a-z]+))?")
+_POSITION = re.compile(rf"(?:1st|2nd|3rd|4th|5th|last) +(?:{'|'.join(_DAYS)})")
+
+
+def describe_trigger(trigger: AnyTrigger) -> str:
+    """A trigger in a few words, for people."""
+    match trigger:
+        case Cron():
+            fields = trigger.fields.items()
+            said = " ".join(
+                f"{name}={value}" for name, value in fields if value != "*" and (name, value) != _ZERO
+            )
+            said = said or "second=0"
+            return f"cron {said} {trigger.zone}".rstrip()
+        case Interval():
+            return f"every {trigger.every / 1000:g} s"
+        case Calendar():
+            names = ("years", "months", "weeks", "days")
+            spans = [f"{getattr(trigger, each)} {each}" for each in names if getattr(trigger, each)]
+            return f"every {' '.join(spans)} at {trigger.time} {trigger.zone}".rstrip()
+        case OnceTrigger():
+            return "once"
+        case AnyOf() | AllOf():
+            word = " or " if isinstance(trigger, AnyOf) else " and "
+            return word.join(f"({describe_trigger(each)})" for each in trigger.of)
+
+
+_ZERO = ("second", "0")
+
+
+def parse_crontab(line: str, zone: str = "") -> AnyTrigger:
+    """What a line of a crontab means: minute, hour, day of the month, month, day of the week; with six fields the first
+    one is the second. Sunday is 0 or 7. When both days are said, either will do, as in cron. Raises Misconfigured."""
+    words = CRONTAB_MACROS.get(line.strip(), line).split()
+    if len(words) not in (5, 6):
+        raise Misconfigured(
+            f"{line!r} is no line of a crontab: give five fields (minute hour day month weekday), six with seconds, "
+            f"or {', '.join(CRONTAB_MACROS)}"
+        )
+    second, (minute, hour, day, month, weekday) = (words[0] if len(words) == 6 else "0"), words[-5:]
+    weekday = _weekdays(weekday)
+    cron = Cron(
+        second=second,
+        minute=minute,
+        hour=hour,
+        day=day,
+        month=month,
+        day_of_week=weekday,
+        zone=zone,
+        line=" ".join(line.split()),
+    )
+    if day.startswith("*") or weekday.startswith("*"):
+        return cron
+    either = msgspec.structs.replace(cron, day="*"), msgspec.structs.replace(cron, day_of_week="*")
+    return AnyOf(of=either)
+
+
+CRONTAB_MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_NAMES = ("sun", "mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def _weekdays(field: str) -> str:
+    """A crontab's field of weekdays by names: APScheduler counts them from Monday."""
+    return ",".join(_weekday_range(each) for each in field.lower().split(","))
+
+
+def _weekday_range(part: str) -> str:
+    span, _, step = part.partition("/")
+    first, dash, last = span.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        return part
+    begin, end = int(first), int(last) if dash else int(first)
+    if step and not dash:
+        end = 6
+    if not (0 <= begin <= 7 and begin <= end <= 7 and (not step or (step.isdigit() and int(step)))):
+        raise Misconfigured(f"{part!r} is no day of the week in a crontab: 0 to 7, where 0 and 7 are Sunday")
+    return ",".join(dict.fromkeys(_NAMES[each] for each in range(begin, end + 1, int(step or 1))))
+
+
+def _joined(sign: str, other: object) -> None:
+    if not isinstance(other, Trigger):
+        raise Misconfigured(
+            f"{sign} joins triggers, and {other!r} is none: give what cron, every, calendar or at give"
+        )
+
+
+def _parts(trigger: Trigger, kind: type[AnyOf] | type[AllOf]) -> tuple[AnyTrigger, ...]:
+    return trigger.of if isinstance(trigger, kind) else (cast("Any", trigger),)

@@ -1,0 +1,52 @@
+"""Results: the handle of a sent job, and where documents of results go."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.protocol.events.documents import ResultDocument
+    from celery5.protocol.job.states import JobState
+    from celery5.protocol.job.story import JobDetails
+    from celery5.results.async_result import AsyncResult, agather, arevoke, gather, revoke, wait, wait_async
+    from celery5.results.file_sink import FileSink
+    from celery5.results.sinks import RedisResults, Sink
+    from celery5.results.sql_sink import SQLSink
+
+__all__ = [
+    "AsyncResult",
+    "FileSink",
+    "JobDetails",
+    "JobState",
+    "RedisResults",
+    "ResultDocument",
+    "SQLSink",
+    "Sink",
+    "agather",
+    "arevoke",
+    "gather",
+    "revoke",
+    "wait",
+    "wait_async",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "AsyncResult": "celery5.results.async_result",
+            "FileSink": "celery5.results.file_sink",
+            "JobDetails": "celery5.protocol.job.story",
+            "JobState": "celery5.protocol.job.states",
+            "RedisResults": "celery5.results.sinks",
+            "ResultDocument": "celery5.protocol.events.documents",
+            "SQLSink": "celery5.results.sql_sink",
+            "Sink": "celery5.results.sinks",
+            "agather": "celery5.results.async_result",
+            "arevoke": "celery5.results.async_result",
+            "gather": "celery5.results.async_result",
+            "revoke": "celery5.results.async_result",
+            "wait": "celery5.results.async_result",
+            "wait_async": "celery5.results.async_result",
+        },
+    )

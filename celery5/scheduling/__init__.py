@@ -1,0 +1,25 @@
+"""Scheduling: periodic tasks, and when they are due."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.protocol.scheduling.periodic import Misfire
+    from celery5.scheduling.declaration import Periodic
+    from celery5.scheduling.triggers import at, calendar, cron, every
+
+__all__ = ["Misfire", "Periodic", "at", "calendar", "cron", "every"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "Misfire": "celery5.protocol.scheduling.periodic",
+            "Periodic": "celery5.scheduling.declaration",
+            "at": "celery5.scheduling.triggers",
+            "calendar": "celery5.scheduling.triggers",
+            "cron": "celery5.scheduling.triggers",
+            "every": "celery5.scheduling.triggers",
+        },
+    )

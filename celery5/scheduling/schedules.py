@@ -1,0 +1,439 @@
+"""Scheduled: what `app.schedule` does with the schedules that are in Redis."""
+
+import builtins
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from celery5.broker.call import Call
+from celery5.broker.calls import cluster
+from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.calls import scheduling as scheduling_calls
+from celery5.broker.calls.scheduling import JobToSend
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.routing.unreachable import not_found_error, retry_without_unreachable, skip_unreachable
+from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
+from celery5.errors import Misconfigured
+from celery5.protocol.job.envelope import read_envelope
+from celery5.protocol.job.job import new_id
+from celery5.protocol.scheduling import periodic
+from celery5.protocol.scheduling.periodic import Misfire, Schedule, ScheduleDefinition
+from celery5.protocol.scheduling.triggers import describe_trigger
+from celery5.scheduling.declaration import (
+    DeclaredSchedule,
+    Periodic,
+    iterate_declared,
+    make_definition,
+    resolve_parts,
+)
+from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.protocol.scheduling.periodic import Misfire, MisfirePolicy, OverlapPolicy
+    from celery5.results.async_result import AsyncResult
+    from celery5.scheduling.declaration import DeclaredSchedule, Periodic
+    from celery5.scheduling.triggers import When
+    from celery5.tasks.task import Signature
+
+TRIES = 20
+"""Times that a change is tried which others are quicker with."""
+ScheduleChange = Callable[[Schedule, int], Schedule | None]
+"""Gives a schedule as it is to be, None for not at all; given the time."""
+
+
+class ScheduleState(msgspec.Struct, frozen=True):
+    """A schedule, as `list` and `show` tell of it. Times are seconds since 1970; None where there is none.
+
+    `state` is `active`, `paused`, `retired` (no code declares it any more) or `done` (it will not fire again). `fired`
+    are fire times that were published, `missed` those that nobody published in time, `skipped` those left out because
+    of the job before, `triggered` jobs sent by hand. `waiting` is a fire time that waits for the job before to end.
+    """
+
+    name: str
+    task: str
+    queue: str
+    when: str
+    state: str
+    last: float | None
+    next: float | None
+    fired: int
+    missed: int
+    skipped: int
+    triggered: int
+    origin: str
+    job: str
+    waiting: float | None
+    overlap: str
+    misfire: Misfire
+    jitter: float
+
+
+def make_declaration(call: "Signature[Any]", how: Periodic) -> DeclaredSchedule:
+    """A schedule that code declares. Raises Misconfigured."""
+    _ = resolve_parts(how)
+    return DeclaredSchedule(how.name or call.task.name, call, how)
+
+
+def collect_declarations(app: "App", by_call: "list[DeclaredSchedule]") -> dict[str, DeclaredSchedule]:
+    """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
+    found: dict[str, DeclaredSchedule] = {}
+    for each in iterate_declared(app, by_call):
+        if found.setdefault(each.name, each) is not each:
+            raise Misconfigured(f"two schedules are named {each.name!r}: give one of them another name")
+    return found
+
+
+def make_checked_definition(
+    app: "App", call: "Signature[Any]", when: object, name: str, words: Mapping[str, Any]
+) -> ScheduleDefinition:
+    """What a call and its repetition come to. Raises Misconfigured also for a trigger that makes no sense."""
+    try:
+        how = Periodic(when, name, **words)
+    except TypeError as error:
+        raise Misconfigured(f"a schedule: {error}") from None
+    of = make_definition(app, call, how)
+    validate_trigger(of.trigger)
+    return of
+
+
+def make_fired_job(of: ScheduleDefinition, job_id: str, now: float) -> JobToSend:
+    """The job of one fire time, as it is sent at `now`, in seconds since 1970."""
+    envelope = read_envelope(of.message.encode())
+    expires = None if of.expires is None else now + of.expires
+    made = msgspec.structs.replace(envelope, id=job_id, sent=now, expires=expires)
+    return job_id, msgspec.json.encode(made), of.lock, of.unique_for
+
+
+def to_schedule_state(schedule: Schedule) -> ScheduleState:
+    """A schedule as people want to see it."""
+    done = schedule.next is None and schedule.waiting is None
+    state = "retired" if schedule.retired else "paused" if schedule.paused else "done" if done else "active"
+    return ScheduleState(
+        name=schedule.name,
+        task=schedule.of.task,
+        queue=schedule.of.queue,
+        when=describe_trigger(schedule.of.trigger),
+        state=state,
+        last=_seconds(schedule.last),
+        next=_seconds(schedule.next) if state == "active" else None,
+        fired=schedule.fired,
+        missed=schedule.missed,
+        skipped=schedule.skipped,
+        triggered=schedule.triggered,
+        origin=schedule.origin,
+        job=schedule.job,
+        waiting=_seconds(schedule.waiting),
+        overlap=schedule.of.overlap,
+        misfire=schedule.of.misfire,
+        jitter=schedule.of.jitter,
+    )
+
+
+async def read_schedules(app: "App", redis: AsyncDriver) -> "list[tuple[Schedule, bytes]]":
+    """All schedules in Redis that this version understands, each with its record."""
+    return await retry_without_unreachable(lambda: _all_of(app, redis))
+
+
+async def _all_of(app: "App", redis: AsyncDriver) -> "list[tuple[Schedule, bytes]]":
+    queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
+    found = (
+        await redis.perform_all([scheduling_calls.list_schedules(app.keys, each) for each in queues])
+        if queues
+        else []
+    )
+    limit = app.settings.message_limit
+    read = [(periodic.decode_schedule(record, limit), record) for each in found for record in each.values()]
+    return [(schedule, record) for schedule, record in read if schedule is not None]
+
+
+async def get_broker_time(app: "App", redis: AsyncDriver, queue: str) -> int:
+    """The time by Redis, in ms since 1970."""
+    return (await redis.perform(scheduling_calls.get_due_schedules(app.keys, app.queue(queue), limit=0))).now
+
+
+async def list_states(app: "App", redis: AsyncDriver) -> "list[ScheduleState]":
+    """All schedules, by name."""
+    found = [
+        to_schedule_state(schedule)
+        for schedule, _ in await read_schedules(app, redis)
+        if schedule.stage == "settled"
+    ]
+    return sorted(found, key=lambda each: each.name)
+
+
+async def find_schedule(app: "App", redis: AsyncDriver, name: str) -> tuple[Schedule, bytes]:
+    """One schedule and its record. Raises Misconfigured, and the error of a broker that is away when none of the others
+    has it."""
+    with skip_unreachable() as away:
+        found = await retry_without_unreachable(lambda: _looked_up(app, redis, name))
+        if found is not None:
+            return found
+        if away:
+            raise not_found_error(f"schedule {name!r}", away)
+        known = [each.name for each in await list_states(app, redis)]
+    raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(known[:20]) or 'none'}")
+
+
+async def _looked_up(app: "App", redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
+    queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
+    asked = [scheduling_calls.get_schedule(app.keys, each, name) for each in queues]
+    for record in await redis.perform_all(asked) if asked else []:
+        schedule = periodic.decode_schedule(record, app.settings.message_limit) if record else None
+        if schedule is not None and schedule.stage == "settled":
+            return schedule, record
+    return None
+
+
+async def get_schedule_state(app: "App", redis: AsyncDriver, name: str) -> ScheduleState:
+    """One schedule. Raises Misconfigured."""
+    return to_schedule_state((await find_schedule(app, redis, name))[0])
+
+
+def replace_schedule(
+    app: "App",
+    schedule: Schedule,
+    record: bytes,
+    after: Schedule | None,
+    now: int,
+    jobs: Sequence[JobToSend] = (),
+) -> Call[bool]:
+    """The trip that puts `after` (None: nothing) in the place of that very record of a schedule (b"": none), sends
+    these jobs and tells the Schedulers. It gives False, and does nothing, when another record is there."""
+    raw, look = (b"", None) if after is None else (periodic.encode_schedule(after), after.get_next_look(now))
+    queue = app.queue(schedule.of.queue)
+    if jobs:  # else its lane does not matter: one that this version does not know can be changed and removed
+        queue = queue.on_lane(schedule.of.lane)
+    return scheduling_calls.fire_schedule(
+        app.keys,
+        queue,
+        schedule.name,
+        expected_state=record,
+        new_state=raw,
+        next_look=look,
+        jobs=jobs,
+        notify=True,
+    )
+
+
+async def add_schedule(app: "App", redis: AsyncDriver, name: str, of: ScheduleDefinition) -> ScheduleState:
+    """Add a schedule. Raises Misconfigured for one that is there, or would never fire."""
+    if any(each.name == name for each in await list_states(app, redis)):
+        raise Misconfigured(f"a schedule {name!r} is there already: remove it first, or give another name")
+    now = await get_broker_time(app, redis, of.queue)
+    made = periodic.make_schedule(name, of, now, get_next_fire_time, origin="runtime")
+    if made.next is None:
+        raise Misconfigured(f"schedule {name!r} would never fire: {describe_trigger(of.trigger)}")
+    await redis.perform(scheduling_calls.register_schedule_queue(app.keys, of.queue))
+    if not await redis.perform(replace_schedule(app, made, b"", made, now)):
+        raise Misconfigured(f"a schedule {name!r} was just added by somebody else")
+    return to_schedule_state(made)
+
+
+async def change_schedule(app: "App", redis: AsyncDriver, name: str, change: ScheduleChange) -> ScheduleState:
+    """Change a schedule, whatever others do with it meanwhile; gives it as it is then, or was. Raises Misconfigured."""
+    for _ in range(TRIES):
+        before, record = await find_schedule(app, redis, name)
+        now = await get_broker_time(app, redis, before.of.queue)
+        after = change(before, now)
+        if await redis.perform(replace_schedule(app, before, record, after, now)):
+            return to_schedule_state(before if after is None else after)
+    raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
+
+
+async def trigger_schedule(app: "App", redis: AsyncDriver, name: str) -> "AsyncResult[Any]":
+    """Send a job of a schedule now. Raises Misconfigured."""
+    job = new_id()
+    for _ in range(TRIES):
+        before, record = await find_schedule(app, redis, name)
+        now = await get_broker_time(app, redis, before.of.queue)
+        after, sent = periodic.record_trigger(before, job), make_fired_job(before.of, job, time.time())
+        trips = [
+            jobs_calls.register_queue(app.keys, before.of.queue),
+            replace_schedule(app, before, record, after, now, [sent]),
+        ]
+        _, done = await redis.perform_all(trips)
+        if done:
+            return app.result(job, queue=before.of.queue)
+    raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
+
+
+def paused_schedule(schedule: Schedule, _now: int) -> Schedule:
+    """The change that pauses."""
+    return periodic.pause_schedule(schedule)
+
+
+def resumed_schedule(schedule: Schedule, now: int) -> Schedule:
+    """The change that resumes."""
+    return periodic.resume_schedule(schedule, now, get_next_fire_time)
+
+
+def removed_schedule(_schedule: Schedule, _now: int) -> None:
+    """The change that removes."""
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+class Schedules:
+    """The schedules of an application: `app.schedule`. Called, it declares one in code:
+    `app.schedule(report.s("daily"), "0 3 * * *")`; its methods manage those that are in Redis. Raises Misconfigured for
+    what makes no sense and for a name that is not there, BrokerError."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._declared: dict[str, DeclaredSchedule] = {}
+
+    def __call__(
+        self,
+        call: "Signature[Any]",
+        when: "When",
+        *,
+        name: str = "",
+        misfire: "Misfire | MisfirePolicy" = "once",
+        overlap: "OverlapPolicy" = "allow",
+        jitter: float = 0.0,
+    ) -> None:
+        """Declare that `call` is sent whenever `when` says. See `Periodic`."""
+        from celery5.scheduling.declaration import Periodic
+        # MOVED
+
+        one = make_declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
+        if one.name in self._declared:
+            raise Misconfigured(f"two schedules are named {one.name!r}: give one of them another name=...")
+        self._declared[one.name] = one
+
+    def list_declared(self) -> dict[str, "DeclaredSchedule"]:
+        """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
+        # MOVED
+
+        return collect_declarations(self._app, [*self._declared.values()])
+
+    @property
+    def is_used(self) -> bool:
+        """Whether code or configuration declare any."""
+        tasks = self._app.tasks.values()
+        return bool(self._declared or self._app.settings.schedules or any(each.schedule for each in tasks))
+
+    def list(self) -> "builtins.list[ScheduleState]":
+        """All schedules, by name. For plain Python."""
+        # MOVED
+
+        return run_blocking(list_states(self._app, self._plain("alist")))
+
+    async def alist(self) -> "builtins.list[ScheduleState]":
+        """`list`, from Trio or asyncio."""
+        # MOVED
+
+        return await list_states(self._app, await self._app.connections.get_async_driver())
+
+    def show(self, name: str) -> "ScheduleState":
+        """One schedule. For plain Python."""
+        # MOVED
+
+        return run_blocking(get_schedule_state(self._app, self._plain("ashow"), name))
+
+    async def ashow(self, name: str) -> "ScheduleState":
+        """`show`, from Trio or asyncio."""
+        # MOVED
+
+        return await get_schedule_state(self._app, await self._app.connections.get_async_driver(), name)
+
+    def add(self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any) -> "ScheduleState":
+        """Add a schedule to those in Redis, from now on. The words are those of a declaration. For plain Python."""
+        # MOVED
+
+        of = make_checked_definition(self._app, call, when, name, how)
+        return run_blocking(add_schedule(self._app, self._plain("aadd"), name or call.task.name, of))
+
+    async def aadd(
+        self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any
+    ) -> "ScheduleState":
+        """`add`, from Trio or asyncio."""
+        # MOVED
+
+        of = make_checked_definition(self._app, call, when, name, how)
+        return await add_schedule(
+            self._app, await self._app.connections.get_async_driver(), name or call.task.name, of
+        )
+
+    def pause(self, name: str) -> "ScheduleState":
+        """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
+        # MOVED
+
+        return run_blocking(change_schedule(self._app, self._plain("apause"), name, paused_schedule))
+
+    async def apause(self, name: str) -> "ScheduleState":
+        """`pause`, from Trio or asyncio."""
+        # MOVED
+
+        return await change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, paused_schedule
+        )
+
+    def resume(self, name: str) -> "ScheduleState":
+        """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
+        # MOVED
+
+        return run_blocking(change_schedule(self._app, self._plain("aresume"), name, resumed_schedule))
+
+    async def aresume(self, name: str) -> "ScheduleState":
+        """`resume`, from Trio or asyncio."""
+        # MOVED
+
+        return await change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, resumed_schedule
+        )
+
+    def remove(self, name: str) -> "ScheduleState":
+        """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
+        # MOVED
+
+        return run_blocking(change_schedule(self._app, self._plain("aremove"), name, removed_schedule))
+
+    async def aremove(self, name: str) -> "ScheduleState":
+        """`remove`, from Trio or asyncio."""
+        # MOVED
+
+        return await change_schedule(
+            self._app, await self._app.connections.get_async_driver(), name, removed_schedule
+        )
+
+    def trigger(self, name: str) -> "AsyncResult[Any]":
+        """Send a schedule's job now, whatever its overlap policy, and leave its times as they are; gives the handle.
+        For plain Python."""
+        # MOVED
+
+        return run_blocking(trigger_schedule(self._app, self._plain("atrigger"), name))
+
+    async def atrigger(self, name: str) -> "AsyncResult[Any]":
+        """`trigger`, from Trio or asyncio."""
+        # MOVED
+
+        return await trigger_schedule(self._app, await self._app.connections.get_async_driver(), name)
+
+    def schedulers(self) -> tuple[str, ...]:
+        """The Schedulers that live, by name. For plain Python."""
+        asked = cluster.list_live_processes(self._app.keys, "scheduler")
+        return self._app.perform(asked, instead="app.schedule.aschedulers")
+
+    async def aschedulers(self) -> tuple[str, ...]:
+        """`schedulers`, from Trio or asyncio."""
+        return await self._app.aperform(cluster.list_live_processes(self._app.keys, "scheduler"))
+
+    def _plain(self, instead: str) -> AsyncDriver:
+        return BlockingDriverAdapter(
+            self._app.connections.get_blocking_driver(async_name=f"app.schedule.{instead}")
+        )
+
+
+def parse_schedule(schedule: object, task: str) -> "tuple[Periodic, ...]":
+    """What a task's declaration says of when it runs by itself. Raises Misconfigured."""
+    if schedule is None:
+        return ()
+    from celery5.scheduling.declaration import parse_periodic
+
+    return parse_periodic(schedule, f"task {task}")

@@ -1,0 +1,223 @@
+"""Triggers: how to say when a periodic task runs: `cron`, `every`, `calendar`, `at`, joined by `|` and `&`.
+
+They are CEP row C102's, with the triggers of APScheduler 3.11, which only a Scheduler loads.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from typing import Any, cast
+
+import msgspec
+
+from celery5.errors import Misconfigured
+from celery5.protocol.scheduling.triggers import (
+    CRON_FIELDS,
+    AllOf,
+    AnyOf,
+    AnyTrigger,
+    Calendar,
+    Cron,
+    Interval,
+    OnceTrigger,
+    Trigger,
+    parse_crontab,
+)
+
+MAX_INTERVAL = timedelta(days=36_525)
+"""The longest interval: a hundred years. What is longer is a mistake, or will not be fired by this version."""
+
+When = str | float | timedelta | datetime | AnyTrigger | Mapping[str, Any]
+"""What says when: a line of a crontab, seconds, a span, a moment, or what the functions here give."""
+
+
+def cron(
+    line: str | None = None,
+    *,
+    timezone: str = "",
+    start: datetime | None = None,
+    end: datetime | None = None,
+    **fields: str | int,
+) -> AnyTrigger:
+    """At the times of day that fit: a `line` of a crontab, or `fields` by name: `year`, `month`, `day`, `week`,
+    `day_of_week`, `hour`, `minute`, `second`, each as in a crontab, `last`, `1st mon` or a number.
+
+    What is smaller than the smallest field that is said is 0, what is larger any. `timezone` is a name like
+    Europe/Berlin; without it the setting `timezone` counts. Raises Misconfigured.
+    """
+    if line is not None:
+        if fields:
+            raise Misconfigured("cron takes a line of a crontab or fields by name, not both")
+        if not isinstance(cast("object", line), str):
+            raise Misconfigured(f"cron: {line!r} is no line of a crontab: give a text, like '0 3 * * *'")
+        made = parse_crontab(line, timezone)
+        bound = {"start": _ms(start), "end": _ms(end)}
+        return _bounded(made, bound) if start or end else made
+    strange = sorted(set(fields) - set(CRON_FIELDS))
+    if strange or not fields:
+        what = f"{strange[0]!r} is no field" if strange else "one field at least is needed"
+        raise Misconfigured(f"cron: {what}; fields: {', '.join(CRON_FIELDS)}")
+    said: dict[str, Any] = {name: _field(name, value) for name, value in fields.items()}
+    return Cron(**said, zone=timezone, start=_ms(start), end=_ms(end))
+
+
+def every(
+    seconds: float | timedelta = 0,
+    *,
+    minutes: float = 0,
+    hours: float = 0,
+    days: float = 0,
+    start: datetime | None = None,
+    end: datetime | None = None,
+) -> AnyTrigger:
+    """Every so much time, counted from `start`; without it from 1970 in UTC, so that five minutes are those of the
+    clock on every machine. Raises Misconfigured for less than a thousandth of a second and more than 100 years."""
+    try:
+        span = seconds if isinstance(seconds, timedelta) else timedelta(seconds=_number("seconds", seconds))
+        span += timedelta(
+            minutes=_number("minutes", minutes), hours=_number("hours", hours), days=_number("days", days)
+        )
+    except (ValueError, OverflowError):  # not a number, or more than there are
+        raise Misconfigured(_TOO_LONG) from None
+    if span > MAX_INTERVAL:
+        raise Misconfigured(_TOO_LONG)
+    ms = round(span / timedelta(milliseconds=1))
+    if ms < 1:
+        raise Misconfigured("an interval is at least a thousandth of a second")
+    return Interval(every=ms, start=_ms(start) or 0, end=_ms(end))
+
+
+def calendar(
+    *,
+    years: int = 0,
+    months: int = 0,
+    weeks: int = 0,
+    days: int = 0,
+    time: str | time = "00:00",
+    first: date | str = "2024-01-01",
+    last: date | str | None = None,
+    timezone: str = "",
+) -> AnyTrigger:
+    """At a `time` of day, every so many years, months, weeks and days from the date `first` on, which by default is a
+    Monday and the first of a month and a year. A date that a month does not have is left out. Raises Misconfigured."""
+    spans: dict[str, object] = {"years": years, "months": months, "weeks": weeks, "days": days}
+    for name, value in spans.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise Misconfigured(f"calendar: {name} is {value!r}: give a whole number, 0 or more")
+    if not any(spans.values()):
+        raise Misconfigured(
+            "calendar: every how many years, months, weeks or days? One of them is 1 at least"
+        )
+    return Calendar(
+        years=years,
+        months=months,
+        weeks=weeks,
+        days=days,
+        time=_time(time),
+        first=_date(first),
+        last=None if last is None else _date(last),
+        zone=timezone,
+    )
+
+
+def at(moment: datetime) -> AnyTrigger:
+    """Once. Raises Misconfigured for a time without a time zone."""
+    ms = _ms(moment)
+    if ms is None:
+        raise Misconfigured("at takes an aware datetime")
+    return OnceTrigger(at=ms)
+
+
+def parse_trigger(when: object) -> AnyTrigger:
+    """The trigger that somebody means by `when`. Raises Misconfigured."""
+    if isinstance(when, Trigger):
+        return cast("AnyTrigger", when)
+    if isinstance(when, str):
+        return cron(when)
+    if isinstance(when, datetime):
+        return at(when)
+    if isinstance(when, timedelta | int | float) and not isinstance(when, bool):
+        return every(when)
+    if isinstance(when, Mapping):
+        return _from_table(cast("Mapping[str, Any]", when))
+    raise Misconfigured(
+        f"{when!r} does not say when: give a line of a crontab, seconds, a timedelta, a datetime, "
+        "or what cron, every, calendar or at of celery5 give"
+    )
+
+
+def _from_table(said: Mapping[str, Any]) -> AnyTrigger:
+    """What a configuration says: {cron = "0 3 * * *"}, {every = 30}, {calendar = {months = 1}}, {at = ...}, {any =
+    [...]}, {all = [...]}, each with what the function of that name takes."""
+    words = dict(said)
+    kinds = [each for each in ("cron", "every", "calendar", "at", "any", "all") if each in words]
+    if len(kinds) != 1:
+        raise Misconfigured(
+            f"{dict(said)!r} does not say when: give one of cron, every, calendar, at, any, all"
+        )
+    kind, value = kinds[0], words.pop(kinds[0])
+    try:
+        if kind in ("any", "all") and isinstance(value, list):
+            parts = tuple(parse_trigger(each) for each in cast("list[object]", value))
+            return AnyOf(of=parts) if kind == "any" else AllOf(of=parts)
+        if kind == "at":
+            return at(value if isinstance(value, datetime) else datetime.fromisoformat(str(value)))
+        for each in ("start", "end"):
+            if isinstance(words.get(each), str):
+                words[each] = datetime.fromisoformat(words[each])
+        if isinstance(value, Mapping):
+            words |= cast("Mapping[str, Any]", value)
+        else:
+            words["line" if kind == "cron" else "seconds"] = value
+        makers: dict[str, Callable[..., AnyTrigger]] = {"cron": cron, "every": every, "calendar": calendar}
+        return makers[kind](**words)
+    except (TypeError, ValueError, KeyError) as error:
+        raise Misconfigured(f"{dict(said)!r} does not say when: {error}") from None
+
+
+def _bounded(trigger: AnyTrigger, bound: dict[str, Any]) -> AnyTrigger:
+    if isinstance(trigger, AnyOf):
+        return AnyOf(of=tuple(_bounded(each, bound) for each in trigger.of))
+    return msgspec.structs.replace(trigger, **bound)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    if moment is None:
+        return None
+    if not isinstance(cast("object", moment), datetime) or moment.utcoffset() is None:
+        raise Misconfigured(f"{moment!r} has no time zone: use datetime.now(UTC) or another aware time")
+    ms = round(moment.timestamp() * 1000)
+    if ms > _LAST:
+        raise Misconfigured(f"{moment} is after the year 9999")
+    return ms
+
+
+def _time(said: "str | time") -> str:
+    try:
+        found = said if isinstance(said, time) else time.fromisoformat(said)
+    except (TypeError, ValueError):
+        raise Misconfigured(f"{said!r} is no time of day: give one like 03:00") from None
+    return found.replace(microsecond=0, tzinfo=None).isoformat()
+
+
+def _date(said: date | str) -> str:
+    try:
+        return (said if isinstance(said, date) else date.fromisoformat(said)).isoformat()[:10]
+    except (TypeError, ValueError):
+        raise Misconfigured(f"{said!r} is no date: give one like 2026-01-31") from None
+
+
+def _field(name: str, value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Misconfigured(f"cron: {name} is {value!r}: give a text or a whole number, or leave it out")
+    return str(value)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Misconfigured(f"{name} is {value!r}: give a number")
+    return value
+
+
+_LAST = 253_402_300_799_999
+"""The last ms of the year 9999, after which no calendar goes on."""
+_TOO_LONG = "an interval is a number of seconds, or a timedelta, of 100 years at most"

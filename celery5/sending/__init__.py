@@ -1,0 +1,1 @@
+"""Sending: how jobs and events get from an application to its brokers."""

@@ -1,0 +1,298 @@
+"""Backlog: jobs that a producer could not publish, kept in its memory until Redis is back (C26).
+
+A thread publishes them, each queue's in the order in which they were sent, and ends when none is left. It works from
+plain Python, from threads and from any event loop alike, since it has no part in theirs. A Trio program may have a
+coroutine do it instead (C76).
+"""
+
+import atexit
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from celery5.broker.colour import current_colour, run_in_thread
+from celery5.errors import BacklogFull, BlockingInEventLoop, BrokerUnavailable
+from celery5.protocol.job.job import Job
+from celery5.protocol.job.retry_policy import full_jitter
+
+if TYPE_CHECKING:
+    import trio
+
+JOBS_PER_ATTEMPT = 200
+"""Jobs of a queue in one attempt."""
+BACKOFF_START = 0.05
+BACKOFF_CAP = 1.0
+"""Seconds between attempts: a random part of a time that doubles, up to this."""
+THREAD_CHECK_INTERVAL = 0.05
+"""Seconds between looks of the coroutine at whether the thread has left what waits to it."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that a process which ends gives what is left."""
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A job that waits, and when it falls due on the monotonic clock, if it was sent with a countdown."""
+
+    job: Job
+    due: float | None
+
+    def now(self) -> Job:
+        """The job as it is to be published now: of its countdown, what is left."""
+        if self.due is None:
+            return self.job
+        left = max(0, int((self.due - time.monotonic()) * 1000))
+        return msgspec.structs.replace(self.job, at=f"+{left}")
+
+
+class Backlog:
+    """What one application of this process has sent and Redis has not got. It is empty unless Redis is away.
+
+    It is memory and no more: what is in it when the process dies is lost (DESIGN part 2: Messages Backlog).
+    """
+
+    def __init__(
+        self,
+        *,
+        publish: Callable[[Sequence[Job]], object],
+        app: str,
+        apublish: Callable[[Sequence[Job]], Awaitable[object]] | None = None,
+        broker_of_queue: Callable[[str], str] = lambda _queue: "",
+    ) -> None:
+        self._publish = publish
+        self._apublish = apublish
+        self._home = broker_of_queue
+        self._owner = f"application {app!r}"
+        self._thread: threading.Thread | None
+        self._wake: Callable[[], None] | None
+        self._why: str
+        self.reset_after_fork()
+        _ALL.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Backlog of {self._owner}: {self.size} jobs{f', {self.why}' if self.why else ''}>"
+
+    @property
+    def size(self) -> int:
+        """How many jobs wait."""
+        return self._size
+
+    @property
+    def draining(self) -> bool:
+        """Whether jobs wait and Redis takes them."""
+        return self._size > 0 and not self.why
+
+    @property
+    def why(self) -> str:
+        """Why jobs wait: what the last attempt met with; '' when it went through."""
+        return self._why
+
+    def has_earlier_jobs(self, jobs: Sequence[Job]) -> bool:
+        """Whether jobs of the same queues wait, which are to be published first."""
+        return self._size > 0 and any(job.queue in self._waiting for job in jobs)
+
+    def keep(self, jobs: Sequence[Job], error: BrokerUnavailable | None, *, limit: int) -> None:
+        """Keep all of `jobs`, or none: raises BacklogFull when there would be more than `limit`.
+
+        `error` is what their own attempt met with, if one was made.
+        """
+        now = time.monotonic()
+        with self._changed:
+            if self._size + len(jobs) > limit:
+                why = str(error or self._why)
+                raise BacklogFull(
+                    f"{len(jobs)} jobs were not sent: {self._size} of at most {limit} wait in the backlog already "
+                    f"({why}); send them later, or raise the setting backlog",
+                    maybe_done=error is not None and error.maybe_done,
+                ) from error
+            if error is not None:
+                self._why = str(error)
+            if self._thread is None and self._wake is None:
+                self._start_thread()
+            for job in jobs:
+                self._waiting.setdefault(job.queue, deque()).append(_Kept(job, _due(job, now)))
+            self._size += len(jobs)
+            if self._wake is not None:
+                self._wake()
+
+    async def run(self, *, task_status: "trio.TaskStatus[None] | None" = None) -> None:
+        """Publish what waits in this Trio run, in place of the thread, until cancelled (C76). What waits then is left
+        to a thread. For a long-running task: `await nursery.start(app.backlog.run)`."""
+        import trio  # a producer need not have it loaded
+
+        publish = self._apublish
+        if publish is None or self._wake is not None:
+            raise RuntimeError("this backlog has a coroutine already, or nothing to publish with in one")
+        came, token, failures = trio.Event(), trio.lowlevel.current_trio_token(), 0
+
+        def wake() -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(came.set)
+
+        self._wake = wake
+        try:
+            if task_status is not None:
+                task_status.started()
+            while True:
+                came = trio.Event()
+                portions = {} if self._thread is not None else self._first()  # the thread has its last round
+                if portions:
+                    failures = 0 if await self._apublished(publish, portions) else failures + 1
+                    await trio.sleep(_pause(failures) if failures else 0)
+                else:
+                    with trio.move_on_after(
+                        THREAD_CHECK_INTERVAL if self._thread is not None else float("inf")
+                    ):
+                        await came.wait()
+        finally:
+            with self._changed:
+                self._wake = None
+                if self._size and self._thread is None:
+                    self._start_thread()
+
+    def flush(self, timeout: float | None = 10.0) -> bool:
+        """Try at once, and wait until nothing is left, for `timeout` seconds at most (None: for ever). Gives whether
+        nothing is left. For plain Python."""
+        colour = current_colour()
+        if colour is not None:
+            raise BlockingInEventLoop(f"this would block the {colour} event loop: await aflush(...) instead")
+        with self._changed:
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._size, timeout)
+
+    async def aflush(self, timeout: float | None = 10.0) -> bool:
+        """`flush`, from Trio or asyncio."""
+        return await run_in_thread(lambda: self.flush(timeout))
+
+    def reset_after_fork(self) -> None:
+        """Begin empty, with a lock that nobody holds, as a forked child must: what waits is its parent's to publish."""
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting: dict[str, deque[_Kept]] = {}
+        self._size = 0
+        self._why = ""
+        self._thread = None
+        self._wake = None
+
+    def describe_lost_jobs(self) -> str:
+        """What to say of jobs that wait when the process ends; '' when there are none."""
+        if not self._size:
+            return ""
+        jobs, are = ("1 job", "is") if self._size == 1 else (f"{self._size} jobs", "are")
+        return f"celery5: {jobs} of {self._owner} could not be published and {are} lost: {self._why}"
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._drain, name="celery5-backlog", daemon=True)
+        thread.start()  # when the system has no thread to give, this raises, and the next job tries again
+        self._thread = thread
+
+    def _first(self) -> dict[str, list[_Kept]]:
+        """Of each queue what one attempt takes."""
+        return {queue: list(islice(kept, JOBS_PER_ATTEMPT)) for queue, kept in list(self._waiting.items())}
+
+    def _drain(self) -> None:
+        """In the thread: publish until nothing waits."""
+        failures = 0
+        while True:
+            with self._changed:
+                if failures:
+                    self._changed.wait(_pause(failures))
+                portions = self._first()
+                if not portions or self._wake is not None:
+                    self._thread = None
+                    return
+            failures = 0 if self._published(portions) else failures + 1
+
+    def _published(self, portions: dict[str, list[_Kept]]) -> bool:
+        """One attempt at each queue's first jobs; whether all of them went through."""
+        whole = True
+        away: set[str] = set()
+        for queue, kept in portions.items():
+            if self._home(queue) in away:
+                continue
+            try:
+                self._publish([each.now() for each in kept])
+            except BrokerUnavailable as error:  # the broker of this queue and others, which need not be tried
+                self._why = str(error)
+                away.add(self._home(queue))
+                whole = False
+            except Exception as error:  # refused: this queue's jobs stay, and hold up no other queue's
+                self._why = f"queue {queue!r}: {error}"
+                whole = False
+            else:
+                self._gone(queue, len(kept))
+        if whole:
+            self._why = ""
+        return whole
+
+    async def _apublished(
+        self, publish: Callable[[Sequence[Job]], Awaitable[object]], portions: dict[str, list[_Kept]]
+    ) -> bool:
+        """`_published`, in the coroutine."""
+        whole, away = True, set[str]()
+        for queue, kept in portions.items():
+            if self._home(queue) in away:
+                continue
+            try:
+                await publish([each.now() for each in kept])
+            except BrokerUnavailable as error:
+                self._why, whole = str(error), False
+                away.add(self._home(queue))
+            except Exception as error:
+                self._why, whole = f"queue {queue!r}: {error}", False
+            else:
+                self._gone(queue, len(kept))
+        if whole:
+            self._why = ""
+        return whole
+
+    def _gone(self, queue: str, count: int) -> None:
+        with self._changed:
+            waiting = self._waiting[queue]
+            for _ in range(count):
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[queue]
+            self._size -= count
+            if not self._size:
+                self._changed.notify_all()
+
+
+def _pause(failures: int) -> float:
+    return full_jitter(failures, start=BACKOFF_START, cap=BACKOFF_CAP, random=random.random)
+
+
+def _due(job: Job, now: float) -> float | None:
+    return now + int(job.at[1:]) / 1000 if job.at.startswith("+") else None
+
+
+_ALL: weakref.WeakSet[Backlog] = weakref.WeakSet()
+
+
+def _farewell() -> None:
+    """The process ends: one more attempt, for a limited time, then say what is lost."""
+    end = time.monotonic() + EXIT_TIMEOUT
+    for backlog in list(_ALL):
+        try:
+            if backlog.size:
+                backlog.flush(max(0.0, end - time.monotonic()))
+        except KeyboardInterrupt:
+            end = 0.0
+        if said := backlog.describe_lost_jobs():
+            sys.stderr.write(f"{said}\n")
+
+
+def _after_fork() -> None:
+    for backlog in list(_ALL):
+        backlog.reset_after_fork()
+
+
+atexit.register(_farewell)
+os.register_at_fork(after_in_child=_after_fork)

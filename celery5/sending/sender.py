@@ -1,0 +1,329 @@
+"""Sending: how an application's jobs get to their brokers, at once or by the backlog.
+
+With several brokers the jobs for each go by themselves: one that is away holds up nobody else's.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.colour import run_in_thread
+from celery5.broker.driver import BlockingDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, BrokerUnavailable, Misconfigured, NotReplicated
+from celery5.protocol.job.job import Job
+from celery5.results.async_result import AsyncResult
+from celery5.sending.publisher import PublishPlanner
+from celery5.sending.publisher_client import DaemonSender
+from celery5.tasks.declaration import find_tasks
+from celery5.tasks.task import Signature, Task
+
+if TYPE_CHECKING:
+    from celery5.app import App
+
+R = TypeVar("R")
+
+
+def check_signatures(given: Iterable[Signature[R]]) -> list[Signature[R]]:
+    """The signatures that `send_many` is given. Raises TypeError for anything else."""
+    listed = _listed(given, "send_many", "task.s(...)")
+    for each in listed:
+        if type(each) is not Signature:
+            raise TypeError(
+                f"send_many takes signatures, got {_shown(each)}: {_instead(each, 'task.s(...)')}"
+            )
+    return listed
+
+
+def check_jobs(given: Iterable[Job]) -> list[Job]:
+    """The jobs that `send_jobs` is given. Raises TypeError for anything else."""
+    listed = _listed(given, "send_jobs", "task.job(...)")
+    for each in listed:
+        if type(each) is not Job:
+            raise TypeError(f"send_jobs takes jobs, got {_shown(each)}: {_instead(each, 'task.job(...)')}")
+    return listed
+
+
+def check_job_id(given: str) -> str:
+    """The id that `result` and `find` are given. Raises TypeError for anything else."""
+    if not isinstance(cast("object", given), str):
+        raise TypeError(f"a job's id is a text, got {_shown(given)}")
+    return given
+
+
+def check_tasks_declared(app: "App", jobs: list[Job]) -> list[Job]:
+    """The jobs, all of which are of tasks that `app` has. Raises Misconfigured for another application's: it would go
+    to a queue whose workers do not know its task."""
+    for job in jobs:
+        if job.app != app.name and job.app and not _has(app, job.task):
+            raise Misconfigured(
+                f"task {job.task} is of application {job.app!r}, not of {app.name!r}: send it there, or declare it "
+                f"with celery5.task and include its module in {app.name!r}"
+            )
+    return jobs
+
+
+def _has(app: "App", name: str) -> bool:
+    """Whether a task is declared in `app`, or is a free one that it includes and another application found first."""
+    app.load()
+    return name in app.tasks or any(task.had_no_app and task.name == name for task in find_tasks(app))
+
+
+def _listed(given: Any, what: str, wanted: str) -> list[Any]:
+    if type(given) is list:
+        return cast("list[Any]", given)
+    if not isinstance(given, Iterable) or isinstance(given, Job | str | bytes):
+        raise TypeError(f"{what} takes a list, got {_shown(given)}: write {what}([{wanted}])")
+    return list(cast("Iterable[Any]", given))
+
+
+def _instead(thing: object, wanted: str) -> str:
+    if isinstance(thing, AsyncResult):
+        return f"it was sent already; write {wanted}, not delay"
+    if isinstance(thing, Job):
+        return "send it with send_jobs"
+    if isinstance(thing, Signature):
+        return "send it with send_many"
+    if isinstance(thing, bytes):
+        return "make it a job with Job.from_bytes(...)"
+    return f"write {wanted}"
+
+
+def _shown(thing: Any) -> str:
+    return (
+        "a signature"
+        if isinstance(thing, Signature)
+        else "a task"
+        if isinstance(thing, Task)
+        else repr(thing)[:80]
+    )
+
+
+REPLICATION_TIMEOUT = 1.0
+"""Seconds that replicas get."""
+
+
+def wait_for_replicas(redis: BlockingDriver, keys: QueueKeys, jobs: Sequence[Job], *, wanted: int) -> None:
+    """Return once `wanted` replicas have `jobs`, which are published. Raises NotReplicated when they have not in time,
+    or when Redis cannot be asked any more.
+
+    This needs a connection that nobody else uses meanwhile, since WAIT holds it, and so never the one that all tasks
+    of a Trio program share.
+    """
+    have, more = 0, ""
+    try:
+        have = redis.perform_all(
+            jobs_calls.wait_for_replicas(keys, replicas=wanted, within=REPLICATION_TIMEOUT)
+        )[-1]
+    except BrokerError as error:
+        more = f" ({error})"
+    if have < wanted:
+        raise NotReplicated(
+            f"{_count(jobs)} published, but after {REPLICATION_TIMEOUT:g} s {have} of {wanted} "
+            f"replicas have all of that{more}; "
+            "what was published will run: do not send it again, look at the replicas",
+            ids=tuple(job.id for job in jobs),
+            replicas=have,
+            wanted=wanted,
+        )
+
+
+def _count(jobs: Sequence[Job]) -> str:
+    return f"job {jobs[0].id} is" if len(jobs) == 1 else f"{len(jobs)} jobs are"
+
+
+Jobs = Sequence[Job]
+KeyHolders = Mapping[str, str]
+"""Whose place each job has that was not sent, by their ids."""
+JobReceiver = Callable[[Jobs], None]
+"""Accept jobs in place of a broker."""
+
+
+class Sender:
+    """Where one application's jobs go out."""
+
+    def __init__(self, app: "App") -> None:
+        self._app = app
+        self._daemon = DaemonSender(app)
+        self._publisher: PublishPlanner
+        self._taker: JobReceiver | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, with other brokers: they have not heard of any queue."""
+        self._publisher = PublishPlanner(keys=self._app.keys)
+
+    def redirect(self, receiver: JobReceiver | None) -> JobReceiver | None:
+        """Give jobs to `taker` from now on, or with None to brokers again. Return the taker before."""
+        before, self._taker = self._taker, receiver
+        return before
+
+    def close(self) -> None:
+        """Close the connection to the Publisher daemon, if there is one. It opens again when needed."""
+        self._daemon.close()
+
+    def queue(self, name: str) -> QueueKeys:
+        """The keys of a queue, made once."""
+        return self._publisher.queue(name)
+
+    def dispatch(self, jobs: Jobs, instead: str) -> KeyHolders:
+        """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
+        app = self._app
+        app.connections.get_blocking_driver(async_name=instead)  # or raise before anything is kept
+        if self._taker is not None:
+            self._taker(jobs)
+            return {}
+        if len(jobs) > 1 and len(parts := app.brokers.split_by_broker(jobs)) > 1:
+            return _each_of(parts, lambda part: self.dispatch(part, instead))
+        if self._held_up(jobs):
+            return {}
+        try:
+            holders = self.publish(jobs, instead)
+        except BrokerUnavailable as error:
+            self._keep(jobs, error)
+            return {}
+        self._assure(jobs)
+        return holders
+
+    async def adispatch(self, jobs: Jobs) -> KeyHolders:
+        """`dispatch`, from Trio or asyncio."""
+        if self._taker is not None:
+            self._taker(jobs)
+            return {}
+        if len(jobs) > 1 and len(parts := self._app.brokers.split_by_broker(jobs)) > 1:
+            return await _aeach_of(parts, self.adispatch)
+        if self._held_up(jobs):
+            return {}
+        try:
+            holders = await self.apublish(jobs)
+        except BrokerUnavailable as error:
+            self._keep(jobs, error)
+            return {}
+        await self._aassure(jobs)
+        return holders
+
+    def send(self, jobs: Jobs, instead: str) -> KeyHolders:
+        """Send jobs now or not at all."""
+        if self._taker is not None:
+            return self.dispatch(jobs, instead)
+
+        def send(part: Jobs) -> KeyHolders:
+            holders = self.publish(part, instead, direct=True)
+            self._assure(part)
+            return holders
+
+        return _each_of(self._app.brokers.split_by_broker(jobs), send)
+
+    async def asend(self, jobs: Jobs) -> KeyHolders:
+        """`send`, from Trio or asyncio."""
+        if self._taker is not None:
+            return await self.adispatch(jobs)
+
+        async def send(part: Jobs) -> KeyHolders:
+            holders = await self.apublish(part, direct=True)
+            await self._aassure(part)
+            return holders
+
+        return await _aeach_of(self._app.brokers.split_by_broker(jobs), send)
+
+    def publish(self, jobs: Jobs, instead: str = "asend_many", *, direct: bool = False) -> KeyHolders:
+        """One attempt, in plain Python: by the Publisher daemon, if there is one, unless it must be `direct`."""
+        if self._app.settings.publisher and not direct:
+            jobs = self._daemon.send(jobs)
+        redis = self._app.connections.get_blocking_driver(async_name=instead)
+        return self._publisher.record_published(jobs, redis.perform_all(self._publisher.plan_calls(jobs)))
+
+    async def apublish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
+        """`publish`, from Trio or asyncio."""
+        if self._app.settings.publisher and not direct:
+            jobs = await self._daemon.asend(jobs)
+        redis = await self._app.connections.get_async_driver()
+        return self._publisher.record_published(
+            jobs, await redis.perform_all(self._publisher.plan_calls(jobs))
+        )
+
+    def _held_up(self, jobs: Jobs) -> bool:
+        """Whether earlier jobs of the same queues wait in the backlog, where these do, too, from now on."""
+        backlog = self._app.backlog
+        if not backlog.has_earlier_jobs(jobs):
+            return False
+        backlog.keep(jobs, None, limit=self._app.settings.backlog)
+        return True
+
+    def _keep(self, jobs: Jobs, error: BrokerUnavailable) -> None:
+        """Keep what could not be sent. Raises `error` when there is no backlog, and BacklogFull."""
+        limit = self._app.settings.backlog
+        if not limit:
+            raise error
+        self._app.backlog.keep(jobs, error, limit=limit)
+
+    def _assure(self, jobs: Jobs) -> None:
+        """Return when as many replicas as the setting asks for have the jobs, which are on one broker."""
+        app = self._app
+        if app.settings.replicas and jobs:
+            # MOVED
+
+            redis = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue)).get_blocking_driver(
+                async_name="asend_many"
+            )
+            wait_for_replicas(redis, self.queue(jobs[0].queue), jobs, wanted=app.settings.replicas)
+
+    async def _aassure(self, jobs: Jobs) -> None:
+        if self._app.settings.replicas and jobs:
+            await run_in_thread(lambda: self._assure(jobs))
+
+
+def without_traceback(error: BrokerUnavailable) -> BrokerUnavailable:
+    """Return the same error without its traceback. Its message has the reason, and twenty frames of
+    connecting do not help the caller of `delay`."""
+    if "pytest" in sys.modules and _IN_A_TEST not in getattr(error, "__notes__", ()):
+        error.add_note(_IN_A_TEST)
+    return error.with_traceback(None)
+
+
+_IN_A_TEST = "A test needs no broker: celery5.testing.recorded(app) keeps what is sent."
+
+
+def _each_of(parts: Sequence[Jobs], send: Callable[[Jobs], KeyHolders]) -> KeyHolders:
+    """Send all parts, and raise the first error when all have been tried."""
+    holders: dict[str, str] = {}
+    failed: Exception | None = None
+    maybe_done = False
+    for part in parts:
+        try:
+            holders.update(send(part))
+        except Exception as error:
+            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
+        else:
+            maybe_done = True
+    if failed is not None:
+        raise _marked(failed, maybe_done=maybe_done)
+    return holders
+
+
+async def _aeach_of(parts: Sequence[Jobs], send: Callable[[Jobs], Awaitable[KeyHolders]]) -> KeyHolders:
+    holders: dict[str, str] = {}
+    failed: Exception | None = None
+    maybe_done = False
+    for part in parts:
+        try:
+            holders.update(await send(part))
+        except Exception as error:
+            failed, maybe_done = failed or error, maybe_done or _may_have_sent(error)
+        else:
+            maybe_done = True
+    if failed is not None:
+        raise _marked(failed, maybe_done=maybe_done)
+    return holders
+
+
+def _may_have_sent(error: Exception) -> bool:
+    return isinstance(error, BrokerError) and error.maybe_done
+
+
+def _marked(error: Exception, *, maybe_done: bool) -> Exception:
+    """The error of one part of the jobs, which says when other parts were sent, or may have been."""
+    if maybe_done and isinstance(error, BrokerError):
+        error.mark_maybe_done()
+    return error

@@ -1,0 +1,43 @@
+"""Tasks: what is declared with `@task`, and what a running job knows of itself."""
+
+from typing import TYPE_CHECKING
+
+from celery5 import lazy
+
+if TYPE_CHECKING:
+    from celery5.protocol.boxes.box import Box
+    from celery5.protocol.job.job import Job
+    from celery5.protocol.job.retry_policy import RetryPolicy
+    from celery5.runners.context import CurrentJob, current_job
+    from celery5.tasks.sections import optional, poisonous, retry
+    from celery5.tasks.task import Signature, Task
+
+__all__ = [
+    "Box",
+    "CurrentJob",
+    "Job",
+    "RetryPolicy",
+    "Signature",
+    "Task",
+    "current_job",
+    "optional",
+    "poisonous",
+    "retry",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy.exports(
+        __name__,
+        {
+            "Box": "celery5.protocol.boxes.box",
+            "CurrentJob": "celery5.runners.context",
+            "Job": "celery5.protocol.job.job",
+            "RetryPolicy": "celery5.protocol.job.retry_policy",
+            "Signature": "celery5.tasks.task",
+            "Task": "celery5.tasks.task",
+            "current_job": "celery5.runners.context",
+            "optional": "celery5.tasks.sections",
+            "poisonous": "celery5.tasks.sections",
+            "retry": "celery5.tasks.sections",
+        },
+    )

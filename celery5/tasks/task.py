@@ -1,0 +1,442 @@
+"""Task: a declared function, and the ways to send it."""
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from difflib import get_close_matches
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+)
+
+from msgspec import Raw
+
+from celery5.config.settings import Settings
+from celery5.errors import Misconfigured
+from celery5.events.sources import Source, parse_sources
+from celery5.health.health_check import HealthCheck, validate_checks
+from celery5.hints import CanvasHints, find_hint, make_attribute_error
+from celery5.limits.declaration import LimitDeclaration, LimitOptions, declare_limits
+from celery5.logs.trace import get_current_trace
+from celery5.protocol.boxes.box import Box, parse_box
+from celery5.protocol.events.documents import group_recipients
+from celery5.protocol.health.breaker import BreakerPolicy
+from celery5.protocol.job.arguments import Parameters, ResultType
+from celery5.protocol.job.envelope import VERSION, Envelope, encode
+from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, hash_call, new_id
+from celery5.protocol.job.names import get_module_name
+from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
+from celery5.protocol.limits import format_expiry
+from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
+from celery5.runners.context import CURRENT_JOB, CurrentJob
+from celery5.scheduling.schedules import parse_schedule
+from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
+
+if TYPE_CHECKING:
+    from celery5.app import App
+    from celery5.results.async_result import AsyncResult
+    from celery5.scheduling.declaration import Periodic
+
+
+def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` as it is called without its first parameter, which is the running job."""
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values() or [None]
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise Misconfigured(f"task {name}: bind=True needs a first parameter, for the running job")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(_running(name), *args, **kwargs)
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        return await function(_running(name), *args, **kwargs)
+
+    made: Callable[..., Any] = wait if inspect.iscoroutinefunction(function) else call
+    functools.update_wrapper(made, function)
+    vars(made)["__signature__"] = signature.replace(parameters=[each for each in others if each])
+    annotations = getattr(function, "__annotations__", {})
+    made.__annotations__ = {each: what for each, what in annotations.items() if each != first.name}
+    return made
+
+
+def _running(task: str) -> CurrentJob:
+    """The running job; where there is none, since the task is called like any function, one that stands for it."""
+    return CURRENT_JOB.get() or CurrentJob(new_id(), task, "", 1, "")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+TaskKind = Literal["trio", "asyncio", "thread", "boxed"]
+"""Where a task's code runs: in the worker's Trio loop, in its asyncio loop, in a thread, or in a process of its own
+(CEP rows C60 to C62)."""
+
+
+class Task(Generic[P, R_co]):
+    """A task: `delay` it and its function runs on a worker; call it and the function runs here.
+
+    `name` is the module and qualified name of the function unless given. `kind` follows from the function: `async def`
+    runs on Trio (or asyncio, when declared so), `def` in a thread; with `boxed` either runs in a process of its own,
+    which a `Box` describes, and on the loop that `loop` names there (C62). With `bind` the function's first parameter
+    is the running job, a `CurrentJob`, and whoever sends it leaves it out (C22).
+    """
+
+    sinks: tuple[SinkOptions, ...] = ()
+    """The Data Sinks that are given the documents of its results (C86)."""
+    recipients: Mapping[str, str] | None = None
+    """Their names, by the ends that they want to hear of."""
+    sources: tuple[Source, ...] = ()
+    """The Data Sources whose documents it is given (C85)."""
+
+    def __init__(
+        self,
+        function: Callable[P, R_co] | Callable[P, Awaitable[R_co]],
+        *,
+        app: "App | None" = None,
+        name: str | None = None,
+        loop: Literal["trio", "asyncio"] = "trio",
+        options: Options | None = None,
+        deduplicate: DeduplicationPolicy | None = None,
+        bind: bool = False,
+        retry_backoff: Callable[[int], float] | None = None,
+        abandon_on_cancel: bool = False,
+        continue_without_lease: bool = False,
+        boxed: bool | Box = False,
+        breaker: BreakerPolicy | None = None,
+        checks: Sequence[HealthCheck] = (),
+        schedule: object = None,
+        **gate: Unpack[LimitOptions],
+    ) -> None:
+        if not _is_function(function):
+            raise Misconfigured(f"@task takes a function, got {function!r}")
+        self.name: str = name or _name_of(function)
+        self.loop: TaskKind = _kind(function, loop, self.name)
+        self.box: Box | None = parse_box(boxed, self.name)
+        self.kind: TaskKind = self.loop if self.box is None else "boxed"
+        self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
+        self.send_options: Options = (options or Options()).checked()
+        self._app = app
+        self.had_no_app: bool = app is None
+        self._policy: RetryPolicy | None = None
+        self._settings: Settings | None = None
+        self._terms: SharedFields | None = None
+        self._backoff: CustomBackoff | None = None if retry_backoff is None else CustomBackoff(retry_backoff)
+        self.parameters: Parameters = Parameters(self.name, self.function)
+        self.limits: LimitDeclaration | None = declare_limits(
+            self.name, self.function, self.send_options.queue, **gate
+        )
+        self.deduplicate: DeduplicationPolicy | None = (
+            None if deduplicate is None else prepare_policy(deduplicate, self.function, self.name)
+        )
+        self.abandon_on_cancel: bool = _may_abandon(abandon_on_cancel, self.kind, self.name)
+        self.continue_without_lease: bool = _may_continue(continue_without_lease, self.kind, self.name)
+        if self.box is not None and not self.box.is_python:
+            _check_command(self.name, self.box, bind or deduplicate is not None)
+            self.function = _elsewhere(self.name, self.box)
+        self._breaker: BreakerPolicy | None = breaker
+        self.checks: tuple[HealthCheck, ...] = validate_checks(checks, breaker, f"task {self.name}")
+        self.schedule: tuple[Periodic, ...] = parse_schedule(schedule, self.name)
+        self.__doc__, self.__module__ = function.__doc__, getattr(function, "__module__", "")
+        self.__name__: str = getattr(function, "__name__", self.name)
+        self.__wrapped__ = function
+
+    def connect_data(
+        self,
+        sinks: Sequence[Sink | RedisResults] = (),
+        source: Source | type[Any] | Sequence[Source | type[Any]] = (),
+    ) -> None:
+        """Have sinks take what it returns, and sources give it what they bring. Raises Misconfigured."""
+        self.sinks, kept = parse_sinks(sinks, self.name)
+        if kept is not None and kept.ttl is not None:
+            self.send_options = self.send_options.merge({"results_ttl": kept.ttl})
+        self.recipients = group_recipients([(each.name, each.states) for each in self.sinks])
+        self.sources = parse_sources(source, self.parameters, self.name)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    if not TYPE_CHECKING:  # a checker knows what is there
+
+        def __getattr__(self, name: str) -> Any:
+            raise make_attribute_error("task", self, name)
+
+    @property
+    def app(self) -> "App":
+        """The application this task belongs to."""
+        if self._app is None:
+            from celery5.app import find_owner
+
+            self._app = find_owner(self.__module__, self)
+            self._app.tasks.add(self)
+        return self._app
+
+    def adopt(self, app: "App") -> None:
+        """Belong to `app` from now on, unless it belongs to one already."""
+        if self._app is None:
+            self._app = app
+
+    @property
+    def has_no_app(self) -> bool:
+        """Whether the task was declared with no application and has not been adopted by one."""
+        return self._app is None
+
+    @property
+    def queue(self) -> str:
+        """The queue that its jobs go to. Raises Misconfigured when that is on another broker than its `broker`."""
+        return self.app.brokers.queue_of_task(self.name, self.send_options)
+
+    @property
+    def result_type(self) -> ResultType:
+        """What it returns, as its annotation says."""
+        return self.parameters.result_type
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How a failed job of this task is tried again."""
+        if self._policy is None:
+            self._policy = self.send_options.get_retry_policy(self.app.retry_policy)
+        return self._policy
+
+    @property
+    def backoff(self) -> CustomBackoff | None:
+        """The function that says how long to wait before another attempt, instead of the policy's numbers (F45)."""
+        return self._backoff or self.app.retry_backoff
+
+    @property
+    def breaker(self) -> BreakerPolicy:
+        """How its circuit breaker behaves (C37): as it was declared; with health checks alone, they hold its jobs and
+        failures do not; else as the application says."""
+        return self._breaker or (CHECKS_ONLY_BREAKER if self.checks else self.app.breaker)
+
+    def options(self, **options: Unpack[SendOptions]) -> Self:
+        """The same task, sent differently: a copy with `queue`, `countdown`, `eta`, `expires`, `key`, `priority`,
+        `time_limit`, `max_retries` or any other field of `Options`. Raises Misconfigured."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._app, twin._policy, twin._settings = self.app, None, None
+        twin.send_options = _options(dict(options), self.send_options)
+        if twin.limits is not None:
+            twin.limits.check_queue(twin.send_options.queue)
+        return twin
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """The job that `delay` with these arguments would publish. Raises BadArguments and MessageTooLarge."""
+        if self.limits is None:
+            return self._job_of(*self.parameters.encode(args, kwargs))
+        return self._job_of(*self.parameters.encode(args, kwargs), *self.limits.make_keys(args, kwargs))
+
+    def make_template(self) -> Job:
+        """A job that says all but the arguments: how its jobs are sent by those who have only its name."""
+        return self._job_of(Raw(b"[]"), NO_ARGUMENTS)
+
+    def _job_of(self, raw_args: Raw, raw_kwargs: Raw, slot: str = "", turn: str = "") -> Job:
+        options, app, now = self.send_options, self._app or self.app, time.time()
+        terms = self._terms
+        if terms is None or self._settings is not app.settings:
+            terms = self._worked_out(app.settings)
+        said = terms.fields.copy()
+        if terms.unique_for is not None and "key" not in said and raw_kwargs is not NO_ARGUMENTS:
+            said["key"] = hash_call(self.parameters.encode_canonical(raw_args, raw_kwargs))
+        if options.expires is not None:
+            said["expires"] = options.get_expiry(now)
+        line = ""
+        if slot or turn:
+            said["concurrency_key"], said["fair_key"] = slot, turn
+            line = self.limits.get_waiting_list(slot, turn) if self.limits else ""
+        if trace := get_current_trace():
+            said["trace"] = trace
+        job_id = options.id or new_id()
+        envelope = Envelope(VERSION, job_id, self.name, raw_args, raw_kwargs, now, **said)
+        return Job(
+            job_id,
+            self.name,
+            terms.queue,
+            app.check_message_size(encode(envelope), self.name),
+            options.format_start() if terms.is_delayed else "",
+            envelope.ignore_result,
+            envelope.lock,
+            terms.unique_for,
+            app.name,
+            terms.lane,
+            line,
+            format_expiry(envelope.expires) if line else "",
+        )
+
+    def _worked_out(self, settings: Settings) -> SharedFields:
+        self._settings = settings
+        if self.send_options.queue is not None:
+            self.app.brokers.warn_if_misspelled(self.name, self.send_options.queue)
+        self._terms = terms = self.send_options.shared_fields(
+            self.policy,
+            queue=self.queue,
+            ignore_result=settings.ignore_result,
+            results_ttl=settings.results_ttl,
+        )
+        return terms
+
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R_co]":
+        """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
+        return Signature(self, args, kwargs)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+        """Send the job and return its handle. For plain Python; inside an event loop await `adelay`."""
+        return self.app.send_many([Signature(self, args, kwargs)], instead="adelay")[0]
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+        """Send the job and return its handle, from Trio or asyncio."""
+        return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
+
+
+class CoroutineTask(Task[P, R_co]):
+    """A task declared with `async def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        """Run the function here, with no queue in between: await what this gives."""
+        return cast("Coroutine[Any, Any, R_co]", self.function(*args, **kwargs))
+
+
+class FunctionTask(Task[P, R_co]):
+    """A task declared with `def`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run the function here and now, with no queue in between."""
+        return cast("R_co", self.function(*args, **kwargs))
+
+
+class Signature(CanvasHints, Generic[R_co]):
+    """A task with its arguments, not sent yet: `charge.s(7, amount)`. For `send_many`; immutable."""
+
+    __slots__ = ("_args", "_kwargs", "task")
+
+    def __init__(self, task: "Task[..., R_co]", args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.task: Task[..., R_co] = task
+        self._args = args
+        self._kwargs = kwargs
+
+    def __repr__(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
+        return f"{self.task.name}({', '.join([*map(repr, self._args), *named])})"
+
+    def job(self) -> Job:
+        """The job, with an id of its own each time, unless the options have one."""
+        return self.task.job(*self._args, **self._kwargs)
+
+    def delay(self) -> "AsyncResult[R_co]":
+        """Send it. For plain Python."""
+        return self.task.delay(*self._args, **self._kwargs)
+
+    async def adelay(self) -> "AsyncResult[R_co]":
+        """Send it, from Trio or asyncio."""
+        return await self.task.adelay(*self._args, **self._kwargs)
+
+
+def _is_function(thing: object) -> bool:
+    return callable(thing) and not isinstance(thing, type)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The task's name. What is run as a script counts under the name by which a worker imports it."""
+    qualified = getattr(function, "__qualname__", None)
+    if qualified is None:
+        raise Misconfigured(f"{function!r} has no name of its own: give it one with @task(name=...)")
+    return f"{get_module_name(function)}.{qualified}"
+
+
+def _check_command(task: str, box: Box, wants_a_function: bool) -> None:
+    if wants_a_function:
+        raise Misconfigured(
+            f"task {task} runs the command {box.command[0]!r}: bind and deduplicate are for functions"
+        )
+
+
+def _elsewhere(task: str, box: Box) -> Callable[..., Any]:
+    """What is called in place of the function of a task whose box has a command."""
+
+    def call(*_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(
+            f"task {task} is the command {' '.join(box.command)!r}: it runs in its box only, so send it"
+        )
+
+    return call
+
+
+def _options(said: dict[str, Any], over: Options) -> Options:
+    """The options `said`, over others. Raises Misconfigured for one that is not known."""
+    for name in sorted(set(said) - set(Options.__struct_fields__)):
+        if name in DECLARATION_OPTIONS:
+            raise Misconfigured(f"{name} is for a declaration: @app.task({name}=...)")
+        raise Misconfigured(describe_unknown_option(name, Options.__struct_fields__))
+    return over.merge(said)
+
+
+def describe_unknown_option(name: str, known: Sequence[str]) -> str:
+    """What is said of an option that there is not."""
+    near = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ";"
+    return f"task option {name!r} is not known{find_hint('option', name)}{meant} known: {', '.join(known)}"
+
+
+def _kind(function: Callable[..., Any], loop: str, name: str) -> TaskKind:
+    if loop not in ("trio", "asyncio"):
+        raise Misconfigured(f"task {name}: loop is {loop!r}; use 'trio' or 'asyncio'")
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise Misconfigured(f"task {name} is a generator function: a task returns one value")
+    if inspect.iscoroutinefunction(function):
+        return "asyncio" if loop == "asyncio" else "trio"
+    if loop == "asyncio":
+        raise Misconfigured(f"task {name} is not async: loop='asyncio' is for async def")
+    return "thread"
+
+
+def _may_abandon(abandon_on_cancel: bool, kind: TaskKind, task: str) -> bool:
+    if abandon_on_cancel and kind != "thread":
+        what = "boxed" if kind == "boxed" else "async"
+        raise Misconfigured(
+            f"task {task} is {what}: abandon_on_cancel is for def, whose threads nobody can end"
+        )
+    return abandon_on_cancel
+
+
+def _may_continue(continue_without_lease: bool, kind: TaskKind, task: str) -> bool:
+    """Return the option. Raises Misconfigured where it would change nothing."""
+    if continue_without_lease and kind not in ("trio", "asyncio"):
+        what = "boxed" if kind == "boxed" else "def"
+        raise Misconfigured(
+            f"task {task} is {what}, which goes on anyway: continue_without_lease is for async def"
+        )
+    return continue_without_lease
+
+
+NO_ARGUMENTS = Raw(b"{}")
+"""The arguments of a pattern, which has none."""
+CHECKS_ONLY_BREAKER = BreakerPolicy(threshold=None)
+"""The breaker of a task that has health checks and says nothing else."""
+DECLARATION_OPTIONS = (
+    "name",
+    "loop",
+    "bind",
+    "deduplicate",
+    "retry_backoff",
+    "abandon_on_cancel",
+    "continue_without_lease",
+    "boxed",
+    "breaker",
+    "checks",
+    "sinks",
+    "source",
+    "schedule",
+    "limit",
+    "rate_limit",
+    "concurrency_key",
+    "fair_key",
+)
+"""What is said once, when a task is declared; the rest are options, which each call may replace."""

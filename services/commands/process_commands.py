@@ -1,0 +1,91 @@
+"""Process Commands: what every process tells of itself and does when it is told to: `ping`, `stats`, `shutdown`."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+import celery5
+from celery5.errors import CommandRefused
+from celery5.health.event_loop import measure_lateness
+from celery5.health.machine import used_memory
+from celery5.logs.log import Log
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.process.step_status import StepStatus
+
+LAG = 0.02
+"""Seconds over which the loop's lag is measured."""
+
+
+class ProcessCommands:
+    """The commands that every process knows."""
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        worker: str,
+        stop_requested: trio.Event,
+        command_counts: Mapping[str, int],
+        step_status: StepStatus,
+        log: Log,
+    ) -> None:
+        self._kind = kind
+        self._worker = worker
+        self._done = stop_requested
+        self._counts = command_counts
+        self._board = step_status
+        self._log = log
+        self._began = time.monotonic()
+
+    @property
+    def handlers(self) -> dict[str, CommandHandler]:
+        """Each command by its name."""
+        return {"ping": self.ping, "stats": self._stats, "shutdown": self._shutdown}
+
+    async def ping(self, parameters: Mapping[str, Any]) -> object:
+        """The command `ping`: who it is, and for how long, in seconds. Raises CommandRefused."""
+        check_parameter_names(parameters)
+        return {"pong": self._worker, "kind": self._kind, "uptime": self._uptime()}
+
+    async def get_stats(self) -> dict[str, Any]:
+        """How the process does, in numbers. It measures for a moment how late the loop comes round."""
+        return {
+            "kind": self._kind,
+            "process": {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "python": ".".join(map(str, sys.version_info[:3])),
+                "celery5": celery5.__version__,
+            },
+            "uptime": self._uptime(),
+            "steps": self._board.to_json(),
+            "commands": dict(self._counts),
+            "log": None if self._log.writer is None else self._log.writer.counts,
+            "memory": used_memory(),
+            "loop_lag": round(await measure_lateness(LAG), 6),
+        }
+
+    async def _stats(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters)
+        return await self.get_stats()
+
+    async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "how")
+        self._done.set()
+        return {"how": parameters.get("how", "warm")}
+
+    def _uptime(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+
+def check_parameter_names(parameters: Mapping[str, Any], *names: str) -> None:
+    """Raises CommandRefused for a parameter of another name."""
+    strange = [each for each in parameters if each not in names]
+    if strange:
+        takes = f"it takes {', '.join(names)}" if names else "it takes none"
+        raise CommandRefused(f"parameter {strange[0]!r} is not known; {takes}")

@@ -1,0 +1,197 @@
+"""Worker Commands: what a worker tells of itself and does when it is told to: `ping`, `stats`, `active`, `revoke`,
+`run-task`, `shutdown`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import revocation as revocation_calls
+from celery5.broker.calls.jobs import Entry
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, CommandRefused, Corrupt
+from celery5.protocol.job.arguments import format_call
+from celery5.protocol.job.envelope import Envelope, read_envelope
+from celery5.protocol.job.lanes import get_lane
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.paused_queues import PausedQueues
+from celery5.services.commands.process_commands import ProcessCommands, check_parameter_names
+from celery5.services.process.recycling import Recycling
+from celery5.services.scaling.preferences import Preferences
+from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.consumer import Consumer
+from celery5.services.worker.in_flight import InFlightJobs
+from celery5.services.worker.task_execution import TaskExecution
+
+SHOWN = 1000
+"""Running jobs in one answer at most."""
+BEFORE = 256
+"""Jobs that may wait before one that is to run here: all of them are taken along, and given back."""
+
+T = TypeVar("T")
+
+
+class WorkerCommands:
+    """The commands that act on one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        consumer: Consumer,
+        pauses: PausedQueues,
+        consumed: Sequence[QueueKeys],
+        in_flight: InFlightJobs,
+        task_execution: TaskExecution,
+        budget: ConcurrencyBudget,
+        preferences: Preferences,
+        tasks: Mapping[str, Any],
+        worker: str,
+        results_ttl: float,
+        default_queue: str,
+        stop_requested: trio.Event,
+        process_commands: ProcessCommands,
+        recycling: Recycling,
+    ) -> None:
+        self._redis = redis
+        self._consumer = consumer
+        self._pauses = pauses
+        self._queues = {keys.queue: keys for keys in consumed}
+        self._ledger = in_flight
+        self._execution = task_execution
+        self._budget = budget
+        self._preferences = preferences
+        self._tasks = tasks
+        self._worker = worker
+        self._ttl = results_ttl
+        self._default_queue = default_queue
+        self._done = stop_requested
+        self._process = process_commands
+        self._recycling = recycling
+
+    @property
+    def handlers(self) -> dict[str, CommandHandler]:
+        """Each command by its name."""
+        return {
+            "ping": self._process.ping,
+            "stats": self._stats,
+            "active": self._active,
+            "pause-queue": self._pauses.pause,
+            "resume-queue": self._pauses.resume,
+            "revoke": self._revoke,
+            "run-task": self._run_task,
+            "shutdown": self._shutdown,
+        }
+
+    async def _stats(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters)
+        return {
+            **await self._process.get_stats(),
+            "running": self._execution.running_count,
+            "held": len(self._ledger),
+            "slots": self._budget.get_counts(),
+            "queues": self._pauses.list_states(),
+            "preferred": self._preferences.get_weights(),
+            **self._recycling.get_status(),
+        }
+
+    async def _active(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters)
+        now = time.time()
+        return [
+            {
+                "id": each.envelope.id,
+                "task": each.envelope.task,
+                "queue": each.queue,
+                "attempt": each.envelope.attempt,
+                "started": each.started,
+                "seconds": round(now - each.started, 3),
+                "arguments": self._arguments(each.envelope),
+            }
+            for each in self._execution.running_deliveries[:SHOWN]
+            if each.envelope is not None and each.started
+        ]
+
+    def _arguments(self, envelope: Envelope) -> str:
+        names = self._tasks[envelope.task].parameters.positional
+        return format_call(names, envelope.args, envelope.kwargs)
+
+    async def _revoke(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "id")
+        job_id = _text(parameters, "id")
+        for each in self._ledger:
+            if each.envelope is not None and each.envelope.id == job_id:
+                call = revocation_calls.revoke(self._queues[each.queue], [job_id], ttl=self._ttl)
+                (state,) = await self._redis.perform(call)
+                return {"id": job_id, "state": state}
+        raise CommandRefused(
+            f"job {job_id!r} is not in this worker's hands: celery5 task revoke finds it wherever it is"
+        )
+
+    async def _run_task(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "job", "queue", "id")
+        message = _text(parameters, "job").encode()
+        try:
+            envelope = read_envelope(message)
+        except Corrupt as error:
+            raise CommandRefused(f"its job is none: {error}") from None
+        if envelope.task not in self._tasks:
+            raise CommandRefused(f"no task {envelope.task!r} on this worker")
+        return await self._run_here(envelope, message, str(parameters.get("queue") or self._default_queue))
+
+    async def _run_here(self, envelope: Envelope, message: bytes, queue: str) -> object:
+        keys = self._queues.get(queue)
+        if keys is None or queue in self._consumer.paused_queues or self._consumer.is_stopping:
+            known = ", ".join(self._queues)
+            raise CommandRefused(f"this worker does not read queue {queue!r} now; its queues: {known}")
+        kind = self._tasks[envelope.task].kind
+        if self._ledger.count(kind) >= self._budget.get_slots(kind):
+            raise CommandRefused(f"all slots of this worker for tasks of the kind {kind!r} are taken")
+        lane = keys.on_lane(get_lane(envelope.priority))
+        call = revocation_calls.deliver_to_worker(
+            lane, envelope.id, message, worker=self._worker, max_before=BEFORE
+        )
+        entries = await self._taken(call)
+        if entries is None:
+            raise CommandRefused(f"more than {BEFORE} jobs wait before it on queue {queue!r}: send it there")
+        mine = any(each.message == message for each in entries)
+        if not mine:
+            raise CommandRefused(f"job {envelope.id!r} was sent before: it is elsewhere, or has ended")
+        return {"id": envelope.id, "queue": queue}
+
+    async def _taken(self, call: Call[list[Entry] | None]) -> list[Entry] | None:
+        entries: list[Entry] | None = None
+        # Nothing may come between the trip and the ledger: what was read must be known to be ours.
+        with trio.CancelScope(shield=True):
+            try:
+                entries = await self._redis.perform(call)
+            except BrokerError:
+                self._consumer.recheck()
+                raise
+        # It was the last of them. First here, it takes the free slot; the others are given back if there is none.
+        self._consumer.accept_new(entries[::-1] if entries else [])
+        return entries
+
+    async def _shutdown(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "how")
+        how = parameters.get("how", "warm")
+        if how not in ("warm", "cold"):
+            raise CommandRefused(
+                f"how is {how!r}: say warm (what runs may finish) or cold (it is given back now)"
+            )
+        if how == "cold":
+            self._execution.cancel_now()
+        running = self._execution.running_count
+        self._done.set()
+        return {"how": how, "running": running}
+
+
+def _text(parameters: Mapping[str, Any], name: str) -> str:
+    value = parameters.get(name)
+    if not isinstance(value, str) or not value:
+        raise CommandRefused(f"parameter {name!r} is {value!r}: give a text")
+    return value

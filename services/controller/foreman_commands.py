@@ -1,0 +1,204 @@
+"""Foreman Commands: what a Controller does when it is told to, by command or by SIGHUP (C89).
+
+`members` tells how each member is, `restart` has them restarted, `scale` says how many workers there are to be, and
+`reload` reads the description again. A wrong description changes nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+import msgspec
+import trio
+
+from celery5.errors import CommandRefused, Misconfigured
+from celery5.logs.log import Log
+from celery5.protocol.cluster.description import MAX_GROUP_MEMBERS, Cluster
+from celery5.protocol.cluster.leadership import LeaderRecord
+from celery5.protocol.cluster.members import Member, MemberState, Phase
+from celery5.protocol.scaling.autoscale import Autoscale
+from celery5.services.commands.dispatcher import CommandHandler
+from celery5.services.commands.process_commands import check_parameter_names
+from celery5.services.controller.foreman import Foreman
+from celery5.services.process.reloader import ReloadSignal
+
+DESCRIPTION_READ_LIMIT = 30.0
+"""Seconds that reading the description may take."""
+
+
+class LeaderLookup(Protocol):
+    """Knows whether this Controller leads, and who does."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def record(self) -> LeaderRecord: ...
+
+
+class ForemanCommands:
+    """The commands about a cluster's members. `describe` reads the description and may block; when the application
+    is scaled, `autoscale` says between which limits. When it has a `configuration`, members that go on are told to read
+    that again, too, each by itself."""
+
+    def __init__(
+        self,
+        *,
+        foreman: Foreman,
+        leader: LeaderLookup,
+        load_cluster: Callable[[], Cluster],
+        autoscale: Autoscale | None,
+        configuration: object,
+        reload_signal: ReloadSignal,
+        log: Log,
+    ) -> None:
+        self._foreman = foreman
+        self._leads = leader
+        self._describe = load_cluster
+        self._autoscale = autoscale
+        self._configuration = configuration
+        self._bell = reload_signal
+        self._log = log
+        self._scaled: Mapping[str, int] = {}
+
+    @property
+    def handlers(self) -> dict[str, CommandHandler]:
+        """Each command by its name."""
+        return {
+            "members": self._members,
+            "reload": self._reload,
+            "restart": self._restart,
+            "scale": self._scale,
+        }
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Reload at each SIGHUP, until cancelled."""
+        task_status.started()
+        while True:
+            await self._bell.wait()
+            try:
+                await self.reload()
+            except CommandRefused as error:
+                self._log.event("cluster:rejected", "error", why=str(error))
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the description again. What has changed is brought about; nothing when it is wrong. Raises
+        CommandRefused."""
+        posts = self._foreman.cluster_state.members
+        before = {name: post.member for name, post in posts.items() if post.is_wanted}
+        try:
+            with trio.fail_after(DESCRIPTION_READ_LIMIT):
+                cluster = await trio.to_thread.run_sync(self._describe, abandon_on_cancel=True)
+        except trio.TooSlowError:
+            raise CommandRefused(
+                f"the description could not be read in {DESCRIPTION_READ_LIMIT:g} s: the old one stays"
+            ) from None
+        except (Misconfigured, OSError) as error:
+            raise CommandRefused(f"the old description stays: {error}") from None
+        if cluster.platform != self._foreman.cluster.platform:
+            raise CommandRefused(
+                f"the old description stays: the platform is {self._foreman.cluster.platform!r}, and another one "
+                f"({cluster.platform!r}) needs a Controller that is started anew"
+            )
+        if cluster.broker != self._foreman.cluster.broker:
+            raise CommandRefused(
+                "the old description stays: another [broker] needs a Controller that is started anew"
+            )
+        settings = _others(self._foreman.cluster, cluster)
+        self._foreman.apply_description(cluster)
+        after = {name: post.member for name, post in posts.items() if post.is_wanted}
+        found = (
+            {**_compared(before, posts), "settings": settings}
+            if self._leads.is_leader
+            else {"stands_by": True}
+        )
+        self._log.event("cluster:reloaded", **found)
+        if self._configuration is not None:
+            await self._foreman.reload_members(name for name in after if before.get(name) == after[name])
+        return found
+
+    async def _members(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters)
+        crew, now = self._foreman.cluster_state, trio.current_time()
+        return {
+            "platform": self._foreman.cluster.platform,
+            "runs_broker": self._foreman.cluster.broker is not None,
+            "whole": self._foreman.is_complete,
+            "line": self._foreman.status_line,
+            "pending": crew.pending_names,
+            "leads": self._leads.is_leader,
+            "leader": msgspec.structs.asdict(self._leads.record),
+            "members": [
+                _shown(name, post, now, self._foreman.pid_of(name) if post.phase.is_running else None)
+                for name, post in sorted(crew.members.items())
+                if self._leads.is_leader or post.phase.is_running
+            ],
+        }
+
+    async def _reload(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters)
+        return await self.reload()
+
+    async def _restart(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "members")
+        said = parameters.get("members")
+        names: list[Any] | None = None
+        if said is not None:
+            known = self._foreman.cluster_state.members
+            names = cast("list[Any]", said) if isinstance(said, list) else []
+            if not names:
+                raise CommandRefused(f"members is {said!r}: give a list of their names")
+            strange = [each for each in names if each not in known]
+            if strange:
+                raise CommandRefused(f"no member {strange[0]!r} here; there are: {', '.join(sorted(known))}")
+        return {"restarted": self._foreman.restart(names) if self._leads.is_leader else ()}
+
+    async def _scale(self, parameters: Mapping[str, Any]) -> object:
+        check_parameter_names(parameters, "workers", "of")
+        wanted = parameters.get("of", parameters.get("workers"))
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= MAX_GROUP_MEMBERS:
+            raise CommandRefused(f"workers is {wanted!r}: give a number from 0 to {MAX_GROUP_MEMBERS}")
+        if self._autoscale is not None:
+            wanted = min(max(wanted, self._autoscale.minimum), self._autoscale.maximum)
+        scale = self._foreman.set_worker_count(wanted)
+        if scale != self._scaled:  # it is told again from time to time
+            self._scaled = scale
+            self._log.event("cluster:scaled", workers=wanted)
+        return {"workers": wanted, "groups": scale}
+
+
+def _others(before: Cluster, after: Cluster) -> list[str]:
+    """What has changed of a description beside its members, by name."""
+    names = ("restart_limit", "restart_period", "hung_after", "start_limit")
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def _compared(before: Mapping[str, Member], posts: Mapping[str, MemberState]) -> dict[str, Any]:
+    """What becomes of whom after a reload, when these members were wanted `before`. Who is as it runs goes on; who has
+    changed and does not run is started as it is now."""
+    wanted = {name for name, post in posts.items() if post.is_wanted}
+    changed = {name for name in wanted & before.keys() if posts[name].member != before[name]}
+    runs = {name for name in changed if posts[name].started_as is not None}
+    return {
+        "started": sorted((wanted - before.keys()) | (changed - runs)),
+        "stopped": sorted(before.keys() - wanted),
+        "restarted": sorted(name for name in runs if posts[name].started_as != posts[name].member),
+    }
+
+
+def _shown(name: str, post: MemberState, now: float, pid: int | None) -> dict[str, Any]:
+    """One member, for people and programs."""
+    return {
+        "name": name,
+        "kind": post.member.kind,
+        "group": post.member.group,
+        "host": post.member.host,
+        "phase": post.phase.value,
+        "pid": pid,
+        "wanted": post.is_wanted,
+        "for": round(max(0.0, now - post.phase_since), 3) if post.phase is not Phase.DOWN else None,
+        "deaths": post.death_count,
+        "restarts": post.restart_count,
+        "status": post.status,
+        "status_age": round(max(0.0, now - post.status_at), 3) if post.status else None,
+        "trouble": post.problem,
+    }

@@ -1,0 +1,178 @@
+"""Leadership: whether this Controller is the one that acts, while any number of them run for one application.
+
+`sure` is the question before each act: it is answered by this process' own clock, without a trip. A leader that
+hears nothing from Redis so stops acting before another one may begin; one that was frozen finds out when it goes on,
+before it does anything else. What it had begun to start by then is refused where it starts, by its epoch
+(`processes/lifecycle/foreground.py`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import trio
+
+from celery5.broker.calls import cluster
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.protocol.cluster.leadership import (
+    EPOCH_VARIABLE,
+    POLL_PERIOD,
+    LeaderRecord,
+    LeadershipChange,
+    LeadershipState,
+)
+from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.services.process.broker_outages import is_recoverable
+from celery5.services.worker.lease import now as clock
+
+REQUEST_LIMIT = 1.0
+"""Seconds that one trip may take; then it is made again."""
+RESIGN_LIMIT = 2.0
+"""Seconds that giving up the lead may take at the end; else the others wait until the lease has lapsed."""
+
+
+class Leadership:
+    """The standing of one Controller, `worker` by name. `now` is its clock, whose seconds go on during a suspend."""
+
+    def __init__(
+        self, *, redis: AsyncDriver, keys: Keys, worker: str, log: Log, clock: Callable[[], float] = clock
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._log = log
+        self._now = clock
+        self._standing = LeadershipState(name=worker)
+        self._followers: list[Callable[[], object]] = []
+        self._told = ""
+        self._resigned = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it leads in, surely or not; 0 when it stands by."""
+        return self._standing.epoch
+
+    @property
+    def record(self) -> LeaderRecord:
+        """Who leads, as far as is known here."""
+        return self._standing.last_record or LeaderRecord()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads, as far as it knows: surely or not."""
+        return self._standing.epoch != 0
+
+    @property
+    def has_valid_lease(self) -> bool:
+        """Whether it may act, at this moment. Ask before each act."""
+        return self._standing.has_valid_lease(self._now())
+
+    @property
+    def status_line(self) -> str:
+        """Where it stands, for people; '' when it leads."""
+        if self.is_leader:
+            return "" if self.has_valid_lease else _UNSURE
+        if self._resigned:
+            return _RESIGNED
+        return f"stands by: {self.record.leader} leads" if self.record.leader else _NOBODY
+
+    def get_epoch_environment(self) -> Mapping[str, str]:
+        """What a process is given that is started now."""
+        return {EPOCH_VARIABLE: str(self._standing.epoch)}
+
+    def add_listener(self, callback: Callable[[], object]) -> None:
+        """Have `tell` called when it begins to lead, or does so no more."""
+        self._followers.append(callback)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Lead or stand by until cancelled; then others may lead at once."""
+        self._resigned = False
+        try:
+            await self.refresh()
+            task_status.started()
+            while not self._resigned:
+                await trio.sleep(
+                    self._standing.get_poll_delay(self._now()) if self._told == "" else POLL_PERIOD
+                )
+                await self._look_safely()
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(RESIGN_LIMIT, shield=True):
+                await self.resign()
+
+    async def refresh(self) -> None:
+        """One trip: keep the lead, or try to have it. Raises BrokerUnavailable, and so when no answer comes."""
+        if self._resigned:
+            return
+        asked, standing = self._now(), self._standing
+        call = cluster.claim_leadership(
+            self._keys, standing.name, replaces=standing.get_replaceable_version(asked), epoch=standing.epoch
+        )
+        with trio.move_on_after(REQUEST_LIMIT):
+            self._heard(await self._redis.perform(call), asked)
+            return
+        raise BrokerUnavailable(f"no answer within {REQUEST_LIMIT:g} s")
+
+    async def resign(self) -> None:
+        """Lead no more: another one may at once. This one does not try again before it is run again."""
+        epoch, self._resigned = self._standing.epoch, True
+        self._stand(LeadershipState(name=self._standing.name))
+        if not epoch:
+            return
+        try:
+            await self._redis.perform(cluster.resign_leadership(self._keys, self._standing.name, epoch=epoch))
+        except BrokerError as error:
+            self._log.event("leadership:resign-failed", "debug", why=str(error))
+        else:
+            self._log.event("leadership:resigned", epoch=epoch)
+
+    def conditions(self) -> Mapping[str, str]:
+        """Whether it leads or stands by, it is ready, as long as it knows which."""
+        return {"leadership": _UNSURE if self.is_leader and not self.has_valid_lease else ""}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Whether it leads, as numbers."""
+        yield make_gauge(
+            "celery5_controller_is_leader", "1 while this Controller acts.", self.has_valid_lease
+        )
+        yield make_gauge(
+            "celery5_controller_epoch", "The epoch of the leader, as far as is known.", self.record.epoch
+        )
+
+    async def _look_safely(self) -> None:
+        """Look; Redis that is away, or says what passes, is told of once."""
+        try:
+            await self.refresh()
+        except (BrokerUnavailable, BrokerReplied) as error:
+            if not is_recoverable(error):
+                raise
+            if self._told != str(error):
+                self._told = str(error)
+                self._log.event("leadership:interrupted", "warning", why=self._told, hint=_UNHEARD)
+        else:
+            self._told = ""
+
+    def _heard(self, record: LeaderRecord, asked: float) -> None:
+        if self._resigned:  # an answer that was under way
+            return
+        led = self._standing.epoch
+        standing, news = self._standing.apply_record(record, asked_at=asked, now=self._now())
+        if news is LeadershipChange.LOST or (led and news is LeadershipChange.ACQUIRED):
+            self._log.event("leadership:lost", "error", epoch=led, leader=record.leader, hint=_LOST)
+        if news is LeadershipChange.ACQUIRED:
+            self._log.event("leadership:acquired", epoch=record.epoch)
+        elif news is LeadershipChange.NEW_LEADER:
+            self._log.event("leadership:stands-by", leader=record.leader, epoch=record.epoch)
+        self._stand(standing)
+
+    def _stand(self, standing: LeadershipState) -> None:
+        changed, self._standing = standing.epoch != self._standing.epoch, standing
+        for tell in self._followers if changed else ():
+            tell()
+
+
+_UNSURE = "it cannot tell whether it still leads: it does nothing"
+_UNHEARD = "while it cannot tell whether it leads it starts and ends nothing; what it has started goes on"
+_RESIGNED = "leads no more, and ends: another Controller takes over, if one stands by"
+_NOBODY = "stands by: nobody leads yet; whoever is first takes over within seconds"
+_LOST = "it was silent for too long, and another one leads: what it has started is ended in order"

@@ -1,0 +1,288 @@
+"""Sub-processes: the platform that starts members as children of this process (C89).
+
+Each child has a socket where systemd's would be (NOTIFY_SOCKET), and says by sd_notify(3) that it is ready, alive and
+stopping: so members need not know who has started them. Only what comes from the child itself counts, not from what it
+has started. Children are told to end when this process dies, whatever it dies of.
+"""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from celery5.errors import PlatformError
+from celery5.protocol.cluster.description import Cluster
+from celery5.protocol.cluster.members import (
+    PARENT_VARIABLE,
+    Beat,
+    Ended,
+    Member,
+    MemberEvent,
+    Ready,
+    State,
+    Stopping,
+    format_end_reason,
+    parse_failure_reason,
+)
+from celery5.services.process.own_folder import temporary_folder
+
+EXCLUDED_VARIABLES = frozenset(
+    {
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "LISTEN_FDNAMES",
+        PARENT_VARIABLE,
+    }
+)
+"""Variables that are meant for this process alone."""
+MAX_DATAGRAM_BYTES = 4096
+"""Bytes of one thing that is said."""
+END_LIMIT = 3.0
+"""Seconds that children get which are left at the very end, before they are killed."""
+_CREDENTIALS = struct.Struct("3i")
+_ASKS_WHO = getattr(socket, "SO_PASSCRED", None)
+
+
+@dataclass(slots=True)
+class _Child:
+    """A child that runs, and what is known of it."""
+
+    member: Member
+    process: "subprocess.Popen[bytes]"
+    ear: socket.socket
+    path: str
+    state: State = "starting"
+    reason: str = ""
+    attended: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
+
+
+class SubProcesses:
+    """Members as children of this process. The socket of each is in a folder that only this user can enter."""
+
+    def __init__(self, *, cluster: Cluster, app: str = "") -> None:
+        self._watch = cluster.hung_after
+        self._app = app
+        self._children: dict[str, _Child] = {}
+        self._folder = ""
+        self._count = 0
+        self._nursery: trio.Nursery | None = None
+        self._heard: Callable[[MemberEvent], None] = _nobody
+
+    async def live(
+        self,
+        heard: Callable[[MemberEvent], None],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Attend to the children until cancelled; those that are left then are ended."""
+        self._heard = heard
+        with temporary_folder("celery5-controller") as self._folder:
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    task_status.started()
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await self._end()
+            finally:
+                self._nursery = None
+
+    async def start(self, member: Member) -> None:
+        """Start a child. Raises PlatformError."""
+        if self._nursery is None or member.name in self._children:
+            raise PlatformError(f"{member.name} runs already, or nobody would attend to it")
+        if member.host:
+            raise PlatformError(f"{member.name} is for host {member.host!r}: sub-processes are here only")
+        self._count += 1
+        path = os.path.join(self._folder, str(self._count))
+        try:
+            ear = _listening(path)
+            try:
+                process = self._begun(member, path)
+            except OSError:
+                ear.close()
+                raise
+        except OSError as error:
+            raise PlatformError(f"{member.name} cannot be started: {error}") from None
+        child = self._children[member.name] = _Child(member, process, ear, path)
+        self._nursery.start_soon(self._attend, child)
+
+    async def stop(self, name: str) -> None:
+        """SIGTERM."""
+        self._signal(name, signal.SIGTERM)
+
+    async def kill(self, name: str) -> None:
+        """SIGKILL. What it held its understudy puts back."""
+        self._signal(name, signal.SIGKILL)
+
+    async def reload(self, name: str) -> None:
+        """SIGHUP."""
+        self._signal(name, signal.SIGHUP)
+
+    async def living(self) -> Mapping[str, State]:
+        """None that this process has not started itself: children do not outlive their parent."""
+        return {name: child.state for name, child in self._children.items()}
+
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a member, while it runs."""
+        child = self._children.get(name)
+        return None if child is None else child.process.pid
+
+    def _begun(self, member: Member, path: str) -> "subprocess.Popen[bytes]":
+        """From this very thread, and without one: a child is told of the end of the thread that has started it."""
+        surroundings = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
+        watched = {"WATCHDOG_USEC": str(int(self._watch * 1e6))} if self._watch else {}
+        return subprocess.Popen(
+            [sys.executable, "-m", "celery5", *member.arguments],
+            stdin=subprocess.DEVNULL,
+            env={
+                **surroundings,
+                **member.environment,
+                "NOTIFY_SOCKET": path,
+                **watched,
+                PARENT_VARIABLE: str(os.getpid()),
+            },
+            process_group=0,  # Ctrl-C reaches it by way of this process, once
+        )
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        child = self._children.get(name)
+        if child is not None:
+            child.process.send_signal(number)  # which looks first whether it has ended
+
+    async def _attend(self, child: _Child) -> None:
+        """Tell what it says until it has ended, then that. Who ends with us is attended to until it has."""
+        with child.attended, trio.socket.from_stdlib_socket(child.ear) as ear:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, child, ear)
+                await _ended(child.process)
+                nursery.cancel_scope.cancel()
+            self._hear_out(child, child.ear)
+        del self._children[child.member.name]
+        with suppress(OSError):
+            os.unlink(child.path)
+        code = child.process.returncode
+        if code is not None:
+            how = describe_exit(code) if code == 0 else format_end_reason(describe_exit(code), child.reason)
+            self._heard(Ended(child.member.name, how, code))
+
+    async def _listen(self, child: _Child, ear: trio.socket.SocketType) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(ear)
+            self._hear_out(child, child.ear)
+
+    def _hear_out(self, child: _Child, ear: socket.socket) -> None:
+        """All that has been said so far."""
+        while True:
+            try:
+                said, creds, _flags, _who = ear.recvmsg(
+                    MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except (BlockingIOError, InterruptedError):
+                return
+            if _ASKS_WHO is None or _speaker(creds) == child.process.pid:
+                child.reason = parse_error(said) or child.reason
+                for word in parse_notification(child.member.name, said):
+                    child.state = _STATES.get(type(word), child.state)
+                    self._heard(word)
+
+    async def _end(self) -> None:
+        """End who is left."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for name in list(self._children):
+                self._signal(name, number)
+            with trio.move_on_after(END_LIMIT):
+                while self._children:  # noqa: ASYNC110  it is processes that change
+                    await trio.sleep(0.02)
+        for child in self._children.values():  # whom not even SIGKILL ends: the kernel is busy with it
+            child.attended.cancel()
+
+
+def parse_notification(name: str, said: bytes) -> Iterator[MemberEvent]:
+    """Return the meaning of a datagram of sd_notify(3) from the member `name`; unknown fields are ignored. A status
+    alone is no sign that the event loop runs: a thread also sends it while the loop is blocked."""
+    lines = said.decode(errors="replace").splitlines()
+    turns = "WATCHDOG=1" in lines or "READY=1" in lines
+    for line in lines:
+        variable, _, value = line.partition("=")
+        if (variable, value) == ("READY", "1"):
+            yield Ready(name)
+        elif (variable, value) == ("STOPPING", "1"):
+            yield Stopping(name)
+        elif variable == "STATUS" and not parse_failure_reason(value):
+            yield Beat(name, value[:500], turns)
+        elif (variable, value) == ("WATCHDOG", "1"):
+            yield Beat(name)
+
+
+def parse_error(said: bytes) -> str:
+    """Return the error with which the sender of a datagram ends; '' for none."""
+    lines = said.decode(errors="replace").splitlines()
+    return next(
+        (parse_failure_reason(each.removeprefix("STATUS=")) for each in lines if each.startswith("STATUS=")),
+        "",
+    )
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"it ended with {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"
+
+
+def _listening(path: str) -> socket.socket:
+    ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        ear.setblocking(False)
+        if _ASKS_WHO is not None:
+            ear.setsockopt(socket.SOL_SOCKET, _ASKS_WHO, 1)
+        ear.bind(path)
+    except OSError:
+        ear.close()
+        raise
+    return ear
+
+
+def _speaker(creds: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, value in creds:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(value) >= _CREDENTIALS.size:
+            pid: int = _CREDENTIALS.unpack_from(value)[0]
+            return pid
+    return 0
+
+
+async def _ended(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until it has, and note how."""
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):  # an old kernel, or it has ended
+            pidfd = os.pidfd_open(process.pid)
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+            process.wait()
+            return
+    while process.poll() is None:  # noqa: ASYNC110  nothing else tells
+        await trio.sleep(0.1)
+
+
+def _nobody(_word: MemberEvent) -> None:
+    """Nobody listens yet."""
+
+
+_STATES: Mapping[type[MemberEvent], State] = {Ready: "up", Beat: "up", Stopping: "stopping"}

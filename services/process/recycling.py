@@ -1,0 +1,189 @@
+"""Recycling: ends this worker process in order when it has done its jobs or takes too much memory, to begin anew.
+
+The worker stops reading and gives back what has not started; all else of it goes on, its beats and systemd's watchdog,
+too, until what runs has ended and is settled. Then it stops as it always does. Whoever has started it starts the next
+one, or it begins anew by itself.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from celery5.broker.calls import cluster
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError
+from celery5.health.machine import used_memory
+from celery5.logs.log import Log
+from celery5.protocol.health.metrics import JobTally
+from celery5.protocol.process.recycling import RecyclingLimits, format_mib, get_recycle_reason, jitter_limits
+from celery5.services.worker.consumer import Consumer
+from celery5.services.worker.in_flight import InFlightJobs
+
+CHECK_INTERVAL = 1.0
+"""Seconds between two looks at the memory."""
+DRAIN_TIMEOUT = 3600.0
+"""Seconds that what runs may take to its end, before this is a stop like any other, with its grace period."""
+TURN_SECONDS = 5.0
+"""Seconds for which no other worker of the application goes: within them one is back, as a rule."""
+RETRY_INTERVAL = 0.5
+"""Seconds between two questions whether it is this one's turn."""
+TURN_TIMEOUT = 60.0
+"""Seconds for which it waits for its turn at most: memory does not wait for ever, and there may be many workers."""
+
+
+@dataclass(slots=True)
+class RestartMode:
+    """Whether this process begins anew when it has ended: it is `due`, and then nobody takes its end for more than
+    that. With `in_place` it becomes the next one itself, in the `folder` where it began, which knows that it begins
+    `again`. Signals within its `patience` in seconds are one. One that was not `asked` for it has no limits."""
+
+    is_requested: bool = False
+    in_place: bool = False
+    is_restarted: bool = False
+    start_folder: str = ""
+    duplicate_window: float = 0.0
+    is_due: bool = False
+
+
+class Recycling:
+    """The limits of one process, and what follows when one is reached: then `done` is set."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        keys: Keys,
+        worker: str,
+        recycle_at: RecyclingLimits,
+        restart_mode: RestartMode,
+        consumer: Consumer,
+        in_flight: InFlightJobs,
+        tally: JobTally,
+        stop_requested: trio.Event,
+        log: Log,
+        memory: Callable[[], int] = used_memory,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._worker = worker
+        self._limits = (
+            jitter_limits(recycle_at, random.random) if restart_mode.is_requested else RecyclingLimits()
+        )
+        self._anew = restart_mode
+        self._consumer = consumer
+        self._ledger = in_flight
+        self._tally = tally
+        self._done = stop_requested
+        self._log = log
+        self._memory = memory
+        self._look_at = 0
+        self._due = trio.Event()
+        self._empty = trio.Event()
+        self._resting = False
+        if any(self._limits):
+            in_flight.add_listener(self._settled)
+
+    @property
+    def ended_jobs(self) -> int:
+        """How many attempts have ended in this process."""
+        return sum(self._tally.count_by_state().values())
+
+    def get_status(self) -> Mapping[str, Any]:
+        """What has become of jobs here, and the limits after which this process is recycled; None: never."""
+        return {
+            "jobs": self._tally.count_by_state(),
+            "done": self.ended_jobs,
+            "max_jobs": self._limits.jobs or None,
+            "max_memory": self._limits.memory or None,
+            "recycling": self._resting,
+        }
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Wait until a limit is reached, then wind up; until cancelled."""
+        self._due, self._empty, self._resting = trio.Event(), trio.Event(), False
+        self._look_at = 0
+        async with trio.open_nursery() as nursery:
+            if self._limits.memory:
+                self._check_limit()
+                nursery.start_soon(self._watch_memory)
+            task_status.started()
+            await self._due.wait()
+            nursery.cancel_scope.cancel()
+        why = self._why()
+        with trio.move_on_after(TURN_TIMEOUT):
+            while not await self._my_turn():  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(RETRY_INTERVAL)
+        await self._wind_up(why)
+        await trio.sleep_forever()
+
+    async def _my_turn(self) -> bool:
+        """Whether no other one has gone a moment ago. While Redis is away nobody goes: nothing could be settled."""
+        try:
+            return await self._redis.perform(
+                cluster.claim_recycling(self._keys, self._worker, seconds=TURN_SECONDS)
+            )
+        except BrokerError:
+            return False
+
+    def _check_limit(self) -> None:
+        """A limit that is reached before the first job would have this process begin anew for ever."""
+        memory = self._memory()
+        if memory >= self._limits.memory:
+            self._log.event(
+                "worker:memory-limit-dropped",
+                "error",
+                memory=format_mib(memory),
+                max_memory=format_mib(self._limits.memory),
+                why=_NEVER_BELOW,
+            )
+            self._limits = self._limits._replace(memory=0)
+
+    async def _watch_memory(self) -> None:
+        while self._limits.memory:
+            await trio.sleep(CHECK_INTERVAL)
+            if self._why():
+                self._due.set()
+
+    def _settled(self) -> None:
+        """Something was settled. It is on the way of every batch: mostly it only compares two numbers."""
+        if self._resting:
+            if not len(self._ledger):
+                self._empty.set()
+        elif self._limits.jobs and self._ledger.settled_count >= self._look_at:
+            missing = self._limits.jobs - self.ended_jobs
+            self._look_at = self._ledger.settled_count + missing
+            if missing <= 0:
+                self._due.set()
+
+    def _why(self) -> str:
+        return get_recycle_reason(self._limits, jobs=self.ended_jobs, memory=self._memory())
+
+    async def _wind_up(self, why: str) -> None:
+        running = len(self._ledger)
+        self._log.event(
+            "worker:recycle-requested",
+            why=why,
+            jobs=self.ended_jobs,
+            memory=format_mib(self._memory()),
+            running=running,
+        )
+        self._resting = True
+        self._consumer.stop_reading()
+        with trio.move_on_after(DRAIN_TIMEOUT) as limit:
+            if len(self._ledger):
+                await self._empty.wait()
+        if limit.cancelled_caught:
+            self._log.event(
+                "worker:recycle-delayed", "warning", running=len(self._ledger), after=DRAIN_TIMEOUT
+            )
+        self._anew.is_due = True
+        self._done.set()
+
+
+_NEVER_BELOW = (
+    "a worker takes as much before its first job: give max_memory more; it is not recycled for memory"
+)

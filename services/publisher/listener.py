@@ -1,0 +1,471 @@
+"""Listener: takes jobs from producers over a socket, and says that it has them once they are stored (C79, C81).
+
+What a client may take is bounded: connections, the size of a frame and what is in it, the time from a frame's first
+byte to its last, the time for reading an answer, and the bytes of unfinished frames of all clients together. A client
+that exceeds a limit loses its connection; others do not notice. A connection that has not sent hello yet, and its
+certificate if one is required, is a stranger. Strangers have separate places, so that they cannot keep producers out.
+When all places are taken, the connection that has been idle for longest is closed: its client opens another one when
+it has something to send.
+"""
+
+import ssl
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import trio
+
+from celery5.errors import BacklogFull, CeleryError, Corrupt
+from celery5.logs.log import Log
+from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.publisher.frames import (
+    MAX_HELLO_BYTES,
+    VERSION,
+    ClientHello,
+    ConnectionRefusal,
+    DaemonMessage,
+    FrameReader,
+    FrameTooLarge,
+    GroupReply,
+    JobMessage,
+    PublishReply,
+    PublishRequest,
+    Welcome,
+    decode_client_message,
+    encode_frame,
+    find_fault,
+    get_frame_limit,
+)
+from celery5.services.publisher.messages_store import MessagesStore
+from celery5.services.publisher.sockets import PublisherSockets
+
+RETRY_DELAY = 0.1
+"""Seconds until it is tried again."""
+
+
+async def accept_connection(listener: trio.SocketListener) -> trio.SocketStream:
+    """The next connection. That there is no room for one more, or the network has trouble of its own, passes."""
+    while True:
+        try:
+            return await listener.accept()
+        except OSError:
+            await trio.sleep(RETRY_DELAY)
+
+
+MAX_CLIENTS = 512
+"""The most clients at once: connections that have sent hello."""
+MAX_UNIDENTIFIED = 64
+"""The most strangers at once, by TCP and by unix sockets each."""
+MESSAGES_PER_TURN = 500
+"""Messages that are read before other connections have their turn."""
+LOG_PERIOD = 10.0
+"""Seconds between two log lines about connections that made room for others."""
+HELLO_LIMIT = 5.0
+"""Seconds from a connection's beginning to the end of its first word, TLS included."""
+FRAME_LIMIT = 10.0
+"""Seconds from a frame's first byte to its last."""
+ANSWER_LIMIT = 10.0
+"""Seconds that a client has to read an answer."""
+STORE_LIMIT = 30.0
+"""Seconds from a whole frame to the end of the answer, after which the client is left without one."""
+MAX_UNFINISHED_BYTES = 128 * 1024 * 1024
+"""Bytes of frames that are not there as a whole yet, of all clients together."""
+CHUNK_BYTES = 65536
+
+CONNECTION_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+class _Left(Exception):
+    """This connection is over."""
+
+
+class _Places:
+    """The open connections. Each begins as a stranger, of a `kind` (unix or TCP) and from a `host`; it becomes a client
+    when it has sent hello. `dropped` counts those that made room for others."""
+
+    def __init__(self, clients: int, strangers: int) -> None:
+        self._most = clients
+        self._most_strangers = strangers
+        self._clients: set[_Conversation] = set()
+        self._idle: dict[_Conversation, None] = {}  # the one that has been idle for longest first
+        self._strangers: dict[str, dict[str, dict[_Conversation, None]]] = {}
+        self.dropped = 0
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self._clients)
+
+    @property
+    def strangers(self) -> int:
+        """How many connections have not sent hello yet."""
+        return sum(len(held) for hosts in self._strangers.values() for held in hosts.values())
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there is no place for another client: all are taken, and none is idle."""
+        return len(self._clients) >= self._most and not self._idle
+
+    def came(self, who: "_Conversation") -> None:
+        """Give a new connection a place among strangers. When there is none, close the oldest stranger of the host
+        that has most of them: so one host can only displace its own connections."""
+        hosts = self._strangers.setdefault(who.kind, {})
+        if sum(map(len, hosts.values())) >= self._most_strangers:
+            most = max(hosts.values(), key=lambda held: len(held))
+            self._drop(next(iter(most)))
+        hosts.setdefault(who.host, {})[who] = None
+
+    def greeted(self, who: "_Conversation") -> bool:
+        """Give a stranger a place among clients; False when there is none."""
+        if self.is_crowded:
+            return False
+        if len(self._clients) >= self._most:
+            self._drop(next(iter(self._idle)))
+        self.left(who)
+        self._clients.add(who)
+        return True
+
+    def rests(self, who: "_Conversation") -> None:
+        """A client waits for nothing, and may be dropped."""
+        if who in self._clients:
+            self._idle[who] = None
+
+    def works(self, who: "_Conversation") -> None:
+        """A client sends something, or waits for an answer."""
+        self._idle.pop(who, None)
+
+    def left(self, who: "_Conversation") -> None:
+        """A connection has no place any more."""
+        self._clients.discard(who)
+        self._idle.pop(who, None)
+        hosts = self._strangers.get(who.kind, {})
+        if who in hosts.get(who.host, ()):
+            del hosts[who.host][who]
+            if not hosts[who.host]:
+                del hosts[who.host]
+
+    def _drop(self, who: "_Conversation") -> None:
+        self.dropped += 1
+        self.left(who)
+        who.scope.cancel()
+
+
+class Listener:
+    """Serves producers of the application named `app` at the `doors`. `broker_of` says to which of the `stores`
+    a queue's messages go."""
+
+    def __init__(
+        self,
+        *,
+        app_name: str,
+        sockets: PublisherSockets,
+        stores: Mapping[str, MessagesStore],
+        broker_of: Callable[[str], str],
+        message_limit: int,
+        log: Log,
+        max_clients: int = MAX_CLIENTS,
+        max_unidentified: int = MAX_UNIDENTIFIED,
+    ) -> None:
+        self._app = app_name
+        self._doors = sockets
+        self._stores = stores
+        self._broker_of = broker_of
+        self._message_limit = message_limit
+        self._frame_limit = get_frame_limit(message_limit)
+        self._log = log
+        self._places = _Places(max_clients, max_unidentified)
+        self._told_at = -LOG_PERIOD
+        self._told = 0
+        self._unfinished = 0
+        self._refused = 0
+        self._groups = 0
+        self._looked = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. What was read as a whole by then is stored and answered."""
+        listeners = await self._doors.open_listeners()
+        try:
+            context = self._doors.make_tls_context()
+            async with trio.open_nursery() as nursery:
+                for each in listeners:
+                    nursery.start_soon(self._accept, each, context, nursery)
+                task_status.started()
+        finally:
+            for each in listeners:
+                with trio.CancelScope(shield=True):
+                    await each.aclose()
+            self._doors.close()
+
+    async def _accept(
+        self, listener: trio.SocketListener, context: ssl.SSLContext | None, nursery: trio.Nursery
+    ) -> None:
+        while True:
+            nursery.start_soon(self._serve, await accept_connection(listener), context)
+
+    # ---- one client
+
+    async def _serve(self, raw: trio.SocketStream, context: ssl.SSLContext | None) -> None:
+        """One connection, whatever comes on it."""
+        stream: trio.abc.Stream = raw
+        kind = "unix" if raw.socket.family == trio.socket.AF_UNIX else "tcp"
+        if context is not None and kind == "tcp":
+            stream = trio.SSLStream(raw, context, server_side=True, https_compatible=True)
+        one = _Conversation(
+            self, stream, self._places, kind=kind, host=_host_of(raw) if kind == "tcp" else ""
+        )
+        self._places.came(one)
+        self._tell_dropped()
+        try:
+            with one.scope, suppress(_Left, *CONNECTION_ERRORS):
+                await one.go_on()
+        finally:
+            self._places.left(one)
+            await trio.aclose_forcefully(stream)
+
+    def _tell_dropped(self) -> None:
+        """Log at intervals that connections made room for others: strangers can cause that at any rate."""
+        new, now = self._places.dropped - self._told, trio.current_time()
+        if new and now >= self._told_at + LOG_PERIOD:
+            self._log.event("listener:overloaded", "warning", dropped=new, clients=self._places.clients)
+            self._told, self._told_at = self._places.dropped, now
+
+    def check_hello(self, word: ClientHello) -> ConnectionRefusal | None:
+        """Why a client is not taken, if it is not."""
+        if word.version != VERSION:
+            return ConnectionRefusal(
+                "unfit", f"it speaks version {VERSION} of the words, and the client {word.version}"
+            )
+        if word.app != self._app:
+            return ConnectionRefusal(
+                "unfit", f"it publishes for the application {self._app!r}, and not for {word.app[:200]!r}"
+            )
+        return None
+
+    def make_welcome(self) -> Welcome:
+        """The first word to a client that is taken."""
+        waiting = sum(each.size for each in self._stores.values())
+        return Welcome(waiting=waiting, trouble="; ".join(_troubles(self._stores)))
+
+    @property
+    def frame_limit(self) -> int:
+        """Bytes that a frame of a client may have."""
+        return self._frame_limit
+
+    def add_unfinished_bytes(self, more: int) -> bool:
+        """So many bytes of frames more, or less, are kept; gives whether there is room for them."""
+        self._unfinished += more
+        return self._unfinished <= MAX_UNFINISHED_BYTES
+
+    def count_refusal(self, why: str) -> None:
+        """A client was sent away."""
+        self._refused += 1
+        self._log.event("listener:connection-refused", "warning", why=why)
+
+    # ---- what is handed over
+
+    async def store_groups(self, word: PublishRequest) -> PublishReply:
+        """Store the groups, in their order: those that can be together, so that they share one wait for the disk."""
+        self._groups += len(word.groups)
+        answers: list[GroupReply | None] = [await self._fault(group) for group in word.groups]
+        fit = [n for n, answer in enumerate(answers) if answer is None]
+        together = await self._stored([each for n in fit for each in word.groups[n]]) if fit else GroupReply()
+        for n in fit:
+            # Where there is no room for all, there may be for some.
+            alone = together.code and len(fit) > 1
+            answers[n] = await self._stored(word.groups[n]) if alone else together
+        return PublishReply(tuple(answer or GroupReply() for answer in answers))
+
+    async def _fault(self, group: Sequence[JobMessage]) -> GroupReply | None:
+        """Why a group cannot be taken, if it cannot."""
+        for start in range(0, len(group), MESSAGES_PER_TURN):
+            part = group[start : start + MESSAGES_PER_TURN]
+            await self._yield_after(len(part))
+            if wrong := next(
+                (wrong for each in part if (wrong := find_fault(each, self._message_limit))), None
+            ):
+                return wrong
+            try:
+                for each in part:
+                    self._broker_of(each.queue)
+            except CeleryError as error:  # what is said of its queue contradicts itself
+                return GroupReply("unfit", str(error))
+        return None
+
+    async def _yield_after(self, messages: int) -> None:
+        """Let other connections have their turn when, with these messages, AT_ONCE have been read since the last
+        time."""
+        self._looked += messages
+        if self._looked >= MESSAGES_PER_TURN:
+            self._looked = 0
+            await trio.lowlevel.checkpoint()
+
+    async def _stored(self, parcels: Sequence[JobMessage]) -> GroupReply:
+        """Store these: where they are for several brokers, what is for one of them is whole, or not there at all."""
+        group_by_broker: dict[str, list[JobMessage]] = {}
+        for start in range(0, len(parcels), MESSAGES_PER_TURN):
+            part = parcels[start : start + MESSAGES_PER_TURN]
+            await self._yield_after(len(part))
+            for each in part:
+                group_by_broker.setdefault(self._broker_of(each.queue), []).append(each)
+        firmly, some = True, False
+        for broker, own in group_by_broker.items():
+            store = self._stores[broker]
+            try:
+                firmly = await store.put(own) and firmly
+            except BacklogFull as error:
+                return GroupReply("full", str(error), maybe=some)
+            some = True
+        return GroupReply(firmly=firmly, why="" if firmly else "; ".join(_troubles(self._stores)))
+
+    # ---- how it does
+
+    def conditions(self) -> Mapping[str, str]:
+        """There is room for clients."""
+        return {"listener": "too many clients at once" if self._places.is_crowded else ""}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Clients, and what they did."""
+        yield make_gauge(
+            "celery5_publisher_clients", "Connections of producers.", float(self._places.clients)
+        )
+        yield make_gauge(
+            "celery5_publisher_unidentified",
+            "Connections that have not sent hello yet.",
+            float(self._places.strangers),
+        )
+        yield make_counter("celery5_publisher_requests_total", "Calls of producers.", float(self._groups))
+        yield make_counter(
+            "celery5_publisher_refused_total", "Connections that were refused.", float(self._refused)
+        )
+        yield make_counter(
+            "celery5_publisher_evicted_total",
+            "Connections that made room for others.",
+            float(self._places.dropped),
+        )
+
+
+def _troubles(stores: Mapping[str, MessagesStore]) -> Iterable[str]:
+    return (each.problem for each in stores.values() if each.problem)
+
+
+def _host_of(raw: trio.SocketStream) -> str:
+    """From where a connection comes, for counting: an address, or a network of IPv6 that one host has to itself."""
+    try:
+        peer = ip_address(raw.socket.getpeername()[0].partition("%")[0])
+        return str(peer if peer.version == 4 else ip_network((peer, 64), strict=False))
+    except (OSError, ValueError):  # it has gone
+        return ""
+
+
+class _Conversation:
+    """One client, from its first byte to its last. Cancelling its `scope` ends it."""
+
+    def __init__(
+        self, listener: Listener, stream: trio.abc.Stream, places: _Places, *, kind: str, host: str
+    ) -> None:
+        self.scope = trio.CancelScope()
+        self.kind = kind
+        self.host = host
+        self._listener = listener
+        self._stream = stream
+        self._places = places
+        self._frames = FrameReader(MAX_HELLO_BYTES)  # until it has said hello
+        self._counted = 0
+
+    async def go_on(self) -> None:
+        """Until the client has gone, or is sent away. Raises _Left, and what a broken connection raises."""
+        try:
+            with trio.move_on_after(HELLO_LIMIT) as greeting:
+                await self._greet()
+            if greeting.cancelled_caught:
+                self._listener.count_refusal(f"a client took longer than {HELLO_LIMIT:g} s to say hello")
+                raise _Left
+            while True:
+                word = await self._word()
+                if isinstance(word, ClientHello):
+                    await self._send_away(ConnectionRefusal("unfit", "it has been greeted already"))
+                    continue
+                with trio.move_on_after(STORE_LIMIT, shield=True):  # what is stored is answered for
+                    await self._say(await self._listener.store_groups(word))
+                    continue
+                raise _Left
+        finally:
+            self._count(0)
+
+    async def _greet(self) -> None:
+        handshake: Any = getattr(self._stream, "do_handshake", None)
+        if handshake is not None:  # it speaks TLS
+            await handshake()
+        word = await self._word()
+        refusal = (
+            self._listener.check_hello(word)
+            if isinstance(word, ClientHello)
+            else ConnectionRefusal("unfit", "it does not say hello")
+        )
+        if refusal is not None:
+            await self._send_away(refusal)
+        if not self._places.greeted(self):
+            await self._send_away(ConnectionRefusal("unavailable", "there are too many clients at once"))
+        self._frames.limit = self._listener.frame_limit
+        await self._say(self._listener.make_welcome())
+
+    async def _word(self) -> ClientHello | PublishRequest:
+        """The next word. Between two of them a client may be silent; within one it may not."""
+        try:
+            body = self._frames.next_frame()
+            if body is None and not len(self._frames):
+                self._places.rests(self)
+                try:
+                    await self._receive()
+                finally:
+                    self._places.works(self)
+                body = self._frames.next_frame()
+            with trio.move_on_after(FRAME_LIMIT):
+                while body is None:
+                    await self._receive()
+                    body = self._frames.next_frame()
+            if body is None:
+                await self._send_away(
+                    ConnectionRefusal("unfit", f"a frame took longer than {FRAME_LIMIT:g} s")
+                )
+                raise _Left
+            self._count(len(self._frames))
+            return decode_client_message(body)
+        except FrameTooLarge as error:
+            await self._send_away(ConnectionRefusal("too-large", str(error)))
+        except Corrupt as error:
+            await self._send_away(ConnectionRefusal("unfit", str(error)))
+        raise _Left
+
+    async def _receive(self) -> None:
+        received = bytes(await self._stream.receive_some(CHUNK_BYTES))
+        if not received:
+            raise _Left
+        self._frames.feed(received)
+        if not self._count(len(self._frames)):
+            await self._send_away(ConnectionRefusal("unavailable", "too much is on its way at once"))
+
+    def _count(self, size: int) -> bool:
+        more, self._counted = size - self._counted, size
+        return self._listener.add_unfinished_bytes(more)
+
+    async def _send_away(self, refusal: ConnectionRefusal) -> None:
+        """Say why, and end the connection."""
+        self._listener.count_refusal(refusal.why)
+        with trio.move_on_after(1.0), suppress(*CONNECTION_ERRORS):
+            await self._say(refusal)
+            if isinstance(self._stream, trio.SocketStream):
+                await self._stream.send_eof()
+                while await self._stream.receive_some(
+                    CHUNK_BYTES
+                ):  # else the answer may be thrown away unread
+                    pass
+        raise _Left
+
+    async def _say(self, word: DaemonMessage) -> None:
+        with trio.move_on_after(ANSWER_LIMIT) as limit:
+            await self._stream.send_all(encode_frame(word))
+        if limit.cancelled_caught:
+            self._listener.count_refusal("a client does not read its answers")
+            raise _Left

@@ -1,0 +1,307 @@
+"""Message Publisher: publishes what waits for one broker, over as many connections as the pressure asks for (C80).
+
+A queue is on one connection at a time, at most 200 messages or 4 MiB of it in one trip: so its order is kept. What
+Redis did not take, or nobody knows whether it took, is published again: it knows the ids. When queues wait although all
+connections are busy there is one more, up to the limit; one that had nothing to do for a while is closed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import jobs as jobs_calls
+from celery5.broker.connection.link import LinkEvent
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from celery5.broker.timing import Timing
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.health.checks import BrokerPing
+from celery5.health.health_check import HealthCheck
+from celery5.logs.log import Level, Log
+from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.job.job import Job
+from celery5.protocol.job.retry_policy import full_jitter
+from celery5.protocol.publisher.frames import make_job
+from celery5.sending.messages_backlog import StoredMessage
+from celery5.sending.publisher import PublishPlanner
+from celery5.services.publisher.messages_store import MessagesStore
+from celery5.services.publisher.publishing_checks import PublishingChecks
+
+GROW_AFTER = 0.1
+"""Seconds that a queue waits for a connection before there is one more."""
+IDLE_LIMIT = 10.0
+"""Seconds without work after which a connection above the least number is closed."""
+BREAKER_RESET = 1.0
+"""Seconds that the breaker of the broker's check stays open."""
+PING_PERIOD = 10.0
+REFUSED_PAUSE = 5.0
+"""Seconds until a broker that lets nobody in is asked again."""
+DRAIN_POLL_PERIOD = 0.1
+"""Seconds between looks at whether the broker takes anything, when the process ends."""
+MAX_LOGGED_ERRORS = 100
+"""Things that are wrong at the same time of which the log tells."""
+BACKOFF_CAP = 2.0
+"""Seconds between attempts to publish what Redis refuses: a random part of a time that doubles, up to this."""
+
+
+def make_broker_check(broker: str) -> HealthCheck:
+    """The default check of a broker: whether it answers. Three failures in two minutes trip its breaker (C82)."""
+    return BrokerPing(f"broker-{broker}", limit=5.0, period=PING_PERIOD, allowed={"unhealthy": 2})
+
+
+class MessagePublisher:
+    """Publishes what `store` has, to the broker at `endpoint`. `connections`: the least and the most. `own_checks` are
+    the application's, which hold up all its brokers. When it ends it goes on until all is published, for `drain`
+    seconds at most and as long as the broker takes it."""
+
+    def __init__(
+        self,
+        *,
+        store: MessagesStore,
+        keys: Keys,
+        endpoint: Endpoint,
+        timing: Timing,
+        name: str,
+        on_link_event: Callable[[LinkEvent], None],
+        own_checks: PublishingChecks,
+        connections: tuple[int, int],
+        drain_limit: float,
+        log: Log,
+    ) -> None:
+        self._store = store
+        self._publisher = PublishPlanner(keys=keys)
+        self._endpoint = endpoint
+        self._timing = timing
+        self._name = name
+        self._watch = on_link_event
+        self._check = make_broker_check(store.broker)
+        self._checks = PublishingChecks(
+            checks=[self._check], keys=keys, log=log, redis=self, reset=BREAKER_RESET
+        )
+        self._gates = (own_checks, self._checks)
+        self._least, self._most = connections
+        self._drain = drain_limit
+        self._log = log
+        self._open: list[TrioRedis] = []
+        self._busy: set[str] = set()
+        self._refused: dict[str, int] = {}
+        self._attempts = 0
+        self._failures = 0
+        self._told: set[str] = set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Publish until cancelled, then what is left. What Redis does not take by then stays in the store."""
+        async with trio.open_nursery() as nursery:
+            work = trio.CancelScope(shield=True)
+            nursery.start_soon(self._work, work)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.move_on_after(self._drain, shield=True):
+                    await self._drained()
+                work.cancel()
+                self._tell_what_is_left()
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        """One trip, for the broker's health check."""
+        if not self._open:
+            raise BrokerUnavailable("there is no connection yet")
+        return await self._open[0].perform(call)
+
+    # ---- connections
+
+    async def _work(self, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._checks.run)
+                for _ in range(self._least):
+                    nursery.start_soon(self._serve, self._opened())
+                await self._grow(nursery)
+
+    async def _grow(self, nursery: trio.Nursery) -> None:
+        """One more connection when a queue has waited for one for a while."""
+        while True:
+            await self._store.wait_for_queues()
+            await trio.sleep(GROW_AFTER)
+            while self._next() is not None and self._may_publish and len(self._open) < self._most:
+                nursery.start_soon(self._serve, self._opened())
+                await trio.sleep(GROW_AFTER)
+
+    def _opened(self) -> TrioRedis:
+        """One more connection. It counts at once, not when its task gets its turn: there would be more than may be."""
+        redis = TrioRedis(
+            endpoint=self._endpoint, timing=self._timing, name=f"{self._name}:publisher", watch=self._watch
+        )
+        self._open.append(redis)
+        return redis
+
+    async def _serve(self, redis: TrioRedis) -> None:
+        """Publish over this connection until it has had nothing to do for a while and others remain."""
+        extra = len(self._open) > self._least
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep, redis)
+                while True:
+                    queue = ""
+                    with trio.move_on_after(IDLE_LIMIT if extra else float("inf")):
+                        queue = await self._taken()
+                    if not queue:
+                        break
+                    await self._publish_first(redis, queue, nursery)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._open.remove(redis)
+
+    async def _keep(self, redis: TrioRedis) -> None:
+        """Keep a connection up, also one that was never there, and one that is let in by nobody yet."""
+        while True:
+            try:
+                await redis.run()
+            except BrokerUnavailable as error:
+                self._checks.report_failure(self._check.name, str(error))
+            except BrokerError as error:
+                self._tell("publisher:refused", "error", str(error))
+                self._checks.report_failure(self._check.name, str(error))
+                await trio.sleep(REFUSED_PAUSE)
+
+    # ---- queues
+
+    @property
+    def _may_publish(self) -> bool:
+        return all(each.all_closed for each in self._gates)
+
+    def _next(self) -> str | None:
+        """The queue that has waited longest, of those that nobody is busy with and Redis has not just refused."""
+        return next((each for each in self._store.waiting_queues if each not in self._busy), None)
+
+    async def _taken(self) -> str:
+        """Wait until a queue may be published to, and take it."""
+        while True:
+            for gate in self._gates:
+                await gate.wait_until_closed()
+            queue = self._next()
+            if queue is not None and self._may_publish:
+                self._busy.add(queue)
+                del self._store.waiting_queues[queue]
+                return queue
+            if queue is None:
+                await self._store.wait_for_queues()
+            else:
+                await trio.lowlevel.checkpoint()
+
+    async def _publish_first(self, redis: TrioRedis, queue: str, nursery: trio.Nursery) -> None:
+        """One trip with the first messages of a queue. It goes to the end of the line if there may be more; one that
+        did not get through waits first, and lets others have their turn."""
+        pause = 0.0
+        try:
+            kept = await self._read(queue)
+            if kept is None:
+                pause = BACKOFF_CAP
+            elif kept:
+                pause = await self._published(redis, queue, kept)
+                if not pause:
+                    self._store.add_waiting_queue(queue)
+        finally:
+            if pause:
+                nursery.start_soon(self._rest, queue, pause)
+            else:
+                self._free(queue)
+
+    async def _rest(self, queue: str, pause: float) -> None:
+        try:
+            await trio.sleep(pause)
+        finally:
+            self._store.add_waiting_queue(queue)
+            self._free(queue)
+
+    def _free(self, queue: str) -> None:
+        self._busy.discard(queue)
+        self._store.recheck()
+
+    async def _read(self, queue: str) -> Sequence[StoredMessage] | None:
+        try:
+            return await self._store.read_first(queue)
+        except Exception as error:  # the disk's trouble, or a backlog of the user's own
+            self._tell("publisher:read-failed", "error", f"{type(error).__name__}: {error}", queue=queue)
+            return None
+
+    async def _published(self, redis: TrioRedis, queue: str, kept: Sequence[StoredMessage]) -> float:
+        """One attempt; gives the seconds until the next one if it failed, else 0."""
+        self._attempts += 1
+        try:
+            if any(each.due is not None for each in kept):
+                # What is left of a countdown is reckoned when there is a connection.
+                await redis.perform(jobs_calls.PING)
+            jobs = [_now(each) for each in kept]
+            answers = await redis.perform_all(self._publisher.plan_calls(jobs))
+        except BrokerUnavailable as error:
+            self._failures += 1
+            self._tell("publisher:interrupted", "warning", str(error), queue=queue)
+            self._checks.report_failure(self._check.name, str(error))
+        except Exception as error:  # refused: this queue's stay, and hold up no other queue's
+            self._failures += 1
+            self._tell("publisher:refused", "error", str(error), queue=queue)
+        else:
+            self._publisher.record_published(jobs, answers)
+            self._store.mark_published(queue, kept)
+            self._refused.pop(queue, None)
+            if self._told and not self._refused:
+                self._told.clear()
+                self._log.event("publisher:resumed", broker=self._store.broker)
+            return 0.0
+        attempt = self._refused[queue] = self._refused.get(queue, 0) + 1
+        return max(0.01, full_jitter(attempt, start=0.05, cap=BACKOFF_CAP, random=random.random))
+
+    # ---- the end
+
+    async def _drained(self) -> None:
+        while self._store.waiting_queues or self._busy:
+            if self._store.is_durable and not self._may_publish:
+                return
+            with trio.move_on_after(DRAIN_POLL_PERIOD):
+                await self._store.wait_for_queues()
+
+    def _tell_what_is_left(self) -> None:
+        if self._store.waiting_queues or self._busy:
+            self._log.event(
+                "publisher:messages-left", "warning", broker=self._store.broker, messages=self._store.size
+            )
+
+    def _tell(self, what: str, level: Level, why: str, **fields: str) -> None:
+        """Once for each thing that is wrong."""
+        if why not in self._told and len(self._told) < MAX_LOGGED_ERRORS:
+            self._told.add(why)
+            self._log.event(what, level, broker=self._store.broker, why=why, **fields)
+
+    # ---- how it does
+
+    def conditions(self) -> Mapping[str, str]:
+        """The broker takes what is published."""
+        return self._checks.conditions()
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """Connections and attempts."""
+        of = {"broker": self._store.broker}
+        yield make_gauge(
+            "celery5_publisher_connections", "Connections to the broker.", (float(len(self._open)), of)
+        )
+        yield make_counter(
+            "celery5_publisher_attempts_total", "Attempts to publish.", (float(self._attempts), of)
+        )
+        yield make_counter(
+            "celery5_publisher_failures_total", "Attempts that failed.", (float(self._failures), of)
+        )
+        yield from self._checks.metric_families()
+
+
+def _now(kept: StoredMessage) -> Job:
+    """The job as it is to be published now: of its countdown, what is left."""
+    if kept.due is None:
+        return make_job(kept.job, kept.job.at)
+    return make_job(kept.job, f"+{max(0, kept.due - int(time.time() * 1000))}")

@@ -1,0 +1,235 @@
+"""Messages Store: what a Publisher has taken for one broker and not published yet: its backlog, and what that would not
+take (C77, C78).
+
+When the backlog cannot be written, what came goes on a list in memory, which is bounded, and is published first: before
+the process can go down with it. Whoever sent it is told. So the order of a queue is kept but for such messages, which
+overtake what was written before.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+import trio
+
+from celery5.errors import BacklogFull
+from celery5.logs.log import Log
+from celery5.protocol.health.metrics import MetricFamily, make_counter, make_gauge
+from celery5.protocol.publisher.frames import JobMessage, get_due_time
+from celery5.sending.messages_backlog import MemoryBacklog, MessagesBacklog, StoredMessage, limit_read
+
+MAX_MEMORY_MESSAGES = 1000
+"""Messages on the list in memory, at most."""
+MAX_MEMORY_BYTES = 64 * 1024 * 1024
+RETRY_DELAY = 1.0
+"""Seconds between attempts to forget what is published, while the backlog cannot be written."""
+FINAL_DELETE_LIMIT = 5.0
+"""Seconds that forgetting may take at the end. What is not forgotten is published again, which does no harm."""
+DELETE_BATCH = 5000
+"""Messages that are forgotten in one step."""
+
+MessageWithDue = tuple[JobMessage, int | None]
+
+
+class MessagesStore:
+    """What waits for the broker named `broker`. `waiting` has the queues that may have messages, the one that has
+    waited longest first."""
+
+    def __init__(self, *, broker: str, backlog: MessagesBacklog, log: Log) -> None:
+        self.broker = broker
+        self.waiting_queues: OrderedDict[str, None] = OrderedDict()
+        self.received = 0
+        self.published = 0
+        self._backlog = backlog
+        self._log = log
+        self._first: dict[str, dict[int, StoredMessage]] = {}
+        self._first_ids: set[tuple[str, str]] = set()
+        self._first_bytes = 0
+        self._number = 0
+        self._done: dict[str, int] = {}
+        self._gone: list[int] = []
+        self._news = trio.Event()
+        self._to_forget = trio.Event()
+        self._trouble = ""
+
+    @property
+    def size(self) -> int:
+        """How many messages wait, or are not forgotten yet."""
+        return self._backlog.size + len(self._first_ids)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what waits is there when the process is not."""
+        return not self._first_ids and not isinstance(self._backlog, MemoryBacklog)
+
+    @property
+    def in_memory(self) -> int:
+        """How many of them are on the list in memory."""
+        return len(self._first_ids)
+
+    @property
+    def problem(self) -> str:
+        """Why the backlog could not be written the last time; '' when it could."""
+        return self._trouble
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the backlog open until cancelled."""
+        async with trio.open_nursery() as nursery:
+            backlog = trio.CancelScope()
+            await nursery.start(self._keep_open, backlog)
+            await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
+            backlog.shield = True  # it is closed when all that is published is forgotten
+            try:
+                for queue in await self._backlog.queues():
+                    self.add_waiting_queue(queue)
+                task_status.started()
+                await self._forget_for_ever()
+            finally:
+                with trio.move_on_after(FINAL_DELETE_LIMIT, shield=True):
+                    await self._forget()
+                backlog.cancel()
+
+    async def _keep_open(self, scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+        with scope:
+            await self._backlog.run(task_status=task_status)
+
+    # ---- what comes
+
+    async def put(self, parcels: Sequence[JobMessage]) -> bool:
+        """Return when they are stored; gives whether firmly, which is not so when they had to go on the list in memory.
+        All or none. Raises BacklogFull."""
+        now = int(time.time() * 1000)
+        pairs = [(each, get_due_time(each, now)) for each in parcels]
+        firmly = True
+        try:
+            await self._backlog.put(pairs)
+        except BacklogFull:
+            raise
+        except trio.Cancelled:  # it may be written after all: whoever looks waits for that
+            for queue in dict.fromkeys(each.queue for each in parcels):
+                self.add_waiting_queue(queue)
+            raise
+        except Exception as error:  # the disk's trouble, or a backlog of the user's own
+            self._failed(error)
+            self._put_first(pairs, error)
+            firmly = False
+        else:
+            if self._trouble:
+                self._log.event("backlog:write-recovered", broker=self.broker, hint="it can be written again")
+            self._trouble = ""
+        self.received += len(parcels)
+        for queue in dict.fromkeys(each.queue for each in parcels):
+            self.add_waiting_queue(queue)
+        return firmly
+
+    def _put_first(self, pairs: Sequence[MessageWithDue], error: Exception) -> None:
+        new = [each for each in pairs if (each[0].queue, each[0].id) not in self._first_ids]
+        size = sum(len(parcel.message) for parcel, _ in new)
+        if (
+            len(self._first_ids) + len(new) > MAX_MEMORY_MESSAGES
+            or self._first_bytes + size > MAX_MEMORY_BYTES
+        ):
+            raise BacklogFull(
+                f"the backlog cannot be written ({error}), and there is no room in memory for {len(new)} more: "
+                f"{len(self._first_ids)} of at most {MAX_MEMORY_MESSAGES} wait there; none of these was kept"
+            ) from error
+        for parcel, due in new:
+            self._number -= 1
+            self._first_ids.add((parcel.queue, parcel.id))
+            self._first.setdefault(parcel.queue, {})[self._number] = StoredMessage(self._number, parcel, due)
+        self._first_bytes += size
+
+    def _failed(self, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}"
+        if why != self._trouble:
+            self._log.event(
+                "backlog:write-failed",
+                "error",
+                broker=self.broker,
+                why=why,
+                hint="what comes is kept in memory meanwhile",
+            )
+        self._trouble = why
+
+    def add_waiting_queue(self, queue: str) -> None:
+        """A queue may have messages."""
+        self.waiting_queues.setdefault(queue)
+        self.recheck()
+
+    def recheck(self) -> None:
+        """Have whoever waits for queues look again."""
+        news, self._news = self._news, trio.Event()
+        news.set()
+
+    async def wait_for_queues(self) -> None:
+        """Return when it is time to look at what waits."""
+        await self._news.wait()
+
+    # ---- what goes
+
+    async def read_first(self, queue: str) -> Sequence[StoredMessage]:
+        """The first messages of a queue, those in memory before all others; they stay until they are `gone`."""
+        overtaking = self._first.get(queue)
+        if overtaking:
+            return limit_read(list(overtaking.values()))
+        return await self._backlog.first(queue, self._done.get(queue, 0))
+
+    def mark_published(self, queue: str, kept: Sequence[StoredMessage]) -> None:
+        """These are published: they are not given again, and will be forgotten."""
+        self.published += len(kept)
+        for each in kept:
+            if each.number > 0:
+                continue
+            self._first_ids.discard((queue, each.job.id))
+            self._first_bytes -= len(each.job.message)
+            self._first[queue].pop(each.number)
+        if not self._first.get(queue, True):
+            del self._first[queue]
+        numbers = [each.number for each in kept if each.number > 0]
+        if numbers:
+            self._done[queue] = numbers[-1]
+            self._gone += numbers
+            self._to_forget.set()
+
+    async def _forget_for_ever(self) -> None:
+        while True:
+            await self._to_forget.wait()
+            self._to_forget = trio.Event()
+            if not await self._forget():
+                await trio.sleep(RETRY_DELAY)
+                self._to_forget.set()
+
+    async def _forget(self) -> bool:
+        while self._gone:
+            part = self._gone[:DELETE_BATCH]
+            try:
+                await self._backlog.gone(part)
+            except Exception as error:  # it would be published again after a restart, which does no harm
+                self._failed(error)
+                return False
+            del self._gone[: len(part)]
+        return True
+
+    # ---- how it does
+
+    def conditions(self) -> Mapping[str, str]:
+        """The backlog can be written."""
+        return {f"backlog {self.broker}": self._trouble}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """How many messages came, went and wait."""
+        of = {"broker": self.broker}
+        yield make_counter(
+            "celery5_publisher_received_total", "Messages taken from producers.", (float(self.received), of)
+        )
+        yield make_counter(
+            "celery5_publisher_published_total", "Messages published.", (float(self.published), of)
+        )
+        yield make_gauge(
+            "celery5_publisher_backlog_messages", "Messages in the backlog.", (float(self.size), of)
+        )
+        yield make_gauge(
+            "celery5_publisher_memory_messages",
+            "Messages in memory, because the backlog could not be written.",
+            (float(self.in_memory), of),
+        )

@@ -1,0 +1,174 @@
+"""Publishing Checks: the health checks of a Publisher, each with its circuit breaker (C82, C83).
+
+While one of the breakers is open, nothing is published: messages stay in their backlog. When its open period is over
+the check looks again, and the breaker closes if that goes well. There is one for the checks that are the
+application's own, and one for each broker.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.health.health_check import CheckFunction, HealthCheck
+from celery5.logs.log import Log
+from celery5.protocol.health.breaker import BreakerPolicy, BreakerState
+from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.health.readings import get_worst_state, parse_states
+from celery5.services.health.circuits import CircuitBreaker
+
+MAX_BREAKER_RESET = 30.0
+"""Seconds after which a breaker's check looks again, at most; sooner where its period is shorter."""
+
+
+class _Watched:
+    """One check, and its breaker."""
+
+    def __init__(self, check: HealthCheck, log: Log, reset: float) -> None:
+        self.check = check
+        self.fault = ""
+        policy = BreakerPolicy(threshold=None, reset=reset, longest=max(reset, 600.0))
+        self.circuit = CircuitBreaker(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
+
+
+class CheckDriver(Protocol):
+    """Performs one call at a time: what the checks of one broker need."""
+
+    async def perform(self, call: Call[Any], /) -> Any: ...
+
+
+class PublishingChecks:
+    """Looks at `checks`, of the broker at `redis` if they ask for one. `reset`: seconds from a breaker's opening to the
+    next look, if it is not to follow from the check's period."""
+
+    def __init__(
+        self,
+        *,
+        checks: Sequence[HealthCheck],
+        keys: Keys,
+        log: Log,
+        redis: CheckDriver | None = None,
+        reset: float | None = None,
+    ) -> None:
+        self.redis = redis
+        self._keys = keys
+        self._log = log
+        self._watched = {
+            each.name: _Watched(each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset)
+            for each in checks
+        }
+        self._closed = trio.Event()
+        self._look_now = {name: trio.Event() for name in self._watched}
+        self._settle()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look at each check when its period has lapsed, until cancelled."""
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            for each in self._watched.values():
+                nursery.start_soon(self._keep_looking, each)
+            await trio.sleep_forever()
+
+    @property
+    def all_closed(self) -> bool:
+        """Whether all breakers let messages through."""
+        return self._closed.is_set()
+
+    async def wait_until_closed(self) -> None:
+        """Return when all breakers are closed."""
+        await self._closed.wait()
+
+    def report_failure(self, name: str, reason: str) -> None:
+        """Somebody who did what this check is about has failed: as good as a look. A second look is due."""
+        each = self._watched[name]
+        self._report(each, each.check.states[0], reason)
+        self._look_now[name].set()
+
+    # ---- for the checks
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        """Make one trip to Redis."""
+        if self.redis is None:
+            raise LookupError("this check is not about a broker: it has no connection")
+        return await self.redis.perform(call)
+
+    def get_queue_keys(self, name: str, /) -> QueueKeys:
+        """The keys of a queue."""
+        return self._keys.for_queue(name)
+
+    # ---- looking
+
+    async def _keep_looking(self, each: _Watched) -> None:
+        """A check that reports by itself, and is looked at by nobody, is only waited upon to close its breaker."""
+        while True:
+            # Before the look: of whom it is told meanwhile that it fails is looked at again.
+            self._look_now[each.check.name] = trio.Event()
+            if each.check.is_polled:
+                await self._look(each)
+            if each.circuit.is_closed:
+                with trio.move_on_after(each.check.period):
+                    await self._look_now[each.check.name].wait()
+                    await trio.sleep(min(1.0, each.check.period))  # not at once again
+            else:
+                await trio.sleep_until(each.circuit.breaker.open_until)
+
+    async def _look(self, each: _Watched) -> None:
+        each.circuit.begin_probe(each)  # when its breaker is open and due, this look is the probe
+        found = await self._seen(each)
+        well = found == each.check.good_state
+        if each.circuit.breaker.state is BreakerState.HALF_OPEN:
+            learnt = None if found is None else well
+            each.circuit.record_result(
+                each, succeeded=learnt, why=f"health check {each.check.name} is {found}"
+            )
+        elif not well and found:
+            self._report(each, found, each.check.why)
+        self._settle()
+
+    async def _seen(self, each: _Watched) -> str | None:
+        """The worst state that one of the check's functions says; the good one where nobody complains; None where all
+        of them failed or hung, which is told of, and teaches nothing (C31)."""
+        check, found, looked = each.check, list[str](), False
+        functions: Sequence[CheckFunction | None] = check.functions or [None]
+        for function in functions:
+            why = f"took longer than its {check.timeout:g} s"
+            try:
+                with trio.move_on_after(check.timeout):
+                    found += parse_states(await check.run_check(function, self), check.states)
+                    looked = True
+                    continue
+            except (Exception, SystemExit) as error:  # the user's code
+                why = f"{type(error).__name__}: {error}"
+            if why != each.fault:
+                self._log.event("health:check-failed", "error", check=check.name, why=why)
+            each.fault = why
+        return (get_worst_state(found, check.states) or check.good_state) if looked else None
+
+    def _report(self, each: _Watched, state: str, why: str) -> None:
+        each.circuit.record_check(each.check, state, why)
+        self._settle()
+
+    def _settle(self) -> None:
+        if all(each.circuit.is_closed for each in self._watched.values()):
+            self._closed.set()
+        elif self._closed.is_set():
+            self._closed = trio.Event()
+
+    # ---- how it does
+
+    def conditions(self) -> Mapping[str, str]:
+        """All breakers are closed."""
+        return {each.circuit.name: "" if each.circuit.is_closed else each.circuit.why for each in self._all()}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """The same as numbers."""
+        yield make_gauge(
+            "celery5_publisher_check_failing",
+            "1 while a health check keeps messages in the backlog.",
+            *[(float(not each.circuit.is_closed), {"check": each.check.name}) for each in self._all()],
+        )
+
+    def _all(self) -> Sequence[_Watched]:
+        return list(self._watched.values())

@@ -1,0 +1,180 @@
+"""Doors: the sockets that a Publisher listens on: its own, or those that systemd has opened for it (C79, C81)."""
+
+import fcntl
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgspec
+import trio
+
+from celery5.broker.servers.kept_folder import make_private
+from celery5.errors import AlreadyInUse, Misconfigured
+from celery5.logs.log import Log
+
+ACCEPT_BACKLOG = 128
+"""Clients that may wait to be accepted."""
+FIRST_INHERITED_FD = 3
+
+
+class SocketPlan(msgspec.Struct, frozen=True):
+    """Where to listen. `path` is that of a unix socket, '' for none; `tcp` a host and a port. With a `certificate` (and
+    its `key`, if that is not in the same file) TCP speaks TLS, and with `client_ca` only to clients whose certificate
+    that authority has signed. `inherited` are the numbers of open sockets, which are used instead of a unix socket;
+    those that other hosts reach need a certificate, unless it may be `plain`."""
+
+    path: str = ""
+    tcp: tuple[str, int] | None = None
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    inherited: tuple[int, ...] = ()
+    plain: bool = False
+
+
+def get_inherited_sockets(environ: Mapping[str, str], pid: int) -> tuple[int, ...]:
+    """The numbers of the sockets that systemd has opened for the process `pid`, as sd_listen_fds(3) says."""
+    count = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(pid) or not (count.isascii() and count.isdigit()):
+        return ()
+    return tuple(range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(count)))
+
+
+class PublisherSockets:
+    """Opens what `plan` says, and closes it."""
+
+    def __init__(self, *, plan: SocketPlan, log: Log) -> None:
+        self._plan = plan
+        self._log = log
+        self._lock: int | None = None
+        self._bound: tuple[str, int] | None = None
+
+    async def open_listeners(self) -> Sequence[trio.SocketListener]:
+        """The sockets, which listen. Raises Misconfigured when one cannot be opened."""
+        found: list[trio.SocketListener] = []
+        try:
+            for number in self._plan.inherited:
+                opened = socket.socket(fileno=os.dup(number))
+                if not self._plan.certificate and not self._plan.plain and not _is_here(opened):
+                    opened.close()
+                    raise Misconfigured(
+                        f"socket {number} of systemd is one that other hosts reach: give the publisher a certificate "
+                        "(--certificate, --key, --client-ca), or say --plain if the network is as safe as this host"
+                    )
+                found.append(_listener(opened))
+                self._log.event("listener:opened", where=f"socket {number} of systemd")
+            if self._plan.path and not self._plan.inherited:
+                found.append(_listener(self._unix(Path(self._plan.path))))
+                self._log.event("listener:opened", where=f"unix://{self._plan.path}")
+            if self._plan.tcp is not None:
+                found += await self._tcp(*self._plan.tcp)
+        except BaseException:
+            for each in found:
+                await trio.aclose_forcefully(each)
+            self.close()
+            raise
+        return found
+
+    def make_tls_context(self) -> ssl.SSLContext | None:
+        """What TCP clients are spoken to with; None for plain TCP. Raises Misconfigured."""
+        plan = self._plan
+        if not plan.certificate:
+            return None
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=plan.client_ca or None)
+            context.load_cert_chain(plan.certificate, plan.key or None)
+        except (OSError, ssl.SSLError) as error:
+            why = error.strerror or getattr(error, "reason", None) or str(error)
+            raise Misconfigured(
+                f"the publisher's TLS files cannot be used: {why}; check publisher_certificate, publisher_key and "
+                "publisher_client_ca"
+            ) from error
+        if plan.client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def close(self) -> None:
+        """Take away the unix socket, if it is our own."""
+        if self._bound is not None:
+            path, inode = self._bound
+            with suppress(OSError):
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
+            self._bound = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _unix(self, path: Path) -> socket.socket:
+        """A socket at `path` that only our user may use. What a daemon that died has left there is taken away."""
+        try:
+            make_private(path.parent)
+            self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Misconfigured(f"no socket at {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AlreadyInUse(
+                f"another Publisher listens at {path}: give this one another --socket"
+            ) from None
+        opened = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            _take_away(path)
+            opened.bind(str(path))
+            opened.listen(ACCEPT_BACKLOG)
+            self._bound = (str(path), os.stat(path).st_ino)
+        except OSError as error:
+            opened.close()
+            raise Misconfigured(f"no socket at {path}: {error.strerror}") from None
+        except BaseException:
+            opened.close()
+            raise
+        finally:
+            os.umask(before)
+        return opened
+
+    async def _tcp(self, host: str, port: int) -> Sequence[trio.SocketListener]:
+        try:
+            found = await trio.open_tcp_listeners(port, host=host, backlog=ACCEPT_BACKLOG)
+        except OSError as error:
+            raise Misconfigured(f"no listening on {host}:{port}: {error.strerror or error}") from None
+        for each in found:
+            where = each.socket.getsockname()
+            self._log.event(
+                "listener:opened", where=f"{where[0]}:{where[1]}", tls=bool(self._plan.certificate)
+            )
+        return found
+
+
+def _is_here(opened: socket.socket) -> bool:
+    """Whether only processes of this host reach it."""
+    if opened.family not in (socket.AF_INET, socket.AF_INET6):
+        return opened.family == socket.AF_UNIX
+    return ip_address(opened.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _take_away(path: Path) -> None:
+    """An old socket. Raises Misconfigured for anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Misconfigured(f"there is something at {path} that is no socket: choose another --socket")
+    os.unlink(path)
+
+
+def _listener(opened: socket.socket) -> trio.SocketListener:
+    opened.setblocking(False)
+    try:
+        return trio.SocketListener(trio.socket.from_stdlib_socket(opened))
+    except ValueError as error:
+        opened.close()
+        raise Misconfigured(f"no socket to listen on: {error}") from None

@@ -1,0 +1,225 @@
+"""Autoscaler: looks at all queues and workers, and tells workers how far to read ahead and what to prefer, and Foremen
+how many workers there should be (C99, C103, C104).
+
+Any number of Schedulers have one, and one at a time has the turn. Where the scaling is lies in AsyncDriver, on the
+default
+broker, so the next one goes on from there. Nothing is sent when neither scaling nor priorities are asked for.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from celery5.broker.calls import cluster
+from celery5.broker.calls import scaling as scaling_calls
+from celery5.broker.calls.scaling import Scaling, ScalingTurn
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.protocol.health.metrics import MetricFamily, make_gauge
+from celery5.protocol.scaling.autoscale import (
+    Autoscale,
+    AutoscaleState,
+    Load,
+    get_changes,
+    get_cooldown_end,
+    get_next_state,
+    resume_state,
+)
+from celery5.protocol.scaling.prioritisation import Preference, PrioritisationStrategy, compute_preference
+from celery5.protocol.scaling.snapshot import ClusterSnapshot
+from celery5.services.process.broker_outages import is_recoverable
+from celery5.services.scaling.observer import ClusterObserver
+from celery5.services.scaling.scaling_commands import ScalingCommands
+
+LOOK = 2.0
+"""Seconds between looks."""
+A_SECOND = 3
+"""Commands to AsyncDriver in a second, at most, in the mean of a look with many queues and its pause."""
+LEAVE_LIMIT = 1.0
+"""Seconds that giving up the turn may take at the end; else it ends by itself."""
+
+T = TypeVar("T")
+
+
+class Autoscaler:
+    """The scaling of one application, while it is this Scheduler's turn."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        keys: Keys,
+        autoscale: Autoscale | None,
+        prioritise: PrioritisationStrategy | None,
+        observer: ClusterObserver,
+        scaling_commands: ScalingCommands,
+        worker: str,
+        log: Log,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._policy = autoscale
+        self._strategy = prioritise
+        self._outlook = observer
+        self._telling = scaling_commands
+        self._name = worker
+        self._log = log
+        self._has_turn = False
+        self._pause = LOOK
+        self._failed: dict[str, str] = {}
+        self._found: Scaling | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look until cancelled."""
+        task_status.started()
+        if self._policy is None and self._strategy is None:
+            await trio.sleep_forever()
+        try:
+            while True:
+                await self._look_safely()
+                await trio.sleep(self._pause)
+        finally:
+            if self._has_turn:
+                with trio.move_on_after(LEAVE_LIMIT, shield=True):
+                    await self._give_up()
+
+    def conditions(self) -> Mapping[str, str]:
+        """Whether it has the turn or not, the Scheduler is ready."""
+        return {}
+
+    def metric_families(self) -> Iterable[MetricFamily]:
+        """What is wanted, as numbers, from the one that has the turn."""
+        found = self._found
+        if found is None:
+            return
+        yield make_gauge("celery5_scaling_jobs", "Jobs that could use a slot.", found.jobs)
+        yield make_gauge("celery5_scaling_workers", "Workers that live.", found.workers)
+        yield make_gauge(
+            "celery5_scaling_brokers_unreachable", "Brokers that could not be looked at.", len(found.unseen)
+        )
+        if found.course is not None:
+            yield make_gauge(
+                "celery5_scaling_workers_needed", "Workers that would have a slot for each job.", found.needed
+            )
+            yield make_gauge(
+                "celery5_scaling_workers_desired", "Workers that there should be.", found.course.workers
+            )
+            yield make_gauge(
+                "celery5_scaling_prefetch_factor",
+                "Factor on how far workers read ahead.",
+                found.course.prefetch,
+            )
+
+    async def run_once(self) -> None:
+        """One look: see, decide, keep it, tell. Nobody is told anything that was not kept."""
+        seconds = max(scaling_calls.TURN, 3 * self._pause)
+        turn = await self._redis.perform(
+            scaling_calls.claim_scaling_turn(self._keys, self._name, seconds=seconds)
+        )
+        self._change_turn(turn.mine)
+        if not turn.mine:
+            return
+        situation = await self._outlook.take_snapshot()
+        self._pause = max(LOOK, (self._outlook.max_queues_observed + 6) / A_SECOND)
+        found = self._decide(turn, situation)
+        preference = self._prefer(situation)
+        found = msgspec.structs.replace(found, preferred=dict(preference.tasks))
+        if not await self._redis.perform(scaling_calls.save_scaling(self._keys, self._name, found)):
+            return
+        self._found = found
+        controllers = await self._redis.perform(cluster.list_live_processes(self._keys, "controller"))
+        await self._telling.send_changes(situation, found.course, preference, controllers)
+
+    def _change_turn(self, mine: bool) -> None:
+        if mine != self._has_turn:
+            self._has_turn, self._found = mine, None
+            self._telling.reset()
+            self._outlook.reset()
+            self._log.event(
+                "autoscale:lock-acquired" if mine else "autoscale:lock-lost", "info" if mine else "debug"
+            )
+
+    def _decide(self, turn: ScalingTurn, situation: ClusterSnapshot) -> Scaling:
+        found = Scaling(
+            workers=len(situation.workers),
+            jobs=sum(situation.demand().values()),
+            unseen=situation.unreachable,
+            by=self._name,
+            at=turn.now,
+        )
+        policy = self._policy
+        if policy is None:
+            return found
+        known = None if turn.scaling is None else turn.scaling.course
+        before = resume_state(known, policy, situation)
+        if before is None:
+            return found
+        try:
+            course = get_next_state(before, policy, situation, turn.now)
+        except (Exception, SystemExit) as error:  # the user's strategy
+            self._told_once("autoscale", f"its strategy failed: {error!r}")
+            course = before
+        else:
+            self._failed.pop("autoscale", None)
+        load = Load(snapshot=situation, now=course.scale, minimum=policy.minimum, maximum=policy.maximum)
+        found = msgspec.structs.replace(
+            found,
+            course=course,
+            minimum=policy.minimum,
+            maximum=policy.maximum,
+            needed=load.needed(),
+            cool_until=max(0.0, get_cooldown_end(course, policy)),
+        )
+        self._tell_step(before, course, found)
+        return found
+
+    def _tell_step(self, before: AutoscaleState, after: AutoscaleState, found: Scaling) -> None:
+        for name, (was, now) in get_changes(before, after).items():
+            self._log.event(
+                "autoscale:decided",
+                "info",
+                of=name,
+                before=was,
+                after=now,
+                jobs=found.jobs,
+                workers=found.workers,
+                needed=found.needed,
+                cools=round(max(0.0, found.cool_until - found.at), 3),
+            )
+
+    def _prefer(self, situation: ClusterSnapshot) -> Preference:
+        if self._strategy is None:
+            return Preference()
+        try:
+            preference = compute_preference(self._strategy, situation)
+        except (Exception, SystemExit) as error:  # the user's strategy
+            self._told_once("prioritise", f"its strategy failed: {error!r}")
+            return Preference()
+        self._failed.pop("prioritise", None)
+        return preference
+
+    async def _look_safely(self) -> None:
+        try:
+            await self.run_once()
+        except (BrokerUnavailable, BrokerReplied) as error:
+            if not is_recoverable(error):
+                raise
+            self._told_once("redis", str(error))
+        else:
+            self._failed.pop("redis", None)
+
+    async def _give_up(self) -> None:
+        try:
+            await self._redis.perform(scaling_calls.release_scaling_turn(self._keys, self._name))
+        except BrokerError as error:
+            self._log.event("autoscale:lock-release-failed", "debug", why=str(error))
+
+    def _told_once(self, what: str, why: str) -> None:
+        """Warn, once for each reason until it is over."""
+        if self._failed.get(what) != why:
+            self._failed[what] = why
+            self._log.event("autoscale:failed", "warning", of=what, why=why)

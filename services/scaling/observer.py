@@ -1,0 +1,166 @@
+"""Outlook: sees what waits on all brokers and how the workers there do, for who decides for all of them (C103, C108).
+
+All brokers are asked at the same time. Without the default one nothing can be decided; any other that does not answer
+is left out, and told of once.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import commands, jobs, limits
+from celery5.broker.calls import scaling as scaling_calls
+from celery5.broker.calls.limits import StoredOverrides
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.routing.broker_router import run_all_async
+from celery5.errors import BrokerError, BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.limits import DeclaredLimits
+from celery5.protocol.scaling.snapshot import (
+    BrokerVisibility,
+    ClusterSnapshot,
+    make_snapshot,
+    make_task_constraints,
+    merge_snapshots,
+    update_visibility,
+)
+
+REPLY_TIMEOUT = 2.0
+"""Seconds in which it must answer."""
+UNREACHABLE_PAUSE = 1.0
+"""Seconds for which one that did not is left alone."""
+
+T = TypeVar("T")
+
+
+class TimeLimitedDriver:
+    """One broker, which answers soon or is away. It raises BrokerUnavailable then, as `redis` does."""
+
+    def __init__(self, *, redis: AsyncDriver, broker: str) -> None:
+        self._redis = redis
+        self._broker = broker
+        self._rests_until = 0.0
+
+    async def perform(self, call: Call[T], /) -> T:
+        """Make one trip."""
+        return await self._in_time(lambda: self._redis.perform(call))
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
+        """Make several trips in one write."""
+        return await self._in_time(lambda: self._redis.perform_all(calls))
+
+    async def _in_time(self, trip: Callable[[], Awaitable[T]]) -> T:
+        if trio.current_time() >= self._rests_until:
+            with trio.move_on_after(REPLY_TIMEOUT):
+                return await trip()
+            self._rests_until = trio.current_time() + UNREACHABLE_PAUSE
+        raise BrokerUnavailable(f"broker {self._broker} has not answered within {REPLY_TIMEOUT:g} s")
+
+
+MAX_QUEUES = 64
+"""Queues of one broker that are looked at, at most."""
+SETTLE_SECONDS = scaling_calls.REPORT_TTL
+"""Seconds after its return in which a broker still counts as unseen: until then all its workers have reported."""
+
+
+class ClusterObserver:
+    """What can be seen of one application. `ways` lead to its brokers, by their names, the default one first; `home`
+    tells on which of them a queue is."""
+
+    def __init__(
+        self,
+        *,
+        broker_connections: Mapping[str, AsyncDriver],
+        find_broker: Callable[[str], str],
+        keys: Keys,
+        kinds: Mapping[str, str],
+        declared_limits: Mapping[str, DeclaredLimits],
+        known_queues: Collection[str],
+        log: Log,
+    ) -> None:
+        self._ways = broker_connections
+        self._home = find_broker
+        self._keys = keys
+        self._kinds = kinds
+        self._gates = declared_limits
+        self._known = known_queues
+        self._log = log
+        self._queues: dict[str, QueueKeys] = {}
+        self._looked_at: dict[str, int] = {}
+        self._too_many: dict[str, int] = {}
+        self._sight = BrokerVisibility()
+
+    @property
+    def max_queues_observed(self) -> int:
+        """How many queues of one broker were looked at, at most."""
+        return max(self._looked_at.values(), default=0)
+
+    def reset(self) -> None:
+        """Somebody else has looked meanwhile."""
+        self._sight = BrokerVisibility()
+
+    async def take_snapshot(self) -> ClusterSnapshot:
+        """The situation now. Raises BrokerError without the default broker."""
+        found = await run_all_async([partial(self._on, broker) for broker in self._ways])
+        parts: list[ClusterSnapshot] = []
+        away: dict[str, BrokerError] = {}
+        for broker, part in zip(self._ways, found, strict=True):
+            if not isinstance(part, BrokerError):
+                parts.append(part)
+            elif broker == DEFAULT_BROKER:
+                raise part
+            else:
+                away[broker] = part
+        self._see(away)
+        return merge_snapshots(parts, self._sight.unreachable)
+
+    def _see(self, away: Mapping[str, BrokerError]) -> None:
+        before, now = self._sight, trio.current_time()
+        self._sight = update_visibility(before, away, now, settle_seconds=SETTLE_SECONDS)
+        for broker in self._sight.until.keys() - before.until.keys():
+            self._log.event(
+                "autoscale:broker-lost", "warning", broker=broker, why=str(away[broker]), hint=_MEANWHILE
+            )
+        for broker in before.until.keys() - self._sight.until.keys():
+            self._log.event("autoscale:broker-recovered", "info", broker=broker)
+
+    async def _on(self, broker: str) -> ClusterSnapshot:
+        """The situation on one broker."""
+        redis, keys = self._ways[broker], self._keys
+        asked: list[Call[Any]] = [
+            jobs.list_queues(keys),
+            commands.list_paused_queues(keys),
+            limits.list_overrides(keys),
+        ]
+        names, paused, imposed = await redis.perform_all(asked)
+        censuses = await redis.perform_all(
+            [scaling_calls.measure_load(keys, self._queue(name)) for name in self._of(broker, names)]
+        )
+        workers = sorted({name for each in censuses for name in each.workers})
+        reports = await redis.perform(scaling_calls.get_reports(keys, workers)) if workers else {}
+        said: StoredOverrides = imposed
+        terms = make_task_constraints(
+            self._kinds, self._gates, limits=said.limits, suspended=said.suspended, paused=paused
+        )
+        return make_snapshot(censuses, reports, terms)
+
+    def _of(self, broker: str, names: Sequence[str]) -> list[str]:
+        """Which of the queues that a broker knows are looked at. One that has moved is served nowhere else."""
+        here = [name for name in names if self._home(name) == broker]
+        looked_at = sorted(here, key=lambda name: name not in self._known)[:MAX_QUEUES]
+        if len(here) > MAX_QUEUES and self._too_many.get(broker) != len(here):
+            why = f"{len(here)} queues: only {MAX_QUEUES} of them are looked at"
+            self._log.event("autoscale:failed", "warning", of="queues", broker=broker, why=why)
+        self._too_many[broker], self._looked_at[broker] = len(here), len(looked_at)
+        return looked_at
+
+    def _queue(self, name: str) -> QueueKeys:
+        return self._queues.setdefault(name, self._keys.for_queue(name))
+
+
+_MEANWHILE = "decided by what is on the others; there will be no fewer workers before it is seen again"

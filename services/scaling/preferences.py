@@ -1,0 +1,96 @@
+"""Preferences: which queues and tasks this worker is to prefer just now, because a Scheduler said so (C99).
+
+What is preferred ends by itself when nobody says it again, so a Scheduler that is gone leaves no trace.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from celery5.errors import CommandRefused, Misconfigured
+from celery5.logs.log import Log
+from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.scaling.prioritisation import MAX_WEIGHT, Preference
+from celery5.services.worker.internal_queues import TasksQueue
+
+
+class Preferences:
+    """The weights of queues and tasks; neutral unless something was said lately."""
+
+    def __init__(self, *, queues: Mapping[str, TasksQueue], log: Log) -> None:
+        self._log = log
+        self._now = Preference()
+        self._until = -math.inf
+        self._turns: dict[str, float] = {}
+        for each in queues.values():
+            each.set_weights(self.get_weight)
+
+    @property
+    def queues(self) -> Mapping[str, float]:
+        """The weights of queues, up to 1.0, which those have that are not named; empty while none is preferred."""
+        return self._current().queues
+
+    @property
+    def tasks(self) -> Mapping[str, float]:
+        """The same of tasks."""
+        return self._current().tasks
+
+    def get_weights(self) -> dict[str, dict[str, float]]:
+        """What is preferred now."""
+        now = self._current()
+        return {"tasks": dict(now.tasks), "queues": dict(now.queues)}
+
+    async def handle_command(self, parameters: Mapping[str, Any]) -> object:
+        """The command `prefer`: weights of `tasks` and of `queues`, for so many `seconds`; gives what is preferred now.
+        Raises CommandRefused."""
+        try:
+            preference, seconds = Preference.parse(parameters)
+        except Misconfigured as error:
+            raise CommandRefused(str(error)) from None
+        if preference != self._current():
+            self._log.event(
+                "worker:preferences-changed", tasks=dict(preference.tasks), queues=dict(preference.queues)
+            )
+        self._now, self._until = preference, trio.current_time() + seconds
+        self._turns.clear()
+        return self.get_weights()
+
+    def get_weight(self, job: Delivery) -> float:
+        """That of a job among those of other lives: its task's or its queue's, whichever is less."""
+        now = self._current()
+        return min(now.tasks.get(_task_of(job), MAX_WEIGHT), now.queues.get(job.queue, MAX_WEIGHT))
+
+    def sort_queue(self, queue: TasksQueue) -> None:
+        """Put what waits in `queue` into the order in which it is to begin: tasks take turns by their weights, and none
+        waits for ever. To be done when jobs have come, while something is preferred."""
+        weights, turns = self.tasks, self._turns
+        now = min(
+            (each.start_order for each in queue.items if each.start_order),
+            default=max(turns.values(), default=1.0),
+        )
+        for each in queue.items:
+            if not each.start_order:
+                task = _task_of(each)
+                each.start_order = turns[task] = max(now, turns.get(task, 0.0)) + MAX_WEIGHT / weights.get(
+                    task, MAX_WEIGHT
+                )
+        ordered = sorted(queue.items, key=_turn_of)
+        queue.items.clear()
+        queue.items.extend(ordered)
+
+    def _current(self) -> Preference:
+        if not self._now.is_neutral and trio.current_time() >= self._until:
+            self._now = Preference()
+            self._turns.clear()
+            self._log.event("worker:preferences-changed", tasks={}, queues={}, why="nobody has said it again")
+        return self._now
+
+
+def _turn_of(delivery: Delivery) -> float:
+    return delivery.start_order
+
+
+def _task_of(delivery: Delivery) -> str:
+    return delivery.envelope.task if delivery.envelope else ""

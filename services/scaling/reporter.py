@@ -1,0 +1,111 @@
+"""Reporter: tells how this worker does, for the Scheduler that decides how many there should be (C103).
+
+It sends nothing at all unless the application is scaled, or some of its tasks are to go first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+from celery5.broker.calls import scaling as scaling_calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys, QueueKeys
+from celery5.errors import BrokerError
+from celery5.logs.log import Log
+from celery5.protocol.scaling.snapshot import WorkerReport
+from celery5.services.health.vitals import ProcessStatus
+from celery5.services.worker.capacity import PrefetchFactor
+from celery5.services.worker.concurrency_budget import ConcurrencyBudget
+from celery5.services.worker.in_flight import InFlightJobs
+
+REPORT_INTERVAL = 3.0
+"""Seconds between reports."""
+MAX_REPORTED_TASKS = 500
+"""Tasks of which the time is told at most."""
+
+
+class Reporter:
+    """The reports of one worker."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        keys: Keys,
+        consumed: Sequence[QueueKeys],
+        tasks: Mapping[str, Any],
+        budget: ConcurrencyBudget,
+        in_flight: InFlightJobs,
+        process_status: ProcessStatus,
+        prefetch_factor: PrefetchFactor,
+        worker: str,
+        process: str,
+        reports: bool,
+        log: Log,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._queues = tuple(each.queue for each in consumed)
+        self._kinds = sorted({task.kind for task in tasks.values()})
+        self._budget = budget
+        self._ledger = in_flight
+        self._vitals = process_status
+        self._reach = prefetch_factor
+        self._worker = worker
+        self._process = process
+        self._reports = reports
+        self._log = log
+        self._seen: dict[str, tuple[int, float]] = {}
+        self._means: dict[str, float] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Report until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reach.run_expiry)
+            task_status.started()
+            if self._reports:
+                await self._report_on()
+
+    async def _report_on(self) -> None:
+        while True:
+            try:
+                await self._redis.perform(
+                    scaling_calls.send_report(self._keys, self._worker, self.make_report())
+                )
+            except BrokerError as error:
+                self._log.event("reporter:failed", "debug", why=str(error))
+            await trio.sleep(REPORT_INTERVAL)
+
+    def make_report(self) -> WorkerReport:
+        """How it does now."""
+        told = self._budget.get_counts()
+        return WorkerReport(
+            queues=self._queues,
+            slots={kind: told[kind]["current"] for kind in self._kinds},
+            most={kind: told[kind]["maximum"] for kind in self._kinds},
+            executing={kind: told[kind]["executing"] for kind in self._kinds},
+            held=self._held(),
+            means=self._lately(),
+            prefetch=self._reach.factor,
+            process=self._process,
+        )
+
+    def _held(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for each in self._ledger:
+            if each.envelope is not None and each.kind:
+                tasks = found.setdefault(each.queue, {})
+                tasks[each.envelope.task] = tasks.get(each.envelope.task, 0) + 1
+        return found
+
+    def _lately(self) -> dict[str, float]:
+        """How long jobs took: those since the last report count as much as all before."""
+        for task, (count, seconds) in self._vitals.jobs.sum_durations().items():
+            before = self._seen.get(task, (0, 0.0))
+            new = count - before[0]
+            if new > 0:
+                mean = (seconds - before[1]) / new
+                self._means[task] = (mean + self._means.get(task, mean)) / 2
+                self._seen[task] = (count, seconds)
+        return {task: round(mean, 6) for task, mean in list(self._means.items())[:MAX_REPORTED_TASKS]}

@@ -1,0 +1,201 @@
+"""Telling: has workers and Controllers know what was decided for them, and no more often than they need to.
+
+What a worker is told holds for some minutes, and is said again before that is over: should all Schedulers be gone,
+workers do as usual. One that works for several brokers is told in each of its lives, by the inbox that it has there.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from celery5.broker.calls import commands as trips
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError, CommandRefused, Misconfigured
+from celery5.logs.log import Log
+from celery5.protocol.commands.replies import get_inbox_name
+from celery5.protocol.commands.signing import (
+    MAX_COMMAND_LIFETIME,
+    ControlCommand,
+    Signer,
+    format_audience,
+    sign_command,
+)
+from celery5.protocol.job.job import new_id
+from celery5.protocol.scaling.autoscale import AutoscaleState
+from celery5.protocol.scaling.prioritisation import Preference
+from celery5.protocol.scaling.snapshot import ClusterSnapshot, ClusterWorker
+from celery5.services.commands.inbox import InboxAddress
+
+T = TypeVar("T")
+
+
+class SigningKeys(Protocol):
+    """Who signs here."""
+
+    def get_signer(self) -> Signer: ...
+
+
+class CommandSender:
+    """The commands of this process to others. What cannot be posted is logged, once until something can."""
+
+    def __init__(
+        self, *, redis: AsyncDriver, keys: Keys, keyring: SigningKeys, address: InboxAddress, log: Log
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._keyring = keyring
+        self._address = address
+        self._log = log
+        self._thread = trio.CapacityLimiter(1)
+        self._why = ""
+
+    async def send(
+        self,
+        inbox: str,
+        command: str,
+        parameters: Mapping[str, Any],
+        /,
+        *,
+        expires: float = MAX_COMMAND_LIFETIME,
+    ) -> bool:
+        """Have the process of that inbox do it soon, within `expires` seconds (60 at most). False when it could not be
+        posted: its inbox is full, AsyncDriver is away, or there are no keys to sign with."""
+        now = time.time()
+        try:
+            order = ControlCommand(
+                id=new_id(),
+                audience=format_audience(self._address.app, inbox),
+                issued=now,
+                expires=now + min(expires, MAX_COMMAND_LIFETIME),
+                command=command,
+                parameters=dict(parameters),
+                sender=self._address.name,
+            )
+            sealed = await trio.to_thread.run_sync(self._sealed, order, limiter=self._thread)
+            posted = await self._redis.perform(trips.send_command(self._keys, inbox, order.id, sealed))
+            why = "" if posted else "its inbox is full"
+        except (BrokerError, CommandRefused, Misconfigured, OSError, ValueError) as error:
+            why = str(error)
+        if why and why != self._why:
+            self._log.event("command:send-failed", "warning", to=inbox, command=command, why=why)
+        self._why = why
+        return not why
+
+    def _sealed(self, order: ControlCommand) -> bytes:
+        """In a thread: files are read, and the first time libraries are imported."""
+        signer = self._keyring.get_signer() if self._address.is_signed else None
+        now = time.time()  # a folder of keys that was made just now takes nothing that is older
+        life = order.expires - order.issued  # first: a sum of two times would be rounded
+        fresh = msgspec.structs.replace(order, issued=now, expires=now + life)
+        return sign_command(fresh, signer)
+
+
+COMMAND_TTL = 300.0
+"""Seconds for which a worker does what it was told."""
+RENEW_INTERVAL = 120.0
+"""Seconds after which it is told again, and a Controller, too."""
+MIN_COMMAND_INTERVAL = 10.0
+"""Seconds between two commands of one kind to one process, at least."""
+MAX_NAMED_TASKS = 200
+"""Tasks, and queues, that are named in one command at most: the lightest, as the others are preferred anyway."""
+
+
+class ScalingCommandSender(Protocol):
+    """Posts signed commands."""
+
+    async def send(self, inbox: str, command: str, parameters: Mapping[str, Any], /) -> bool: ...
+
+
+class ScalingCommands:
+    """Knows what was told to whom, and when."""
+
+    def __init__(self, *, command_sender: ScalingCommandSender, log: Log) -> None:
+        self._orders = command_sender
+        self._log = log
+        self._reach: dict[str, tuple[float, float]] = {}
+        self._preferred: dict[str, tuple[Preference, float]] = {}
+        self._workers: dict[str, tuple[int, float]] = {}
+        self._alone = False
+
+    def reset(self) -> None:
+        """Somebody else may have told them other things."""
+        self._reach.clear()
+        self._preferred.clear()
+        self._workers.clear()
+
+    async def send_changes(
+        self,
+        snapshot: ClusterSnapshot,
+        state: AutoscaleState | None,
+        preference: Preference,
+        controllers: Sequence[str],
+    ) -> None:
+        """Tell whoever does not know it yet."""
+        lives = [life for each in snapshot.workers for life in each.command_targets]
+        names = {each.name for each in lives}
+        for known in (self._reach, self._preferred):
+            for gone in known.keys() - names:
+                del known[gone]
+        for life in lives:
+            if state is not None:
+                await self._tell_reach(life, state.get_prefetch(life.queues))
+            await self._tell_preferred(life, preference)
+        # A number that was never decided may be less than there are, where not all can be seen.
+        other = state is not None and state.workers != len(snapshot.workers) and not snapshot.unreachable
+        if state is not None and (state.at or other):
+            await self._tell_workers(state.workers, sorted(controllers))
+
+    async def _tell_reach(self, member: ClusterWorker, factor: float) -> None:
+        told, at = self._reach.get(member.name, (0.0, -RENEW_INTERVAL))
+        passed = trio.current_time() - at
+        known = member.prefetch == factor and (factor == 1 or passed < RENEW_INTERVAL)
+        if known or (told == factor and passed < MIN_COMMAND_INTERVAL):
+            return
+        parameters = {"factor": factor, "seconds": COMMAND_TTL}
+        if await self._orders.send(get_inbox_name(member.name), "prefetch", parameters):
+            self._reach[member.name] = (factor, trio.current_time())
+
+    async def _tell_preferred(self, member: ClusterWorker, preference: Preference) -> None:
+        told, at = self._preferred.get(member.name, (Preference(), -RENEW_INTERVAL))
+        passed = trio.current_time() - at
+        if passed < MIN_COMMAND_INTERVAL or not (
+            told.differs_from(preference) or (not told.is_neutral and passed >= RENEW_INTERVAL)
+        ):
+            return
+        weights = {"tasks": _lightest(preference.tasks), "queues": _lightest(preference.queues)}
+        if await self._orders.send(
+            get_inbox_name(member.name), "prefer", {**weights, "seconds": COMMAND_TTL}
+        ):
+            self._preferred[member.name] = (preference, trio.current_time())
+
+    async def _tell_workers(self, workers: int, controllers: Sequence[str]) -> None:
+        """Each Controller gets its share of all workers."""
+        if not controllers and not self._alone:
+            self._log.event("autoscale:not-applied", "info", workers=workers, hint=_ALONE)
+        self._alone = not controllers
+        for gone in self._workers.keys() - set(controllers):
+            del self._workers[gone]
+        for place, name in enumerate(controllers):
+            share = workers // len(controllers) + (place < workers % len(controllers))
+            await self._tell_controller(name, share, workers)
+
+    async def _tell_controller(self, name: str, share: int, workers: int) -> None:
+        """Again from time to time, too: it may have been frozen, or without keys, when it was told."""
+        told, at = self._workers.get(name, (-1, 0.0))
+        if told == share and trio.current_time() - at < RENEW_INTERVAL:
+            return
+        if await self._orders.send(get_inbox_name(name), "scale", {"workers": share, "of": workers}):
+            self._workers[name] = (share, trio.current_time())
+            if told != share:
+                self._log.event("autoscale:commanded", "info", controller=name, workers=share, of=workers)
+
+
+def _lightest(weights: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(weights.items(), key=lambda each: each[1])[:MAX_NAMED_TASKS])
+
+
+_ALONE = "no Controller lives that could begin or end workers: begin or end them yourself"

@@ -1,0 +1,210 @@
+"""Declarations: brings the schedules in AsyncDriver in line with what the code of this Scheduler declares.
+
+During a deployment old code and new code run beside each other. The newer one is believed: the higher
+`schedules_version`, and of equal ones the Scheduler that began later. A schedule is retired when the code of no live
+Scheduler declares it and has not for a while, by somebody who is newer than whoever declared it last.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+import trio
+
+from celery5.app import App
+from celery5.broker.calls import scheduling as scheduling_calls
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.process.liveness import Heartbeats
+from celery5.protocol.scheduling import periodic
+from celery5.protocol.scheduling.periodic import RETIRED_TTL_MS, Schedule, ScheduleDefinition
+from celery5.protocol.scheduling.triggers import describe_trigger
+from celery5.scheduling.declaration import DeclaredSchedule, make_definition
+from celery5.scheduling.fire_times import get_next_fire_time
+from celery5.scheduling.schedules import get_broker_time, read_schedules, replace_schedule
+from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
+
+DECLARATION_LEASES = 3
+"""Leases for which it is kept what a Scheduler declares."""
+RETIREMENT_GRACE_LEASES = 2.0
+"""Leases for which nobody may have declared a schedule before it is retired: who declared it may be starting anew."""
+PAUSE = 30.0
+"""Seconds between two looks at what nobody declares, while the same Schedulers live."""
+LEAVE_LIMIT = 2.0
+"""Seconds that leaving may take."""
+
+
+class ScheduleDeclarations:
+    """The schedules that the code of one Scheduler declares."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        app: App,
+        keys: Keys,
+        worker: str,
+        lease_seconds: float,
+        log: Log,
+        other_brokers: Mapping[str, AsyncDriver],
+        broker: str = DEFAULT_BROKER,
+    ) -> None:
+        self._redis = redis
+        self._app = app
+        self._keys = keys
+        self._name = worker
+        self._broker = broker
+        self._lease = lease_seconds
+        self._log = log
+        self._names: tuple[str, ...] = ()
+        self._stamp = (0, 0)
+        self._living: tuple[str, ...] = ()
+        self._beaten = trio.Event()
+        self._due = 0.0
+        self._heartbeats = Heartbeats(lease=lease_seconds)
+        self._orphans: dict[str, float] = {}
+        self._moving = ScheduleMover(redis=redis, other_brokers=other_brokers, app=app, keys=keys)
+        self._held: dict[str, Schedule] = {}
+
+    def set_live_schedulers(self, living: tuple[str, ...]) -> None:
+        """These Schedulers live."""
+        now = trio.current_time()
+        self._heartbeats = self._heartbeats.with_answer(now, at=now)
+        if living != self._living:
+            self._living, self._due = living, 0.0
+        self._beaten.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Declare, and retire what nobody declares, until cancelled."""
+        await self.declare()
+        task_status.started()
+        try:
+            while True:
+                await self._beaten.wait()
+                self._beaten = trio.Event()
+                try:
+                    await self.renew_declaration()
+                    await self._settle_held()
+                    if trio.current_time() >= self._due or self._orphans:
+                        await self.retire_undeclared()
+                except (BrokerUnavailable, BrokerReplied) as error:
+                    self._log.event("declarations:interrupted", "debug", why=str(error))
+        finally:
+            with trio.move_on_after(LEAVE_LIMIT, shield=True):
+                await self._leave()
+
+    async def declare(self) -> None:
+        """Put all that the code declares for queues on this broker into AsyncDriver."""
+        declared, home = (
+            dict[str, tuple[DeclaredSchedule, ScheduleDefinition]](),
+            self._app.brokers.broker_of_queue,
+        )
+        for name, each in self._app.schedule.list_declared().items():
+            of = make_definition(self._app, each.call, each.periodic)
+            if home(of.queue) == self._broker:
+                declared[name] = (each, of)
+        self._names = tuple(sorted(declared))
+        await self.renew_declaration()
+        now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
+        self._stamp = (self._app.settings.schedules_version, now)
+        for name, (each, of) in declared.items():
+            new = periodic.make_schedule(
+                name, of, now, get_next_fire_time, origin=each.origin, stamp=self._stamp
+            )
+            if new.next is None and get_next_fire_time(of.trigger, 0) is None:
+                self._log.event(
+                    "schedule:never-due",
+                    "error",
+                    schedule=name,
+                    when=describe_trigger(of.trigger),
+                    hint=_NEVER,
+                )
+            await self._settle(new, now)
+
+    async def renew_declaration(self) -> None:
+        """Say what the code declares, for some leases."""
+        names = msgspec.json.encode(self._names)
+        await self._redis.perform(
+            scheduling_calls.declare_schedules(
+                self._keys, self._name, names, lease=DECLARATION_LEASES * self._lease
+            )
+        )
+
+    async def retire_undeclared(self) -> None:
+        """Retire what nobody declares, and forget what was retired long ago."""
+        looked = (
+            trio.current_time()
+        )  # the answers below may come after an outage, and tell of the time before it
+        self._due = looked + PAUSE
+        living = self._living or (self._name,)
+        said = await self._redis.perform(scheduling_calls.get_declarations(self._keys, living))
+        if None in said:
+            return  # one of them has not said yet
+        known = {
+            name for each in said if each is not None for name in msgspec.json.decode(each, type=list[str])
+        }
+        now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
+        orphans: dict[str, float] = {}
+        for schedule, record in await read_schedules(self._app, self._redis):
+            if schedule.retired is not None and now - schedule.retired > RETIRED_TTL_MS:
+                await self._put(schedule, record, None, now)
+            gone = periodic.retire_schedule(schedule, now, stamp=self._stamp)
+            if schedule.name in known or gone is None:
+                continue
+            # In an outage all leases lapse, so the time until then does not count as time without a declaration.
+            since = max(self._orphans.get(schedule.name, looked), self._heartbeats.steady_since)
+            orphans[schedule.name] = since
+            if looked - since >= RETIREMENT_GRACE_LEASES * self._lease and await self._put(
+                schedule, record, gone, now
+            ):
+                del orphans[schedule.name]
+                self._log.event("schedule:removed", "info", schedule=schedule.name, hint=_RETIRED)
+        self._orphans = orphans
+
+    async def _settle(self, new: Schedule, now: int) -> None:
+        """Make one schedule what the code says, whatever others do meanwhile."""
+        try:
+            old = await self._moving.apply(new, now)
+        except ScheduleNotOwned as error:
+            self._tell_shadowed(error.schedule)
+        except ScheduleMoveBlocked as error:
+            if new.name not in self._held:
+                self._log.event("schedule:delayed", "warning", schedule=new.name, why=str(error), hint=_HELD)
+            self._held[new.name] = new
+            return
+        else:
+            self._tell(old, new)
+        self._held.pop(new.name, None)
+
+    async def _settle_held(self) -> None:
+        """Those that could not be settled, since a broker was away."""
+        if self._held:
+            now = await get_broker_time(self._app, self._redis, self._app.settings.default_queue)
+            for new in list(self._held.values()):
+                await self._settle(new, now)
+
+    def _tell(self, old: Schedule | None, new: Schedule) -> None:
+        what = "added" if old is None else "changed" if old.of != new.of else "declared"
+        self._log.event(f"schedule:{what}", "debug" if what == "declared" else "info", schedule=new.name)
+
+    def _tell_shadowed(self, old: Schedule | None) -> None:
+        if old is not None and old.origin == "runtime":
+            self._log.event("schedule:overridden", "warning", schedule=old.name, hint=_SHADOWED)
+
+    async def _put(self, schedule: Schedule, record: bytes, after: Schedule | None, now: int) -> bool:
+        done: bool = await self._redis.perform(replace_schedule(self._app, schedule, record, after, now))
+        return done
+
+    async def _leave(self) -> None:
+        try:
+            await self._redis.perform(scheduling_calls.withdraw_declaration(self._keys, self._name))
+        except BrokerError as error:
+            self._log.event("declarations:leave-failed", "debug", why=str(error))
+
+
+_HELD = "it fires when that is known, so that it does not on two brokers"
+_NEVER = "there is no such time: it will never fire"
+_RETIRED = "the code of no live Scheduler declares it; it comes back as it was when some does"
+_SHADOWED = "a schedule of this name was added by hand: remove it, and the one in code counts"

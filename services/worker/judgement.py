@@ -1,0 +1,173 @@
+"""Judgement: what becomes of a job that has ended: judges its outcome, hands that on, counts and logs it (C54)."""
+
+import random
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery5.errors import BadResult
+from celery5.logs.log import Level, Log
+from celery5.protocol.health.metrics import HISTOGRAM_BUCKETS, JobTally
+from celery5.protocol.job.delivery import Delivery, make_settlement, make_sink_document
+from celery5.protocol.job.envelope import Envelope, Failure
+from celery5.protocol.job.verdict import (
+    Bury,
+    Complete,
+    Expire,
+    Hold,
+    Outcome,
+    PermanentFailure,
+    Postpone,
+    Reason,
+    Reject,
+    Release,
+    Retry,
+    Returned,
+    Revoke,
+    StartMissed,
+    Verdict,
+    judge,
+)
+from celery5.services.health.circuits import CircuitBreakers
+from celery5.services.worker.internal_queues import ResultsQueue
+from celery5.tasks.task import Task
+
+CHECKED_RESULTS = 20
+"""The results of each task that are compared with its annotation. Decoding all of them would cost time for each job,
+and a wrong annotation shows in the first ones."""
+MAX_CHECKED_BYTES = 64 * 1024
+"""The most bytes of a result that is compared."""
+
+
+class OutcomeHandler:
+    """The end of every job that an executor took, or that was revoked before one did."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Mapping[str, Task[..., Any]],
+        results: ResultsQueue,
+        circuit_breakers: CircuitBreakers,
+        log: Log,
+        worker: str,
+        results_ttl: float,
+        message_limit: int,
+        tally: JobTally,
+        retry_tracebacks: bool,
+    ) -> None:
+        self._tasks = tasks
+        self._results = results
+        self._circuits = circuit_breakers
+        self._log = log
+        self._worker = worker
+        self._ttl = results_ttl
+        self._limit = message_limit
+        self._tally = tally
+        self._untraced: tuple[type, ...] = () if retry_tracebacks else (Retry, Postpone)
+        self._unproven = {
+            name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
+        }
+        self._said: Mapping[type, tuple[Level, str, tuple[str, ...], dict[str, list[float]]]] = {
+            kind: (level, state, more, tally.get_tallies(state))
+            for kind, (level, state, more) in _SAID.items()
+        }
+
+    @property
+    def ended_counts(self) -> dict[str, int]:
+        """How many attempts have ended in this process, by the state of their jobs then."""
+        return self._tally.count_by_state()
+
+    def handle_outcome(self, delivery: Delivery, outcome: Outcome) -> None:
+        """`delivery` has ended with `outcome`."""
+        envelope = delivery.envelope
+        assert envelope is not None
+        if type(outcome) is Returned and len(outcome.value) > self._limit:
+            outcome = _too_large(len(outcome.value), self._limit)
+        if envelope.task in self._unproven and type(outcome) is Returned:
+            self._look_at(outcome.value, envelope)
+        if type(outcome) is not Returned or envelope.task in self._circuits.needing_success:
+            self._circuits.record_outcome(delivery, envelope.task, outcome)
+        task = self._tasks[envelope.task]
+        verdict = judge(
+            outcome,
+            attempt=envelope.attempt,
+            policy=envelope.retry or task.policy,
+            random=random.random,
+            sections=envelope.sections,
+            backoff=None if type(outcome) is Returned else task.backoff,
+        )
+        if delivery.recipients is not None:
+            delivery.document = make_sink_document(verdict, delivery, worker=self._worker)
+        self._results.put((delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)))
+        if type(outcome) is StartMissed:  # no attempt has ended: there is nothing to count or to warn of
+            self._log.event("job:rate-limited", "debug", job=envelope.id, task=envelope.task)
+        else:
+            self._tell(delivery, envelope, verdict)
+
+    def _look_at(self, value: bytes, envelope: Envelope) -> None:
+        """Warn, once for each task, of a result that does not fit its annotation: `get` would raise BadResult."""
+        task, why = envelope.task, ""
+        try:
+            if len(value) <= MAX_CHECKED_BYTES:
+                self._tasks[task].result_type.decode(value)
+        except BadResult as error:
+            why = str(error)
+        except Exception as error:  # the user's code: __post_init__, a validator
+            why = f"{type(error).__name__}: {error}"
+        self._unproven[task] -= 1
+        if why:
+            self._log.event("job:wrong-result", "warning", job=envelope.id, task=task, why=why, hint=_WRONG)
+        if why or not self._unproven[task]:
+            del self._unproven[task]
+
+    def _tell(self, delivery: Delivery, envelope: Envelope, verdict: Verdict) -> None:
+        level, state, more, tallies = self._said[type(verdict)]
+        took = delivery.finished - (delivery.started or delivery.finished)
+        seconds = int(took * 1e6 + 0.5) / 1e6  # round() takes five times as long
+        tally = tallies[envelope.task]
+        tally[bisect_left(HISTOGRAM_BUCKETS, seconds)] += 1
+        tally[0] += seconds
+        self._log.log_job_end(
+            level,
+            job=envelope.id,
+            task=envelope.task,
+            queue=delivery.queue,
+            state=state,
+            attempt=envelope.attempt,
+            seconds=seconds,
+            trace=envelope.trace,
+            extra=_details(verdict, more, traced=type(verdict) not in self._untraced) if more else None,
+        )
+
+
+_WRONG = "it is stored unchanged, and get() raises BadResult: correct the annotation or what is returned"
+
+
+def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
+    """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
+    fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
+    failure = fields.pop("failure", None)
+    if failure is not None:
+        fields["error"] = f"{failure.type}: {failure.message}"
+        fields |= {"traceback": failure.traceback} if failure.traceback and traced else {}
+    return fields
+
+
+def _too_large(size: int, limit: int) -> PermanentFailure:
+    text = (
+        f"the result has {size} bytes, over the limit of {limit}: return a reference, or raise message_limit"
+    )
+    return PermanentFailure(Reason.RESULT_TOO_LARGE, Failure(type="MessageTooLarge", message=text))
+
+
+_SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
+    Complete: ("info", "SUCCESS", ()),
+    Retry: ("warning", "RETRY", ("delay", "failure", "section", "note")),
+    Bury: ("error", "DEAD", ("reason", "failure")),
+    Release: ("warning", "SENT", ()),
+    Postpone: ("warning", "RETRY", ("delay", "failure")),
+    Hold: ("info", "HELD", ("delay", "why")),
+    Expire: ("warning", "EXPIRED", ()),
+    Reject: ("warning", "REJECTED", ("why",)),
+    Revoke: ("warning", "REVOKED", ()),
+}

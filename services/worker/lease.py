@@ -1,0 +1,190 @@
+"""Heartbeat: keeps this worker's lease alive.
+
+The loop renews the lease. Should a job block the loop, or hold the interpreter's lock, the beats stay away and the
+understudy, a process of its own, renews the lease instead (`processes/watch/sidecar.py`). So a long job on a live
+worker
+is never given to another (I3).
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from celery5.broker.call import Call
+from celery5.broker.calls import jobs
+from celery5.broker.calls.jobs import HeartbeatReply
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import QueueKeys
+from celery5.errors import BrokerError, LeaseLost
+from celery5.logs.log import Log
+from celery5.services.process.broker_outages import is_transient
+from celery5.services.process.shared_memory import SidecarMemory
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+MARGIN_FRACTION = 1 / 20
+"""The last part of a lease, in which a worker acts as if the lease had ended: it cancels the jobs that must not outlast
+the lease, and they have this time to end."""
+CHECK_INTERVAL = 1.0
+"""Seconds between looks at the clock, at least: a timer fires late on a machine that was suspended."""
+
+now = partial(time.clock_gettime, _CLOCK)
+"""Seconds on a clock that goes on while the machine is suspended, where there is one."""
+
+
+class Lease:
+    """This worker's right to settle jobs: how long it lasts unrenewed, in seconds, and whether it was lost.
+
+    `until` is when it ends unless it is renewed, on the clock of `now()`. A worker that was frozen for longer wakes
+    with jobs in its hands that others may have finished long ago: it begins none before it is `sure` of its lease (I3).
+    """
+
+    def __init__(self, *, seconds: float, sidecar_memory: SidecarMemory | None = None) -> None:
+        self.seconds = seconds
+        self.is_lost = False
+        self.expires_at = 0.0
+        self._black_box = sidecar_memory
+        self._renewed = trio.Event()
+
+    def mark_renewed(self, requested_at: float) -> None:
+        """Redis has renewed it, and was `asked` to at that time (`now()`)."""
+        self.expires_at = max(self.expires_at, requested_at + self.seconds)
+        self._renewed.set()
+        self._renewed = trio.Event()
+
+    async def wait_until_valid(self) -> None:
+        """Return once the lease is known to last; for ever in a worker that has lost it."""
+        while self.is_lost or not self.is_valid():
+            await self._renewed.wait()
+
+    def is_valid(self) -> bool:
+        """Whether it is known to last. While a job blocked the loop, the understudy may have renewed it."""
+        if self._black_box is not None:
+            self.expires_at = max(self.expires_at, self._black_box.lease_until)
+        return now() < self.expires_at
+
+    async def wait_for_expiry(self) -> None:
+        """Return when the lease is about to end, or has ended, as far as this worker's clock says."""
+        margin = self.seconds * MARGIN_FRACTION
+        while self.is_valid() and (left := self.expires_at - margin - now()) > 0:  # noqa: ASYNC110  the clock changes
+            await trio.sleep(min(left, max(margin, CHECK_INTERVAL)))
+
+    def mark_lost(self, why: str) -> LeaseLost:
+        """The lease is gone. Gives the error to raise."""
+        self.is_lost = True
+        return LeaseLost(why)
+
+
+BEATS_PER_LEASE = 3
+"""Beats in one lease."""
+LAPSE_DELAY = 0.02
+"""Seconds after a lapse that it is looked for."""
+MIN_INTERVAL = 0.05
+"""Seconds between two beats at least."""
+RETRY_INTERVAL = 0.2
+"""Seconds between attempts while Redis is away."""
+
+
+class SidecarBeats(Protocol):
+    """Steps in when the beats stay away."""
+
+    def report_beat(self, worker: str, queues: tuple[str, ...], /) -> bool:
+        """The leases were renewed. False, once, when there is no understudy any more."""
+        ...
+
+
+HeartbeatListener = Callable[[QueueKeys, HeartbeatReply], float | None]
+"""Called with each answer. Returns the seconds after which it needs the next one; None for the usual pause."""
+
+
+class Heartbeat:
+    """Renews the leases of one worker on all of its queues, three times in each lease."""
+
+    def __init__(
+        self,
+        *,
+        redis: AsyncDriver,
+        sidecar: SidecarBeats | None,
+        consumed: Sequence[QueueKeys],
+        lease: Lease,
+        log: Log,
+        worker: str,
+        heartbeat_listeners: Sequence[HeartbeatListener],
+    ) -> None:
+        self._redis = redis
+        self._understudy = sidecar
+        self._consumed = consumed
+        self._queues = tuple(keys.queue for keys in consumed)
+        self._lease = lease
+        self._log = log
+        self._worker = worker
+        self._wake = heartbeat_listeners
+        self._missed = False
+        self._lapse_in = self._wanted_in = math.inf
+        self._asked = trio.Event()
+
+    def beat_now(self) -> None:
+        """There is news that a beat brings: beat now."""
+        self._asked.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Beat until cancelled. Raises LeaseLost when others have taken this worker for dead."""
+        await self.beat()
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._pause()):
+                await self._asked.wait()
+            self._asked = trio.Event()
+            while not await self._beaten_now():  # noqa: ASYNC110  it is Redis that changes
+                await trio.sleep(min(RETRY_INTERVAL, self._lease.seconds / BEATS_PER_LEASE))
+
+    async def beat(self) -> None:
+        """Renew every lease, and pass on what Redis tells of due jobs and lapsed workers."""
+        asked = now()
+        pulses = await self._redis.perform_all(self._calls())
+        self._lapse_in = min(
+            [each.lapse_in for each in pulses if each.lapse_in is not None], default=math.inf
+        )
+        self._wanted_in = math.inf
+        for keys, pulse in zip(self._consumed, pulses, strict=True):
+            if not pulse.alive:
+                raise self._lease.mark_lost(
+                    f"{self._worker} was silent for longer than its lease on queue {keys.queue}"
+                )
+            for tell in self._wake:
+                wanted = tell(keys, pulse)
+                self._wanted_in = self._wanted_in if wanted is None else min(self._wanted_in, wanted)
+        self._lease.mark_renewed(asked)
+        if self._understudy is not None and not self._understudy.report_beat(self._worker, self._queues):
+            self._log.event("sidecar:lost", "warning", hint=_ALONE)
+
+    def _pause(self) -> float:
+        """Seconds until the next beat: sooner when another's lease would lapse before, which a live worker's never
+        does, or when somebody wants it. So a death is noticed when it can be known, and not up to a third of a lease
+        later."""
+        sooner = min(self._lapse_in + LAPSE_DELAY, self._wanted_in)
+        return min(self._lease.seconds / BEATS_PER_LEASE, max(sooner, MIN_INTERVAL))
+
+    async def _beaten_now(self) -> bool:
+        """Beat; False when Redis is away. It is told once: jobs wait for the beat after an outage (`Lease.sure`)."""
+        try:
+            await self.beat()
+        except BrokerError as error:
+            if not is_transient(error):
+                raise
+            self._log.event("heartbeat:missed", "debug" if self._missed else "warning", why=str(error))
+            self._missed = True
+            return False
+        self._missed = False
+        return True
+
+    def _calls(self) -> list[Call[HeartbeatReply]]:
+        return [jobs.renew_lease(keys, self._worker, lease=self._lease.seconds) for keys in self._consumed]
+
+
+_ALONE = "a job that blocks the loop for longer than the lease is given to others, until this process is started anew"

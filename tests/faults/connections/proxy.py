@@ -1,0 +1,238 @@
+"""Proxy: a TCP proxy in front of a real server that can do to a connection whatever a network or a server can
+do.
+
+It reads commands, so a fault can be tied to one: cut after so many bytes of its reply, or have it answered
+with an error. For the latter the command is replaced by a script that returns that error, so that it keeps
+its place among the other replies.
+"""
+
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import hiredis
+import trio
+
+from celery5.broker.connection.exchange import NEED_DATA, ReplyParser, pack_command
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Cut the connection after so many bytes of what follows in return; 0 cuts when the server has answered at all."""
+
+    word: bytes
+    after: int
+
+
+_PLAIN = frozenset(
+    {b"HELLO", b"AUTH", b"SELECT", b"CLIENT", b"INFO", b"PING", b"SUBSCRIBE", b"UNSUBSCRIBE", b"PUBLISH"}
+)
+"""Commands that a server which refuses to write answers all the same."""
+
+
+@dataclass
+class Refusal:
+    """Answer every command but plain ones with an `error`, after `spared` of them; `refused` counts those."""
+
+    error: str
+    spared: int = 0
+    refused: int = 0
+
+    def means(self, word: bytes) -> bool:
+        """Whether a command is refused, now that it comes."""
+        if word in _PLAIN:
+            return False
+        if self.spared > 0:
+            self.spared -= 1
+            return False
+        self.refused += 1
+        return True
+
+
+@dataclass
+class Loss:
+    """Let so many commands pass, then lose the reply to the next one and refuse all connections."""
+
+    passing: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer a command with an error; the server never sees the command."""
+
+    word: bytes
+    error: str
+
+
+class FaultyProxy:
+    """Passes bytes between clients and the server at `path`, until told otherwise.
+
+    `run` runs it; `url` is where it listens.
+    """
+
+    def __init__(self, path: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._path = path
+        self._tls = tls
+        self.port = 0
+        self.delay = 0.0
+        self.connections = 0
+        self.seen: Counter[bytes] = Counter()
+        self.rules: list[Cut | Answer] = []
+        self.refusal: Refusal | None = None
+        self.loss: Loss | None = None
+        self._flowing = trio.Event()
+        self._flowing.set()
+        self._listening: trio.CancelScope | None = None
+        self._accepting = trio.Event()
+        self._accepting.set()
+        self._live: set[trio.CancelScope] = set()
+
+    @property
+    def url(self) -> str:
+        """The broker URL of the proxy."""
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}/0"
+
+    # ---- what a test does to it
+
+    def stall(self) -> None:
+        """Let no byte through any more, in neither direction, and keep the connections open."""
+        self._flowing = trio.Event()
+
+    def resume(self) -> None:
+        """Let bytes through again."""
+        self._flowing.set()
+
+    def cut_all(self) -> None:
+        """End all connections now."""
+        for scope in self._live:
+            scope.cancel()
+
+    def refuse(self) -> None:
+        """End all connections and refuse new ones."""
+        self._accepting = trio.Event()
+        self.cut_all()
+        if self._listening is not None:
+            self._listening.cancel()
+
+    def accept(self) -> None:
+        """Accept connections again, on the same port."""
+        self._accepting.set()
+
+    def cut_reply(self, word: str, *, after: int) -> None:
+        """Let the next command of this name through to the server, and of what comes back only `after` bytes."""
+        self.rules.append(Cut(word.encode(), after))
+
+    def lose_reply(self, *, passing: int = 0) -> None:
+        """Let the next command through to the server, or the one after `passing` others; then cut all connections
+        before its reply, and listen no more until `accept`."""
+        self.loss = Loss(passing)
+
+    def answer(self, word: str, error: str) -> None:
+        """Answer the next command of this name with this error, such as `LOADING Redis is loading`."""
+        self.rules.append(Answer(word.encode(), error))
+
+    # ---- how it works
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled."""
+        while True:
+            await self._accepting.wait()
+            with trio.CancelScope() as self._listening:
+                listeners = await trio.open_tcp_listeners(self.port, host="127.0.0.1")
+                self.port = listeners[0].socket.getsockname()[1]
+                if task_status is not None:
+                    task_status.started()
+                    task_status = trio.TASK_STATUS_IGNORED
+                await trio.serve_listeners(self._serve, listeners)
+
+    async def _serve(self, plain: trio.SocketStream) -> None:
+        self.connections += 1
+        client: trio.abc.Stream = plain
+        if self._tls is not None:
+            client = trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
+        with trio.CancelScope() as scope:
+            self._live.add(scope)
+            try:
+                async with client, await trio.open_unix_socket(self._path) as server:
+                    await _Connection(self, client, server, scope).run()
+            except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+                pass
+            finally:
+                self._live.discard(scope)
+
+
+class _Connection:
+    def __init__(
+        self, proxy: FaultyProxy, client: trio.abc.Stream, server: trio.abc.Stream, scope: trio.CancelScope
+    ) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._scope = scope
+        # Bytes that may still go back before the cut, when a cut is due; -1 when a reply is to be lost.
+        self._left: int | None = None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._commands)
+            nursery.start_soon(self._replies)
+
+    async def _commands(self) -> None:
+        commands = ReplyParser()
+        while data := await self._client.receive_some():
+            commands.feed(bytes(data))
+            while (command := commands.next()) is not NEED_DATA:
+                await self._proxy._flowing.wait()
+                await self._server.send_all(self._through(command))
+        self._scope.cancel()
+
+    def _through(self, command: list[Any]) -> bytes:
+        word = command[0].upper()
+        self._proxy.seen[word] += 1
+        if self._proxy.refusal is not None and self._proxy.refusal.means(word):
+            return _failing(self._proxy.refusal.error)
+        if self._loses():
+            self._left = -1
+        for rule in self._proxy.rules:
+            if rule.word == word:
+                self._proxy.rules.remove(rule)
+                if isinstance(rule, Answer):
+                    return _failing(rule.error)
+                self._left = rule.after
+                break
+        return bytes(hiredis.pack_command(tuple(command)))
+
+    def _loses(self) -> bool:
+        """Whether this command is the one whose reply is to be lost."""
+        loss = self._proxy.loss
+        if loss is None:
+            return False
+        loss.passing -= 1
+        if loss.passing >= 0:
+            return False
+        self._proxy.loss = None
+        return True
+
+    async def _replies(self) -> None:
+        while data := await self._server.receive_some():
+            if self._left == -1:
+                self._proxy.refuse()
+                await trio.sleep_forever()
+            if self._proxy.delay:
+                await trio.sleep(self._proxy.delay)
+            await self._proxy._flowing.wait()
+            if self._left is not None and len(data) >= self._left:
+                if self._left:
+                    await self._client.send_all(data[: self._left])
+                self._scope.cancel()
+                await trio.sleep_forever()
+            if self._left is not None:
+                self._left -= len(data)
+            await self._client.send_all(data)
+        self._scope.cancel()
+
+
+def _failing(error: str) -> bytes:
+    """A command that the server answers with this error."""
+    return pack_command(("EVAL", "return redis.error_reply(ARGV[1])", 0, error))

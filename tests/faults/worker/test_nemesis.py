@@ -1,0 +1,212 @@
+"""Nemesis: random faults against a real cluster, what must be true of it afterwards, and that its judge finds faults.
+
+By hand, with other seeds and for longer: `python -m tests.faults.nemesis --seed 7 --seconds 120`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.nemesis import verdict
+from tests.faults.nemesis.application import RATE
+from tests.faults.nemesis.run import LEASE, run
+from tests.faults.nemesis.schedule import KINDS, schedule
+from tests.faults.nemesis.verdict import Life, Record, Run, Sent, Struck, runs_of, violations
+
+SECONDS = 22.0
+"""For which faults strike in each run."""
+SEEDS = (1, 12, 173)
+"""Together they have each kind of fault, and take less than two minutes."""
+
+
+@pytest.mark.nemesis
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_strikes_nothing_is_lost_or_doubled_no_limit_is_exceeded_and_work_goes_on(
+    seed: int, tmp_path: Path, server_binary: str | None
+) -> None:
+    outcome = run(seed, SECONDS, tmp_path, binary=server_binary)
+    assert not outcome.wrong, f"\n{outcome}"
+
+
+def test_the_seeds_of_every_day_have_each_kind_of_fault_between_them() -> None:
+    struck = {fault.kind for seed in SEEDS for fault in schedule(seed, SECONDS, lease=LEASE)}
+    assert struck == set(KINDS)
+
+
+def test_a_schedule_follows_from_its_seed_alone_and_is_over_in_time() -> None:
+    for seed in range(50):
+        faults = schedule(seed, 60.0, lease=LEASE)
+        assert faults == schedule(seed, 60.0, lease=LEASE)
+        assert faults != schedule(seed + 1, 60.0, lease=LEASE)
+        assert all(fault.at + fault.seconds <= 60.0 for fault in faults)
+        assert all(fault.target in KINDS[fault.kind].targets for fault in faults)
+
+
+# ---- the judge: each fault in a history that has nothing else wrong
+
+
+def good() -> Record:
+    """A record of two workers and one job that ran on the first."""
+    record = Record(LEASE, stopping=100.0)
+    record.lives = [Life("W0", 10, 0.0, ready=True), Life("W1", 11, 0.0, ready=True)]
+    record.sent = [Sent("plain:1", "plain", "accepted", "a")]
+    record.runs = [Run("plain:1", "a", 1, 10, 1.0, 2.0, True), Run("tick", "t1", 1, 10, 3.0, 3.1, True)]
+    record.states = {"a": "SUCCESS"}
+    record.fire_times = ["t0", "t1", "t2", "t3"]
+    return record
+
+
+def _lost(record: Record) -> None:
+    record.states["a"] = "EXECUTING"
+
+
+def _published_though_refused(record: Record) -> None:
+    record.sent[0] = replace(record.sent[0], outcome="refused", id="")
+
+
+def _doubled(record: Record) -> None:
+    record.runs.append(Run("plain:1", "a", 1, 11, 4.0, 5.0, True))
+
+
+def _doubled_after_an_outage_of_all(record: Record) -> None:
+    _doubled(record)
+    record.struck = [Struck("freeze redis", "redis", 0, 1.0, 4.0)]
+
+
+def _doubled_before_its_worker_was_cut_off(record: Record) -> None:
+    _doubled_after_an_outage_of_all(record)
+    record.struck.append(Struck("partition", "W0", 10, 5.0, 9.0))
+
+
+def _doubled_though_cut_off_elsewhere(record: Record) -> None:
+    _doubled(record)
+    record.struck = [Struck("partition", "W1", 11, 1.0, 9.0)]
+
+
+def _attempt_used_up(record: Record) -> None:
+    record.sent.append(Sent("flaky:2:1", "flaky", "accepted", "b"))
+    record.states["b"] = "SUCCESS"
+    record.runs += [Run("flaky:2:1", "b", attempt, 10, attempt, attempt + 0.1, True) for attempt in (1, 2, 3)]
+
+
+def _early(record: Record) -> None:
+    record.sent[0] = replace(record.sent[0], not_before=2.0)
+
+
+def _revoked_and_ran(record: Record) -> None:
+    record.sent[0] = replace(record.sent[0], revoked=True)
+
+
+def _limit_exceeded(record: Record) -> None:
+    record.runs += [Run("one:3", "c", 1, 10, 5.0, 7.0, True), Run("one:4", "d", 1, 11, 6.0, 8.0, True)]
+
+
+def _limit_exceeded_by_one_that_is_cut_off(record: Record) -> None:
+    _limit_exceeded(record)
+    record.struck = [Struck("partition", "W0", 10, 4.0, 9.0)]
+
+
+def _rate_exceeded(record: Record) -> None:
+    record.runs += [Run(f"paced:{n}", f"p{n}", 1, 10, 5 + n / 100, 6.0, True) for n in range(RATE + 1)]
+
+
+def _event_missed(record: Record) -> None:
+    record.sent.append(Sent("event-5", "event", "accepted"))
+    record.runs.append(Run("event-5/smell", "e", 1, 10, 5.0, 5.1, True))
+
+
+def _event_twice(record: Record) -> None:
+    _event_missed(record)
+    record.runs += [Run("event-5/taste", job, 1, 10, 5.0, 5.1, True) for job in ("f", "g")]
+
+
+def _fire_time_missed(record: Record) -> None:
+    record.runs.append(Run("tick", "t3", 1, 10, 5.0, 5.1, True))
+
+
+def _ended_by_itself(record: Record) -> None:
+    record.lives[0] = replace(record.lives[0], ended=50.0, code=1)
+
+
+def _stopped_badly(record: Record) -> None:
+    record.lives[0] = replace(record.lives[0], ended=101.0, code=1)
+
+
+FAULTS: dict[str, Callable[[Record], None]] = {
+    "lost": _lost,
+    "maybe_done": _published_though_refused,
+    "double": _doubled,
+    "double ": _doubled_after_an_outage_of_all,
+    "double  ": _doubled_though_cut_off_elsewhere,
+    "double   ": _doubled_before_its_worker_was_cut_off,
+    "attempts": _attempt_used_up,
+    "early": _early,
+    "revoked": _revoked_and_ran,
+    "limit": _limit_exceeded,
+    "limit ": _limit_exceeded_by_one_that_is_cut_off,
+    "rate": _rate_exceeded,
+    "event": _event_missed,
+    "event ": _event_twice,
+    "fire times": _fire_time_missed,
+    "process": _ended_by_itself,
+    "stop": _stopped_badly,
+}
+
+
+def test_a_run_with_nothing_wrong_is_found_to_be_so() -> None:
+    assert violations(good()) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_thing_that_is_wrong_is_found(name: str) -> None:
+    record = good()
+    FAULTS[name](record)
+    [found] = violations(record)
+    assert found.startswith(f"{name.strip()}: ")
+    assert record.excuses == []
+
+
+def _killed(record: Record) -> None:
+    record.lives[0] = replace(record.lives[0], ended=3.5, code=-9, killed=True)
+
+
+def _cut_off(record: Record) -> None:
+    record.struck = [Struck("partition", "W0", 10, 0.5, 3.9)]
+
+
+def _stopped(record: Record) -> None:
+    record.struck = [Struck("stop", "W0", 10, 0.5, 3.9)]
+
+
+@pytest.mark.parametrize("why", [_killed, _cut_off, _stopped])
+def test_a_double_is_allowed_when_the_worker_of_the_first_run_was_killed_or_away_and_the_reason_is_kept(
+    why: Callable[[Record], None],
+) -> None:
+    record = good()
+    _doubled(record)
+    why(record)
+    assert violations(record) == []
+    assert len(record.excuses) == 1
+
+
+def test_a_job_with_a_limit_does_not_count_while_its_process_is_stopped() -> None:
+    record = good()
+    _limit_exceeded(record)
+    record.struck = [Struck("stop", "W0", 10, 5.5, 9.0)]
+    assert violations(record) == []
+
+
+def test_a_history_is_read_back_with_runs_that_never_ended() -> None:
+    history = "a begin 1 1 j 1.0\na end 1 1 j 2.0\nb begin 1 1 k 3.0\nb begin 2 1 k 4.0\nb stop 2 1 k 5.0\n"
+    assert runs_of(history) == [
+        Run("a", "j", 1, 1, 1.0, 2.0, True),
+        Run("b", "k", 1, 1, 3.0),
+        Run("b", "k", 1, 2, 4.0, 5.0, False),
+    ]
+
+
+def test_spans_that_meet_are_one() -> None:
+    assert verdict.merged([(5, 6), (0, 1), (1, 3), (2, 2.5)]) == [(0, 3), (5, 6)]

@@ -1,0 +1,146 @@
+"""Endpoint: what a broker URL means, and what a wrong one is told."""
+
+import ssl
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5 import App
+from celery5.broker.endpoint import Endpoint
+from celery5.errors import BadBrokerURL, Misconfigured
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("redis://", Endpoint()),
+        ("redis://h:1/3", Endpoint(host="h", port=1, db=3)),
+        ("redis://h?db=3", Endpoint(host="h", db=3)),
+        ("redis://[::1]:7000/1", Endpoint(host="::1", port=7000, db=1)),
+        ("redis://:p%40ss@h", Endpoint(host="h", password="p@ss")),
+        ("redis://clerk:1234%235@h", Endpoint(host="h", username="clerk", password="1234#5")),
+        ("redis://shop_redis-1.b\u00fccher.", Endpoint(host="shop_redis-1.b\u00fccher.")),
+        ("redis://10.0.0.1", Endpoint(host="10.0.0.1")),
+        ("redis://[fe80::1%25eth0]", Endpoint(host="fe80::1%eth0")),
+        ("redis://u:p@h", Endpoint(host="h", username="u", password="p")),
+        ("unix:///run/redis.sock?db=2", Endpoint(kind="unix", path="/run/redis.sock", db=2)),
+        (
+            "unix://u:p@/run/redis.sock",
+            Endpoint(kind="unix", path="/run/redis.sock", username="u", password="p"),
+        ),
+        (
+            "rediss://h?ssl_cert_reqs=CERT_NONE&ssl_ca_certs=ca.pem&ssl_check_hostname=no",
+            Endpoint(
+                kind="tls", host="h", ssl_cert_reqs="none", ssl_ca_certs="ca.pem", ssl_check_hostname=False
+            ),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_url_names_an_endpoint(url: str, endpoint: Endpoint) -> None:
+    assert Endpoint.from_url(url) == endpoint
+
+
+def test_options_win_over_the_url() -> None:
+    assert Endpoint.from_url("redis://u:p@h/1", db=2, password="q") == Endpoint(
+        host="h", username="u", password="q", db=2
+    )
+
+
+WRONG = pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h", "cannot be understood"),
+        ("localhost:6379", "cannot be understood"),
+        ("", "cannot be understood"),
+        ("redis://h:99999", "cannot be understood"),
+        ("redis://h:port", "cannot be understood"),
+        ("redis://h/one", "must be a number"),
+        ("redis://h/0/1", "must be a number"),
+        ("redis://h?db=-1", "0 or more"),
+        ("redis://h?db=x", "cannot be understood"),
+        ("redis://h?socket_timeoot=3", "unknown option socket_timeoot"),
+        ("rediss://h?ssl_cert_reqs=maybe", "none, optional, required"),
+        ("unix://", "names no socket"),
+        ("redis://user:se/cret@h", "cannot be understood"),
+        ("redis://user:secret@h?db=x&password=secret", "cannot be understood"),
+        ("redis://two words:6379", "letters, digits"),
+        ("redis://h:0", "from 1 to 65535"),
+        ("redis://h?port=many", "from 1 to 65535"),
+        ("redis://h?port=0", "from 1 to 65535"),
+        ("redis://h?port=65536", "from 1 to 65535"),
+        ("redis://clerk:1234#secret@host/0", "write %23"),
+        ("redis://clerk:secret#5@host/0", "write %23"),
+        ("redis://h/0#x", "write %23"),
+        ("unix:///run/a#b.sock", "write %23"),
+        ("redis://h,h2/0", "there is one host"),
+        ("redis://h?host=h,h2", "there is one host"),
+        ("redis://h%2Ch2/0", "there is one host"),
+        ("redis://h;h2", "letters, digits"),
+        ("redis://$HOST", "letters, digits"),
+        ("redis://<host>:6379", "letters, digits"),
+    ],
+)
+
+
+@WRONG
+def test_a_wrong_url_is_told_in_one_line_what_is_expected(url: str, says: str) -> None:
+    with pytest.raises(BadBrokerURL, match=says) as caught:
+        Endpoint.from_url(url)
+    text = str(caught.value)
+    assert "expected redis://" in text
+    assert "\n" not in text
+    assert "cret" not in text
+    assert "1234" not in text
+
+
+@WRONG
+def test_a_wrong_url_is_refused_where_the_application_is_made(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadBrokerURL, match=says):
+        App("shop", broker=url)
+    with pytest.raises(
+        (BadBrokerURL, Misconfigured)
+    ) as caught:  # all that is wrong with `brokers` is one error
+        App("shop", brokers={"mails": url})
+    assert "cret" not in str(caught.value)
+    if url:  # an empty variable is as good as none
+        monkeypatch.setenv("CELERY5_BROKER", url)
+        with pytest.raises(BadBrokerURL, match=says):
+            App("shop")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_endpoint_or_a_bad_url(text: str) -> None:
+    for url in (text, f"redis://{text}", f"unix:///{text}", f"rediss://h/{text}"):
+        with suppress(BadBrokerURL):
+            assert isinstance(Endpoint.from_url(url), Endpoint)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://u:hush@h/1", "rediss://:hush@h", "unix://u:hush@/s", "redis://h?password=hush"]
+)
+def test_the_password_is_shown_nowhere(url: str) -> None:
+    endpoint = Endpoint.from_url(url)
+    assert endpoint.password == "hush"
+    assert "hush" not in repr(endpoint) + endpoint.masked_url
+    assert ":***@" in endpoint.masked_url
+
+
+def test_tls_checks_certificate_and_name_unless_told_otherwise() -> None:
+    context = Endpoint.from_url("rediss://h").ssl_context()
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    context = Endpoint.from_url("rediss://h?ssl_cert_reqs=none").ssl_context()
+    assert context is not None
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+    assert Endpoint.from_url("redis://h").ssl_context() is None
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+def test_tls_files_that_are_missing_are_named_as_such(option: str) -> None:
+    with pytest.raises(BadBrokerURL, match="No such file or directory; check ssl_ca_certs"):
+        Endpoint.from_url(f"rediss://h?{option}=/nowhere.pem").ssl_context()

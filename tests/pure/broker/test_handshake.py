@@ -1,0 +1,73 @@
+"""Handshake: what is said first, and which servers are too old to go on with."""
+
+from typing import Any
+
+import pytest
+from hiredis import ReplyError
+
+from celery5.broker.connection.handshake import ServerHello, build_hello, parse_server_hello
+from celery5.broker.endpoint import Endpoint
+from celery5.errors import BrokerDenied, BrokerReplied, BrokerTooOld
+
+
+def hello(server: str, version: str) -> list[Any]:
+    """A server's answer to HELLO 2."""
+    return [b"server", server.encode(), b"version", version.encode(), b"proto", 2, b"id", 7, b"modules", []]
+
+
+def test_one_write_says_it_all() -> None:
+    endpoint = Endpoint(username="u", password="p", db=3)
+    assert build_hello(endpoint, resp=2, name="my worker\n1") == [
+        ("HELLO", 2, "AUTH", "u", "p", "SETNAME", "my-worker-1"),
+        ("SELECT", 3),
+    ]
+    assert build_hello(Endpoint(), resp=3, name="x") == [("HELLO", 3, "SETNAME", "x")]
+    assert build_hello(Endpoint(password="p"), resp=2, name="x") == [
+        ("HELLO", 2, "AUTH", "default", "p", "SETNAME", "x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server", "version"),
+    [
+        ("redis", "6.2.0"),
+        ("redis", "7.0.15"),
+        ("redis", "10.0.0"),
+        ("valkey", "9.1.2"),
+        ("redis", "7.2.4"),
+        ("valkey", "1.0"),
+    ],
+)
+def test_servers_from_6_2_on_and_every_valkey_are_welcome(server: str, version: str) -> None:
+    assert parse_server_hello([hello(server, version)], where="h") == ServerHello(server, version, 7)
+
+
+def test_a_map_is_read_as_well_as_a_list() -> None:
+    facts = {b"server": b"redis", b"version": b"7.0.15", b"id": 9}
+    assert parse_server_hello([facts, b"OK"], where="h") == ServerHello("redis", "7.0.15", 9)
+
+
+@pytest.mark.parametrize("version", ["6.0.16", "6.1.9", "5.0.7"])
+def test_an_older_server_is_told_to_be_upgraded(version: str) -> None:
+    with pytest.raises(BrokerTooOld, match=f"server {version} is older than 6[.]2; upgrade"):
+        parse_server_hello([hello("redis", version)], where="h")
+
+
+def test_a_server_that_does_not_know_hello_is_too_old() -> None:
+    with pytest.raises(BrokerTooOld, match=r"older than 6\.2"):
+        parse_server_hello(
+            [ReplyError("ERR unknown command `HELLO`, with args beginning with: `2`, ")], where="h"
+        )
+
+
+def test_a_refusal_of_any_of_the_commands_counts() -> None:
+    with pytest.raises(BrokerDenied):
+        parse_server_hello([ReplyError("WRONGPASS invalid username-password pair")], where="h")
+    with pytest.raises(BrokerReplied, match="out of range"):
+        parse_server_hello([hello("redis", "7.0.0"), ReplyError("ERR DB index is out of range")], where="h")
+
+
+@pytest.mark.parametrize("answer", [b"OK", None, 3, [], {}, [b"server"], hello("redis", "7.0")[:4]])
+def test_nonsense_is_no_greeting(answer: object) -> None:
+    with pytest.raises(BrokerReplied, match="no sensible answer"):
+        parse_server_hello([answer], where="h")

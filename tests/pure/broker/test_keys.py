@@ -1,0 +1,133 @@
+"""Keys: every key has its place on the page about keys, and all keys of a queue are in one slot."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.broker.keys import Keys, QueueKeys
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "keys.md").read_text()
+SHOP = Keys("<app>")
+MAIL = SHOP.for_queue("<queue>")
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="{}: \n\t"), min_size=1, max_size=9)
+queues = st.text(st.characters(codec="utf-8", exclude_characters="{} \n\t"), min_size=1, max_size=9)
+
+
+def made() -> dict[str, str]:
+    """Every key and channel that the code makes, by its name in the code."""
+    own = {field.name: getattr(MAIL, field.name) for field in fields(QueueKeys)}
+    assert own.pop("normal") == own["stream"]
+    for name in ("queue", "result_prefix", "window_prefix", "lane", "_lanes"):
+        del own[name]
+    return {
+        "queues": SHOP.queues,
+        "settings": SHOP.settings,
+        "check": SHOP.check("<name>"),
+        "check_turn": SHOP.check_turn("<name>"),
+        "paused": SHOP.paused,
+        "check_telling": SHOP.check_notice("<name>"),
+        "schedule_queues": SHOP.schedule_queues,
+        "schedules": SHOP.schedules("<queue>"),
+        "schedule_times": SHOP.schedule_times("<queue>"),
+        "schedule_news": SHOP.schedule_changes,
+        "declared": SHOP.declared_schedules("<process>"),
+        "subscriptions": SHOP.subscriptions,
+        "subscribed": SHOP.subscription_deadlines,
+        "unclaimed": SHOP.unclaimed_events,
+        "kept": SHOP.kept_events("<event>"),
+        "limits": SHOP.limits,
+        "suspended": SHOP.suspended,
+        "living": SHOP.live_processes("<kind>"),
+        "leader": SHOP.leader,
+        "recycling": SHOP.recycling,
+        "scaling": SHOP.scaling,
+        "scaling_turn": SHOP.scaling_turn,
+        "report": SHOP.report("<worker>"),
+        "inbox": SHOP.inbox("<process>"),
+        "nonce": SHOP.nonce("<id>"),
+        "answer": SHOP.reply("<id>"),
+        **own,
+        "documents_for": MAIL.documents_for("<sink>"),
+        "taken": MAIL.claimed_documents("<sink>"),
+        "progress": MAIL.document_progress("<sink>"),
+        "source": SHOP.source_lease("<name>"),
+        "result": MAIL.result("<id>"),
+        "window": MAIL.unique_window("<task> <key>"),
+    }
+
+
+def test_a_result_key_tells_its_queue_and_its_job() -> None:
+    shop = Keys("shop")
+    for queue, job_id in (("default", "a"), ("a:b", "x:result:y"), ("result:", "}:result:")):
+        assert shop.parse_result_key(shop.for_queue(queue).result(job_id)) == (queue, job_id)
+
+
+def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
+    keys, channels = PAGE.split("Channels, which hold nothing")
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (\w[\w ]*) \|", keys, re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", channels, re.MULTILINE)
+    assert {name: key for name, key, _ in rows} | dict(told) == made()
+    assert {name for name, _ in told} == {
+        "wake",
+        "revoke",
+        "result",
+        "inbox",
+        "answer",
+        "documents",
+        "schedule_news",
+        "free",
+        "limits",
+    }
+    assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
+
+
+def slot_tag(key: str) -> str:
+    """What a cluster hashes of a key."""
+    return key[key.index("{") + 1 : key.index("}")]
+
+
+@given(names, queues, st.text(max_size=9))
+def test_all_keys_of_a_queue_are_in_one_slot(app: str, queue: str, job_id: str) -> None:
+    keys = Keys(app).for_queue(queue)
+    own = [
+        *keys.streams,
+        keys.jobs,
+        keys.due,
+        keys.waiting,
+        keys.dead,
+        keys.leases,
+        keys.unique,
+        keys.wake,
+        keys.revoke,
+        keys.unique_window(job_id),
+        keys.result(job_id),
+        keys.documents,
+        keys.documents_for(job_id),
+        keys.claimed_documents(job_id),
+        keys.document_progress(job_id),
+    ]
+    assert {slot_tag(key) for key in own} == {f"{app}:{queue}"}
+
+
+@given(names, queues, names, queues)
+def test_no_two_queues_of_any_applications_share_a_key(app: str, queue: str, other: str, its: str) -> None:
+    if (app, queue) != (other, its):
+        assert Keys(app).for_queue(queue).stream != Keys(other).for_queue(its).stream
+
+
+def test_the_lanes_of_a_queue_differ_in_their_stream_alone() -> None:
+    keys = SHOP.for_queue("mail")
+    high = keys.on_lane("h")
+    assert high is keys.on_lane("h")
+    assert high is high.on_lane("h")
+    assert (high.stream, high.lane) == (keys.high, "h")
+    assert high.on_lane("") == keys
+    assert len({keys.on_lane(lane).stream for lane in "hlg"} | {keys.stream}) == 4
+    same = [
+        name for name in (each.name for each in fields(QueueKeys)) if name not in ("stream", "lane", "_lanes")
+    ]
+    assert [getattr(high, name) for name in same] == [getattr(keys, name) for name in same]

@@ -1,0 +1,160 @@
+"""Foreman: at a reload nobody who is healthy ends before those that change have come up."""
+
+from celery5.protocol.cluster.description import Cluster, parse_cluster
+from celery5.protocol.cluster.members import Ended, Kill, Phase, Ready, Start, Stop
+from tests.pure.cluster.test_foreman import Clock, names
+
+
+def described(count: int = 4, *, kind: str = "workers", **flags: object) -> Cluster:
+    return parse_cluster({"restart_limit": 3, kind: {"default": {"count": count, **flags}}})
+
+
+def replaced(clock: Clock, name: str) -> None:
+    """It ends as it was asked to, and its successor comes up."""
+    clock.say(Ended(name, "it ended with 0", 0))
+    assert names(clock.tick(), Start) == [name]
+    assert clock.tick() == []
+    clock.say(Ready(name))
+
+
+def cannot_live(clock: Clock, name: str) -> None:
+    """It ends as it was asked to, and its successors die, until nobody tries any more."""
+    clock.say(Ended(name, "it ended with 0", 0))
+    for _ in range(3):
+        assert names(clock.tick(), Start) == [name]
+        clock.say(Ended(name, "it ended with 1", 1))
+    assert clock.wait(100, beats=clock.crew.members) == []
+    assert clock.phase(name) is Phase.GIVEN_UP
+
+
+def test_a_new_version_that_cannot_live_ends_with_the_first_member() -> None:
+    clock = Clock(described(3)).up()
+    clock.want(described(3, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    cannot_live(clock, "worker-default-1")
+    assert [clock.phase(f"worker-default-{n}") for n in (2, 3)] == [Phase.UP] * 2
+    clock.want(described(3))
+    assert names(clock.tick(), Start) == ["worker-default-1"], "the old description is the way back"
+
+
+def test_fewer_and_changed_members_come_up_one_by_one_before_the_surplus_goes() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    assert clock.tick() == [Stop("worker-default-2")]
+    replaced(clock, "worker-default-2")
+    assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
+
+
+def test_what_is_still_to_be_done_is_known_until_it_is() -> None:
+    workers = [f"worker-default-{number}" for number in range(1, 5)]
+    clock = Clock(described())
+    assert list(clock.crew.pending_names) == workers
+    clock.up()
+    assert clock.crew.pending_names == ()
+    clock.want(described(2, queues=["other"]))
+    assert list(clock.crew.pending_names) == workers, "two change, two go"
+    clock.tick()
+    replaced(clock, workers[0])
+    assert list(clock.crew.pending_names) == workers[1:]
+    clock.tick()
+    replaced(clock, workers[1])
+    clock.tick()
+    assert list(clock.crew.pending_names) == workers[2:]
+    for name in workers[2:]:
+        clock.say(Ended(name, "it ended with 0", 0))
+    clock.tick()
+    assert clock.crew.pending_names == ()
+    clock.crew.restart(workers[:1])
+    assert list(clock.crew.pending_names) == workers[:1]
+    clock.tick()
+    cannot_live(clock, workers[0])
+    assert clock.crew.pending_names == (), "nothing more is done for it"
+
+
+def test_when_the_changed_ones_cannot_live_the_healthy_rest_stays_and_that_is_told() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    cannot_live(clock, "worker-default-1")
+    assert [clock.phase(f"worker-default-{n}") for n in (2, 3, 4)] == [Phase.UP] * 3
+    assert [each.member.name for each in clock.crew.retained] == ["worker-default-3", "worker-default-4"]
+    assert "worker-default-1: given up" in clock.crew.problem
+    assert "worker-default-3, worker-default-4: not wanted any more, and kept" in clock.crew.problem
+    clock.want(described(2))
+    assert names(clock.tick(), Start) == ["worker-default-1"], "fewer, with the old settings"
+    clock.say(Ready("worker-default-1"))
+    assert clock.tick() == [Stop("worker-default-3"), Stop("worker-default-4")]
+
+
+def test_who_stays_does_so_when_the_same_description_is_read_again() -> None:
+    clock = Clock(described(2, kind="schedulers")).up()
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.tick() == [Stop("scheduler-default-1")]
+    for _ in range(4):
+        clock.say(Ended("scheduler-default-1", "it ended with 1", 1))
+        clock.tick()
+    assert clock.phase("scheduler-default-1") is Phase.GIVEN_UP
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.wait(10, beats=clock.crew.members) == []
+    assert clock.phase("scheduler-default-2") is Phase.UP
+
+
+def test_who_stays_is_wanted_again_when_the_old_description_is_back() -> None:
+    clock = Clock(described()).up()
+    clock.want(described(2, queues=["other"]))
+    clock.tick()
+    clock.want(described())
+    clock.say(Ended("worker-default-1", "it ended with 0", 0))
+    assert names(clock.tick(), Start) == ["worker-default-1"]
+    clock.say(Ready("worker-default-1"))
+    assert clock.wait(20, beats=clock.crew.members) == []
+    assert clock.crew.status_line == "4 of 4 members up"
+
+
+def test_for_the_only_one_that_is_to_be_left_one_of_the_surplus_stands_in() -> None:
+    clock = Clock(described(2)).up()
+    clock.want(described(1, queues=["other"]))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    assert clock.tick() == [Stop("worker-default-2")]
+
+
+def test_schedulers_too_go_after_the_changed_one_of_their_group() -> None:
+    clock = Clock(described(2, kind="schedulers")).up()
+    clock.want(described(1, kind="schedulers", log_level="debug"))
+    assert clock.tick() == [Stop("scheduler-default-1")]
+    replaced(clock, "scheduler-default-1")
+    assert clock.tick() == [Stop("scheduler-default-2")]
+
+
+def test_a_publisher_makes_room_for_one_of_another_group_which_may_want_its_socket() -> None:
+    clock = Clock(parse_cluster({"publishers": {"old": {}}})).up()
+    clock.want(parse_cluster({"publishers": {"new": {}}}))
+    assert Stop("publisher-old-1") in clock.tick()
+
+
+def test_one_of_the_surplus_that_hangs_is_killed_and_not_started_again() -> None:
+    clock = Clock(parse_cluster({"hung_after": 10, "workers": {"default": {"count": 2}}})).up()
+    clock.want(parse_cluster({"hung_after": 10, "workers": {"default": {"count": 1, "queues": ["other"]}}}))
+    clock.tick()
+    found = clock.wait(12, beats=["worker-default-1"])
+    assert names(found, Kill) == ["worker-default-2"]
+    clock.say(Ended("worker-default-2", "it was ended by SIGKILL", -9))
+    clock.tick()
+    assert "worker-default-2" not in clock.crew.members
+
+
+def test_deaths_and_restarts_in_order_are_counted_apart() -> None:
+    clock = Clock(described(1)).up()
+    clock.say(Ended("worker-default-1", "it was ended by SIGKILL", -9))
+    clock.tick(1)
+    clock.say(Ready("worker-default-1"))
+    clock.crew.restart()
+    clock.tick()
+    clock.say(Ready("worker-default-2"))
+    assert clock.tick() == [Stop("worker-default-1")]
+    replaced(clock, "worker-default-1")
+    post = clock.crew.members["worker-default-1"]
+    assert (post.death_count, post.restart_count) == (1, 1)

@@ -1,0 +1,25 @@
+"""Foreman, hosts that are away: who cannot be asked to end is not killed for not having ended."""
+
+import pytest
+
+from celery5.protocol.cluster.members import Action, Ended, Kill, Start, Stop, Stopping, Unknown
+from tests.pure.cluster.test_foreman import Clock, names
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_who_cannot_be_asked_to_end_is_not_killed_for_that_unless_all_are_to_end(*, draining: bool) -> None:
+    clock, name = Clock().up(), "worker-default-1"
+    others = [each for each in clock.crew.members if each != name]
+    clock.crew.restart([name])
+    if draining:
+        clock.crew.drain()
+    found: list[Action] = []
+    for _ in range(60):
+        clock.say(Unknown(name, "host web2 is away"))
+        found += clock.wait(5, beats=others)
+    assert (name in names(found, Stop)) or draining
+    assert [each for each in found if isinstance(each, Kill) and each.name == name and not draining] == []
+    if not draining:
+        assert "unknown: host web2 is away" in clock.crew.problem
+        clock.say(Stopping(name), Ended(name, "exit code 0", 0))  # it is back, and was asked
+        assert name in [each.member.name for each in clock.tick() if isinstance(each, Start)]

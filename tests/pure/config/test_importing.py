@@ -1,0 +1,143 @@
+"""Importing: `import celery5` loads nothing, a public name comes when it is asked for, and a probe loads very
+little."""
+
+import ast
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import celery5
+from celery5.cli.main import CHILD, COMMANDS, cli
+from celery5.protocol.cluster.members import PARENT_VARIABLE
+
+SOURCE = Path(celery5.__file__)
+HEAVY = {"trio", "asyncio", "redis", "msgspec", "eliot", "cryptography", "joserfc", "dependencies", "ssl"}
+OF_A_PROBE = {"", ".cli", ".cli.boundary", ".cli.health", ".cli.main", ".cli.said", ".cli.target",
+              ".errors", ".probe", ".protocol", ".protocol.masking"}  # fmt: skip
+
+
+def fresh(code: str) -> str:
+    """What an interpreter of its own prints that runs this."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def homes_for_checkers() -> dict[str, str]:
+    """Where each public name comes from, as type checkers read it."""
+    (block,) = [node for node in ast.parse(SOURCE.read_text()).body if is_for_checkers(node)]
+    return {
+        alias.asname or alias.name: str(node.module)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def is_for_checkers(node: ast.stmt) -> bool:
+    """Whether it is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def test_checkers_and_the_interpreter_find_the_same_names_in_the_same_places() -> None:
+    checkers = homes_for_checkers()
+    assert sorted(celery5.__all__) == sorted(checkers)
+    for name, home in checkers.items():
+        assert vars(import_module(home))[name] is getattr(celery5, name), name
+
+
+def test_all_names_come_with_a_star_and_are_listed() -> None:
+    assert {*celery5.__all__} <= {*dir(celery5)}
+    assert fresh("from celery5 import *; import celery5; print({*celery5.__all__} - {*globals()})") == "set()"
+
+
+def test_importing_celery5_imports_nothing_of_it() -> None:
+    assert fresh("import sys, celery5; print([n for n in sys.modules if n.startswith('celery5.')])") == "[]"
+
+
+def test_a_name_that_was_asked_for_is_not_looked_up_again() -> None:
+    assert fresh("import celery5; celery5.App; print('App' in vars(celery5))") == "True"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import celery5",
+        "import celery5.task",
+        "import celery5.task as t",
+        "from celery5.task import Task",
+        "from celery5.app import App",
+        "from celery5 import Task",
+        "import celery5; celery5.task; import celery5.task, celery5.app",
+        "import sys, celery5.task; del sys.modules['celery5.task']; import celery5.task",
+    ],
+)
+def test_task_is_the_decorator_whatever_was_imported_before(before: str) -> None:
+    code = (
+        f"{before}\nfrom celery5 import task\nimport celery5, celery5.task\nassert celery5.task is task\n"
+        "@task\ndef f() -> None: ...\nprint(isinstance(f, celery5.Task))"
+    )
+    assert fresh(code) == "True"
+
+
+def test_a_module_that_the_public_names_come_from_is_there_without_an_import_of_its_own() -> None:
+    assert fresh("import celery5; print(celery5.errors.Misconfigured.__name__)") == "Misconfigured"
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers as a worker does that is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"worker": "w1"}')
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the library's word
+        """Nothing."""
+
+
+def test_a_probe_loads_what_it_needs_and_no_more() -> None:
+    """Containers run it every few seconds: each module more is paid for again and again."""
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        code = (
+            "import sys\nfrom celery5.cli.main import main\n"
+            f"try: main(['health', '--port', '{server.server_port}'])\n"
+            "except SystemExit as ended: print(ended.code)\n"
+            "print(*sys.modules)"
+        )
+        said, ended, loaded = fresh(code).splitlines()
+    assert said.endswith("w1 is ready")
+    assert ended == "0"
+    modules = set(loaded.split())
+    assert {each for each in modules if each.split(".")[0] == "celery5"} == {
+        f"celery5{each}" for each in OF_A_PROBE
+    }
+    assert modules & HEAVY == set()
+
+
+def test_the_command_knows_a_member_by_what_a_controller_sets() -> None:
+    assert CHILD == PARENT_VARIABLE
+
+
+def test_each_command_is_in_the_module_of_its_name_and_in_the_help() -> None:
+    said = fresh("from celery5.cli.main import main; main(['--help'])")
+    for name in COMMANDS:
+        command = import_module(f"celery5.cli.{name}").__dict__[name]
+        assert command.name == name
+        assert f"\n  {name} " in said
+        assert command.get_short_help_str(200)[:30] in said
+
+
+def test_who_mistypes_a_command_is_compared_with_all_of_them() -> None:
+    context = cli.make_context("celery5", [], resilient_parsing=True)
+    assert cli.get_command(context, "helth") is None
+    assert sorted(cli.commands) == sorted(COMMANDS)

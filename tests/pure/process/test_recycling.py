@@ -1,0 +1,70 @@
+"""Recycling: sizes as people write them, limits that differ from process to process, and why one is reached."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery5.errors import Misconfigured
+from celery5.protocol.process.recycling import RecyclingLimits, get_recycle_reason, jitter_limits, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ("", 0),
+        ("  ", 0),
+        ("1048576", 2**20),
+        ("500 MiB", 500 * 2**20),
+        ("500MiB", 500 * 2**20),
+        ("512M", 512 * 2**20),
+        ("1.5 GiB", 3 * 2**29),
+        ("2 gb", 2 * 10**9),
+        ("64 KiB", 2**16),
+        ("0", 0),
+    ],
+)
+def test_sizes_are_said_as_people_say_them(said: str, size: int) -> None:
+    assert parse_bytes(said) == size
+
+
+@pytest.mark.parametrize("said", ["lots", "500 MiBs", "-1", "1 2", "MiB", "1e9", "\u0665 MiB"])
+def test_what_is_no_size_is_told_what_one_is(said: str) -> None:
+    with pytest.raises(Misconfigured, match="is no size: say 500 MiB"):
+        parse_bytes(said)
+
+
+@given(
+    jobs=st.integers(0, 10**9),
+    memory=st.integers(0, 2**45),
+    chance=st.floats(0, 1, exclude_max=True),
+)
+def test_a_process_stays_within_its_limits_and_never_gets_one_that_nobody_has_set(
+    jobs: int, memory: int, chance: float
+) -> None:
+    own = jitter_limits(RecyclingLimits(jobs, memory), lambda: chance)
+    for said, got in zip(RecyclingLimits(jobs, memory), own, strict=True):
+        assert 0.79 * said <= got <= said
+        assert bool(got) is bool(said)
+
+
+def _chance(value: float) -> Callable[[], float]:
+    return lambda: value
+
+
+def test_processes_that_began_together_have_limits_of_their_own() -> None:
+    found = {jitter_limits(RecyclingLimits(1000, 0), _chance(each / 10)).jobs for each in range(10)}
+    assert len(found) == 10
+
+
+def test_a_limit_that_is_reached_is_named() -> None:
+    limits = RecyclingLimits(jobs=100, memory=2**20)
+    assert get_recycle_reason(limits, jobs=99, memory=2**20 - 1) == ""
+    assert "100 jobs" in get_recycle_reason(limits, jobs=100, memory=0)
+    assert "1.0 MiB" in get_recycle_reason(limits, jobs=1, memory=2**20)
+    assert get_recycle_reason(RecyclingLimits(), jobs=10**9, memory=2**50) == ""
+
+
+def test_memory_counts_from_the_first_job_on() -> None:
+    assert get_recycle_reason(RecyclingLimits(memory=1), jobs=0, memory=100) == ""

@@ -1,0 +1,128 @@
+"""Outages: Redis is frozen, killed, emptied or cuts its clients off while jobs run; the workers go on by themselves."""
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+import redis
+
+from celery5 import AsyncResult, gather
+from celery5.broker.servers.embedded import EmbeddedServer
+from tests.redis.commands.staff import Staff, wait_until
+
+BACK = 30.0
+"""Seconds after its return within which workers consume again, on a machine that may stand still. It is 2 s on one that
+does not, by the pauses of their connections: faults/test_outage.py."""
+
+
+def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncResult[int]]:
+    """Send jobs."""
+    return staff.app.send_many([staff.app.signature(task, *args) for _ in range(count)])
+
+
+def assert_back_in_time(staff: Staff, since: float | None = None) -> None:
+    """A job that is sent now ends soon: soon after Redis came back, when that is known."""
+    began = time.monotonic() if since is None else since
+    send(staff, "nap", 0.0)[0].get(timeout=30)
+    assert time.monotonic() - began < BACK
+
+
+def assert_none_doubled(staff: Staff, sent: list[AsyncResult[int]]) -> None:
+    """Each job ran once: its worker lived all the time."""
+    runs = Counter(each.job for each in staff.notes("begin"))
+    assert {each.id: runs[each.id] for each in sent} == {each.id: 1 for each in sent}
+
+
+def test_workers_go_on_after_their_connections_were_killed(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    for _ in range(2):
+        own_staff.start(lease=1.0, concurrency=4)
+    sent = send(own_staff, "nap", 0.01, count=300)
+    with redis.Redis.from_url(own_server.url) as client:
+        for _ in range(5):
+            ended = len(own_staff.notes("end"))
+            wait_until(lambda ended=ended: len(own_staff.notes("end")) > ended + 10)  # type: ignore[misc]
+            client.client_kill_filter(_type="normal", skipme=True)
+    own_staff.app.close()
+    gather(sent, timeout=30)
+    assert_none_doubled(own_staff, sent)
+    assert_back_in_time(own_staff)
+
+
+def test_workers_go_on_after_the_server_was_frozen(own_staff: Staff, own_server: EmbeddedServer) -> None:
+    workers = [own_staff.start(lease=1.0, concurrency=4) for _ in range(2)]
+    sent = send(own_staff, "nap", 0.01, count=200)
+    wait_until(lambda: len(own_staff.notes("end")) > 20)
+    os.kill(own_server.pid, signal.SIGSTOP)
+    time.sleep(1.5)  # longer than all leases
+    os.kill(own_server.pid, signal.SIGCONT)
+    assert_back_in_time(own_staff)
+    gather(sent, timeout=30)
+    assert_none_doubled(own_staff, sent)
+    assert [each.lines("worker:restarted") for each in workers] == [[], []]
+
+
+def test_outcomes_are_kept_while_the_server_is_away_and_settled_when_it_is_back(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    worker = own_staff.start(lease=0.6, concurrency=4)
+    sent = send(own_staff, "nap", 0.3, count=4)
+    wait_until(lambda: len(own_staff.notes("begin")) == 4)
+    with redis.Redis.from_url(own_server.url) as client:
+        client.waitaof(1, 0, 1000) if client.info("server")["redis_version"] >= "7.2" else time.sleep(1.1)
+    own_server.kill()
+    wait_until(lambda: len(own_staff.notes("end")) == 4)
+    time.sleep(0.6)  # the lease lapses meanwhile
+    own_server.revive()
+    own_staff.app.close()
+    gather(sent, timeout=BACK, return_exceptions=False)
+    assert_back_in_time(own_staff)
+    assert_none_doubled(own_staff, sent)
+    assert worker.lines("worker:restarted") == []
+
+
+@pytest.mark.parametrize("how", ["flushed", "restarted"])
+def test_a_worker_begins_again_when_the_server_has_lost_its_data(
+    own_staff: Staff, own_server: EmbeddedServer, how: str
+) -> None:
+    worker = own_staff.start(lease=1.0)
+    send(own_staff, "nap", 0.0)[0].get()
+    if how == "flushed":
+        with redis.Redis.from_url(own_server.url) as client:
+            client.flushall()
+    else:
+        own_server.kill()
+        for file in own_server.folder.rglob("*.aof*"):
+            if file.is_file():
+                file.unlink()
+        for file in own_server.folder.rglob("appendonlydir/*"):
+            file.unlink()
+        own_server.revive()
+    back = time.monotonic()
+    own_staff.app.close()
+    assert_back_in_time(own_staff, back)
+    wait_until(lambda: len(worker.lines("worker:restarted")) >= 1)
+    assert_back_in_time(own_staff)
+
+
+def test_a_worker_waits_while_the_server_refuses_to_write(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    workers = [own_staff.start(lease=0.6) for _ in range(2)]
+    sent = send(own_staff, "nap", 0.3)
+    wait_until(lambda: len(own_staff.notes("begin")) == 1)
+    with redis.Redis.from_url(own_server.url) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            wait_until(lambda: all(each.lines("heartbeat:missed") for each in workers))
+            time.sleep(0.6)
+        finally:
+            client.config_set("maxmemory", "0")
+    back = time.monotonic()
+    gather(sent, timeout=BACK, return_exceptions=False)
+    assert_back_in_time(own_staff, back)
+    assert_none_doubled(own_staff, sent)
+    assert [each.process.poll() for each in workers] == [None, None]

@@ -1,0 +1,55 @@
+"""Graves: dead jobs as a worker leaves them, many at once, and where jobs are."""
+
+from typing import Any
+
+from celery5 import App, JobState
+from celery5.broker.calls import jobs
+from celery5.protocol.job.envelope import Document, Envelope, Failure, encode, read_envelope
+from tests.redis.worker.workers import entries
+
+QUEUE = "default"
+
+
+def bury(
+    app: App,
+    client: Any,
+    *ids: str,
+    queue: str = QUEUE,
+    task: str = "shop.t",
+    error: str = "ValueError",
+    reason: str = "exhausted",
+    at: str = "*",
+    **more: Any,
+) -> list[str]:
+    """Dead jobs as the worker's script leaves them, many at once; gives their entries."""
+    keys = app.queue(queue)
+    app.perform(jobs.register_queue(app.keys, queue), instead="")
+    pipe = client.pipeline(transaction=False)
+    failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
+    for each in ids:
+        message = encode(Envelope(v=1, id=each, task=task, attempt=4, failures=(failure,), **more))
+        document = encode(
+            Document(v=1, id=each, task=task, state="DEAD", reason=reason, attempt=4, failure=failure)
+        )
+        pipe.xadd(keys.dead, {"job": message, "document": document}, id=at)
+    graves = [each.decode() for each in pipe.execute()]
+    for each, grave in zip(ids, graves, strict=True):
+        pipe.hset(keys.jobs, each, f"X{grave}")
+        pipe.set(keys.result(each), encode(Document(v=1, id=each, task=task, state="DEAD")), px=60_000)
+    pipe.execute()
+    return graves
+
+
+def sent(client: Any, app: App, queue: str = QUEUE) -> list[str]:
+    """The ids of the jobs on the stream, in order."""
+    return [read_envelope(fields[b"job"]).id for fields in entries(client, app.queue(queue).stream)]
+
+
+def state(app: App, job_id: str, queue: str = QUEUE) -> JobState:
+    """Where a job is."""
+    return app.result(job_id, queue=queue).status()
+
+
+def numbered(count: int) -> list[str]:
+    """Ids of jobs."""
+    return [f"j{number}" for number in range(count)]

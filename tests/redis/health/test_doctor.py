@@ -1,0 +1,260 @@
+"""Doctor: what is wrong with a real server, with keys, units and workers is found, and one check never stops
+another."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from celery5 import App, Misconfigured, __version__
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.doctor.broker_checks import BrokerChecks
+from celery5.doctor.examination import DoctorCheck, get_checks, run_checks
+from celery5.doctor.host_checks import HostChecks
+from celery5.protocol.health.broker_diagnosis import Finding
+from tests.redis.commands.staff import wait_until
+
+
+@pytest.fixture
+def own(own_server: EmbeddedServer, app_name: str, tmp_path: Path) -> Iterator[App]:
+    """An application over a server of its own."""
+    app = App(app_name, broker=own_server.url, keys=str(tmp_path / "keys"))
+    yield app
+    app.close()
+
+
+_OPEN: list[BrokerChecks] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the connections of the checks that a test made."""
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
+def broker_of(app: App) -> BrokerChecks:
+    made = BrokerChecks(app.connections.endpoint, app.keys, "default")
+    _OPEN.append(made)
+    return made
+
+
+def test_a_server_whose_jobs_would_not_outlive_it_is_found(own: App, second: "redis.Redis") -> None:
+    def found(appendonly: str, appendfsync: str, save: str) -> Finding:
+        for name, value in (("appendonly", appendonly), ("appendfsync", appendfsync), ("save", save)):
+            second.config_set(name, value)
+        return broker_of(own).check_persistence()
+
+    assert found("yes", "everysec", "").state == "ok"
+    assert found("yes", "no", "").state == "warn"
+    assert "save 3600 1" in found("no", "everysec", "3600 1").says
+    none = found("no", "everysec", "")
+    assert (none.state, none.remedy.startswith("CONFIG SET appendonly yes")) == ("fail", True)
+
+
+def test_a_server_that_would_throw_jobs_away_is_found(own: App, second: "redis.Redis") -> None:
+    assert broker_of(own).check_memory().state == "ok"
+    second.config_set("maxmemory-policy", "allkeys-lru")
+    assert broker_of(own).check_memory().state == "fail"
+    second.config_set("maxmemory-policy", "noeviction")
+    second.config_set("maxmemory", 1024)
+    assert broker_of(own).check_memory().state == "warn"
+    second.config_set("maxmemory", 0)
+
+
+def test_a_sound_server_is_sound(own: App) -> None:
+    broker = broker_of(own)
+    assert broker.check_server().state == "ok"
+    assert broker.check_clock().state == "ok"
+    assert "of 20 pings" in broker.check_latency().says
+    assert broker.check_permissions() == broker.check_permissions()
+    assert (broker.check_permissions().state, broker.check_keys().state) == ("ok", "ok")
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (["+@all", "-xadd", "-zadd", "~*", "&*"], ["XADD", "ZADD"]),
+        (["+@all", "~other:*", "&*"], ["may not enter the keys"]),
+        (["+@all", "~*", "resetchannels", "&other:*"], ["PUBLISH"]),
+        (["+@all", "-subscribe", "~*", "&*"], ["SUBSCRIBE"]),
+        (["+@all", "-evalsha", "~*", "&*"], ["EVALSHA"]),
+        (["+@all", "-client|unblock", "~*", "&*"], ["CLIENT|UNBLOCK"]),
+    ],
+)
+def test_what_a_user_may_not_is_found_and_what_to_permit_is_said(
+    own: App, second: "redis.Redis", rules: list[str], words: list[str]
+) -> None:
+    second.execute_command("ACL", "SETUSER", "clerk", "on", ">hush", *rules)  # type: ignore[no-untyped-call]
+    path = own.connections.endpoint.path
+    app = App(own.name, broker=f"unix://clerk:hush@{path}?db=0")
+    found = broker_of(app).check_permissions()
+    assert found.state == "fail"
+    assert [word for word in words if word not in found.says] == []
+    assert found.remedy.startswith("ACL SETUSER clerk ")
+    assert "hush" not in found.says + found.remedy
+    assert list(second.scan_iter("*")) == []  # it cleans up after itself, or Redis does within seconds
+    # What it says is what helps.
+    second.execute_command(*found.remedy.split())  # type: ignore[no-untyped-call]
+    assert broker_of(app).check_permissions().state == "ok"
+    app.close()
+
+
+@pytest.mark.plants
+def test_a_key_that_nobody_owns_is_found_among_those_that_somebody_does(
+    own: App, second: "redis.Redis"
+) -> None:
+    second.set(f"celery5:{{{own.name}}}:old-thing", "1")
+    second.set(f"celery5:{{{own.name}}}:passing", "1", ex=100)
+    second.set(f"celery5:{{{own.name}-other}}:not-ours", "1")
+    second.sadd(own.keys.queues, "default")
+    found = broker_of(own).check_keys()
+    assert found.state == "warn"
+    assert f"1 have neither owner nor time to live: celery5:{{{own.name}}}:old-thing" in found.says
+
+
+def test_a_broker_that_is_away_fails_once_and_the_rest_goes_on(tmp_path: Path) -> None:
+    app = App("nobody", broker="unix:///nonexistent/none.sock", keys=str(tmp_path / "keys"))
+    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
+    assert [name for name, each in found.items() if each.state == "fail"] == ["server"]
+    assert "none.sock" in found["server"].says
+    assert (found["latency"].state, found["workers"].state) == ("warn", "warn")
+    assert (found["python"].state, found["settings"].state) == ("ok", "ok")
+
+
+def test_each_of_several_brokers_is_looked_at(
+    own: App, url: str, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    other = {"mails": own_server.url, "away": "unix:///nonexistent/none.sock"}
+    app = App(own.name, broker=url, brokers=other, keys=str(tmp_path / "keys"))
+    found = {each.check: each for each in run_checks(get_checks(app, root=tmp_path))}
+    assert (found["server"].state, found["server mails"].state, found["server away"].state) == (
+        "ok",
+        "ok",
+        "fail",
+    )
+    assert "appendonly yes" in found["persistence mails"].says
+    assert "loses every job" in found["persistence"].says
+    app.close()
+
+
+def test_no_connection_is_left_open(
+    own: App, own_server: EmbeddedServer, second: "redis.Redis", tmp_path: Path
+) -> None:
+    before = len(second.client_list())
+    app = App(own.name, broker=own_server.url, keys=str(tmp_path / "keys"))
+    checks = get_checks(app, root=tmp_path)
+    assert all(each.check for each in run_checks(checks))
+    app.close()
+    wait_until(lambda: len(second.client_list()) == before)
+    assert checks  # they are held: it is not for being forgotten that the connections are closed
+
+
+def test_a_server_that_hangs_holds_nobody_up(own: App, own_server: EmbeddedServer, tmp_path: Path) -> None:
+    os.kill(own_server.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        found = {each.check: each for each in run_checks(get_checks(own, root=tmp_path), limit=0.5)}
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    assert found["server"].says == "no answer within 0.5 s"
+    assert (found["server"].state, found["python"].state) == ("fail", "ok")
+    assert time.monotonic() - begun < 30
+
+
+def test_a_check_that_is_broken_says_so_and_the_others_go_on() -> None:
+    def broken() -> Finding:
+        raise ZeroDivisionError("oh")
+
+    def wrong() -> Finding:
+        raise Misconfigured("this is\nwrong")
+
+    checks = [
+        DoctorCheck("one", broken),
+        DoctorCheck("two", wrong),
+        DoctorCheck("three", lambda: Finding("three", "ok", "fine")),
+    ]
+    found = list(run_checks(checks))
+    assert [each.state for each in found] == ["fail", "fail", "ok"]
+    assert found[0].says == "the check itself failed: ZeroDivisionError: oh"
+    assert found[1].says == "this is wrong"
+
+
+def test_keys_that_others_can_read_and_certificates_that_end_are_found(tmp_path: Path) -> None:
+    app = App("keyed", keys=str(tmp_path / "keys"))
+    host = HostChecks(os.environ, root=tmp_path)
+    assert "not there yet" in host.check_key_folder(app).says
+    app.control.keyring.renew()
+    assert (host.check_key_folder(app).state, host.check_certificates(app).state) == ("ok", "ok")
+
+    (tmp_path / "keys" / "mine.pem").chmod(0o644)
+    assert host.check_key_folder(app).state == "warn"
+    (tmp_path / "keys").chmod(0o755)
+    assert (host.check_key_folder(app).state, host.check_key_folder(app).remedy) == (
+        "fail",
+        f"chmod 700 {tmp_path / 'keys'}",
+    )
+    (tmp_path / "keys").chmod(0o700)
+
+    mine = next(each for each in app.control.keyring.list_certificates() if each.role == "mine")
+    app.control.keyring.revoke(mine.fingerprint)
+    assert "refused here: revoked" in host.check_certificates(app).says
+    app.control.keyring.renew()
+    assert host.check_certificates(app).state == "ok"
+
+    soon = trustme.CA().issue_cert("a.b", not_after=datetime.now(UTC) + timedelta(days=3))
+    (tmp_path / "soon.pem").write_bytes(soon.cert_chain_pems[0].bytes())
+    app.control.keyring.trust_file(tmp_path / "soon.pem")
+    assert (host.check_certificates(app).state, "they end soon" in host.check_certificates(app).says) == (
+        "warn",
+        True,
+    )
+
+
+def test_a_key_whose_authority_is_not_trusted_is_found(tmp_path: Path) -> None:
+    app = App("keyed", keys=str(tmp_path / "keys"))
+    app.control.keyring.renew()
+    for each in (tmp_path / "keys" / "trusted").iterdir():
+        each.unlink()
+    found = HostChecks(os.environ, root=tmp_path).check_certificates(app)
+    assert (found.state, found.says) == ("fail", "what is signed here is refused here: unknown-issuer")
+
+
+def test_units_are_found_with_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text("#!/bin/sh\necho 'systemd 252 (252.1)'\n")
+    systemctl.chmod(0o755)
+    host = HostChecks({"HOME": "/home/clerk"}, root=tmp_path)
+    assert host.check_units().says == "none of systemd's is installed"
+
+    folder = tmp_path / "home/clerk/.config/systemd/user"
+    (folder / "default.target.wants").mkdir(parents=True)
+    unit = folder / "celery5-worker@.service"
+    unit.write_text("[Service]\nExecStart=-/nowhere/celery5 worker start\n")
+    assert (host.check_units().state, "/nowhere/celery5" in host.check_units().says) == ("fail", True)
+    unit.write_text("[Service]\nExecStart=/bin/sh celery5 worker start\n")
+    assert "log" in host.check_units().says  # they end when their user logs out
+    assert host.check_units().remedy.startswith("loginctl enable-linger ")
+
+    user = host.check_units().remedy.split()[-1]
+    (tmp_path / "var/lib/systemd/linger").mkdir(parents=True)
+    (tmp_path / "var/lib/systemd/linger" / user).touch()
+    assert host.check_units().remedy == "systemctl --user enable celery5-worker@.service"
+    (folder / "default.target.wants" / "celery5-worker@shop.service").symlink_to(unit)
+    assert host.check_units().says == "systemd 252: celery5-worker@.service; enabled"
+    systemctl.write_text("#!/bin/sh\necho 'systemd 229'\n")
+    assert host.check_units().state == "warn"
+
+
+def test_this_python_and_its_libraries_will_do() -> None:
+    host = HostChecks(os.environ)
+    assert (host.check_python().state, __version__ in host.check_python().says) == ("ok", True)
+    assert host.check_libraries().state in ("ok", "warn")  # a warning where it runs from a checkout

@@ -1,0 +1,65 @@
+"""Erasing: an application that was made for a moment leaves nothing in Redis."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import redis
+
+from celery5 import App
+from celery5.broker.calls.diagnosis import erase_app
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
+from celery5.protocol.limits import AdmissionRule
+from tests.redis.limits.limited_jobs import TASK, Gated
+from tests.redis.worker.one_queue import Queue
+from tests.redis.worker.workers import leftovers
+
+CHANNELS = {"wake", "revoke", "free", "schedule_news"}
+STAY = {"settings", "pattern"}
+"""They are whose who set them; and what is no key."""
+
+
+def lasting(keys: Keys, queue: QueueKeys) -> Iterator[str]:
+    """Every key of a queue and its application that is made without more words."""
+    for each in fields(QueueKeys):
+        value = getattr(queue, each.name)
+        is_key = isinstance(value, str) and value.startswith("celery5:") and not each.name.endswith("_prefix")
+        if is_key and each.name not in CHANNELS:
+            yield value
+    yield from (
+        queue.documents_for("s"),
+        queue.claimed_documents("s"),
+        queue.document_progress("s"),
+        queue.result("a"),
+    )
+    yield from (
+        keys.schedules(queue.queue),
+        keys.schedule_times(queue.queue),
+        keys.live_processes("scheduler"),
+    )
+    for name, value in vars(Keys).items():
+        if isinstance(value, property) and name not in CHANNELS | STAY:
+            yield getattr(keys, name)
+
+
+def test_every_key_of_an_application_goes(queue: Queue, app: App, redis_client: "redis.Redis") -> None:
+    for key in (*lasting(app.keys, queue.keys), app.queue(EVENTS).stream, app.queue(EVENTS).dead):
+        if key != queue.keys.jobs:
+            redis_client.set(key, "something")
+    redis_client.hset(queue.keys.jobs, "a", "D")
+    for call in erase_app(app.keys, [queue.keys], ["a"], ["s"]):
+        queue(call)
+    assert leftovers(redis_client, app) == {}
+
+
+def test_waiting_rooms_go_whatever_their_lines_are_called(
+    queue: Queue, app: App, redis_client: "redis.Redis"
+) -> None:
+    gate = Gated(queue.driver, queue.keys, queue.client)
+    gate.rule = AdmissionRule(TASK, max_running=1, keyed=True, fair=True)
+    gate.join("w")
+    for n, (token, fair) in enumerate([("", ""), ("ann b", ""), ("ann b", "100% [x]"), ("a\nb", "c")]):
+        gate.come("w", *f"{n}a {n}b {n}c".split(), token=token, fair=fair)
+    assert len(gate.room()) == 8
+    for call in erase_app(app.keys, [queue.keys]):
+        queue(call)
+    assert leftovers(redis_client, app) == {}

@@ -1,0 +1,320 @@
+"""Health checks: what a worker's tasks and services report, and what all workers of an application share."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, Misconfigured, service
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.health import BreakerPolicy, HealthCheck
+from celery5.processes import worker
+from celery5.services.health import health_checks
+from tests.redis.worker.workers import Lines, until, until_async, working
+
+
+@pytest.fixture
+def app(url: str, app_name: str) -> Iterator[App]:
+    """An application whose workers keep their lease, and with it what they know, on a machine that stands still."""
+    one = App(app_name, broker=url, lease=30)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def other(url: str, app_name: str) -> Iterator[App]:
+    """The same application, as another process has it: its checks are objects of their own."""
+    one = App(app_name, broker=url, lease=30)
+    yield one
+    one.close()
+
+
+async def is_held(job: Any) -> bool:
+    return bool((await job.astatus()) == "HELD")
+
+
+def needing(app: App, check: HealthCheck, name: str = "needs") -> Any:
+    """A task that needs what the check looks at."""
+
+    async def needs() -> str:
+        return "done"
+
+    return app.task(name=name, checks=[check], breaker=BreakerPolicy(threshold=None, reset=1.0))(needs)
+
+
+@pytest.mark.parametrize("kind", ["trio", "asyncio", "thread"])
+async def test_what_a_task_finds_out_it_reports_and_others_are_held(app: App, kind: str) -> None:
+    check = HealthCheck("bank", allowed={"unhealthy": 0})
+    needs = needing(app, check)
+
+    async def ask() -> None:
+        if kind == "asyncio":
+            await asyncio.sleep(0)
+        check.report("unhealthy", "no answer")
+
+    def ask_in_a_thread() -> None:
+        check.report("unhealthy", "no answer")
+
+    where: Any = {"loop": "asyncio"} if kind == "asyncio" else {}
+    asking: Any = app.task(name="ask", **where)(ask_in_a_thread if kind == "thread" else ask)
+    with Lines() as lines:
+        async with working(app):
+            assert await (await needs.adelay()).aget(timeout=30) == "done"
+            await (await asking.adelay()).aget(timeout=30)
+            await until(lambda: check.state == "unhealthy")
+            held = await needs.adelay()
+            await until_async(lambda: is_held(held))
+            assert await held.aget(timeout=30) == "done"
+    (tripped,) = lines.of("breaker:tripped")
+    assert tripped["why"] == "health check bank is unhealthy: no answer"
+    # The worker has checks of its own, too, which find a machine unhealthy that stands still.
+    assert [each["state"] for each in lines.of("health:changed") if each["check"] == "bank"] == ["unhealthy"]
+
+
+async def test_a_service_watches_and_reports(url: str, app_name: str) -> None:
+    check = HealthCheck("room", allowed={"degraded": 1}, window=60)
+
+    async def watch_room() -> None:
+        for _ in range(2):
+            check.report("degraded", "it gets tight")
+        await trio.sleep_forever()
+
+    app = App(app_name, broker=url, services=[watch_room])
+    needs = needing(app, check)
+    async with working(app):
+        held = await needs.adelay()
+        await until_async(lambda: is_held(held))
+        assert await held.aget(timeout=30) == "done"
+    app.close()
+
+
+async def test_a_check_that_looks_by_itself_holds_jobs_and_its_recovery_frees_them(app: App) -> None:
+    well = False
+
+    @app.health_check(period=0.05, allowed={"unhealthy": 0})
+    async def bank() -> bool:
+        return well
+
+    needs = app.task(checks=[bank])(_nothing)  # and nothing said: its checks hold it, for 30 s
+    needing(app, bank)
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: len(lines.of("breaker:tripped")) >= 2)
+            long, short = await needs.adelay(), await app.tasks["needs"].adelay()
+            await until_async(lambda: is_held(long))
+            well = True
+            assert await short.aget(timeout=30) == "done"
+            assert await is_held(long)
+            await long.arevoke()
+
+
+async def test_a_check_that_failed_is_an_error_and_jobs_go_on(app: App) -> None:
+    looks: list[str] = []
+
+    @app.health_check(period=0.02, timeout=30, allowed={"unhealthy": 0})  # slow is not what is wrong with it
+    def bank() -> None:
+        looks.append("bank")
+        raise OSError("the check itself is broken")
+
+    needs = needing(app, bank)
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: len(looks) > 3)
+            assert await (await needs.adelay()).aget(timeout=30) == "done"
+    assert [each["level"] for each in lines.of("health:check-failed")] == ["error"]  # at each look the same
+
+
+async def test_a_local_check_is_each_workers_own(app: App, other: App, redis_client: "redis.Redis") -> None:
+    looked: list[str] = []
+    for which, one in (("a", app), ("b", other)):
+
+        async def look(which: str = which) -> bool:
+            looked.append(which)
+            return which == "a"
+
+        one.health_check(name="own", period=0.05)(look)
+    async with working(app, name="a"), working(other, name="b"):
+        await until(lambda: looked.count("a") > 2 and looked.count("b") > 2)
+    assert app.health_check.known["own"].state == "healthy"
+    assert other.health_check.known["own"].state == "unhealthy"
+    assert not redis_client.exists(app.keys.check("own"))
+
+
+async def test_of_a_global_check_one_worker_looks_for_all(
+    app: App, other: App, redis_client: "redis.Redis"
+) -> None:
+    looked: list[float] = []
+    period = 0.1
+
+    async def look() -> str:
+        looked.append(trio.current_time())
+        return "degraded"
+
+    for one in (app, other):
+        one.health_check(name="all", period=period, scope="global")(look)
+    async with working(app, name="a"), working(other, name="b"):
+        await until(
+            lambda: (
+                all(one.health_check.known["all"].state == "degraded" for one in (app, other))
+                and len(looked) >= 20
+            )
+        )
+        periods = (looked[-1] - looked[0]) / period
+        left: Any = redis_client.pttl(app.keys.check("all"))
+        assert left != -1, "it is believed for a while only"
+        assert left <= 3 * period * 1000
+    # Once in a period, not once for each worker. After the machine has stood still each may look at once.
+    assert len(looked) <= 1.5 * periods + 2
+
+
+async def test_what_one_worker_reports_of_a_global_check_holds_the_jobs_of_all(app: App, other: App) -> None:
+    checks = [HealthCheck("bank", period=0.1, scope="global", allowed={"unhealthy": 0}) for _ in (app, other)]
+    mine, theirs = needing(app, checks[0], "mine"), needing(other, checks[1], "theirs")
+    app.task(name="theirs")(_nothing)
+    other.task(name="mine")(_nothing)
+    with Lines() as lines:
+        async with working(app, name="a"), working(other, name="b"):
+            checks[0].report("unhealthy", "seen by one")
+            await until(lambda: checks[1].state == "unhealthy")
+            await until(lambda: len({each["breaker"] for each in lines.of("breaker:tripped")}) == 2)
+            del mine, theirs
+            checks[1].report("healthy")
+            await until(lambda: checks[0].state == "healthy")
+    assert {each["why"] for each in lines.of("breaker:tripped")} == {
+        "health check bank is unhealthy: seen by one"
+    }
+
+
+async def _nothing() -> None: ...
+
+
+async def test_a_state_that_nobody_saw_again_goes_by_itself(app: App, redis_client: "redis.Redis") -> None:
+    check = HealthCheck("bank", period=0.1, stale_after=2, scope="global")
+    app.health_check.add(check)
+    async with working(app):
+        check.report("unhealthy")
+        await until(lambda: bool(redis_client.exists(app.keys.check("bank"))))
+        await until(lambda: not redis_client.exists(app.keys.check("bank")))
+
+
+async def test_without_a_place_for_states_global_checks_are_off_and_that_is_told_once(
+    url: str, app_name: str
+) -> None:
+    looked: list[int] = []
+    app = App(app_name, broker=url, health_store="none", services=[_stays])
+
+    @app.health_check(period=0.05, scope="global")
+    async def everywhere() -> None:
+        looked.append(1)
+
+    @app.health_check(period=0.05)
+    async def here() -> None:
+        looked.append(2)
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: looked.count(2) > 3)
+    assert 1 not in looked
+    (off,) = lines.of("health:disabled")
+    assert (off["level"], off["checks"]) == ("warning", ["everywhere"])
+    app.close()
+
+
+async def _stays() -> None:
+    await trio.sleep_forever()
+
+
+def test_an_application_without_a_place_for_states_is_checked_before_it_starts(
+    url: str, app_name: str
+) -> None:
+    app = App(app_name, broker=url, health_store="none", services=[_stays])
+    app.health_check(scope="global")(_nothing)
+    worker.check(app)
+    app.close()
+
+
+async def test_a_report_while_redis_is_away_is_told_to_others_later(
+    own_server: EmbeddedServer, app_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_checks, "AGAIN", 0.1)
+    app = App(app_name, broker=own_server.url)
+    check = app.health_check.add(HealthCheck("bank", scope="global"))
+    with Lines() as lines:
+        async with working(app):
+            own_server.kill()
+            check.report("unhealthy", "also the bank")
+            assert check.state == "unhealthy"  # here it is known at once
+            await until(lambda: bool(lines.of("health:share-failed")), within=30)
+            own_server.revive()
+            with redis.Redis.from_url(own_server.url) as client:
+                await until(lambda: bool(client.exists(app.keys.check("bank"))), within=30)
+                raw: Any = client.get(app.keys.check("bank"))
+                assert b"also the bank" in raw
+    app.close()
+
+
+@pytest.mark.plants
+async def test_what_others_wrote_that_is_no_state_is_ignored(app: App, redis_client: "redis.Redis") -> None:
+    check = app.health_check.add(HealthCheck("bank", scope="global", period=0.05))
+    with Lines() as lines:
+        async with working(app):
+            for wrong in (b"\xff", b"[]", b'{"check":"bank","state":"odd","is_good":true}'):
+                redis_client.set(app.keys.check("bank"), wrong)
+                await trio.sleep(0.12)
+            assert check.state == "unknown"
+            redis_client.set(
+                app.keys.check("bank"), b'{"check":"bank","state":"healthy","is_good":true,"at":1}'
+            )
+            await until(lambda: check.state == "healthy")
+    assert lines.of("health:check-failed") == []
+
+
+def test_two_checks_of_one_name_are_refused_before_a_worker_starts(app: App) -> None:
+    needing(app, HealthCheck("bank"), "one")
+    needing(app, HealthCheck("bank"), "two")
+    with pytest.raises(Misconfigured, match=r"two health checks are named 'bank': one of them is task two's"):
+        worker.check(app)
+
+
+async def test_a_services_check_is_looked_at_too(url: str, app_name: str) -> None:
+    looked = trio.Event()
+
+    async def look() -> None:
+        looked.set()
+
+    app = App(app_name, broker=url, services=[service(_stays, checks=[HealthCheck("own", look)])])
+    async with working(app):
+        with trio.fail_after(30):
+            await looked.wait()
+    app.close()
+
+
+async def test_a_worker_is_told_by_its_inbox_that_a_period_has_lapsed_and_tells_what_it_knows(
+    url: str, app_name: str, tmp_path: Path
+) -> None:
+    app = App(app_name, broker=url, keys=str(tmp_path / "keys"), own_checks=False)
+    well = True
+
+    @app.health_check(period=0.5, allowed={"unhealthy": 0})
+    async def bank() -> bool:
+        return well
+
+    needs = app.task(name="needs", checks=[bank])(_nothing)
+    app.control.keyring.get_signer()
+    async with working(app, name="w"):
+        await until(lambda: bank.state == "healthy")
+        well = False
+        await trio.sleep(0.3)  # half of the period: sooner it would not look again
+        (reply,) = await app.control.asend("check-expired", {"check": "bank"}, to="w")
+        assert (reply.ok, reply.answer["state"], reply.answer["is_good"]) == (True, "unhealthy", False)
+        (reply,) = await app.control.asend("health", to="w")
+        assert [each["state"] for each in reply.answer["checks"]] == ["unhealthy"]
+        (breaker,) = reply.answer["breakers"]
+        assert (breaker["of"], breaker["state"], breaker["trips"]) == (needs.name, "open", 1)
+        (reply,) = await app.control.asend("check-expired", {"check": "disk"}, to="w")
+        assert not reply.ok
+    app.close()

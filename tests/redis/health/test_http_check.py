@@ -1,0 +1,217 @@
+"""HTTP check: a real endpoint in each of the proposal's states, asked over plain and TLS sockets (C35, C36)."""
+
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from celery5 import App, Misconfigured
+from celery5.health import BreakerPolicy
+from celery5.health.checks import HttpEndpoint
+from tests.redis.worker.workers import until, until_async, working
+
+
+class Endpoint(ThreadingHTTPServer):
+    """What the tests' server answers, and what it was asked."""
+
+    daemon_threads = True
+    status = 204
+    headers: dict[str, str]
+    slow = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.headers = {}
+        self.asked: list[tuple[str, str]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/orders?open=1"
+
+    def handle_error(self, *_args: Any) -> None:
+        """A client that went away is no matter."""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as its server says."""
+
+    def do_OPTIONS(self) -> None:
+        server: Any = self.server
+        server.asked.append((self.command, self.path))
+        time.sleep(server.slow)
+        self.send_response(server.status)
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as one:
+        thread = threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield one
+        one.shutdown()
+        thread.join(30)
+
+
+async def state_of(check: HttpEndpoint) -> str:
+    """What one look says."""
+    from celery5.protocol.health.readings import get_worst_state, parse_states
+
+    ground: Any = None
+    found = await check.run_check(None, ground)
+    return get_worst_state(parse_states(found, check.states), check.states) or ""
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "state"),
+    [
+        (200, {}, "healthy"),
+        (204, {"Allow": "GET, POST", "Accept": "application/json"}, "healthy"),
+        (204, {"Allow": "*", "Accept": "application/*"}, "healthy"),
+        (301, {}, "degraded"),
+        (403, {}, "degraded"),
+        (503, {}, "degraded"),
+        (500, {}, "unhealthy"),
+        (404, {}, "permanently-unavailable"),
+        (200, {"Allow": "GET"}, "permanently-unavailable"),
+        (200, {"Accept": "text/html"}, "permanently-unavailable"),
+        (500, {"Allow": "GET"}, "permanently-unavailable"),  # which is the worse
+    ],
+)
+async def test_an_endpoint_is_what_it_answers(
+    endpoint: Endpoint, status: int, headers: dict[str, str], state: str
+) -> None:
+    endpoint.status, endpoint.headers = status, headers
+    check = HttpEndpoint(endpoint.url, method="POST", content_type="application/json; charset=utf-8")
+    assert await state_of(check) == state
+    assert endpoint.asked == [("OPTIONS", "/orders?open=1")]
+
+
+async def test_an_endpoint_that_is_almost_too_slow_is_degraded_and_one_that_is_unhealthy(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.slow = 0.82
+    assert await state_of(HttpEndpoint(endpoint.url, limit=1.02)) == "degraded"
+    endpoint.slow = 5
+    with trio.fail_after(2):  # nobody waits for the answer
+        assert await state_of(HttpEndpoint(endpoint.url, limit=0.2)) == "unhealthy"
+
+
+async def test_an_endpoint_that_is_not_there_is_unhealthy(endpoint: Endpoint) -> None:
+    gone = endpoint.url.replace(str(endpoint.server_port), "1")
+    for url in (gone, "http://no-such-host.invalid/", "http://127.0.0.1:99999/"):
+        check = HttpEndpoint(url, limit=5)
+        assert await state_of(check) == "unhealthy"
+        assert check.why
+
+
+async def test_what_is_no_http_is_unhealthy() -> None:
+    async def babble(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners: Any = await nursery.start(trio.serve_tcp, babble, 0)
+        port = listeners[0].socket.getsockname()[1]
+        assert await state_of(HttpEndpoint(f"http://127.0.0.1:{port}")) == "unhealthy"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_certificate_that_nobody_trusts_is_insecure_and_one_that_is_trusted_is_not(
+    endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    endpoint.socket = context.wrap_socket(endpoint.socket, server_side=True)
+    url, file = endpoint.url.replace("http:", "https:"), tmp_path_factory.mktemp("tls") / "ca.pem"
+    ca.cert_pem.write_to_path(str(file))
+    stranger = HttpEndpoint(url)
+    assert await state_of(stranger) == "insecure"
+    assert "CERTIFICATE_VERIFY_FAILED" in stranger.why
+    assert await state_of(HttpEndpoint(url, cafile=file)) == "healthy"
+
+
+async def test_plain_text_where_tls_should_be_is_insecure(endpoint: Endpoint) -> None:
+    assert await state_of(HttpEndpoint(endpoint.url.replace("http:", "https:"))) == "insecure"
+
+
+async def test_an_intrusion_is_insecure_whatever_the_endpoint_answers(endpoint: Endpoint) -> None:
+    is_secure, where = False, list[int]()
+
+    def ask() -> bool:
+        where.append(threading.get_ident())
+        return is_secure
+
+    check = HttpEndpoint(endpoint.url, is_secure=ask)
+    assert await state_of(check) == "insecure"
+    assert check.saw(status=200) == "insecure"  # the calls to come, too
+    is_secure = True
+    assert await state_of(check) == "healthy"
+    assert threading.get_ident() not in where  # it may take its time
+
+
+@pytest.mark.parametrize(
+    ("call", "state"),
+    [
+        ({"status": 200, "seconds": 0.1}, "healthy"),
+        ({"status": 201, "seconds": 4.1}, "degraded"),
+        ({"status": 302}, "degraded"),
+        ({"status": 500}, "unhealthy"),
+        ({"status": 200, "seconds": 5.0}, "unhealthy"),
+        ({"status": 0}, "unhealthy"),
+        ({"status": 404}, "permanently-unavailable"),
+        ({"status": 405}, "permanently-unavailable"),
+        ({"status": 415}, "permanently-unavailable"),
+        ({"status": 200, "is_insecure": True}, "insecure"),
+    ],
+    ids=str,
+)
+def test_a_call_of_a_task_must_stand_in_the_same_conditions(call: dict[str, Any], state: str) -> None:
+    heard: list[tuple[str, str]] = []
+    check = HttpEndpoint("https://example.test", limit=5)
+    check.attach(lambda _check, said, why: heard.append((said, why)))
+    assert check.saw(**call) == state
+    assert [said for said, _ in heard] == [state]
+
+
+async def test_a_worker_holds_the_jobs_of_a_task_whose_endpoint_is_gone(app: App, endpoint: Endpoint) -> None:
+    endpoint.status = 500
+    check = HttpEndpoint(endpoint.url, period=0.05, allowed={"unhealthy": 2})
+
+    @app.task(checks=[check], breaker=BreakerPolicy(threshold=None, reset=0.1))
+    async def call() -> str:
+        return check.saw(status=200)
+
+    async with working(app):
+        await until(lambda: len(endpoint.asked) > 3)
+        held = await call.adelay()
+        await until_async(lambda: _is_held(held))
+        endpoint.status = 200
+        assert await held.aget(timeout=30) == "healthy"
+
+
+async def _is_held(job: Any) -> bool:
+    return bool((await job.astatus()) == "HELD")
+
+
+@pytest.mark.parametrize(
+    "url", ["example.test", "ftp://example.test", "http://", "http://a b", "http://a\r\nb"]
+)
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(Misconfigured, match="give a URL that begins with"):
+        HttpEndpoint(url)
+
+
+def test_a_check_of_an_endpoint_is_named_by_its_host_without_passwords() -> None:
+    assert HttpEndpoint("https://me:secret@bank.test:8443/api").name == "bank.test:8443"

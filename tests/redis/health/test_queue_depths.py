@@ -1,0 +1,176 @@
+"""Queue depths: how far behind queues are, as /metrics and `info` tell it, and what it costs to know."""
+
+import io
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5.broker.call import Call
+from celery5.broker.calls import job_details, jobs
+from celery5.broker.calls.jobs import QueueDepth
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerUnavailable
+from celery5.logs.log import Log, LogWriter
+from celery5.protocol.health.metrics import format_exposition
+from celery5.services.health.queue_depths import QueueDepths
+from celery5.services.health.vitals import ProcessStatus
+from tests.redis.commands.staff import Staff, wait_until
+from tests.redis.health.test_probes import numbers, start
+from tests.redis.worker.one_queue import Queue, envelope
+
+
+def test_a_queue_is_as_deep_as_its_jobs_that_nobody_has_and_as_old_as_the_oldest_of_them(
+    queue: Queue,
+) -> None:
+    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    queue.publish("a")  # before any worker came, so that there is no consumer group
+    time.sleep(0.05)
+    assert queue(jobs.get_queue_depth(queue.keys)).oldest >= 0.05
+    queue.join("w")
+    time.sleep(0.05)
+    queue.publish("b")
+    queue(jobs.claim(queue.keys.on_lane("l"), [("c", envelope("c"), "", "", None)]))
+    queue(jobs.renew_lease(queue.keys, "w", lease=30))  # now the lane can be read
+    old = queue(jobs.get_queue_depth(queue.keys))
+    assert (old.waiting, old.dead) == (3, 0)
+    assert old.oldest >= 0.1
+    queue.read("w", count=1)
+    younger = queue(jobs.get_queue_depth(queue.keys))
+    assert younger.waiting == 2
+    assert 0 <= younger.oldest < old.oldest + 30
+    assert queue(job_details.get_queue_state(queue.keys)).oldest_waiting >= younger.oldest
+    queue.read("w")
+    assert queue(jobs.get_queue_depth(queue.keys)).waiting == 1  # the one of low priority
+    assert queue(jobs.read_jobs([queue.keys.on_lane("l")], "w", count=9, block_seconds=0))
+    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0)
+    assert queue(job_details.get_queue_state(queue.keys)).oldest_waiting is None
+
+
+def test_a_deep_queue_costs_no_more_to_measure_than_an_empty_one(queue: Queue) -> None:
+    queue.join("w")
+
+    def commands() -> int:
+        before = queue.client.info("commandstats")
+        queue(jobs.get_queue_depth(queue.keys))
+        after = queue.client.info("commandstats")
+        return sum(
+            after[name]["calls"] - before.get(name, {"calls": 0})["calls"]
+            for name in after
+            if name != "cmdstat_info"
+        )
+
+    few = commands()
+    queue.publish(*map(str, range(2000)))
+    assert commands() == few < 30
+
+
+def test_jobs_that_wait_at_a_limit_are_counted_apart(queue: Queue) -> None:
+    queue.client.hset(queue.keys.limited_counts, mapping={"shop.t": 10_000, "shop.u": 2})
+    assert queue(jobs.get_queue_depth(queue.keys)) == QueueDepth(0, None, 0, held=10_002)
+    queue.client.delete(queue.keys.limited_counts)
+
+
+def test_the_metrics_tell_of_jobs_that_wait_at_a_limit() -> None:
+    vitals = ProcessStatus()
+    vitals.depths["q"] = QueueDepth(0, None, 0, held=10_000)
+    shown = format_exposition(vitals.metric_families())
+    assert b'celery5_queue_depth{queue="q"} 0' in shown
+    assert b'celery5_queue_held{queue="q"} 10000' in shown
+
+
+class Counted:
+    """A way to a broker with so many queues, which counts commands; with `away` it is not there."""
+
+    def __init__(self, queues: int) -> None:
+        self.queues = [f"q{number:02}" for number in range(queues)]
+        self.commands = 0
+        self.away = False
+
+    async def perform(self, call: Call[Any]) -> Any:
+        self.commands += 1
+        if self.away:
+            raise BrokerUnavailable("away")
+        return self.queues
+
+    async def perform_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        self.commands += len(calls)
+        if self.away:
+            raise BrokerUnavailable("away")
+        return [QueueDepth(7, 1.5, 2) for _ in calls]
+
+
+def measuring(
+    process_status: ProcessStatus, way: Counted, measured: Sequence[str] | None, *, measures: bool = True
+) -> QueueDepths:
+    """A service that measures queues on that way."""
+    return QueueDepths(
+        depth_brokers={"default": way},
+        find_broker=lambda _queue: "default",
+        keys=Keys("shop"),
+        measured_queues=measured,
+        is_measuring=measures,
+        process_status=process_status,
+        log=Log(worker="w", app="shop"),
+    )
+
+
+@pytest.mark.parametrize("queues", [1, 10, 200])
+async def test_measuring_costs_less_than_a_command_a_second(autojump_clock: MockClock, queues: int) -> None:
+    vitals, way = ProcessStatus(), Counted(queues)
+    with trio.move_on_after(600):
+        await measuring(vitals, way, None).run()
+    assert 0 < way.commands <= 0.7 * 600
+    assert vitals.depths == {}  # who has ended knows nothing
+
+
+async def test_nothing_is_measured_where_nobody_can_see_it(autojump_clock: MockClock) -> None:
+    way = Counted(3)
+    with trio.move_on_after(600):
+        await measuring(ProcessStatus(), way, None, measures=False).run()
+    assert way.commands == 0
+
+
+async def test_the_log_warns_once_of_queues_that_are_left_out(autojump_clock: MockClock) -> None:
+    for queues, warned in ((64, 0), (70, 1)):
+        stream = io.StringIO()
+        with LogWriter(stream), trio.move_on_after(1000):
+            await measuring(ProcessStatus(), Counted(queues), None).run()
+        lines = [line for line in stream.getvalue().splitlines() if '"first":"q64"' in line]
+        assert len(lines) == warned
+        assert all('"queues":6' in line and "depths:truncated" in line for line in lines)
+
+
+async def test_a_queue_of_a_broker_that_is_away_has_no_numbers_rather_than_old_ones(
+    autojump_clock: MockClock,
+) -> None:
+    vitals, way = ProcessStatus(), Counted(2)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(measuring(vitals, way, ["q01"]).run)
+        await trio.sleep(1)
+        assert vitals.depths == {"q01": QueueDepth(7, 1.5, 2)}
+        assert b'celery5_queue_depth{queue="q01"} 7' in format_exposition(
+            vitals.add_incarnation("far").metric_families()
+        )
+        way.away = True
+        await trio.sleep(6)
+        assert b"celery5_queue" not in format_exposition(vitals.metric_families())
+        way.away = False
+        await trio.sleep(6)
+        assert vitals.depths.keys() == {"q01"}
+        nursery.cancel_scope.cancel()
+
+
+def test_a_workers_metrics_tell_how_far_behind_its_queues_are(staff: Staff) -> None:
+    app = staff.app
+    _, port = start(staff, concurrency=1)
+    app.tasks["nap"].delay(60)
+    wait_until(lambda: numbers(port)["celery5_jobs_running"] == 1)
+    app.send_many([app.tasks["nap"].s(0) for _ in range(3000)])  # more than it reads ahead
+    wait_until(lambda: numbers(port).get('celery5_queue_depth{queue="default"}', 0) > 0)
+    found = numbers(port)
+    assert found['celery5_queue_oldest_seconds{queue="default"}'] > 0
+    assert found['celery5_queue_dead{queue="default"}'] == 0

@@ -1,0 +1,62 @@
+"""Onlookers: what a test sees and does from beside the drivers: conditions, settled jobs, the server's list of
+clients."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+
+def until(condition: Callable[[], object], limit: float = 30.0) -> None:
+    """Look again and again until `condition` holds. Fails after `limit` seconds."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.005)
+
+
+def settle(client: "redis.Redis", key: str, document: bytes = b"done") -> None:
+    """Store and announce a document as the settle script does."""
+    client.set(key, document, px=60_000)
+    client.publish(key, document)
+
+
+def listeners(client: "redis.Redis", key: str) -> int:
+    """How many connections are subscribed to the channel."""
+    return int(client.pubsub_numsub(key)[0][1])
+
+
+def clients(client: "redis.Redis", **facts: str) -> list[dict[str, Any]]:
+    """The server's clients with these entries in CLIENT LIST."""
+    every: list[dict[str, Any]] = client.client_list()
+    return [one for one in every if all(one.get(name) == fact for name, fact in facts.items())]
+
+
+def blocked(client: "redis.Redis") -> list[dict[str, Any]]:
+    """The server's clients that are in a blocking command."""
+    return [one for one in clients(client) if "b" in one["flags"]]
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Do `action` in another thread during the block, and raise what it raises at the block's end."""
+    errors: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            action()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(30)
+    assert not thread.is_alive(), "the action did not end"
+    if errors:
+        raise errors[0]

@@ -1,0 +1,225 @@
+"""Own steps live: what an application adds to a worker sends jobs, outlives an outage, and begins anew with its
+worker."""
+
+import pytest
+import redis
+import trio
+
+from celery5 import App, BootStep, BrokerUnavailable, RetryPolicy, service
+from celery5.bootsteps.boot import BootGraph
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.errors import BootStepFailed
+from celery5.logs.log import Log
+from celery5.processes import worker
+from celery5.processes.worker import WorkerOptions
+from celery5.processes.worker_parts import WorkerParts
+from celery5.services.process.reloader import NextIncarnation
+from celery5.wiring import build
+from tests.redis.worker.workers import LEASE, Lines, until, working
+
+
+async def test_a_service_sends_jobs_and_waits_for_their_results(url: str, app_name: str) -> None:
+    got: list[int] = []
+
+    async def ask() -> None:
+        got.append(await (await double.adelay(7)).aget())
+
+    app = App(app_name, broker=url, services=[service(ask, requires="publishing")])
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with working(app):
+        await until(lambda: got == [14])
+    app.close()
+
+
+async def test_celery5s_own_services_are_registered_as_an_applications_are(url: str, app_name: str) -> None:
+    app, log = App(app_name, broker=url), Log(worker="w", app=app_name)
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
+    usual = build(BootGraph, WorkerParts, **given)
+    assert {type(each) for each in usual._steps} == {BootStep}
+    # A worker that has nothing of its own: each of its parts is given to it as an application's would be.
+    strange = BootGraph(
+        steps=(),
+        added=usual._steps,
+        offered=usual._offered,
+        step_status=usual._board,
+        self_commands=usual._posts,
+        log=log,
+    )
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(30):
+            await nursery.start(strange.run)
+            result = await double.adelay(7)
+            assert await result.aget() == 14
+        nursery.cancel_scope.cancel()
+    log.finish()
+    assert set(usual._board.to_json()) == {each.name for each in usual._steps}
+    app.close()
+
+
+async def test_a_service_does_not_cost_a_second_connection(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    async def send() -> None:
+        await noop.adelay()
+        sent.set()
+        await trio.sleep_forever()
+
+    sent = trio.Event()
+    plain = App(app_name, broker=url)
+    app = App(app_name, broker=url, services=[send])
+
+    @app.task
+    async def noop() -> None: ...
+
+    plain.task(name="noop")(noop.__wrapped__)
+    counts: list[int] = []
+    for each in (plain, app):
+        async with working(each, name=app_name):
+            if each is app:
+                await sent.wait()
+            named = [one["name"] for one in redis_client.client_list()]
+            counts.append(len([name for name in named if app_name in name]))
+    assert counts[0] == counts[1] > 0
+
+
+async def test_a_worker_that_was_taken_for_dead_brings_them_up_anew(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    notes: list[str] = []
+
+    async def fill(worker: str) -> str:
+        notes.append(f"fill {worker}")
+        return worker
+
+    async def empty(cache: str) -> None:
+        notes.append(f"empty {cache}")
+
+    class Watch:
+        async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+            notes.append("watch")
+            task_status.started()
+            await trio.sleep_forever()
+
+    app = App(
+        app_name, broker=url, lease=LEASE, bootsteps=[BootStep("cache", fill, undo=empty)], services=[Watch]
+    )
+    async with working(app):
+        first = notes[0].removeprefix("fill ")
+        redis_client.zrem(app.queue("default").leases, first)
+        await until(lambda: notes.count("watch") == 2)
+        second = [each for each in notes if each.startswith("fill")][1].removeprefix("fill ")
+        assert first != second
+    assert [each for each in notes if each.startswith("empty")] == [f"empty {first}", f"empty {second}"]
+    app.close()
+
+
+async def test_a_mandatory_step_that_fails_in_a_later_life_stops_the_worker_too(
+    url: str, app_name: str, redis_client: "redis.Redis"
+) -> None:
+    lives: list[str] = []
+
+    async def fill(worker: str) -> None:
+        lives.append(worker)
+        if len(lives) > 1:
+            raise ValueError("no second life")
+
+    app = App(app_name, broker=url, lease=LEASE, bootsteps=[BootStep("cache", fill)])
+    failed = pytest.RaisesGroup(
+        pytest.RaisesExc(
+            BootStepFailed, match="boot step 'cache' did not come up: ValueError: no second life"
+        ),
+        flatten_subgroups=True,
+    )
+    with failed:
+        async with working(app) as one:
+            redis_client.zrem(app.queue("default").leases, lives[0])
+            with trio.fail_after(30):
+                await one.ended.wait()
+    assert len(lives) == 2
+    app.close()
+
+
+@pytest.mark.parametrize("inbox", [True, False])
+async def test_an_optional_step_that_failed_is_tried_again_by_a_command_through_the_inbox(
+    url: str, app_name: str, redis_client: "redis.Redis", inbox: bool
+) -> None:
+    tries: list[int] = []
+    ready = trio.Event()
+
+    async def fill() -> None:
+        tries.append(len(tries))
+        if not ready.is_set():
+            raise ValueError("nothing there yet")
+
+    once = RetryPolicy(max_retries=1, backoff=0.01)
+    app = App(
+        app_name, broker=url, inbox=inbox, bootsteps=[BootStep("cache", fill, optional=True, retry=once)]
+    )
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    with Lines() as lines:
+        async with working(app, name="w1"):
+            assert await (await double.adelay(7)).aget() == 14  # the worker goes on without it
+            await until(lambda: bool(lines.of("step:abandoned")), within=30)
+            assert len(lines.of("step:failed")) == 1
+            assert tries == [0, 1]
+            (done,) = lines.of("inbox:command-executed")
+            assert (done["command"], done["sender"], done["ok"]) == ("retry-boot-step", "w1", True)
+            assert redis_client.exists(app.keys.inbox("w1")) == inbox  # what was read is kept for a while
+            assert not lines.of("step:retry-send-failed")
+            (reply,) = await app.control.asend("stats", to="w1") if inbox else (None,)
+            assert reply is None or reply.answer["steps"]["cache"]["why"] == "ValueError: nothing there yet"
+            if inbox:  # and by whoever else asks, again and again: no breaker ever says no
+                for _ in range(4):
+                    (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                    assert reply.answer == {"step": "cache", "tries": 1}
+                    await until(lambda: len(lines.of("step:abandoned")) == len(tries) - 1, within=30)
+                ready.set()
+                await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                await until(lambda: bool(lines.of("step:started")))
+                (reply,) = await app.control.asend("retry-boot-step", {"step": "cache"}, to="w1")
+                assert (reply.ok, "is up" in reply.why) == (False, True)
+    app.close()
+
+
+async def test_a_service_that_sends_goes_on_after_an_outage(
+    own_server: EmbeddedServer, app_name: str
+) -> None:
+    sent: list[float] = []
+    policy = {"max_retries": 1, "backoff": 0.02, "cap": 0.1}
+
+    async def send() -> None:
+        while True:
+            await noop.adelay()
+            sent.append(trio.current_time())
+            await trio.sleep(0.01)
+
+    app = App(app_name, broker=own_server.url, services=[service(send, retry=policy)])
+
+    @app.task
+    async def noop() -> None: ...
+
+    with Lines() as lines:
+        async with working(app):
+            await until(lambda: len(sent) > 3)
+            own_server.kill()
+            await until(lambda: len(lines.of("step:crashed")) > 3, within=30)
+            assert BrokerUnavailable.__name__ in lines.of("step:crashed")[0]["why"] or (
+                "CircuitOpen" in lines.of("step:crashed")[0]["why"]
+            )
+            own_server.revive()
+            before = len(sent)
+            await until(lambda: len(sent) > before + 3, within=30)
+    app.close()

@@ -1,0 +1,201 @@
+"""Recycling: worker processes that end when they have done enough, and begin anew, while jobs come: none is lost, none
+doubled, none interrupted.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from celery5 import AsyncResult
+from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.processes.lifecycle.foreground import RESTART_FOLDER_VARIABLE
+from celery5.protocol.process.recycling import RESTART_EXIT_CODE, SUPERVISED_VARIABLE
+from tests.redis.commands.staff import Employee, Staff, wait_until
+
+
+def send(staff: Staff, task: str, *args: object, count: int = 1) -> list[AsyncResult[int]]:
+    """Send jobs."""
+    return staff.app.send_many([staff.app.signature(task, *args) for _ in range(count)])
+
+
+def each_ran_once(staff: Staff, sent: list[AsyncResult[int]]) -> bool:
+    """Whether each of these has begun and ended exactly once."""
+    once = Counter(each.id for each in sent)
+    return all(Counter(note.job for note in staff.notes(what)) == once for what in ("begin", "end"))
+
+
+def recycled(one: Employee) -> list[str]:
+    """Why it was recycled, each time."""
+    return [each["why"] for each in one.lines("worker:recycle-requested")]
+
+
+def stopped(one: Employee) -> int:
+    """Its exit code after SIGTERM."""
+    one.signal(signal.SIGTERM)
+    return one.wait(30)
+
+
+def test_a_worker_without_a_parent_begins_anew_in_place_and_each_job_runs_once(staff: Staff) -> None:
+    one = staff.start(max_jobs=20, concurrency=5)
+    sent = send(staff, "nap", 0.01, count=150)
+    assert {each.get(timeout=30) for each in sent} == {one.process.pid}
+    assert each_ran_once(staff, sent)
+    wait_until(lambda: len(recycled(one)) >= 1)
+    more = send(staff, "nap", 0.01, count=50)
+    assert {each.get(timeout=30) for each in more} == {one.process.pid}
+    wait_until(lambda: len(recycled(one)) >= 2, within=30)
+    assert each_ran_once(staff, [*sent, *more])
+    assert all("(max_jobs)" in each for each in recycled(one))
+    wait_until(lambda: len(one.lines("worker:ready")) == len(recycled(one)) + 1)
+    assert stopped(one) == 0
+
+
+def test_a_fleet_replaces_who_is_recycled_and_counts_no_death(staff: Staff) -> None:
+    fleet = staff.start("--processes", "2", ready=2, max_jobs=20, concurrency=5)
+    sent = send(staff, "nap", 0.01, count=200)
+    pids = {each.get(timeout=30) for each in sent}
+    wait_until(lambda: len(recycled(fleet)) >= 2, within=30)
+    more = send(staff, "nap", 0.01, count=50)
+    pids |= {each.get(timeout=30) for each in more}
+    assert each_ran_once(staff, [*sent, *more])
+    assert len(pids) > 2
+    wait_until(lambda: len(fleet.lines("worker:ready")) == len(recycled(fleet)) + 2)
+    assert "ended with" not in fleet.output.read_text()
+    assert stopped(fleet) == 0
+
+
+def test_a_worker_that_takes_too_much_memory_is_recycled(staff: Staff) -> None:
+    one = staff.start(max_memory="150 MiB")
+    sent = send(staff, "hoard", 8 * 2**20, count=10)
+    assert [each.get(timeout=30) for each in sent]
+    more = send(staff, "hoard", 8 * 2**20, count=10)
+    assert [each.get(timeout=30) for each in more]
+    wait_until(lambda: len(recycled(one)) == 1)
+    assert "(max_memory)" in recycled(one)[0]
+    wait_until(lambda: len(one.lines("worker:ready")) == 2)
+    assert each_ran_once(staff, [*sent, *more])
+    stats = staff.app.control.send("stats")[0].answer
+    assert stats["memory"] < 130 * 2**20
+    assert stats["done"] == 0
+    assert stopped(one) == 0
+
+
+def test_what_runs_is_not_interrupted_however_long_it_takes(staff: Staff, tmp_path: Path) -> None:
+    one = staff.start(max_jobs=2, grace_period=0.1)
+    door = tmp_path / "door"
+    (long,) = send(staff, "gate", str(door))
+    wait_until(lambda: len(staff.notes()) == 1)
+    short = [*send(staff, "nap", 0.0), *send(staff, "nap", 0.0)]
+    assert [each.get(timeout=30) for each in short]
+    wait_until(lambda: len(recycled(one)) == 1)
+    (row,) = [each.answer for each in staff.app.control.send("stats")]  # it still answers
+    assert row["recycling"]
+    (late,) = send(staff, "nap", 0.0)
+    wait_until(lambda: late.status() == "SENT")  # nobody reads it
+    door.touch()
+    assert long.get(timeout=30)
+    assert late.get(timeout=30)
+    assert each_ran_once(staff, [long, *short, late])
+    assert stopped(one) == 0
+
+
+def test_who_is_told_to_stop_meanwhile_does_not_begin_anew(staff: Staff, tmp_path: Path) -> None:
+    one = staff.start(max_jobs=1)
+    door = tmp_path / "door"
+    (long,) = send(staff, "gate", str(door))
+    wait_until(lambda: len(staff.notes()) == 1)
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    wait_until(lambda: len(recycled(one)) == 1)
+    one.signal(signal.SIGTERM)
+    door.touch()
+    assert one.wait(30) == 0
+    assert long.get(timeout=30)
+    assert len(one.lines("worker:ready")) == 1
+
+
+def test_under_a_controller_it_ends_with_a_code_that_asks_for_the_next_one(staff: Staff) -> None:
+    command = staff.start(max_jobs=1, **{SUPERVISED_VARIABLE.removeprefix("CELERY5_"): 1})
+    assert send(staff, "nap", 0.0)[0].get(timeout=30)
+    assert command.wait(30) == RESTART_EXIT_CODE
+
+
+def test_a_limit_below_what_it_takes_at_first_is_told_of_and_not_followed(staff: Staff) -> None:
+    one = staff.start(max_memory="10 MiB")
+    wait_until(lambda: len(one.lines("worker:memory-limit-dropped")) == 1)
+    assert [each.get(timeout=30) for each in send(staff, "nap", 0.0, count=3)]
+    assert staff.app.control.send("stats")[0].answer["max_memory"] is None
+    assert recycled(one) == []
+    assert stopped(one) == 0
+
+
+def test_a_worker_that_begins_anew_waits_for_a_broker_that_is_away(
+    own_staff: Staff, own_server: EmbeddedServer
+) -> None:
+    os.kill(own_server.pid, signal.SIGSTOP)
+    os.environ[RESTART_FOLDER_VARIABLE] = os.getcwd()
+    try:
+        flags = ["-m", "celery5", "-A", "tests.redis.events.historian:app", "worker", "start"]
+        one = own_staff.launch([sys.executable, *flags])
+        wait_until(lambda: bool(one.lines("worker:restarted")), within=60)
+    finally:
+        del os.environ[RESTART_FOLDER_VARIABLE]
+        os.kill(own_server.pid, signal.SIGCONT)
+    wait_until(lambda: bool(one.lines("worker:ready")), within=60)
+    assert send(own_staff, "nap", 0.0)[0].get(timeout=30)
+    assert stopped(one) == 0
+
+
+def test_systemd_hears_of_no_end_when_a_worker_begins_anew_in_place(staff: Staff, short_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(short_path / "notify"))
+        ear.settimeout(30)
+        os.environ["NOTIFY_SOCKET"] = str(short_path / "notify")
+        try:
+            one = staff.start(max_jobs=1)
+        finally:
+            del os.environ["NOTIFY_SOCKET"]
+        assert b"READY=1" in ear.recv(4096)
+        assert send(staff, "nap", 0.0)[0].get(timeout=30)
+        assert ear.recv(4096) == b"WATCHDOG=1"
+        assert b"READY=1" in ear.recv(4096)  # the next word, from the same process
+        assert stopped(one) == 0
+        assert b"STOPPING=1" in ear.recv(4096)
+
+
+@pytest.mark.timeout(300)
+def test_workers_that_reach_their_limits_together_are_recycled_one_by_one(staff: Staff) -> None:
+    fleet = staff.start("--processes", "4", ready=4, max_jobs=10, concurrency=2)
+    stats = [each.answer for each in staff.app.control.send("stats")]
+    assert all(8 <= each["max_jobs"] <= 10 for each in stats)
+    sent = send(staff, "nap", 0.02, count=200)
+    assert [each.get(timeout=60) for each in sent]
+    wait_until(lambda: len(recycled(fleet)) >= 3, within=60)
+    times = [each["timestamp"] for each in fleet.lines("worker:recycle-requested")]
+    assert all(later - earlier > 4 for earlier, later in pairwise(times))
+    assert each_ran_once(staff, sent)
+    assert stopped(fleet) == 0
+
+
+def test_the_list_of_workers_shows_jobs_memory_and_limits(staff: Staff) -> None:
+    staff.start("--name", "w", max_jobs=1000, max_memory="2 GiB")
+    assert [each.get(timeout=30) for each in send(staff, "nap", 0.0, count=3)]
+    target = [sys.executable, "-m", "celery5", "-A", "tests.redis.events.historian:app", "worker", "list"]
+    shown, plain = staff.launch(target), staff.launch([*target, "--json"])
+    assert (shown.wait(30), plain.wait(30)) == (0, 0)
+    head, line = shown.output.read_text().splitlines()
+    assert head.split() == ["worker", "state", "up", "jobs", "running", "memory"]
+    assert line.startswith("w ")
+    assert "3 of " in line
+    assert "GiB" not in line
+    assert " MiB of " in line
+    (row,) = json.loads(plain.output.read_text())
+    assert (row["done"], row["running"], row["state"]) == (3, 0, "up")
+    assert 800 <= row["max_jobs"] <= 1000
+    assert row["memory"] < row["max_memory"] <= 2 * 2**30

@@ -1,0 +1,214 @@
+"""Understudy: it speaks for a worker that cannot, puts back at once what a dead one held, and ends with it, always."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from celery5 import App, AsyncResult, JobState, gather
+from celery5.processes.watch.sidecar import BeatReport, Understudy
+from celery5.services.process.shared_memory import SidecarMemory
+from tests.redis.commands.staff import Employee, Staff, is_alive, wait_until
+from tests.redis.worker.workers import entries, held
+
+
+def send(staff: Staff, task: str, *args: object) -> AsyncResult[int]:
+    """Send one job."""
+    return staff.app.send_many([staff.app.signature(task, *args)])[0]
+
+
+def start(staff: Staff, **settings: float) -> Employee:
+    """Start a worker that says which process its understudy is."""
+    said: dict[str, object] = {**settings}
+    return staff.start("--log-level", "debug", ready=1, **said)
+
+
+def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(staff: Staff) -> None:
+    workers = [staff.start(lease=1.0) for _ in range(5)]  # one more than there are jobs
+    began, sent = time.monotonic(), []
+    for number, task in enumerate(("block", "hold", "hold_thread", "churn"), 1):
+        sent.append(send(staff, task, 4.0))
+        wait_until(lambda number=number: len(staff.notes()) == number)  # type: ignore[misc]
+    pids = [each.get(timeout=30) for each in sent]
+    assert time.monotonic() - began > 4.0
+    assert [note.job for note in staff.notes()] == [each.id for each in sent]
+    assert [note.pid for note in staff.notes()] == pids
+    for each in workers:
+        assert each.lines("recoverer:recovered") == []
+        assert each.lines("worker:restarted") == []
+
+
+def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
+    script = (
+        "from celery5.processes import foreground, understudy\n"
+        "from tests.redis.events.historian import app\n"
+        "understudy.HUNG_AFTER = 1.0\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    two = [staff.launch([sys.executable, "-c", script], lease=0.5) for _ in range(2)]
+    wait_until(lambda: all(each.lines("worker:ready") for each in two))
+    send(staff, "hold", 120.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    hung, other = sorted(two, key=lambda each: each.process.pid != staff.notes()[0].pid)
+    wait_until(lambda: len(staff.notes()) == 2, within=60)
+    assert staff.notes()[1].pid == other.process.pid
+    assert "hangs: its lease is not renewed any more" in hung.output.read_text()
+    for each in two:
+        each.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "two SIGTERM", "bequeath"])
+def test_what_a_dead_worker_held_is_put_back_at_once_also_when_there_is_no_other(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path, ending: str
+) -> None:
+    worker = start(staff, grace_period=30)  # with a lease of 10 s
+    gate = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 1)
+    assert list(held(redis_client, staff.app).values()) == [1]
+    if ending == "bequeath":
+        send(staff, "bequeath")  # a process that it forks keeps its end of the pipe open
+    elif ending == "SIGKILL":
+        worker.signal(signal.SIGKILL)
+    else:
+        worker.signal(signal.SIGTERM)
+        wait_until(lambda: len(worker.lines("process:stop-requested")) == 1)
+        worker.signal(signal.SIGTERM)
+    assert worker.wait() != 0
+    wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
+    assert gate.status() is JobState.SENT
+    wait_until(lambda: not is_alive(worker.understudy))
+    assert "jobs put back, 0 buried" in worker.output.read_text()
+
+
+def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_tells(
+    staff: Staff, redis_client: "redis.Redis", tmp_path: Path
+) -> None:
+    script = (
+        "from celery5.processes import foreground, understudy\n"
+        "from celery5.protocol.liveness import Sign\n"
+        "from tests.redis.events.historian import app\n"
+        "understudy._handle_of = lambda pid: -1\n"
+        "understudy._look_at = lambda pid: Sign(understudy.now())\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], lease=0.8)
+    (sent,) = staff.app.send_many([staff.app.signature("block", 1.6)])
+    wait_until(lambda: len(staff.notes()) == 1)
+    other = staff.start(lease=0.8)
+    assert sent.get(timeout=30) == worker.process.pid  # it counts as alive because it is there
+    assert len(staff.notes()) == 1
+    other.signal(signal.SIGTERM)
+    other.wait()
+    gate = send(staff, "gate", str(tmp_path / "gate"))
+    wait_until(lambda: len(staff.notes()) == 2)
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_until(lambda: held(redis_client, staff.app) == {})  # there is nobody else who could have
+    assert gate.status() is JobState.SENT
+
+
+def test_a_death_counts_for_what_had_begun_and_not_for_what_was_only_held(
+    staff: Staff, redis_client: "redis.Redis"
+) -> None:
+    worker = start(staff, concurrency=2)
+    task = staff.app.tasks["act_trio"]
+    gather(
+        staff.app.send_many([task.s(["return"]) for _ in range(40)]), timeout=30
+    )  # jobs are short, it learns
+    sent = staff.app.send_many([task.s(acts) for acts in (["die"], *[["return"]] * 60)])
+    worker.wait()
+    wait_until(lambda: held(redis_client, staff.app) == {})
+    counted = {}
+    for fields in entries(redis_client, staff.app.queue("default").stream):
+        counted[json.loads(fields[b"job"])["id"]] = int(fields.get(b"deliveries", b"-1"))
+    assert counted.pop(sent[0].id) == 1
+    was_held = [each for each in counted.values() if each >= 0]
+    assert len(was_held) > 20
+    assert set(was_held) == {0}
+
+
+def test_no_signal_but_sigkill_hurts_it_and_it_ends_with_its_worker(staff: Staff) -> None:
+    worker = start(staff, lease=0.6)
+    hurtful = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1}
+    for each in hurtful:
+        os.kill(worker.understudy, each)
+    assert os.getsid(worker.understudy) != os.getsid(worker.process.pid)  # Ctrl-C in a terminal is not for it
+    assert send(staff, "nap", 0.5).get(timeout=30) == worker.process.pid  # two beats later
+    assert is_alive(worker.understudy)
+    assert worker.lines("sidecar:lost") == []
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    wait_until(lambda: not is_alive(worker.understudy))
+    assert "died" not in worker.output.read_text()
+
+
+def test_it_keeps_open_nothing_but_the_pipe_and_what_it_says_things_on(staff: Staff) -> None:
+    worker = start(staff)
+    folder = Path(f"/proc/{worker.understudy}/fd")
+    # The worker may be ready before its understudy has tidied up.
+    wait_until(lambda: os.readlink(folder / "1") == os.devnull and len(list(folder.iterdir())) <= 5)
+    opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
+    assert {opened.pop(number) for number in (0, 1)} == {os.devnull}
+    assert opened.pop(2) == str(worker.output)
+    kinds = sorted(each.partition(":")[0] for each in opened.values())
+    assert kinds in (["anon_inode", "pipe"], ["pidfd", "pipe"])
+
+
+def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: Staff) -> None:
+    worker = start(staff, lease=0.6)
+    os.kill(worker.understudy, signal.SIGKILL)
+    wait_until(lambda: len(worker.lines("sidecar:lost")) == 1)
+    assert send(staff, "nap", 1.5).get(timeout=30) == worker.process.pid
+    assert len(worker.lines("sidecar:lost")) == 1
+    assert worker.lines("worker:restarted") == []
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_lives_on(staff: Staff) -> None:
+    script = (
+        "from celery5.bootsteps.boot import Step\n"
+        "from celery5.processes import foreground, worker_parts\n"
+        "from tests.redis.events.historian import app\n"
+        "worker_parts.Step = lambda *args, stop_limit=0: Step(*args, stop_limit=0.5)\n"
+        "foreground.serve(app, foreground.ServeOptions())\n"
+    )
+    worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)
+    wait_until(lambda: len(worker.lines("worker:ready")) == 1)
+    sent = send(staff, "deaf", 120.0)
+    wait_until(lambda: len(staff.notes()) == 1)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: len(worker.lines("queues:left")) == 1)
+    assert worker.lines("queues:left")[0]["left_behind"] == 1
+    other = staff.start(lease=0.5)  # some beats later
+    wait_until(lambda: len(staff.notes()) == 2)
+    assert [each.job for each in staff.notes()] == [sent.id, sent.id]
+    assert staff.notes()[1].pid == other.process.pid
+    assert worker.process.poll() is None
+    other.signal(signal.SIGKILL)  # its understudy puts the job back
+    assert worker.lines("worker:restarted") == []
+
+
+def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
+    app = App("somewhere", broker="redis://nobody@nowhere/3")
+    ear, mouth = os.pipe()
+    one = Understudy(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
+    for number in range(2000):
+        assert one.report_beat(f"worker-{number}", ("q" * 100,))
+    heard = os.read(ear, 1 << 20)
+    assert one.report_beat("the last", ())
+    assert one.report_beat("the very last", ())
+    heard += os.read(ear, 1 << 20)
+    lines = [msgspec.json.decode(line, type=BeatReport) for line in heard.splitlines()]
+    assert lines[0].worker == "worker-0"
+    assert lines[-1] == BeatReport("the very last", (), app.connections.endpoint)
+    os.close(ear)
+    assert not one.report_beat("nobody", ())
+    assert one.report_beat("nobody", ())  # it is told once
+    one.close()

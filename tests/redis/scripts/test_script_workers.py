@@ -1,0 +1,357 @@
+"""Scripts for workers: they join, beat, leave and die, and whatever they held goes on."""
+
+import json
+import time
+
+import pytest
+
+from celery5.broker.calls import jobs
+from celery5.broker.keys import GROUP
+from celery5.errors import BrokerReplied
+from tests.redis.worker.one_queue import Queue, done, envelope, held, released
+
+
+@pytest.mark.plants
+def test_joining_twice_changes_nothing_but_the_lease(queue: Queue) -> None:
+    queue.join("w", lease=1)
+    queue.publish("a")
+    assert len(queue.read("w")) == 1
+    queue.join("w", lease=1000)
+    assert len(queue.mine("w")) == 1
+    lease = queue.client.zscore(queue.keys.leases, "w")
+    assert lease is not None
+    assert lease / 1000 > time.time() + 900
+
+
+def test_joining_something_that_is_no_stream_fails(queue: Queue) -> None:
+    queue.client.set(queue.keys.stream, "x", px=60_000)
+    with pytest.raises(BrokerReplied, match="WRONGTYPE"):
+        queue(jobs.join_queue(queue.keys, "w", lease=1))
+
+
+def test_jobs_published_before_the_first_worker_are_not_lost(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    assert len(queue.read("w")) == 1
+
+
+def test_a_beat_renews_the_lease_and_tells_the_news(queue: Queue) -> None:
+    queue.join("w", lease=1)
+    before = time.time_ns() // 1_000_000
+    first = queue(jobs.renew_lease(queue.keys, "w", lease=500))
+    assert first == jobs.HeartbeatReply(alive=True, lapsed=0, due_in=None, at=first.at)
+    assert before - 1000 <= first.at <= time.time() * 1000 + 1000
+    assert (queue.client.zscore(queue.keys.leases, "w") or 0) / 1000 > time.time() + 400
+    queue.schedule("a", "+20000")
+    queue.join("other")
+    queue.lapse("other")
+    pulse = queue(jobs.renew_lease(queue.keys, "w", lease=5))
+    assert (pulse.alive, pulse.lapsed) == (True, 1)
+    assert 15 < pulse.due_in <= 20
+
+
+@pytest.mark.parametrize(
+    "state", ["never joined", "left", "left and holding", "recovered", "being recovered"]
+)
+@pytest.mark.plants
+def test_a_beat_of_a_worker_without_a_lease_says_so_and_gives_it_none(queue: Queue, state: str) -> None:
+    if state != "never joined":
+        queue.join("w")
+    if state == "left and holding":
+        queue.publish("a")
+        queue.read("w")
+    if state.startswith("left"):
+        queue(jobs.leave_queue(queue.keys, "w"))
+    if state == "recovered":
+        queue.recover("w")
+    if state == "being recovered":
+        queue.client.zadd(queue.keys.leases, {"w": -1})
+    before = queue.contents()
+    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive is False
+    assert queue.contents() == before
+
+
+def test_a_beat_removes_consumers_that_hold_neither_a_lease_nor_a_job(queue: Queue) -> None:
+    queue.join("w")
+    queue.join("idle")
+    queue.publish("a")
+    queue.read("reading after its recovery")
+    queue.client.xgroup_createconsumer(queue.keys.stream, GROUP, "nobody")
+    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).lapsed == 1
+    names = {each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)}
+    assert names == {b"w", b"idle", b"reading after its recovery"}
+
+
+def test_only_what_a_dead_worker_had_begun_is_counted_where_that_is_known(queue: Queue) -> None:
+    queue.publish("a", "b", "c")
+    queue.join("w1")
+    first, *_ = queue.read("w1")
+    assert queue.recover("w1", begun=[first.id, b"0-1"]).requeued == 3
+    queue.join("w2")
+    read = {each.message: each for each in queue.read("w2")}
+    assert [read[envelope(each)].deliveries for each in "abc"] == [1, 0, 0]
+    assert queue.recover("w2", begun=[read[envelope("b")].id], deliveries=0).dead_lettered == 1
+    queue.join("w3")
+    assert sorted(each.deliveries for each in queue.read("w3")) == [
+        0,
+        1,
+    ]  # one was blamed before, and is not now
+
+
+def test_a_worker_that_leaves_with_nothing_leaves_nothing(queue: Queue) -> None:
+    queue.join("w")
+    assert queue(jobs.leave_queue(queue.keys, "w")) == 0
+    assert queue.client.xinfo_consumers(queue.keys.stream, GROUP) == []
+    assert not queue.client.exists(queue.keys.leases)
+    assert queue(jobs.leave_queue(queue.keys, "w")) == 0
+
+
+def test_what_a_leaving_worker_holds_is_recovered_at_once(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    queue.join("other")
+    queue.read("w")
+    assert queue(jobs.leave_queue(queue.keys, "w")) > 0
+    assert queue(jobs.renew_lease(queue.keys, "other", lease=5)).lapsed == 1
+    assert queue.recover() == jobs.RecoveryResult(worker="w", requeued=2, dead_lettered=0, has_more=False)
+
+
+def test_leaving_does_not_undo_the_fence(queue: Queue) -> None:
+    queue.publish(*[f"j{n}" for n in range(5)])
+    queue.join("w")
+    *_, last = queue.read("w")
+    assert queue.recover("w", limit=2).has_more
+    queue(jobs.leave_queue(queue.keys, "w"))
+    assert queue.settle("w", done(last, "j4")) == -1
+
+
+def test_a_dead_workers_jobs_come_back_in_portions_with_a_count(queue: Queue) -> None:
+    queue.publish(*[f"j{n}" for n in range(5)])
+    queue.join("w")
+    queue.join("other")
+    assert queue.recover() == jobs.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
+    assert len(queue.read("w")) == 5
+    queue.lapse("w")
+    for expected in ((2, True), (2, True), (1, False)):
+        found = queue.recover(limit=2)
+        assert (found.worker, found.requeued, found.has_more) == ("w", *expected)
+        assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive is False
+    assert queue.recover().worker == ""
+    assert [each.deliveries for each in queue.read("other")] == [1] * 5
+    names = [each["name"] for each in queue.client.xinfo_consumers(queue.keys.stream, GROUP)]
+    assert names == [b"other"]
+
+
+# ---- who may have another worker recovered
+
+
+NOBODY = jobs.RecoveryResult(worker="", requeued=0, dead_lettered=0, has_more=False)
+
+
+def test_a_worker_has_one_recovered_whose_lease_had_lapsed_by_its_heartbeat(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("dead")
+    queue.join("judge")
+    queue.read("dead")
+    queue.lapse("dead")
+    judge = queue.judge("judge")
+    assert queue.recover(judge=judge) == jobs.RecoveryResult(
+        worker="dead", requeued=1, dead_lettered=0, has_more=False
+    )
+    assert queue.recover(judge=judge) == NOBODY
+
+
+def test_a_worker_whose_own_lease_has_lapsed_has_nobody_recovered(queue: Queue) -> None:
+    """The server was frozen with the call on its way: all leases have lapsed."""
+    queue.publish("a")
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    queue.read("healthy")
+    judge = queue.judge("judge", lease=3, ago=4)
+    queue.lapse("healthy")
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+
+
+def test_an_old_decision_counts_no_more_although_the_lease_was_renewed_meanwhile(queue: Queue) -> None:
+    """By the understudy, say, on a connection of its own."""
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    judge = queue.judge("judge", lease=3, ago=4)
+    queue.judge("judge", lease=3)
+    queue.lapse("healthy")
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+
+
+def test_who_lapsed_after_the_heartbeat_is_not_recovered_by_it(queue: Queue) -> None:
+    """A freeze that was shorter than the judge's lease, and longer than what the other had left."""
+    for worker in ("healthy", "judge"):
+        queue.join(worker)
+    judge = queue.judge("judge", lease=30, ago=2)
+    queue.client.zadd(queue.keys.leases, {"healthy": judge.at + 1000})
+    assert queue.recover(judge=judge) == queue.recover("healthy", judge=judge) == NOBODY
+    assert queue(jobs.renew_lease(queue.keys, "healthy", lease=5)).alive
+
+
+@pytest.mark.parametrize("state", ["never joined", "left", "recovered", "being recovered"])
+def test_a_worker_without_a_lease_has_nobody_recovered(queue: Queue, state: str) -> None:
+    queue.publish("a", "b")
+    queue.join("judge")
+    judge = queue.judge("judge")
+    if state == "left":
+        queue(jobs.leave_queue(queue.keys, "judge"))
+    elif state == "being recovered":
+        queue.read("judge")
+        assert queue.recover("judge", limit=1).has_more
+    elif state == "recovered":
+        queue.recover("judge")
+    else:
+        queue.recover("judge")
+        judge = jobs.HeartbeatEvidence("stranger", judge.at, judge.lease)
+    queue.join("healthy")
+    queue.lapse("healthy")
+    assert queue.recover("healthy", judge=judge) == NOBODY
+    queue.client.zrem(queue.keys.leases, "judge")
+    queue.judge("healthy")
+
+
+def test_nobody_has_itself_recovered(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    judge = queue.judge("w")
+    assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
+    queue.lapse("w")
+    assert queue.recover(judge=judge) == queue.recover("w", judge=judge) == NOBODY
+    assert queue(jobs.renew_lease(queue.keys, "w", lease=5)).alive
+
+
+def test_whoever_knows_that_a_process_has_ended_waits_for_no_lease(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    assert queue.recover("w") == jobs.RecoveryResult(worker="w", requeued=1, dead_lettered=0, has_more=False)
+
+
+def test_giving_a_job_back_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.recover("w")
+    queue.join("other")
+    for _ in range(3):
+        (entry,) = queue.read("other")
+        assert entry.deliveries == 1
+        queue.settle("other", released(entry, "a"))
+
+
+def test_holding_a_job_neither_adds_to_its_deliveries_nor_forgets_them(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    queue.read("w")
+    queue.recover("w")
+    queue.join("other")
+    for _ in range(3):
+        (entry,) = queue.read("other")
+        assert entry.deliveries == 1
+        queue.settle("other", held(entry, "a"))
+        assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1
+
+
+def test_the_last_portion_may_be_full(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    queue.read("w")
+    assert queue.recover("w", limit=2).has_more
+    assert queue.recover("w", limit=2) == jobs.RecoveryResult(
+        worker="w", requeued=0, dead_lettered=0, has_more=False
+    )
+
+
+def test_a_job_that_takes_down_too_many_workers_is_buried_as_poisoned(queue: Queue) -> None:
+    queue.publish("a")
+    for death in range(1, 4):
+        queue.join(f"w{death}")
+        (entry,) = queue.read(f"w{death}")
+        assert entry.deliveries == death - 1
+        found = queue.recover(f"w{death}", deliveries=2)
+        assert (found.requeued, found.dead_lettered) == ((0, 1) if death == 3 else (1, 0))
+    place = queue(jobs.locate_job(queue.keys, "a"))
+    document = json.loads(place.document)
+    assert (place.state, document["state"], document["reason"]) == ("DEAD", "DEAD", "poisoned")
+    assert (document["id"], document["task"], document["attempt"]) == ("a", "shop.t", 1)
+    assert document["failure"]["worker"] == document["worker"] == "w3"
+    assert "3 times" in document["failure"]["message"]
+    assert abs(document["finished"] - time.time()) < 60
+    ((_, message, grave),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
+    assert (message, json.loads(grave)) == (envelope("a"), document)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff",
+        b"5",
+        b"true",
+        b"null",
+        b'"text"',
+        b"[1]",
+        b"{}",
+        b'{"id":{}}',
+        b'{"id":5,"task":[]}',
+        b"[" * 2000,
+    ],
+    ids=repr,
+)
+def test_a_corrupt_message_is_put_back_and_at_last_buried(queue: Queue, message: bytes) -> None:
+    queue.client.xadd(queue.keys.stream, {"job": message})
+    for death in range(1, 3):
+        queue.join(f"w{death}")
+        (entry,) = queue.read(f"w{death}")
+        assert entry.message == message
+        found = queue.recover(f"w{death}", deliveries=1)
+        assert (found.requeued, found.dead_lettered) == ((1, 0) if death == 1 else (0, 1))
+    ((_, kept, document),) = queue(jobs.list_dead_jobs(queue.keys, count=9))
+    assert kept == message
+    assert json.loads(document)["reason"] == "poisoned"
+    assert not queue.client.exists(queue.keys.jobs)
+
+
+@pytest.mark.plants
+def test_an_entry_that_was_deleted_while_it_was_pending_is_only_acknowledged(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    first, _ = queue.read("w")
+    queue.client.xdel(queue.keys.stream, first.id)
+    assert [each.message for each in queue.mine("w")] == [b"", envelope("b")]
+    assert queue.recover("w").requeued == 1
+    assert queue.size() == jobs.QueueSize(stream=1, in_workers=0, due=0, dead=0)
+
+
+def test_recovering_a_worker_of_whom_nothing_is_known_does_nothing(queue: Queue) -> None:
+    assert queue.recover("nobody") == jobs.RecoveryResult(
+        worker="nobody", requeued=0, dead_lettered=0, has_more=False
+    )
+    assert queue.contents() == {}
+
+
+def test_a_job_read_in_the_name_of_a_worker_already_recovered_is_found(queue: Queue) -> None:
+    queue.join("dead")
+    queue.join("other")
+    queue.recover("dead")
+    queue.publish("a")
+    assert len(queue.read("dead")) == 1  # its blocked read was served after its recovery
+    pulse = queue(jobs.renew_lease(queue.keys, "other", lease=5))
+    assert (pulse.alive, pulse.lapsed) == (True, 1)
+    queue.publish("b")
+    queue.read("dead")
+    assert queue.recover(limit=1).has_more
+    assert queue.recover(limit=1) == jobs.RecoveryResult(
+        worker="dead", requeued=1, dead_lettered=0, has_more=True
+    )
+    assert queue.recover().worker == "dead"
+    assert queue.recover().worker == ""
+    # Nobody begins a job without a lease, so it counts for nothing.
+    assert [each.deliveries for each in queue.read("other")] == [0, 0]

@@ -1,0 +1,297 @@
+"""Scripts: each of them against the real server, one state change at a time."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from celery5 import App
+from celery5.broker.calls import jobs
+from tests.redis.worker.one_queue import VERBS, Queue, buried, done, envelope, failed, released
+
+# Publishing
+
+
+def test_a_job_is_published_once_however_often_the_trip_is_made(queue: Queue) -> None:
+    assert queue.publish("a", "b") == 2
+    assert queue.publish("a", "b", "c") == 1
+    assert queue.size() == jobs.QueueSize(stream=3, in_workers=0, due=0, dead=0)
+    queue.join("w")
+    assert [(each.message, each.deliveries) for each in queue.read("w")] == [(envelope(i), 0) for i in "abc"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_job_that_is_known_or_has_ended_is_not_published_again(queue: Queue, verb: str) -> None:
+    words, place = VERBS[verb]
+    queue.publish("a")
+    queue.join("w")
+    (entry,) = queue.read("w")
+    assert (queue.publish("a"), queue.schedule("a", "+1")) == (0, 0)
+    queue.settle("w", words(entry, "a"))
+    before = queue.contents()
+    assert (queue.publish("a"), queue.schedule("a", "+1")) == (0, 0)
+    assert queue.where("a") == place
+    assert queue.contents() == before
+
+
+def test_jobs_twice_in_one_trip_are_one_job(queue: Queue) -> None:
+    assert queue.publish("a", "a") == 1
+
+
+def test_a_scheduled_job_waits_for_its_time_and_then_is_moved_once(queue: Queue) -> None:
+    later = int(time.time() * 1000) + 60_000
+    assert queue.schedule("late", str(later)) == 1
+    assert queue.schedule("late", "+0") == queue.publish("late") == 0
+    assert [queue.schedule(each, "+0") for each in "abc"] == [1, 1, 1]
+    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=4, dead=0)
+    moved, due_in = queue(jobs.promote_due_jobs(queue.keys, limit=2))
+    assert (moved, due_in) == (2, 0)
+    moved, due_in = queue(jobs.promote_due_jobs(queue.keys, limit=2))
+    assert moved == 1
+    assert 30 < due_in <= 60
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=2))[0] == 0
+    assert [queue.where(each) for each in ("late", "a", "b", "c")] == ["SCHEDULED", "SENT", "SENT", "SENT"]
+    assert queue.client.hkeys(queue.keys.waiting) == [b"late"]
+
+
+def test_nothing_scheduled_is_nothing_to_wait_for(queue: Queue) -> None:
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=10)) == (0, None)
+
+
+def test_a_scheduled_job_whose_envelope_is_gone_is_forgotten(queue: Queue) -> None:
+    queue.schedule("a", "+0")
+    queue.client.hdel(queue.keys.waiting, "a")
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1
+    assert queue.where("a") == "UNKNOWN"
+    assert queue.contents() == {}
+
+
+def test_workers_are_woken_only_for_a_job_that_is_now_the_first(queue: Queue) -> None:
+    with queue.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(queue.keys.wake)
+        heard.get_message(timeout=5)
+        queue.schedule("first", "+50000")
+        queue.schedule("later", "+90000")
+        queue.schedule("sooner", "+10000")
+        queue.schedule("sooner", "+1")  # known
+        queue.client.publish(queue.keys.wake, "0")  # whatever was said was said before this
+        told = list(iter(lambda: (heard.get_message(timeout=30) or {"data": b"0"})["data"], b"0"))
+    first, sooner = map(int, told)
+    assert 10_000 < first - sooner <= 40_000
+
+
+# Settling
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_settling_twice_is_settling_once(queue: Queue, verb: str) -> None:
+    words, place = VERBS[verb]
+    queue.publish("a", "b")
+    queue.join("w")
+    entry, other = queue.read("w")
+    assert queue.settle("w", words(entry, "a")) == 1
+    assert queue.where("a") == place
+    before = queue.contents()
+    assert queue.settle("w", words(entry, "a")) == 0
+    assert queue.contents() == before
+    assert queue.where("b") == "EXECUTING"
+    assert [each.id for each in queue.mine("w")] == [other.id]
+
+
+def test_one_trip_settles_many_in_every_way(queue: Queue) -> None:
+    queue.publish("a", "b", "c", "d", "e")
+    queue.join("w")
+    a, b, c, d, _ = queue.read("w")
+    assert queue.settle("w", done(a, "a"), failed(b, "b"), buried(c, "c"), released(d, "d")) == 4
+    assert [queue.where(each) for each in "abcde"] == ["ENDED", "RETRY", "DEAD", "SENT", "EXECUTING"]
+    assert queue.size() == jobs.QueueSize(stream=2, in_workers=1, due=1, dead=1)
+
+
+def test_a_result_is_stored_announced_and_expires(queue: Queue) -> None:
+    queue.publish("a", "b")
+    queue.join("w")
+    a, b = queue.read("w")
+    with queue.client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(queue.keys.result("a"), queue.keys.result("b"))
+        heard.get_message(timeout=5)
+        queue.settle("w", done(a, "a", 60_000), buried(b, "b", 1))
+        told = [each["channel"] for each in [heard.get_message(timeout=1) for _ in range(4)] if each]
+    assert told == [queue.keys.result(each).encode() for each in "ab"]
+    assert 30_000 < queue.client.pttl(queue.keys.result("a")) <= 60_000
+    expired(queue, "b")
+    assert queue.where("b") == "DEAD"  # for as long as it is in the dead-letter queue
+    assert queue(jobs.delete_results(queue.keys, ["a", "b"])) == 1
+    assert queue.where("a") == "UNKNOWN"
+
+
+def expired(queue: Queue, job_id: str) -> None:
+    """Wait until the document of a job is gone."""
+    end = time.monotonic() + 30
+    while queue.client.exists(queue.keys.result(job_id)):
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("lease", ["none", "being recovered"])
+def test_a_worker_without_a_lease_settles_nothing(queue: Queue, verb: str, lease: str) -> None:
+    words, _ = VERBS[verb]
+    queue.publish("a")
+    queue.join("w")
+    (entry,) = queue.read("w")
+    if lease == "none":
+        queue.client.zrem(queue.keys.leases, "w")
+    else:
+        queue.client.zadd(queue.keys.leases, {"w": -1})
+    before = queue.contents()
+    assert queue.settle("w", words(entry, "a")) == -1
+    assert queue.contents() == before
+    assert queue.where("a") == "EXECUTING"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_was_given_to_another_is_left_alone(queue: Queue, verb: str) -> None:
+    words, _ = VERBS[verb]
+    queue.publish("a")
+    queue.join("old")
+    queue.join("new")
+    (entry,) = queue.read("old")
+    assert queue.recover("old").requeued == 1
+    (again,) = queue.read("new")
+    queue.join("old")  # back again, under its old name
+    before = queue.contents()
+    assert queue.settle("old", words(entry, "a")) == 0
+    assert queue.contents() == before
+    assert queue.settle("new", done(again, "a")) == 1
+
+
+def test_a_worker_whose_lease_has_lapsed_but_whom_nobody_recovered_may_still_settle(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("w")
+    (entry,) = queue.read("w")
+    queue.lapse("w")
+    assert queue.settle("w", done(entry, "a")) == 1
+
+
+def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
+    queue.publish("a")
+    queue.join("dead")
+    queue.read("dead")
+    queue.recover("dead")
+    queue.join("w")
+    (entry,) = queue.read("w")
+    assert entry.deliveries == 1
+    queue.settle("w", ("retry", entry.id, "a", b"second", 0, 0))
+    assert queue.where("a") == "RETRY"
+    assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1
+    (again,) = queue.read("w")
+    assert (again.message, again.deliveries) == (b"second", 0)
+
+
+def test_there_is_no_order_what_comes_back_goes_behind_what_was_sent_later(queue: Queue) -> None:
+    queue.join("w1")
+    queue.publish("a", "b", "c")
+    first, second = queue.read("w1", count=2)
+    queue.settle("w1", released(first, "a"), failed(second, "b", delay=0))
+    queue(jobs.promote_due_jobs(queue.keys, limit=10))
+    assert [json.loads(each.message)["id"] for each in queue.read("w1")] == ["c", "a", "b"]
+
+
+def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
+    queue.client.xadd(queue.keys.stream, {"job": b"\xff"})
+    queue.client.xadd(queue.keys.stream, {"nonsense": "x"})
+    queue.join("w")
+    first, second = queue.read("w")
+    assert (first.message, second.message) == (b"\xff", b"")
+    queue.settle("w", ("bury", first.id, "", b"\xff", 1000, b"why"), released(second, ""))
+    assert queue(jobs.list_dead_jobs(queue.keys, count=9))[0][1:] == (b"\xff", b"why")
+    assert not queue.client.exists(queue.keys.jobs)
+
+
+def test_no_queue_is_ever_trimmed(queue: Queue) -> None:
+    ids, portion = [f"j{number}" for number in range(1500)], 100
+    assert sum(queue.publish(*ids[at : at + portion]) for at in range(0, 1500, portion)) == 1500
+    assert queue.size().stream == 1500
+    queue.join("w")
+    for _ in range(0, 1500, portion):
+        taken = queue.read("w", portion)
+        queue.settle("w", *(buried(each, json.loads(each.message)["id"]) for each in taken))
+    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=1500)
+    places = queue.client.hgetall(queue.keys.jobs)
+    graves = queue(jobs.list_dead_jobs(queue.keys, count=2000))
+    assert [places[each.encode()].decode() for each in ids] == [f"X{entry}" for entry, _, _ in graves]
+
+
+# Looking
+
+
+def test_where_a_job_is_in_every_state(queue: Queue) -> None:
+    assert queue.where("a") == "UNKNOWN"
+    queue.publish("a")
+    assert queue.where("a") == "SENT"
+    queue.join("w")
+    (entry,) = queue.read("w")
+    assert queue(jobs.locate_job(queue.keys, "a")) == jobs.LocatedJob("EXECUTING", "w", b"")
+    queue.settle("w", done(entry, "a"))
+    place = queue(jobs.locate_job(queue.keys, "a"))
+    assert (place.state, json.loads(place.document)["state"]) == ("ENDED", "SUCCESS")
+    queue.client.hset(queue.keys.jobs, "h", "H")
+    queue.client.hset(queue.keys.waiting, "h", b"{}")
+    queue.client.zadd(queue.keys.due, {"h": 1})
+    assert queue.where("h") == "HELD"
+
+
+def test_an_empty_queue_measures_nothing(queue: Queue) -> None:
+    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+    assert queue.size().unfinished == 0
+    assert queue.contents() == {}
+
+
+# What is left, and what it weighs
+
+
+def test_when_all_is_settled_and_expired_only_the_stream_is_left(queue: Queue) -> None:
+    queue.join("w")
+    queue.publish("a", "b")
+    queue.schedule("c", "+0")
+    queue(jobs.promote_due_jobs(queue.keys, limit=9))
+    for number in range(4):
+        for entry in queue.read("w"):
+            job_id = json.loads(entry.message)["id"]
+            queue.settle("w", failed(entry, job_id, 0) if number < 2 else done(entry, job_id, 1))
+        queue(jobs.promote_due_jobs(queue.keys, limit=9))
+    queue(jobs.leave_queue(queue.keys, "w"))
+    for job_id in "abc":
+        expired(queue, job_id)
+    assert list(queue.contents()) == [queue.keys.stream]
+    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+
+
+def test_every_key_is_a_queues_own_or_expires(queue: Queue) -> None:
+    queue.join("w")
+    queue.publish("a", "b", "c")
+    queue.schedule("d", "+60000")
+    a, b, _ = queue.read("w")
+    queue.settle("w", done(a, "a"), buried(b, "b"))
+    keys = queue.keys
+    own = {keys.stream, keys.jobs, keys.due, keys.waiting, keys.dead, keys.leases}
+    found = set(queue.contents())
+    assert found == own | {keys.result("a"), keys.result("b")}
+    assert all(queue.client.pttl(key) > 0 for key in found - own)
+
+
+def test_a_queued_job_takes_at_most_300_bytes(own_server: Any, app_name: str) -> None:
+    app = App(app_name, broker=own_server.url)
+
+    @app.task(name="shop.tasks.charge")
+    async def charge(order: int, amount: float) -> None: ...
+
+    with redis.Redis.from_url(own_server.url) as client:
+        app.send_many([charge.s(0, 9.9)])
+        before = client.info("memory")["used_memory_dataset"]
+        app.send_many([charge.s(number, 9.9) for number in range(10_000)])
+        each = (client.info("memory")["used_memory_dataset"] - before) / 10_000
+    app.close()
+    assert each <= 300, f"{each:.0f} bytes"

@@ -1,0 +1,135 @@
+"""One queue: every trip to it as a method, for tests of the scripts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from celery5.broker.call import Call
+from celery5.broker.calls import jobs
+from celery5.broker.calls.jobs import Entry
+from celery5.broker.drivers.blocking import BlockingRedis
+from celery5.broker.keys import QueueKeys
+from celery5.protocol.job.envelope import Envelope, encode
+
+Settlement = tuple[str, bytes, str, bytes, int, bytes | int]
+
+
+def envelope(job_id: str) -> bytes:
+    """The message of a job."""
+    return encode(Envelope(v=1, id=job_id, task="shop.t"))
+
+
+class Queue:
+    """One queue, and the trips to it."""
+
+    def __init__(self, driver: BlockingRedis, keys: QueueKeys, client: Any) -> None:
+        self.driver = driver
+        self.keys = keys
+        self.client = client
+
+    def __call__(self, call: Call[Any]) -> Any:
+        return self.driver.perform(call)
+
+    def publish(self, *ids: str) -> int:
+        return int(self(jobs.publish(self.keys, [(each, envelope(each)) for each in ids])))
+
+    def schedule(self, job_id: str, when: str) -> int:
+        return int(self(jobs.schedule(self.keys, [(job_id, envelope(job_id), when)])))
+
+    def join(self, worker: str, lease: float = 30.0) -> None:
+        assert self(jobs.join_queue(self.keys, worker, lease=lease)) == 1
+
+    def read(self, worker: str, count: int = 100) -> list[Entry]:
+        return list(self(jobs.read_jobs([self.keys], worker, count=count, block_seconds=0.001)))
+
+    def mine(self, worker: str) -> list[Entry]:
+        return list(self(jobs.read_pending(self.keys, worker, after=b"0", count=100)))
+
+    def settle(self, worker: str, *words: Settlement) -> int:
+        return int(self(jobs.settle(self.keys, worker, words)))
+
+    def recover(
+        self,
+        worker: str = "",
+        *,
+        limit: int = 100,
+        deliveries: int = 3,
+        begun: list[bytes] | None = None,
+        judge: jobs.HeartbeatEvidence | None = None,
+        message_limit: int = 1_000_000,
+    ) -> jobs.RecoveryResult:
+        call = jobs.recover(
+            self.keys,
+            worker=worker,
+            max_deliveries=deliveries,
+            limit=limit,
+            ttl=60,
+            message_limit=message_limit,
+            begun_entries=begun,
+            evidence=judge,
+        )
+        found = self(call)
+        assert isinstance(found, jobs.RecoveryResult)
+        return found
+
+    def lapse(self, worker: str) -> None:
+        """End a worker's lease, as time would."""
+        self.client.zadd(self.keys.leases, {worker: 1})
+
+    def judge(self, worker: str, *, lease: float = 30.0, ago: float = 0.0) -> jobs.HeartbeatEvidence:
+        """Let a worker's heartbeat be answered so many seconds `ago`; gives what it may judge others by."""
+        pulse = self(jobs.renew_lease(self.keys, worker, lease=lease))
+        self.client.zincrby(self.keys.leases, -ago * 1000, worker)
+        return jobs.HeartbeatEvidence(worker, pulse.at - int(ago * 1000), lease)
+
+    def fall_due(self, *ids: str) -> None:
+        """Let the times of jobs come, as waiting for them would."""
+        self.client.zadd(self.keys.due, dict.fromkeys(ids, 1))
+
+    def where(self, job_id: str) -> str:
+        return str(self(jobs.locate_job(self.keys, job_id)).state)
+
+    def size(self) -> jobs.QueueSize:
+        found = self(jobs.measure_queue(self.keys))
+        assert isinstance(found, jobs.QueueSize)
+        return found
+
+    def contents(self) -> dict[str, Any]:
+        """Every key of the queue with its value; times to live rounded away."""
+        found: dict[str, Any] = {}
+        prefix = self.keys.stream.removesuffix("stream")
+        for key in sorted(self.client.scan_iter(match=prefix.replace("{", "[{]") + "*")):
+            found[key.decode()] = self.client.dump(key)
+        return found
+
+
+def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
+    """The job succeeded."""
+    return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, b"")
+
+
+def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
+    """The job is tried again."""
+    return ("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
+
+
+def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
+    """The job is dead."""
+    return ("bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}')
+
+
+def released(entry: Entry, job_id: str) -> Settlement:
+    """The job goes back."""
+    return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
+
+
+def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
+    """The job waits as it is."""
+    return ("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
+
+
+VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {
+    "complete": (done, "ENDED"),
+    "retry": (failed, "RETRY"),
+    "bury": (buried, "DEAD"),
+    "release": (released, "SENT"),
+}

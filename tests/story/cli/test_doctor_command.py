@@ -1,0 +1,81 @@
+"""The doctor command: what it prints, and its exit code."""
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from celery5 import App
+from celery5.broker.servers.embedded import EmbeddedServer
+from tests.story.cli.commands import Serving, celery5
+
+NEWER = (
+    sys.executable,
+    "-c",
+    "import celery5; celery5.__version__ = '9.9'; from celery5.cli.main import main; main()",
+)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(
+        'from celery5 import App\napp = App("shop")\n@app.task\ndef add(a: int) -> int:\n    return a\n'
+    )
+    return tmp_path
+
+
+def test_all_is_well_with_a_worker_that_lives_and_keys(
+    own_server: EmbeddedServer, shop: Path, tmp_path: Path
+) -> None:
+    env = {"CELERY5_BROKER": own_server.url, "CELERY5_KEYS": str(tmp_path / "keys")}
+    assert celery5("-A", "shop", "keys", "new", cwd=shop, env=env).code == 0
+    with Serving("-A", "shop", "worker", "start", cwd=shop, env=env) as worker:
+        worker.ready()
+        said = celery5("-A", "shop", "doctor", "--json", cwd=shop, env=env)
+        assert (said.code, said.err) == (0, ""), said
+        found = {each["check"]: each for each in json.loads(said.out)}
+        assert found["workers"]["says"].startswith("1 live, of version ")
+        assert found["application"]["says"] == "shop, 1 tasks"
+        assert found["certificates"]["state"] == "ok"
+        checks = "application settings server persistence memory clock latency permissions keys"
+        assert list(found)[:9] == checks.split()
+
+        newer = celery5("-A", "shop", "doctor", cwd=shop, env=env, command=NEWER)
+        assert newer.code == 0
+        assert "not of version 9.9" in newer.out
+        assert "restart them: celery5 worker shutdown" in newer.out
+        assert newer.out.splitlines()[-1].endswith(" 0 fail")
+
+        with closing(App("shop", broker=own_server.url)) as app:
+            app.task(name="shop.add", queue="elsewhere")(len).delay("a")
+        unread = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+        assert "1 live, and jobs wait on queues that none of them reads: elsewhere" in unread.out
+
+
+def test_it_exits_with_1_when_something_fails_and_says_what_to_do(shop: Path) -> None:
+    env = {"CELERY5_BROKER": "unix:///nonexistent/none.sock"}
+    said = celery5("-A", "shop", "doctor", cwd=shop, env=env)
+    assert (said.code, said.err) == (1, "")
+    assert "fail  server " in said.out
+    assert "Traceback" not in said.out
+
+
+def test_an_application_that_cannot_be_imported_is_a_failure_like_others(shop: Path) -> None:
+    (shop / "shop.py").write_text("import nowhere_at_all\n")
+    said = celery5("-A", "shop", "doctor", "--json", cwd=shop)
+    assert (said.code, said.err) == (1, "")
+    first, *rest = json.loads(said.out)
+    assert (first["check"], first["state"]) == ("application", "fail")
+    assert "nowhere_at_all" in first["says"]
+    assert [each["check"] for each in rest] == ["units", "python", "libraries"]
+
+    (shop / "shop.py").write_text('from celery5 import App\napp = App("shop", broker="http://there")\n')
+    said = celery5("-A", "shop", "doctor", cwd=shop)
+    assert (said.code, "fail  application" in said.out) == (1, True)
+
+
+def test_without_an_application_it_asks_which(tmp_path: Path) -> None:
+    said = celery5("doctor", cwd=tmp_path)
+    assert (said.code, said.error.startswith("Error: which application?")) == (2, True)

@@ -1,0 +1,100 @@
+"""Limit commands: what is imposed from the terminal, and how queues and jobs are told of then."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery5 import JobState
+from celery5.broker.call import Call
+from tests.story.cli.commands import Serving, celery5, until
+from tests.story.conftest import Desk
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(desk: Desk) -> Iterator[None]:
+    """What is imposed outlives workers: it goes with the test."""
+    yield
+    keys = desk.app.keys
+    desk.app.perform(Call(("DEL", keys.limits, keys.suspended), int), instead="")
+
+
+def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    desk.app.limits.suspend(shop.add, why="the bank is down", by="ann")
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready():
+        running, *held = shop.stuck.delay(), shop.add.delay(1, 2), shop.add.delay(3, 4)
+        until(lambda: running.status() is JobState.EXECUTING)
+        until(lambda: all(each.status() is JobState.HELD for each in held))
+        shown = desk("task", "show", held[0].id)
+        told = desk("info", "--json"), desk("info"), desk("queue", "list", "--json"), desk("queue", "list")
+        assert running.revoke()
+    queue = json.loads(told[0])["queues"]["default"]
+    assert (queue["running"], queue["held"], queue["waiting"]) == (1, 2, 0)
+    assert [each["running"] for each in queue["workers"]] == [1]
+    assert "gated" not in told[0]
+    row, *_ = json.loads(told[2])
+    assert (row["running"], row["held"], row["waiting"]) == (1, 2, 0)
+    why = r"since [-\d]+ [:\d]+Z \(.* ago\) by ann: the bank is down; to go on: celery5 task resume shop.add"
+    assert re.search(rf"(?m)^suspended +its task is {why}$", shown)
+    assert re.search(r"(?m)^waits at +the gate of shop.add; 0 stand before it", shown)
+    for shown in (told[1], told[3]):
+        assert re.search(r"(?m)^suspended +shop.add \(the bank is down\)$", shown)
+        rows = [line.split() for line in shown.splitlines()]
+        (at,) = [number for number, row in enumerate(rows) if row[:2] == ["queue", "waiting"]]
+        columns = [each for each in rows[at] if each != "oldest"][:4]  # which is empty: nothing waits
+        assert (columns, rows[at + 1][:4]) == (
+            ["queue", "waiting", "running", "held"],
+            ["default", "0", "1", "2"],
+        )
+
+
+def test_what_is_imposed_may_be_taken_back_when_the_code_has_no_such_task_any_more(desk: Desk) -> None:
+    desk.app.limits.suspend("shop.multiply")
+    desk.app.limits.set("shop.multiply", 3)
+    code = desk.folder / "shop.py"
+    code.write_text(code.read_text().replace("def multiply", "def times"))
+    assert "shop.multiply" in desk("task", "limits")
+    assert "no task 'shop.multiply'" in refused(desk, "suspend", "shop.multiply")
+    assert desk("task", "resume", "shop.multiply") == "shop.multiply: resumed\n"
+    assert desk("task", "limit", "shop.multiply", "none") == "shop.multiply: its own limit again\n"
+    assert desk("task", "limits") == "nothing is imposed on any task\n"
+    assert "no task 'shop.multiply'" in refused(desk, "resume", "shop.multiply")
+
+
+def refused(desk: Desk, *words: str) -> str:
+    """The one line that the command gives for words that make no sense."""
+    ended = celery5("-A", "shop", "task", *words, cwd=desk.folder)
+    assert (ended.code, ended.out) == (2, "")
+    return ended.error
+
+
+def test_a_limit_that_makes_no_sense_is_refused_in_one_clear_line(desk: Desk) -> None:
+    for words in ("-1", "\u0663", "\u00b2", "9" * 5000, "many"):
+        assert "give a number from 0, a rate such as 200/m, or none" in refused(
+            desk, "limit", "shop.add", words
+        )
+    for words in ("-1/s", "\u0663/s"):
+        assert "give a number, / and s, m, h or d" in refused(desk, "limit", "shop.add", words)
+    assert desk("task", "limit", "shop.add", "none") == "shop.add: nothing was imposed\n"
+    assert desk("task", "limits") == "nothing is imposed on any task\n"
+
+
+def test_a_burst_that_waits_for_a_suspended_task_says_so_once(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    desk.app.limits.suspend(shop.add, why="the bank is down")
+    desk.app.limits.suspend(shop.whose)
+    sent = shop.add.delay(1, 2)
+    with Serving("-A", "shop", "worker", "start", "--burst", cwd=desk.folder).ready() as worker:
+        until(lambda: worker.logged("burst:blocked"))
+        time.sleep(1.2)  # it looks again each second
+        assert desk.app.limits.resume(shop.add)
+        assert worker.ended().code == 0
+    (warning,) = worker.logged("burst:blocked")
+    assert (warning["level"], warning["task"]) == ("warning", "shop.add")
+    assert warning["suspended"] == "the bank is down"
+    assert "celery5 task resume" in warning["why"]
+    assert sent.get(timeout=30) == 3

@@ -1,0 +1,54 @@
+"""Task show: what people read of a job that runs, one that went well, and one that failed again and again."""
+
+import re
+import sys
+
+from celery5 import JobState
+from tests.story.cli.commands import Serving, until
+from tests.story.conftest import Desk
+
+MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"
+
+
+def fields(shown: str) -> dict[str, str]:
+    """What is shown by name, up to the first empty line."""
+    head, _, _ = shown.partition("\n\n")
+    return dict(line.split(maxsplit=1) for line in head.splitlines())
+
+
+def test_who_did_a_job_and_when_and_what_came_of_it(desk: Desk) -> None:
+    shop = sys.modules["shop"]
+    with Serving("-A", "shop", "worker", "start", cwd=desk.folder).ready() as worker:
+        name = worker.logged("worker:ready")[0]["worker"]
+        fine, running = shop.add.delay(1, 2), shop.stuck.delay()
+        hopeless = shop.hopeless.options(max_retries=2, backoff=0.01).delay()
+        fine.get(timeout=30)
+        until(lambda: hopeless.status() is JobState.DEAD and running.status() is JobState.EXECUTING)
+        shown = {each: desk("task", "show", each.id) for each in (fine, hopeless, running)}
+        assert running.revoke()
+        until(lambda: running.status() is JobState.REVOKED)
+
+    went_well = fields(shown[fine])
+    assert went_well["worker"] == name
+    for moment in ("sent", "started", "finished"):
+        assert re.fullmatch(rf"{MOMENT} \(.* ago\)", went_well[moment]), moment
+    assert re.fullmatch(r"[\d.]+ (ms|s)", went_well["took"])
+    assert (went_well["state"], went_well["value"], went_well["attempt"]) == ("SUCCESS", "3", "1")
+    assert "attempts that failed" not in shown[fine]
+
+    failed = fields(shown[hopeless])
+    assert (failed["state"], failed["attempt"], failed["worker"]) == ("DEAD", "3 of 3", name)
+    assert (failed["reason"], failed["error"]) == ("exhausted", "ValueError: never")
+    assert re.fullmatch(r"\d+-\d+", failed["entry"])
+    assert {"started", "finished", "took"} <= failed.keys()
+    assert "value" not in failed
+    _, _, earlier = shown[hopeless].partition("\nattempts that failed\n")
+    told = [rf"  {n}  ValueError: never \({MOMENT} {name}\)" for n in (1, 2)]
+    assert re.fullmatch("\n".join(told) + "\n", earlier)
+
+    runs = fields(shown[running])
+    assert (runs["state"], runs["task"], runs["worker"], runs["attempt"]) == (
+        *("EXECUTING", "shop.stuck", name, "1 of 4"),
+    )
+    assert re.fullmatch(rf"{MOMENT} \(.* ago\)", runs["taken"])
+    assert not {"finished", "took", "value", "error", "reason"} & runs.keys()

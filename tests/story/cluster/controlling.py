@@ -1,0 +1,87 @@
+"""Controlling: a Controller of real processes, and its members, for the tests to watch and to kill."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.story.cli.commands import COMMAND, Ended, Serving, environment
+from tests.story.cli.commands import until as soon
+
+LIMIT = 150.0
+"""Seconds that anything may take, with many processes at once on a busy machine."""
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is true."""
+    return soon(condition, within=LIMIT)
+
+
+class Controlling(Serving):
+    """A Controller that runs, and its members."""
+
+    def __init__(
+        self, folder: Path, cluster: str, *flags: str, target: str = "shop", env: dict[str, str] | None = None
+    ) -> None:
+        self.folder, self.target, self.surroundings = folder, target, env or {}
+        (folder / "cluster.toml").write_text(cluster)
+        super().__init__("-A", target, "controller", "start", *flags, cwd=folder, env=self.surroundings)
+
+    def up(self) -> "Controlling":
+        """Wait until the whole cluster is."""
+        until(lambda: self.logged("controller:ready") or self.process.poll() is not None)
+        assert self.process.poll() is None, self.err
+        return self
+
+    def tell(self, *words: str) -> Ended:
+        """A command to it."""
+        done = subprocess.run(
+            [*COMMAND, "-A", self.target, "controller", *words, "--timeout", "60"],
+            cwd=self.folder,
+            env=environment(**self.surroundings),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        """How the members are, by name."""
+        (told,) = json.loads(self.tell("status", "--json").out)
+        return {each["name"]: each for each in told["members"]}
+
+    def pids(self) -> dict[str, int]:
+        """The process of each member."""
+        found = {}
+        for each in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (each / "cmdline").read_bytes().split(b"\0")
+                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == self.process.pid and b"--name" in words:
+                found[words[words.index(b"--name") + 1].decode()] = int(each.name)
+        return found
+
+    def replaced(self, name: str, pid: int) -> int:
+        """Wait until another process is there under that name, and is up; gives it."""
+        until(lambda: self.pids().get(name, pid) != pid)
+        until(lambda: len(self.of(name, "up")) > len(self.of(name, "ended")))
+        return self.pids()[name]
+
+    def of(self, name: str, what: str) -> list[dict[str, Any]]:
+        """What was logged about a member: `starting`, `up`, `stopping`, `ended`, `killed`, `given-up`."""
+        return [each for each in self.logged(f"member:{what}") if each["name"] == name]
+
+    def environment_of(self, pid: int) -> dict[str, str]:
+        """The environment with which a member was started."""
+        said = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        return dict(each.split("=", 1) for each in said if "=" in each)
+
+
+def is_group_leader(pid: int) -> bool:
+    """Whether a process has a group of its own, so that Ctrl-C in a terminal is not for it."""
+    return os.getpgid(pid) == pid

@@ -1,0 +1,169 @@
+"""The example for Kubernetes: its manifests are what the API takes, and the pods' commands are what celery5 takes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from celery5.broker.keys import Keys
+from celery5.examples.kubernetes.manifests import COPY_KEYS, FOLDER
+from tests.pure.cluster.kubernetes_types import (
+    Autoscaler,
+    Budget,
+    Container,
+    Deployment,
+    Manifests,
+    ScaledObject,
+)
+from tests.story.cli.commands import Ended, celery5
+
+COMMAND = (sys.executable, "-m", "celery5.examples.kubernetes")
+SAID = ("--app", "shop.main:app", "--name", "shop", "--image", "registry/shop:1")
+CLUSTER = """
+hung_after = 45
+[environment]
+TZ = "UTC"
+NAME = "$(HOSTNAME)"
+[routers.default]
+[schedulers.default]
+[publishers.default]
+[workers.mail]
+count = 2
+queues = ["mail", "bulk$(x)"]
+grace_period = 20
+max_memory = "400 MiB"
+status_port = 9000
+[workers.Big_Jobs]
+"""
+
+
+def render(folder: Path, *more: str, cluster: str = CLUSTER) -> Ended:
+    (folder / "cluster.toml").write_text(cluster)
+    return celery5("cluster.toml", *SAID, *more, cwd=folder, command=COMMAND)
+
+
+def rendered(folder: Path, *more: str) -> list[Deployment | Budget | Autoscaler | ScaledObject]:
+    ended = render(folder, *more)
+    assert ended.err == ""
+    return msgspec.json.decode(ended.out.encode(), type=Manifests).items
+
+
+def deployments(folder: Path, *more: str) -> dict[str, Deployment]:
+    return {each.metadata.name: each for each in rendered(folder, *more) if isinstance(each, Deployment)}
+
+
+def container(deployment: Deployment) -> Container:
+    (one,) = deployment.spec.template.spec.containers
+    return one
+
+
+def test_what_no_manifest_has_is_named_in_one_line_each(tmp_path: Path) -> None:
+    ended = render(tmp_path, "--broker", "shop-redis", cluster="[broker]\n[workers.default]\n")
+    assert ended.code == 0
+    assert ended.error.startswith("Warning: [broker] is left out")
+    assert "the Secret 'shop-redis', entry 'url'" in ended.error
+    assert msgspec.json.decode(ended.out.encode(), type=Manifests).items
+    rest = 'platform = "processes"\nrestart_limit = 3\n[hosts.a]\n[workers.default]\nhosts = ["a"]\n'
+    lines = render(tmp_path, cluster=rest).err.splitlines()
+    assert [line.partition(" left out")[0] for line in lines] == [
+        *("Warning: [hosts] is", "Warning: platform = 'processes' is", "Warning: restart_limit"),
+    ]
+
+
+def test_each_group_is_a_deployment_whose_pods_answer_probes_and_end_in_order(tmp_path: Path) -> None:
+    found = deployments(tmp_path)
+    assert set(found) == {
+        *("shop-router-default", "shop-scheduler-default", "shop-publisher-default"),
+        *("shop-worker-mail", "shop-worker-big-jobs"),
+    }
+    mail = found["shop-worker-mail"]
+    assert mail.spec.replicas == 2
+    assert mail.spec.selector.match_labels.items() <= mail.spec.template.metadata.labels.items()
+    assert mail.spec.template.spec.termination_grace_period_seconds == 20 + 50 + 15
+    one = container(mail)
+    port = one.ports[0].container_port
+    assert (one.ports[0].name, one.args[-2:]) == ("status", ["--status-port", str(port)])
+    probes = [one.liveness_probe, one.readiness_probe, one.startup_probe]
+    assert [each.http_get.path for each in probes if each] == ["/livez", "/readyz", "/livez"]
+    assert one.liveness_probe is not None
+    assert one.liveness_probe.failure_threshold * one.liveness_probe.period_seconds >= 45
+    assert one.resources is not None
+    assert one.resources.limits == {"memory": "500Mi"}
+    assert [name for name, each in found.items() if container(each).lifecycle] == ["shop-publisher-default"]
+
+
+def test_nothing_runs_as_root_or_may_become_it_and_no_secret_is_written_down(tmp_path: Path) -> None:
+    for each in deployments(tmp_path, "--keys", "shop-keys").values():
+        pod = each.spec.template.spec
+        assert pod.security_context.run_as_non_root
+        assert not pod.automount_service_account_token
+        for one in (*pod.containers, *pod.init_containers):
+            assert one.security_context.read_only_root_filesystem
+            assert not one.security_context.allow_privilege_escalation
+            mounted = {mount.name for mount in one.volume_mounts}
+            assert mounted <= {volume.name for volume in pod.volumes}
+        (broker,) = [one for one in container(each).env if one.name == "CELERY5_BROKER"]
+        assert broker.value is None
+        assert broker.value_from is not None
+        assert broker.value_from.secret_key_ref is not None
+        assert broker.value_from.secret_key_ref.name == "celery5-broker"
+
+
+def test_workers_are_scaled_by_their_cpu_or_by_what_waits_on_their_queues(tmp_path: Path) -> None:
+    by_cpu = [each for each in rendered(tmp_path, "--most", "9") if isinstance(each, Autoscaler)]
+    assert [(each.spec.min_replicas, each.spec.max_replicas) for each in by_cpu] == [(2, 9), (1, 9)]
+    found = rendered(tmp_path, "--most", "9", "--keda", "redis.default.svc:6379")
+    scaled = [each for each in found if isinstance(each, ScaledObject)]
+    assert not [each for each in found if isinstance(each, Autoscaler)]
+    streams = [trigger.metadata.stream for trigger in scaled[0].spec.triggers]
+    assert streams == [Keys("shop").for_queue(queue).normal for queue in ("mail", "bulk$(x)")]
+    workers = [each for each in found if isinstance(each, Deployment) and "worker" in each.metadata.name]
+    assert [each.spec.replicas for each in workers] == [None, None], "else each `apply` would undo it"
+    assert {each.spec.scale_target_ref.name for each in scaled} == {each.metadata.name for each in workers}
+
+
+def test_the_commands_of_pods_are_commands(tmp_path: Path) -> None:
+    for each in deployments(tmp_path).values():
+        first, *words = container(each).args
+        assert first == "celery5"
+        if words[0] == "publisher" and celery5("publisher", "--help", cwd=tmp_path).code:
+            continue
+        asked = [word.replace("$(POD_NAME)", "a-1").replace("$$", "$") for word in words]
+        assert celery5(*asked, "--help", cwd=tmp_path).code == 0, asked
+
+
+def test_what_kubernetes_would_take_for_a_variable_is_left_as_it_is(tmp_path: Path) -> None:
+    one = container(deployments(tmp_path)["shop-worker-mail"])
+    assert "mail,bulk$$(x)" in one.args
+    assert {each.name: each.value for each in one.env}["NAME"] == "$$(HOSTNAME)"
+
+
+def test_keys_are_private_to_the_pod(tmp_path: Path) -> None:
+    there, secret = tmp_path / "run", tmp_path / "secret"
+    secret.mkdir()
+    there.mkdir()
+    for name in ("mine.pem", "trusted.pem"):
+        (secret / name).write_text(name)
+    command = COPY_KEYS.replace(FOLDER, str(there)).replace("/etc/celery5/keys", str(secret))
+    subprocess.run(["sh", "-c", command], check=True, timeout=20)
+    assert (there / "keys").stat().st_mode & 0o777 == 0o700
+    assert (there / "keys" / "mine.pem").stat().st_mode & 0o777 == 0o600
+    assert (there / "keys" / "trusted" / "cluster.pem").read_text() == "trusted.pem"
+
+
+def test_a_wrong_description_is_told_of_in_one_line(tmp_path: Path) -> None:
+    ended = render(tmp_path, cluster="[workers.a]\ncuont = 2\n")
+    assert ended.code == 1
+    assert ended.error == (
+        "Error: cluster description cluster.toml: workers.a.cuont is not known; did you mean count?"
+    )
+
+
+def test_the_types_are_strict(tmp_path: Path) -> None:
+    said = json.loads(render(tmp_path).out)
+    said["items"][0]["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(msgspec.ValidationError, match="livenesProbe"):
+        msgspec.convert(said, Manifests)

@@ -1,0 +1,76 @@
+"""Waits: an outage is one line when it begins and one when it is over, however often Redis was asked meanwhile."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from celery5.broker.call import Call
+from celery5.broker.keys import Keys
+from celery5.errors import BrokerUnavailable
+from celery5.logs.log import Log
+from celery5.services.process.broker_outages import OutageLog
+from celery5.services.worker.due_jobs import Mover
+from tests.redis.worker.workers import Lines
+
+
+def told(lines: Lines, name: str) -> list[str]:
+    """What was told of it, in order."""
+    return [each for each in (f"{name}:interrupted", f"{name}:resumed") for _ in lines.of(each)]
+
+
+async def test_each_outage_is_told_once_with_how_long_it_was(autojump_clock: MockClock) -> None:
+    waits = OutageLog(
+        Log(worker="one", app="shop"), "admission:interrupted", "admission:resumed", sink="files"
+    )
+    with Lines() as lines:
+        waits.record_recovery()  # nothing was wrong
+        for _ in range(2):
+            for _ in range(50):
+                waits.record_error(BrokerUnavailable("it is away"))
+                await trio.sleep(0.1)
+            waits.record_recovery()
+            waits.record_recovery()
+    began, ended = lines.of("admission:interrupted"), lines.of("admission:resumed")
+    assert [(each["why"], each["sink"]) for each in began] == [("it is away", "files")] * 2
+    assert [(each["after"], each["sink"]) for each in ended] == [(5.0, "files")] * 2
+
+
+class Away:
+    """A Redis that does not serve for as many calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.back = trio.Event()
+
+    async def perform(self, call: Call[Any], /) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.left -= 1
+        if self.left >= 0:
+            raise BrokerUnavailable("it is away")
+        self.back.set()
+        return 0, None
+
+    async def perform_all(self, calls: Sequence[Call[Any]], /) -> list[Any]:
+        return [await self.perform(call) for call in calls]
+
+
+@pytest.mark.parametrize("queues", [("a",), ("a", "b", "c")])
+async def test_who_looks_for_due_jobs_of_many_queues_says_so_once(
+    autojump_clock: MockClock, queues: tuple[str, ...]
+) -> None:
+    redis = Away(30)
+    with Lines() as lines:
+        mover = Mover(
+            redis=redis,
+            consumed=[Keys("shop").for_queue(each) for each in queues],
+            log=Log(worker="one", app="shop"),
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(mover.run)
+            await redis.back.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert told(lines, "mover") == ["mover:interrupted", "mover:resumed"]

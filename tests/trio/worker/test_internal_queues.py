@@ -1,0 +1,208 @@
+"""Internal queues: every item is taken exactly once, whoever is cancelled meanwhile."""
+
+import random
+
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
+
+from celery5.protocol.job.delivery import Delivery
+from celery5.services.worker.internal_queues import HandoffQueue, TasksQueue
+
+
+async def test_an_item_that_is_there_is_taken_at_once_in_order() -> None:
+    queue: HandoffQueue[int] = HandoffQueue()
+    for n in range(3):
+        queue.put(n)
+    assert len(queue) == 3
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        assert [await queue.take() for _ in range(3)] == [0, 1, 2]  # with no checkpoint
+
+
+async def test_a_taker_that_never_waits_takes_all_and_wakes_nobody_else(nursery: trio.Nursery) -> None:
+    queue: HandoffQueue[int] = HandoffQueue()
+    took: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    async def take_on(me: int) -> None:
+        while True:
+            took[me].append(await queue.take())
+
+    for me in took:
+        nursery.start_soon(take_on, me)
+    await wait_all_tasks_blocked()
+    for n in range(100):
+        queue.put(n)
+    await wait_all_tasks_blocked()
+    assert sorted(map(len, took.values())) == [0, 1, 99] or sorted(map(len, took.values())) == [0, 0, 100]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_taker_that_waits_is_followed_by_others_at_once(nursery: trio.Nursery) -> None:
+    queue: HandoffQueue[int] = HandoffQueue()
+    began: list[int] = []
+
+    async def take_and_wait() -> None:
+        began.append(await queue.take())
+        await trio.sleep_forever()
+
+    for _ in range(5):
+        nursery.start_soon(take_and_wait)
+    await wait_all_tasks_blocked()
+    for n in range(4):
+        queue.put(n)
+    await wait_all_tasks_blocked()
+    assert began == [0, 1, 2, 3]
+    queue.put(4)
+    await wait_all_tasks_blocked()
+    assert began == [0, 1, 2, 3, 4]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_taker_woken_for_nothing_parks_again(nursery: trio.Nursery) -> None:
+    queue: HandoffQueue[int] = HandoffQueue()
+    took: list[int] = []
+
+    async def take() -> None:
+        took.append(await queue.take())
+
+    nursery.start_soon(take)
+    await wait_all_tasks_blocked()
+    queue.put(1)
+    assert queue.drain() == [1]
+    await wait_all_tasks_blocked()
+    assert took == []
+    queue.put(2)
+    await wait_all_tasks_blocked()
+    assert took == [2]
+
+
+def test_drain_takes_the_oldest_up_to_a_limit() -> None:
+    queue: HandoffQueue[int] = HandoffQueue()
+    for n in range(5):
+        queue.put(n)
+    assert queue.drain(2) == [0, 1]
+    assert queue.drain() == [2, 3, 4]
+    assert queue.drain(7) == []
+
+
+def delivery(number: int) -> Delivery:
+    return Delivery("default", b"%d-0" % number, b"")
+
+
+async def test_takers_that_are_too_many_go_at_once_if_they_wait_and_others_when_they_ask_again(
+    nursery: trio.Nursery,
+) -> None:
+    queue, busy, here = TasksQueue(), trio.Event(), 0
+
+    async def work() -> None:
+        nonlocal here
+        here += 1
+        while await queue.take_next() is not None:
+            await busy.wait()
+        here -= 1
+
+    for _ in range(6):
+        nursery.start_soon(work)
+    await wait_all_tasks_blocked()
+    for n in range(3):
+        queue.put(delivery(n))
+    await wait_all_tasks_blocked()
+    queue.remove_executors(5)
+    await wait_all_tasks_blocked()
+    assert (here, queue.surplus_executors) == (3, 2)  # the three that waited are gone
+    assert queue.add_executors(1) == 0  # one more is wanted: one of those that were to go stays
+    assert queue.add_executors(3) == 2
+    queue.remove_executors(2)
+    busy.set()
+    await wait_all_tasks_blocked()
+    assert (here, queue.surplus_executors) == (1, 0)
+    queue.put(delivery(4))
+    await wait_all_tasks_blocked()
+    assert len(queue) == 0
+    nursery.cancel_scope.cancel()
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_every_job_is_taken_and_the_right_number_of_takers_is_left_while_their_number_changes(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+
+    async def story() -> None:
+        queue = TasksQueue()
+        taken: list[bytes] = []
+        here = wanted = put = 0
+
+        async def work(waits: bool) -> None:
+            nonlocal here
+            here += 1
+            while (each := await queue.take_next()) is not None:
+                taken.append(each.entry)
+                if waits:
+                    await trio.lowlevel.checkpoint()
+            here -= 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                slots = chance.randint(1, 6)
+                if slots < wanted:
+                    queue.remove_executors(wanted - slots)
+                else:
+                    for _ in range(queue.add_executors(slots - wanted)):
+                        nursery.start_soon(work, chance.random() < 0.5)
+                wanted = slots
+                for _ in range(chance.randint(0, 4)):
+                    queue.put(delivery(put))
+                    put += 1
+                if chance.random() < 0.5:
+                    await trio.lowlevel.checkpoint()
+            await wait_all_tasks_blocked()
+            assert (here, queue.surplus_executors, len(queue), put) == (wanted, 0, 0, len(taken))
+            assert len(set(taken)) == put
+            nursery.cancel_scope.cancel()
+
+    trio.run(story)
+
+
+@given(seed=st.integers(0, 2**32), takers=st.integers(1, 8), items=st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_every_item_is_taken_exactly_once_while_takers_come_and_are_cancelled(
+    seed: int, takers: int, items: int
+) -> None:
+    chance = random.Random(seed)
+
+    async def story() -> list[int]:
+        queue: HandoffQueue[int] = HandoffQueue()
+        taken: list[int] = []
+        scopes: list[trio.CancelScope] = []
+
+        async def take_on(waits: bool) -> None:
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                while True:
+                    taken.append(await queue.take())
+                    if waits:
+                        await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(takers):
+                nursery.start_soon(take_on, chance.random() < 0.5)
+            for n in range(items):
+                queue.put(n)
+                if chance.random() < 0.3 and scopes:
+                    chance.choice(scopes).cancel()
+                    nursery.start_soon(take_on, chance.random() < 0.5)
+                if chance.random() < 0.1:
+                    taken.extend(queue.drain(2))
+                if chance.random() < 0.5:
+                    await trio.lowlevel.checkpoint()
+            nursery.start_soon(take_on, False)
+            await wait_all_tasks_blocked()
+            assert len(queue) == 0
+            nursery.cancel_scope.cancel()
+        return taken
+
+    assert sorted(trio.run(story)) == list(range(items))

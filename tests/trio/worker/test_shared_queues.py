@@ -1,0 +1,168 @@
+"""Shared queues: several lives of one process run no more jobs together than one would, and none of them starves."""
+
+import random
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from celery5.services.worker.internal_queues import SharedSlots, TasksQueue
+
+
+class Crew:
+    """Executors of one life, who note what they run."""
+
+    def __init__(self, slots: SharedSlots, ran: list[str], running: list[str]) -> None:
+        self.queue: TasksQueue = slots.make_queues()["trio"]
+        self._ran = ran
+        self._running = running
+
+    async def work(self, how_long: float) -> None:
+        """One executor, until it is one too many."""
+        while (job := cast("str | None", await self.queue.take_next())) is not None:
+            self._running.append(job)
+            await trio.sleep(how_long)
+            self._running.remove(job)
+            self._ran.append(job)
+
+    def put(self, *jobs: str) -> None:
+        """Jobs come."""
+        for job in jobs:
+            self.queue.put(cast("Any", job))
+
+    def begin(self, nursery: trio.Nursery, count: int, how_long: float = 1.0) -> None:
+        """So many executors come."""
+        for _ in range(self.queue.add_executors(count)):
+            nursery.start_soon(self.work, how_long)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_never_more_run_than_there_are_slots_and_all_are_run(
+    seed: int, autojump_clock: MockClock
+) -> None:
+    dice, slots = random.Random(seed), SharedSlots(["trio"])
+    ran, running, most = list[str](), list[str](), 0
+    crews = [Crew(slots, ran, running) for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for crew in crews:
+            crew.begin(nursery, 2, dice.choice([0.1, 1.0]))
+        sent = 0
+        for _ in range(60):
+            for _ in range(dice.randrange(3)):
+                dice.choice(crews).put(f"job {sent}")
+                sent += 1
+            await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
+            most = max(most, len(running))
+        await trio.sleep(1000)
+        assert len(ran) == sent
+        nursery.cancel_scope.cancel()
+    assert most == 2
+
+
+async def test_who_was_turned_away_is_next(autojump_clock: MockClock) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    full, other = Crew(slots, ran, []), Crew(slots, ran, [])
+    async with trio.open_nursery() as nursery:
+        full.begin(nursery, 1)
+        other.begin(nursery, 1)
+        full.put(*["full"] * 50)
+        await trio.sleep(2.5)
+        other.put("other", "other")
+        await trio.sleep(4)
+        assert ran.count("other") == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_slots_of_a_life_that_has_ended_are_free(autojump_clock: MockClock) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    ended, other = Crew(slots, ran, []), Crew(slots, ran, [])
+    async with trio.open_nursery() as nursery:
+        other.begin(nursery, 1)
+        async with trio.open_nursery() as inner:
+            ended.begin(inner, 1, 1000)
+            ended.put("never ends")
+            await wait_all_tasks_blocked()
+            other.put("other")
+            await trio.sleep(5)
+            assert ran == []
+            inner.cancel_scope.cancel()
+        ended.queue.reset_executors()
+        await trio.sleep(5)
+        assert ran == ["other"]
+        nursery.cancel_scope.cancel()
+
+
+def of_weight(crew: Crew, weight: float) -> None:
+    """All its jobs have this weight."""
+    crew.queue.set_weights(lambda _job: weight)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_slots_go_by_the_weights_of_jobs_while_they_have_any(
+    count: int, autojump_clock: MockClock
+) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
+    of_weight(light, 0.25)
+    async with trio.open_nursery() as nursery:
+        for crew in (light, heavy):
+            crew.begin(nursery, count)
+        light.put(*["light"] * 200)
+        heavy.put(*["heavy"] * 200)
+        await trio.sleep(100.5 / count)
+        assert abs(ran.count("light") - 20) <= 3
+        assert len(ran) >= 98
+        ran.clear()
+        of_weight(light, 1.0)
+        await trio.sleep(40 / count)
+        assert 0.3 <= ran.count("light") / len(ran) <= 0.7
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_has_light_jobs_alone_has_all_slots_and_owes_nothing_afterwards(
+    autojump_clock: MockClock,
+) -> None:
+    slots = SharedSlots(["trio"])
+    ran = list[str]()
+    light, heavy = Crew(slots, ran, []), Crew(slots, ran, [])
+    of_weight(light, 0.1)
+    async with trio.open_nursery() as nursery:
+        for crew in (light, heavy):
+            crew.begin(nursery, 2)
+        light.put(*["light"] * 100)
+        await trio.sleep(20.5)
+        assert ran.count("light") == 40
+        heavy.put(*["heavy"] * 100)
+        await trio.sleep(40)
+        assert 6 <= ran.count("light") - 40 <= 12
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_the_weights_all_are_run_and_none_idles(seed: int, autojump_clock: MockClock) -> None:
+    dice, slots = random.Random(seed), SharedSlots(["trio"])
+    ran = list[str]()
+    running = list[str]()
+    crews = [Crew(slots, ran, running) for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        for crew in crews:
+            crew.begin(nursery, 2)
+        for number in range(60):
+            of_weight(dice.choice(crews), dice.choice([0.01, 0.3, 1.0]))
+            dice.choice(crews).put(f"job {number}")
+            if number % 9 == 8:
+                crew = dice.choice(crews)
+                crew.queue.remove_executors(1)
+                crew.begin(nursery, 1)
+            await trio.sleep(dice.choice([0.0, 0.1, 0.7]))
+            await wait_all_tasks_blocked()
+            waiting = sum(len(each.queue) for each in crews)
+            assert len(running) == 2 or not waiting
+            assert len(running) <= 2
+        await trio.sleep(1000)
+        assert len(ran) == 60
+        nursery.cancel_scope.cancel()

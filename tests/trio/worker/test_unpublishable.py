@@ -1,0 +1,98 @@
+"""Unpublishable, alone: what has begun here and what sleeps when the worker stops, and what was sent already."""
+
+from collections.abc import Iterator
+
+import pytest
+from trio.testing import MockClock
+
+from celery5.logs.log import Log
+from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement
+from celery5.protocol.job.envelope import Envelope, Failure, encode, read_envelope
+from celery5.protocol.job.verdict import Complete, Retry
+from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
+from celery5.services.worker.result_publisher import UnpublishableRetries
+
+
+class Worker:
+    """The queues of a worker, and what sorts its retries out."""
+
+    def __init__(self, how: str, log: Log) -> None:
+        self.tasks = TasksQueue()
+        self.results = ResultsQueue()
+        self.unpublishable = UnpublishableRetries(
+            when_unpublishable=how,
+            queues={"trio": self.tasks},
+            results=self.results,
+            log=log,
+            worker="w",
+            results_ttl=60.0,
+        )
+
+    def retry(self, delay: float, job: str = "a") -> tuple[Delivery, Settlement]:
+        """The outcome of a job's first attempt, to be tried again."""
+        envelope = Envelope(v=1, id=job, task="t")
+        delivery = Delivery("q", job.encode(), encode(envelope), envelope=envelope, kind="trio")
+        verdict = Retry(delay, Failure(type="ValueError", message="no"))
+        return delivery, make_settlement(verdict, delivery, worker="w", ttl=60.0)
+
+    def verbs(self) -> list[tuple[str, str, int]]:
+        """What is to be settled now: verb, job, and the attempt that its message is for."""
+        return [(words[0], words[2], read_envelope(words[3]).attempt) for _, words in self.results.drain()]
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """A log of its own."""
+    one = Log(worker="w", app="tested")
+    yield one
+    one.finish()
+
+
+async def test_what_waits_for_an_executor_and_what_sleeps_goes_back_when_the_worker_stops(
+    log: Log, mock_clock: MockClock
+) -> None:
+    worker = Worker("local", log)
+    soon, late = worker.retry(1.0, "soon"), worker.retry(30.0, "late")
+    assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == []
+    worker.unpublishable.run_due_attempts()
+    assert not worker.tasks
+    mock_clock.jump(2.0)
+    worker.unpublishable.run_due_attempts()
+    assert [each.envelope and each.envelope.attempt for each in worker.tasks.items] == [2]
+    worker.unpublishable.close()
+    assert (len(worker.tasks), worker.verbs()) == (0, [("retry", "late", 2), ("release", "soon", 2)])
+    assert worker.unpublishable.filter_outcomes([soon, late], sent=False) == [soon, late]
+
+
+async def test_a_retry_that_may_have_arrived_does_not_begin_here(log: Log) -> None:
+    worker = Worker("local", log)
+    outcome = worker.retry(0.0)
+    assert worker.unpublishable.filter_outcomes([outcome], sent=True) == [outcome]
+    worker.unpublishable.run_due_attempts()
+    assert not worker.tasks
+
+
+@pytest.mark.parametrize("how", ["backlog", "local", "abandon"])
+async def test_what_is_no_retry_is_left_alone_and_in_its_order(log: Log, how: str) -> None:
+    worker = Worker(how, log)
+    delivery, _ = worker.retry(0.0)
+    done = (delivery, make_settlement(Complete(b"1"), delivery, worker="w", ttl=60.0))
+    assert worker.unpublishable.filter_outcomes([done], sent=False) == [done]
+    worker.results.put(done)
+    worker.results.put(worker.retry(0.0, "b"))
+    worker.unpublishable.run_due_attempts()
+    kept = [words[0] for _, words in worker.results.drain()]
+    assert (
+        kept
+        == {"backlog": ["complete", "retry"], "local": ["complete"], "abandon": ["complete", "bury"]}[how]
+    )
+
+
+async def test_what_sleeps_is_a_retry_after_what_is_left_of_its_delay(
+    log: Log, mock_clock: MockClock
+) -> None:
+    worker = Worker("local", log)
+    worker.unpublishable.filter_outcomes([worker.retry(30.0)], sent=False)
+    mock_clock.jump(10.0)
+    worker.unpublishable.release_retries()
+    assert [words[4] for _, words in worker.results.drain()] == [20_000]
