@@ -129,7 +129,7 @@ BASE_PARTS: Mapping[str, Any] = {
     "inbox": Inbox,
     "log_again": LogRetry,
     "sources": value(make_sources),
-    "vital_signs": StatusPhase,
+    "status_phase": StatusPhase,
     "reloader": Reloader,
     "base_steps": value(make_base_steps),
     "final_steps": value(make_final_steps),

@@ -67,7 +67,7 @@ def make_home(app: App) -> BrokerLookup:
 
 
 def make_sink_delivery(
-    routing_redis: Any,
+    broker_router: Any,
     keys: Keys,
     outlets: Sequence[SinkOptions],
     recipients: Mapping[str, str],
@@ -77,7 +77,7 @@ def make_sink_delivery(
 ) -> SinkDelivery:
     """What gives Data Sinks the documents of all brokers."""
     return SinkDelivery(
-        redis=routing_redis,
+        redis=broker_router,
         keys=keys,
         sink_options=outlets,
         recipients=recipients,
@@ -88,7 +88,7 @@ def make_sink_delivery(
 
 
 DATA_PARTS: Mapping[str, Any] = {
-    "routing_redis": value(make_routing_redis),
+    "broker_router": value(make_routing_redis),
     "find_broker": value(make_home),
     "sink_delivery": value(make_sink_delivery),
     "source_ingestion": SourceIngestion,
@@ -203,9 +203,9 @@ def make_app_steps() -> tuple[BootStep, ...]:
     return ()
 
 
-def make_injectable_values(app: App, worker: str, posts: SelfCommandSender) -> dict[str, Any]:
+def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
     """What their code may ask for by name."""
-    return {"app": app, "settings": app.settings, "worker": worker, "inbox": posts}
+    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
 
 
 def make_base_steps(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple[Step, ...]:
@@ -242,10 +242,10 @@ _PARTS: Mapping[str, Any] = {
     "join": EventsMembership,
     "publishing": LentConnection,
     "heartbeat": Heartbeat,
-    "wake": value(make_heartbeat_listeners),
+    "heartbeat_listeners": value(make_heartbeat_listeners),
     "mover": Mover,
     "recoverer": Recoverer,
-    "event_acts": EventActions,
+    "event_actions": EventActions,
     "event_ingestion": EventIngestion,
     "circuit_breakers": CircuitBreakers,
     "handlers": value(make_handlers),

@@ -113,7 +113,7 @@ SCALING_PARTS: Mapping[str, Any] = {
     "autoscale": value(make_autoscale),
     "prioritise": value(make_prioritise),
     "kinds": value(make_kinds),
-    "gates": value(make_admission_rules),
+    "declared_limits": value(make_admission_rules),
     "known_queues": value(make_task_queues),
     "broker_connections": value(make_broker_connections),
     "find_broker": value(make_home),
@@ -223,7 +223,7 @@ SchedulerParts = Injector(
     listeners=value(make_listeners),
     handlers=value(make_handlers),
     presence_listeners=value(make_presence_listeners),
-    more=value(make_extra_sources),
+    extra_sources=value(make_extra_sources),
     time_steps=value(make_time_steps),
     declarations=ScheduleDeclarations,
     timetable=Timetable,
@@ -231,7 +231,7 @@ SchedulerParts = Injector(
     other_brokers=value(make_others),
     checks=value(get_all_checks),
     expirations=CheckExpirations,
-    last=value(make_required_steps),
+    required_steps=value(make_required_steps),
     steps=value(make_steps),
 )
 """Every part of a Scheduler. A part is built from the names of its constructor's parameters."""

@@ -135,7 +135,7 @@ def make_channel_handlers(
     revocations: Revocations,
     inbox: Inbox,
     heartbeat: Heartbeat,
-    gates: AdmissionControl,
+    admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
 ) -> dict[bytes, ChannelHandler]:
     """Which channel is whose."""
@@ -149,7 +149,7 @@ def make_channel_handlers(
     all_of_them: dict[str, ChannelHandler] = dict.fromkeys(mover.channels, woken)
     all_of_them |= dict.fromkeys(revocations.channels, revocations.on_message)
     all_of_them |= dict.fromkeys(inbox.channels, inbox.on_message)
-    all_of_them |= dict.fromkeys(gates.channels, gates.on_message)
+    all_of_them |= dict.fromkeys(admission_control.channels, admission_control.on_message)
     all_of_them |= dict.fromkeys(limit_overrides.channels, limit_overrides.on_message)
     return {each.encode(): hears for each, hears in all_of_them.items()}
 
@@ -197,7 +197,7 @@ def make_heartbeat_listeners(
     recoverer: Recoverer,
     revocations: Revocations,
     lanes: QueueLanes,
-    gates: AdmissionControl,
+    admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
 ) -> tuple[Any, ...]:
     """Who hears what the Heartbeat brings."""
@@ -206,7 +206,7 @@ def make_heartbeat_listeners(
         recoverer.on_heartbeat,
         revocations.on_heartbeat,
         lanes.on_heartbeat,
-        gates.on_heartbeat,
+        admission_control.on_heartbeat,
         limit_overrides.on_heartbeat,
     )
 
@@ -352,7 +352,7 @@ def make_steps(
     revocations: Revocations,
     health: HealthMonitor,
     result_publisher: ResultPublisher,
-    gates: AdmissionControl,
+    admission_control: AdmissionControl,
     task_execution: TaskExecution,
     consumer: Consumer,
     background_steps: tuple[Step, ...],
@@ -369,7 +369,7 @@ def make_steps(
         Step("health", health, ("redis",)),
         Step("results", result_publisher, ("heartbeat", "publishing")),
         # Who is suspended must be known before anybody is let through.
-        Step("gates", gates, ("results", "limits")),
+        Step("gates", admission_control, ("results", "limits")),
         Step(
             "execution",
             task_execution,

@@ -22,7 +22,7 @@ def mine(until: str = LONG, *, revoked: bool = False) -> Credential:
 
 
 def unit(name: str = "celery5-worker@.service", **said: Any) -> SystemdUnit:
-    return SystemdUnit(name, **{"is_users": True, "enabled": True} | said)
+    return SystemdUnit(name, **{"is_user_unit": True, "enabled": True} | said)
 
 
 CASES: list[tuple[Finding, str, str]] = [
