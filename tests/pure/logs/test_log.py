@@ -338,7 +338,9 @@ def test_a_value_that_has_no_text_does_not_silence_the_log(form: Any) -> None:
 
 def test_a_stream_of_few_characters_gets_every_line() -> None:
     raw = io.BytesIO()
-    with LogWriter(io.TextIOWrapper(raw, encoding="ascii", write_through=True), line_format="console") as journal:
+    with LogWriter(
+        io.TextIOWrapper(raw, encoding="ascii", write_through=True), line_format="console"
+    ) as journal:
         journal(message(name="Zoë\udcff"))
     assert b"name=Zo\\xeb\\udcff" in raw.getvalue()
 
