@@ -146,6 +146,8 @@ _WRONG = "it is stored unchanged, and get() raises BadResult: correct the annota
 def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
     """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
+    if "reason" in fields and isinstance(verdict, (Hold, Reject)):
+        fields["why"] = fields.pop("reason")  # as in every other event
     failure = fields.pop("failure", None)
     if failure is not None:
         fields["error"] = f"{failure.type}: {failure.message}"
@@ -162,12 +164,12 @@ def _too_large(size: int, limit: int) -> PermanentFailure:
 
 _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
-    Retry: ("warning", "RETRY", ("delay", "failure", "section", "note")),
+    Retry: ("warning", "RETRY", ("delay", "failure", "section", "backoff_error")),
     Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
-    Hold: ("info", "HELD", ("delay", "why")),
+    Hold: ("info", "HELD", ("delay", "reason")),
     Expire: ("warning", "EXPIRED", ()),
-    Reject: ("warning", "REJECTED", ("why",)),
+    Reject: ("warning", "REJECTED", ("reason",)),
     Revoke: ("warning", "REVOKED", ()),
 }

@@ -221,7 +221,7 @@ async def test_a_backoff_of_ones_own_is_asked_for_each_retry_and_may_fail(app: A
     assert asked == [0, 1]
     first, second, _, third, _ = lines.of("job")
     assert [first["delay"], second["delay"], third["delay"]] == [0, 0.02, 0.01]  # the policy's, last
-    assert third["note"].endswith("broken(0) failed: LookupError: no idea at all")
+    assert third["backoff_error"].endswith("broken(0) failed: LookupError: no idea at all")
     assert "note" not in first
 
     other = App(app.name, broker=url, retry_backoff=lambda n: 0)
