@@ -1,12 +1,12 @@
-"""Controller: the wiring page of a Controller process, which keeps a cluster alive (C87, C89, C91).
+"""Controller: the page of a Controller process, which keeps a cluster alive.
 
-It runs no job: it starts the processes that do, looks after them, and ends them in order. What they are is in the
-cluster description.
+It runs no job: it starts the processes that do, looks after them, and ends them in order. The cluster description says
+what they are.
 """
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,22 +15,23 @@ from typing import Any, cast
 
 import msgspec
 import trio
-from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import BootGraph, Step
-from celery5.broker.driver import AsyncDriver
+from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.worker_steps import ChannelSubscriptions
+from celery5.broker.connection.push import PushRedis
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.kept_server import STOP_LIMIT, KeptServer
 from celery5.config.settings import PREFIX, Settings, find_variable_fault, format_value, parse_value
 from celery5.errors import BadBrokerURL, Misconfigured
 from celery5.logs.log import Log
+from celery5.platform import Platform
 from celery5.processes import router, scheduler
-from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener, make_common_values
 from celery5.processes.lifecycle.foreground import ServeOptions, open_log, serve_in_process
-from celery5.processes.lifecycle.incarnations import ProcessKind, run_incarnations
+from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.processes.options import ProcessOptions
 from celery5.processes.own_broker import (
     StoppedBeforeReady,
     resolve_paths,
@@ -38,8 +39,14 @@ from celery5.processes.own_broker import (
     supervised_server,
 )
 from celery5.processes.platforms import make_platform
+from celery5.processes.process_parts import (
+    AuxiliaryParts,
+    ChannelListener,
+    Incarnation,
+    make_process_values,
+    run_auxiliary_process,
+)
 from celery5.processes.scheduler import make_broker_connections
-from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.description import (
     FLAG_TYPES,
     PUBLISHER_FLAGS,
@@ -54,6 +61,7 @@ from celery5.protocol.cluster.members import Kind
 from celery5.protocol.cluster.own_broker import BROKER_VARIABLE
 from celery5.protocol.job.job import Options
 from celery5.protocol.process.recycling import SUPERVISED_VARIABLE
+from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.scaling.strategies import get_autoscale
 from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
@@ -63,48 +71,48 @@ from celery5.services.controller.foreman import Foreman, get_end_limit
 from celery5.services.controller.foreman_commands import ForemanCommands
 from celery5.services.controller.leadership import Leadership
 from celery5.services.health.queue_depths import QueueDepths
-from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
-from celery5.services.process.reloader import NextIncarnation
+from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.process.presence import Presence
 from celery5.services.process.systemd_notify import SystemdNotify, notify, read_notify_settings
-from celery5.wiring import build
+from celery5.wiring import BootTable, StepRow, build, made_by, step
 
 
 class DescriptionChecker(ValueChecker):
-    """Judges flags that are settings, and variables that say settings, by what settings may be."""
+    """Checks flags that are settings, and environment variables that hold settings."""
 
     def check_flag(self, kind: Kind, name: str, value: Any) -> str:
-        """About a flag: a setting's value, or the names of queues."""
+        """Return what is wrong with a flag: the value of a setting, or the names of queues."""
         setting = f"publisher_{name}" if name in PUBLISHER_FLAGS else name
         try:
             if name == "queues":
-                for each in value:
-                    Options(queue=each).checked()
+                for queue in value:
+                    Options(queue=queue).checked()
             elif setting in Settings.__struct_fields__:
-                _brokers(setting, parse_value(setting, str(value) if name == "max_memory" else value))
+                _check_urls(setting, parse_value(setting, str(value) if name == "max_memory" else value))
         except (Misconfigured, BadBrokerURL) as error:
             return f"is {format_value(value)}: {error}"
         return ""
 
     def check_variable(self, name: str, value: str) -> str:
-        """About a variable: one of ours that is misspelt, or says what no such setting can be."""
+        """Return what is wrong with a variable: it is misspelt, or holds what its setting cannot be."""
         if fault := find_variable_fault(name, value):
             return fault
         setting = name.removeprefix(PREFIX).lower()
         try:
             if value and name in (f"{PREFIX}BROKER", f"{PREFIX}BROKERS"):
-                _brokers(setting, parse_value(setting, value))
+                _check_urls(setting, parse_value(setting, value))
         except BadBrokerURL as error:
             return f"is no broker: {error}"
         return ""
 
 
-def _brokers(setting: str, value: object) -> None:
+def _check_urls(setting: str, value: object) -> None:
     """Raises BadBrokerURL for a URL that is none."""
     if setting == "broker":
         Endpoint.from_url(str(value))
     elif setting == "brokers":
-        for each in cast("Mapping[str, str]", value).values():
-            Endpoint.from_url(each)
+        for url in cast("Mapping[str, str]", value).values():
+            Endpoint.from_url(url)
 
 
 KIND = "controller"
@@ -117,22 +125,23 @@ DEFAULT_FILE = "cluster.toml"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """What a Controller is told: where the description is (`file`; '': `cluster.toml` here, if there is one), the
-    `target` that names the application on command lines, and the `flags` that its members get as well, where the
-    description says nothing else."""
+    """What a Controller is started with."""
 
+    # What names the application on command lines.
     target: str
+    # The cluster description; "": cluster.toml in this folder, if there is one.
     file: str = ""
+    # Flags that members get as well, where the description says nothing else.
     flags: Mapping[str, Any] | None = None
 
 
 def load_cluster(app: App, options: ClusterOptions) -> Cluster:
-    """The cluster that is meant: by its description, else one worker, and a Router and a Scheduler where the
-    application needs them. May block. Raises Misconfigured."""
+    """Return the cluster by its description, else one worker, and a Router and a Scheduler where the application needs
+    them. May block. Raises Misconfigured."""
     path = Path(options.file or DEFAULT_FILE)
     if options.file or path.exists():
         try:
-            cluster = _placed(parse_cluster(path.read_bytes(), DescriptionChecker()), path)
+            cluster = _resolve_broker_paths(parse_cluster(path.read_bytes(), DescriptionChecker()), path)
         except Misconfigured as error:
             raise Misconfigured(f"cluster description {path}: {error}") from None
         except OSError as error:
@@ -147,123 +156,148 @@ def load_cluster(app: App, options: ClusterOptions) -> Cluster:
     return apply_flags(cluster, options.flags or {})
 
 
-def _placed(cluster: Cluster, file: Path) -> Cluster:
+def _resolve_broker_paths(cluster: Cluster, file: Path) -> Cluster:
     if cluster.broker is None:
         return cluster
     return msgspec.structs.replace(cluster, broker=resolve_paths(cluster.broker, file.parent))
 
 
 def apply_flags(cluster: Cluster, flags: Mapping[str, Any]) -> Cluster:
-    """The same, with `flags` for all groups whose kind knows them and that do not say another thing."""
+    """Return the cluster with `flags` for all groups whose kind knows them and that do not set them themselves."""
     groups = tuple(
         msgspec.structs.replace(
-            each,
-            flags={**{name: flags[name] for name in flags if name in FLAG_TYPES[each.kind]}, **each.flags},
+            group,
+            flags={**{name: flags[name] for name in flags if name in FLAG_TYPES[group.kind]}, **group.flags},
         )
-        for each in cluster.groups
+        for group in cluster.groups
     )
     return msgspec.structs.replace(cluster, groups=groups)
 
 
-def make_listeners(inbox: Inbox) -> tuple[ChannelListener, ...]:
-    """Who is told what is said on channels."""
-    return (inbox,)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerValues:
+    """What the parts of a Controller ask for besides each other and what every process has."""
 
-
-def make_handlers(
-    common_handlers: dict[str, CommandHandler], foreman_commands: ForemanCommands
-) -> dict[str, CommandHandler]:
-    """What this Controller does when it is told to."""
-    return {**common_handlers, **foreman_commands.handlers}
-
-
-def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[StatusSource, ...]:
-    """Who else knows how this process does."""
-    return (foreman, leadership)
-
-
-def make_depth_connections(app: App, redis: TrioRedis) -> dict[str, AsyncDriver]:
-    """Return the ways to all brokers: a Controller measures all queues."""
-    return dict(make_broker_connections(app, redis))
-
-
-def make_leadership(leadership: Leadership) -> Leadership:
-    """Who says whether this Controller is the one that acts."""
-    return leadership
-
-
-def make_steps(
-    base_steps: tuple[Step, ...],
-    leadership: Leadership,
-    foreman: Foreman,
-    foreman_commands: ForemanCommands,
-    status_phase: StatusPhase,
-    cluster_ready: ClusterReady,
-    systemd: SystemdNotify,
-    log_again: LogRetry,
-    queue_depths: QueueDepths,
-    cluster: Cluster,
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom. The members are the first to go: until the last of them
-    has ended this process answers and is there."""
-    limit = get_end_limit(build_members(cluster)) + STOP_SURPLUS
-    return (
-        *base_steps,
-        Step("log-again", log_again, ("redis",)),
-        Step("vitals", status_phase, ("presence", "inbox")),
-        Step("leadership", leadership, ("redis",)),
-        Step("foreman", foreman, ("vitals", "log-again", "leadership"), stop_limit=limit),
-        Step("depths", queue_depths, ("redis",)),
-        Step("hangup", foreman_commands, ("foreman",)),
-        Step("all-up", cluster_ready, ("foreman",), start_limit=NO_LIMIT),
-        Step("systemd", systemd, ("all-up",)),
-    )
-
-
-ControllerParts = Injector(
-    **BASE_PARTS,
-    listeners=value(make_listeners),
-    handlers=value(make_handlers),
-    presence_listeners=(),
-    extra_sources=value(make_extra_sources),
-    required_steps=(),
-    leadership=Leadership,
-    leader=value(make_leadership),
-    foreman=Foreman,
-    foreman_commands=ForemanCommands,
-    cluster_ready=ClusterReady,
-    depth_brokers=value(make_depth_connections),
-    measured_queues=None,
-    queue_depths=QueueDepths,
-    steps=value(make_steps),
-)
-"""Every part of a Controller. A part is built from the names of its constructor's parameters."""
+    cluster: Cluster
+    # Reads the description again.
+    load_cluster: Callable[[], Cluster]
+    # What the members are, kept over incarnations.
+    cluster_state: ClusterState
+    # Where members run.
+    platform: Platform
+    # What members get in their environment.
+    member_environment: Mapping[str, str]
+    # Seconds that running jobs have to end.
+    grace: float
+    # How the cluster is scaled.
+    autoscale: Autoscale | None
+    # Returns the broker of a queue.
+    find_broker: Callable[[str], str]
+    # The queues to measure; None: all.
+    measured_queues: None
+    # Whether they are measured.
+    is_measuring: bool
+    # Hears the state of the cluster in one line.
+    on_status: "ClusterStatusLine"
+    # Nobody here wants to know which Controllers are alive.
+    presence_listeners: tuple[()] = ()
 
 
 def make_cluster_values(
     app: App, options: ClusterOptions, log: Log | None = None, server: KeptServer | None = None
-) -> dict[str, Any]:
-    """The values about its cluster that the parts ask for by name; members use its own `server`, if it has one. Raises
-    Misconfigured."""
+) -> ControllerValues:
+    """Return the values about a cluster; its members use the Controller's own `server`, if it has one.
+
+    Raises:
+        Misconfigured: The description is wrong.
+    """
     cluster = load_cluster(app, options)
     broker = {} if server is None else {BROKER_VARIABLE: server.url}
-    return {
-        "cluster": cluster,
-        "load_cluster": partial(load_cluster, app, options),
-        "cluster_state": ClusterState(cluster, random=random.random),
-        "platform": make_platform(cluster, app.name, os.environ, log),
-        "member_environment": {"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
-        "grace": app.settings.grace_period,
-        "autoscale": get_autoscale(app.settings),
-        "find_broker": app.brokers.broker_of_queue,
-        "is_measuring": app.settings.status_port is not None,
-        "on_status": _Status(read_notify_settings(os.environ, os.getpid())["address"]),
-    }
+    return ControllerValues(
+        cluster=cluster,
+        load_cluster=partial(load_cluster, app, options),
+        cluster_state=ClusterState(cluster, random=random.random),
+        platform=make_platform(cluster, app.name, os.environ, log),
+        member_environment={"CELERY5_APP": options.target, SUPERVISED_VARIABLE: "1", **broker},
+        grace=app.settings.grace_period,
+        autoscale=get_autoscale(app.settings),
+        find_broker=app.brokers.broker_of_queue,
+        measured_queues=None,
+        is_measuring=app.settings.status_port is not None,
+        on_status=ClusterStatusLine(read_notify_settings(os.environ, os.getpid())["address"]),
+    )
+
+
+def make_listeners(inbox: Inbox) -> tuple[ChannelListener, ...]:
+    """Return who hears channels."""
+    return (inbox,)
+
+
+def make_cluster_handlers(
+    common_handlers: dict[str, CommandHandler], foreman_commands: ForemanCommands
+) -> dict[str, CommandHandler]:
+    """Return the commands that a Controller knows."""
+    return {**common_handlers, **foreman_commands.handlers}
+
+
+def make_leader(leadership: Leadership) -> Leadership:
+    """Return what knows whether this Controller is the one that acts."""
+    return leadership
+
+
+def make_extra_sources(foreman: Foreman, leadership: Leadership) -> tuple[StatusSource, ...]:
+    """Return who else is asked for /readyz and /metrics."""
+    return (foreman, leadership)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerBootTable(BootTable):
+    """The boot graph of a Controller: up from the top, down from the bottom.
+
+    The members are the first to go: until the last of them has ended this process answers and is there.
+    """
+
+    cluster: Cluster
+    redis: TrioRedis = step("redis")
+    push: PushRedis = step("push", requires=("redis",))
+    listen: ChannelSubscriptions = step("listen", requires=("push",))
+    presence: Presence = step("presence", requires=("redis",))
+    inbox: Inbox = step("inbox", requires=("listen",))
+    log_again: LogRetry = step("log-again", requires=("redis",))
+    status_phase: StatusPhase = step("vitals", requires=("presence", "inbox"))
+    leadership: Leadership = step("leadership", requires=("redis",))
+    foreman: Foreman = step("foreman", requires=("vitals", "log-again", "leadership"))
+    queue_depths: QueueDepths = step("depths", requires=("redis",))
+    foreman_commands: ForemanCommands = step("hangup", requires=("foreman",))
+    cluster_ready: ClusterReady = step("all-up", requires=("foreman",), start_limit=NO_LIMIT)
+    systemd: SystemdNotify = step("systemd", requires=("all-up",))
+
+    def get_stop_limit(self, row: StepRow) -> float:
+        """Return the limit of the row; for the Foreman what all members may take to end."""
+        if row.name == "foreman":
+            return get_end_limit(build_members(self.cluster)) + STOP_SURPLUS
+        return row.stop_limit
+
+
+class ControllerParts(AuxiliaryParts):
+    """Every part of a Controller."""
+
+    boot_table = ControllerBootTable
+    listeners = made_by(make_listeners)
+    handlers = made_by(make_cluster_handlers)
+    extra_sources = made_by(make_extra_sources)
+    leadership = Leadership
+    leader = made_by(make_leader)
+    foreman = Foreman
+    foreman_commands = ForemanCommands
+    cluster_ready = ClusterReady
+    depth_brokers = made_by(make_broker_connections)
+    queue_depths = QueueDepths
 
 
 async def run(
     app: App,
-    options: WorkerOptions,
+    options: ProcessOptions,
     cluster_options: ClusterOptions,
     *,
     server: KeptServer | None = None,
@@ -271,49 +305,48 @@ async def run(
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a Controller until cancelled, and look after a `server` of its own until the last is done. Raises BrokerError
-    when Redis lets nobody in."""
-    vitals = options.process_status or ProcessStatus(app=app.name)
-    options = replace(options, process_status=vitals, reload=False)  # its members do that themselves
-    of_cluster = make_cluster_values(app, cluster_options, log, server)
-    status: _Status = of_cluster["on_status"]
+    """Run a Controller until cancelled, and look after a `server` of its own until the last member has ended.
 
-    def boot_of(name: str, next_incarnation: NextIncarnation) -> BootGraph:
-        log.event("controller:starting", name=name)
-        told = make_common_values(app, options, name, log, done, next_incarnation, kind=KIND)
-        notification = read_notify_settings(os.environ, os.getpid())
-        told["systemd"] = SystemdNotify(
-            **notification, status=lambda: status.line, is_exiting=lambda: not next_incarnation.is_due
+    Raises:
+        BrokerError: The broker lets nobody in.
+    """
+    cluster_values = make_cluster_values(app, cluster_options, log, server)
+
+    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        log.event("controller:starting", name=incarnation.name)
+        status_line = cluster_values.on_status
+        values = make_process_values(
+            app, options, incarnation, kind=KIND, status_line=lambda: status_line.line
         )
-        return build(BootGraph, ControllerParts, **{**told, **of_cluster})
+        return build(BootGraph, ControllerParts, values, cluster_values)
 
-    async with supervised_server(server, of_cluster["cluster"].hung_after, log):
-        await run_incarnations(
-            KIND,
-            boot_of,
-            vitals,
-            name=options.name,
-            first_name=options.incarnation,
+    async with supervised_server(server, cluster_values.cluster.hung_after, log):
+        await run_auxiliary_process(
+            app,
+            replace(options, reload=False),  # its members do that themselves
+            make_boot,
+            kind=KIND,
             log=log,
+            done=done,
             task_status=task_status,
         )
 
 
-class _Status:
-    """What systemd shows in one line."""
+class ClusterStatusLine:
+    """What systemd shows of the cluster, in one line."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
         self.line = ""
 
     def __call__(self, line: str) -> None:
-        """It is this from now on."""
+        """Show this line from now on."""
         self.line = " ".join(line.split())
         notify(self._address, f"STATUS={self.line}")
 
 
 def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> int:
-    """Keep the cluster alive until stopped; gives the exit code. Raises BrokerError, Misconfigured."""
+    """Keep the cluster alive until stopped; return the exit code. Raises BrokerError, Misconfigured."""
     if not cluster_options.file and Path(DEFAULT_FILE).exists():
         # Should it be gone at a reload, that is a mistake.
         cluster_options = replace(cluster_options, file=DEFAULT_FILE)
@@ -327,9 +360,9 @@ def serve(app: App, options: ServeOptions, cluster_options: ClusterOptions) -> i
         running_own_broker(app, cluster.broker, lambda: interruption.was_requested) as server,
         open_log(app, options.log_format, options.log_level, name=options.name) as journal,
     ):
-        page = ProcessKind(
+        kind = ProcessKind(
             KIND, partial(run, cluster_options=cluster_options, server=server), lambda _app: None
         )
-        told = WorkerOptions(name=options.name, reload=False, log_writer=journal)
-        trio.run(partial(serve_in_process, kind=page), app, told, interruption)
+        process_options = ProcessOptions(name=options.name, reload=False, log_writer=journal)
+        trio.run(partial(serve_in_process, kind=kind), app, process_options, interruption)
     return 0

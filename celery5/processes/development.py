@@ -39,10 +39,10 @@ def serve(app: App, options: ServeOptions) -> int:
     ServerNotFound.
     """
     foreground.check(app)
-    broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(options.queues))))
+    broker = next(iter(worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues))))
     with (
         # First, so that it keeps nothing open that is to end with this process.
-        start_sidecar(app, broker) as understudy,
+        start_sidecar(app, broker) as sidecar,
         make_interruption(app) as interruption,
         provide_broker(app, interruption) as url,
         open_log(app, options.log_format, options.log_level, name=options.name) as journal,
@@ -51,10 +51,10 @@ def serve(app: App, options: ServeOptions) -> int:
             sys.stderr.write(f"producers reach this server with CELERY5_BROKER='{url}'\n")
         _sign(app)
         told = WorkerOptions(
-            options.queues,
-            options.burst,
-            options.name,
-            sidecar=understudy,
+            queues=options.queues,
+            burst=options.burst,
+            name=options.name,
+            sidecars={broker: sidecar},
             log_writer=journal,
             has_router=router.is_needed(app),
         )
@@ -116,10 +116,10 @@ async def run_in_background(app: App, options: ServeOptions) -> AsyncGenerator[t
     The application must have a broker (`broker_for`). Gives the event that a burst sets when all is done.
     """
     told = WorkerOptions(
-        options.queues,
-        options.burst,
-        options.name,
-        new_incarnation_name(options.name),
+        queues=options.queues,
+        burst=options.burst,
+        name=options.name,
+        incarnation=new_incarnation_name(options.name),
         has_router=router.is_needed(app),
     )
     log = Log(worker=told.incarnation, app=app.name)

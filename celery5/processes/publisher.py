@@ -1,32 +1,38 @@
-"""Publisher: the wiring page of a Publisher daemon (C76 to C83): takes jobs from a host's processes, publishes them.
+"""Publisher: the page of a Publisher daemon, which takes jobs from the processes of a host and publishes them.
 
-What takes jobs and keeps them needs no Redis, and is up before Redis is there and while it is away. It is stopped first
-of all, then what waits is published, as far as Redis takes it; the rest is in the backlog for the next one.
+What takes jobs and keeps them needs no broker: it is up before the broker is there and while it is unreachable. It is
+stopped first of all, then what waits is published as far as the broker takes it; the rest stays in the backlog.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
-from typing import Any
 
 import trio
-from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import BootGraph, Step
+from celery5.bootsteps.boot import BootGraph
 from celery5.bootsteps.retrying import BackgroundBoot
+from celery5.bootsteps.worker_steps import ChannelSubscriptions
+from celery5.broker.connection.push import PushRedis
+from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
 from celery5.broker.timing import Timing
 from celery5.errors import Misconfigured
 from celery5.logs.log import Log
-from celery5.processes import attendant_parts
-from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
-from celery5.processes.connection_parts import ConnectionLog
 from celery5.processes.lifecycle.incarnations import ProcessKind
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.options import ProcessOptions
+from celery5.processes.process_parts import (
+    AuxiliaryParts,
+    ChannelListener,
+    ConnectionLog,
+    Incarnation,
+    make_process_values,
+    run_auxiliary_process,
+)
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.publisher.address import (
     LOOPBACK_HOSTS,
@@ -36,11 +42,11 @@ from celery5.protocol.publisher.address import (
 )
 from celery5.sending.messages_backlog import BacklogCapacity, make_backlog
 from celery5.sending.publisher_client import get_default_socket
-from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.vitals import StatusPhase, StatusSource
-from celery5.services.process.reloader import NextIncarnation, Reloader
+from celery5.services.process.presence import Presence
+from celery5.services.process.reloader import Reloader
 from celery5.services.process.step_status import StepStatus
 from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.publisher.listener import Listener
@@ -48,6 +54,7 @@ from celery5.services.publisher.message_publisher import MessagePublisher
 from celery5.services.publisher.messages_store import MessagesStore
 from celery5.services.publisher.publishing_checks import PublishingChecks
 from celery5.services.publisher.sockets import PublisherSockets, SocketPlan, get_inherited_sockets
+from celery5.wiring import BootTable, StepRow, build, made_by, step
 
 KIND = "publisher"
 STOP_MARGIN = 10.0
@@ -57,18 +64,33 @@ Publishers = Mapping[str, MessagePublisher]
 Stores = Mapping[str, MessagesStore]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherValues:
+    """What the parts of a Publisher ask for besides each other and what every process has."""
+
+    app_name: str
+    # Where it listens.
+    plan: SocketPlan
+    # The server of each broker, by the name of the broker, and what keeps the messages for it.
+    endpoints: Mapping[str, Endpoint]
+    stores: Stores
+    # Returns the broker of a queue.
+    broker_of: Callable[[str], str]
+    # Seconds that jobs which wait have to be published at the end.
+    drain_limit: float
+    # The setting of this name.
+    message_limit: int
+    # Nobody here wants to know which Publishers are alive.
+    presence_listeners: tuple[()] = ()
+
+
 def make_listeners(inbox: Inbox) -> tuple[ChannelListener, ...]:
-    """Who is told what is said on channels."""
+    """Return who hears channels."""
     return (inbox,)
 
 
-def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
-    """What this Publisher does when it is told to."""
-    return {**common_handlers}
-
-
 def make_own_checks(app: App, keys: Keys, log: Log) -> PublishingChecks:
-    """The checks that the application wants to be good before anything is published, to whatever broker."""
+    """Return the checks that must pass before anything is published, to whatever broker."""
     return PublishingChecks(checks=list(app.publisher_check.known.values()), keys=keys, log=log)
 
 
@@ -81,9 +103,10 @@ def make_publishers(
     name: str,
     watch: ConnectionLog,
     own_checks: PublishingChecks,
+    drain_limit: float,
     log: Log,
 ) -> Publishers:
-    """One Message Publisher for each broker. Its connections look for a server for as long as it takes."""
+    """Return a Message Publisher for each broker. Its connections look for a server for as long as it takes."""
     make = partial(
         MessagePublisher,
         keys=keys,
@@ -92,7 +115,7 @@ def make_publishers(
         on_link_event=watch,
         own_checks=own_checks,
         connections=parse_connections(app.settings.publisher_connections),
-        drain_limit=app.settings.grace_period,
+        drain_limit=drain_limit,
         log=log,
     )
     return {broker: make(store=stores[broker], endpoint=endpoint) for broker, endpoint in endpoints.items()}
@@ -101,79 +124,76 @@ def make_publishers(
 def make_extra_sources(
     listener: Listener, stores: Stores, publishers: Publishers, own_checks: PublishingChecks
 ) -> tuple[StatusSource, ...]:
-    """Who else knows how this process does."""
+    """Return who else is asked for /readyz and /metrics."""
     return (listener, *stores.values(), *publishers.values(), own_checks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BrokerBootTable(BootTable):
+    """What needs the broker to be there: a boot graph within that of the process."""
+
+    redis: TrioRedis = step("redis")
+    push: PushRedis = step("push", requires=("redis",))
+    listen: ChannelSubscriptions = step("listen", requires=("push",))
+    presence: Presence = step("presence", requires=("redis",))
+    inbox: Inbox = step("inbox", requires=("listen",))
+    log_again: LogRetry = step("log-again", requires=("redis",))
+
+
 def make_broker_boot(
-    base_steps: tuple[Step, ...], log_again: LogRetry, step_status: StepStatus, log: Log, stuck: Any
+    broker_boot_table: BrokerBootTable, step_status: StepStatus, log: Log, on_stuck: Callable[[], None]
 ) -> BootGraph:
-    """What needs Redis to be there."""
+    """Return the boot graph of what needs the broker to be there."""
     return BootGraph(
-        steps=(*base_steps, Step("log-again", log_again, ("redis",))),
-        step_status=step_status,
-        log=log,
-        on_stuck=stuck,
+        steps=broker_boot_table.list_steps(), step_status=step_status, log=log, on_stuck=on_stuck
     )
 
 
-def make_final_steps(
-    status_phase: StatusPhase, systemd: SystemdNotify, reloader: Reloader
-) -> tuple[Step, ...]:
-    """The last part of the boot graph."""
-    return (
-        Step("vitals", status_phase, ("listener",)),
-        Step("systemd", systemd, ("vitals",)),
-        Step("reloader", reloader, ("listener",)),
-    )
+@dataclass(frozen=True, kw_only=True)
+class PublisherBootTable(BootTable):
+    """The boot graph of a Publisher: up from the top, down from the bottom."""
+
+    # Seconds that jobs which wait have to be published at the end.
+    drain_limit: float
+    own_checks: PublishingChecks = step("checks")
+    meanwhile: BackgroundBoot = step("meanwhile")
+    stores: Stores = step("store")
+    publishers: Publishers = step("publisher", requires=("store", "checks"))
+    listener: Listener = step("listener", requires=("publisher",))
+    status_phase: StatusPhase = step("vitals", requires=("listener",))
+    systemd: SystemdNotify = step("systemd", requires=("vitals",))
+    reloader: Reloader = step("reloader", requires=("listener",))
+
+    def get_stop_limit(self, row: StepRow) -> float:
+        """Return the limit of the row; more for what publishes all that waits before it ends."""
+        return self.drain_limit + STOP_MARGIN if row.name in ("publisher", "listener") else row.stop_limit
 
 
-def make_steps(
-    app: App,
-    stores: Stores,
-    own_checks: PublishingChecks,
-    publishers: Publishers,
-    listener: Listener,
-    meanwhile: BackgroundBoot,
-    final_steps: tuple[Step, ...],
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
-    limit = app.settings.grace_period + STOP_MARGIN
-    return (
-        Step("checks", own_checks),
-        Step("meanwhile", meanwhile),
-        *[Step(f"store-{each}", store) for each, store in stores.items()],
-        *[
-            Step(f"publisher-{each}", publisher, (f"store-{each}", "checks"), stop_limit=limit)
-            for each, publisher in publishers.items()
-        ],
-        Step("listener", listener, [f"publisher-{each}" for each in publishers], stop_limit=limit),
-        *final_steps,
-    )
+class PublisherParts(AuxiliaryParts):
+    """Every part of a Publisher."""
 
-
-_PARTS: Mapping[str, Any] = {
-    **BASE_PARTS,
-    "listeners": value(make_listeners),
-    "handlers": value(make_handlers),
-    "own_checks": value(make_own_checks),
-    "publishers": value(make_publishers),
-    "sockets": PublisherSockets,
-    "listener": Listener,
-    "broker_boot": value(make_broker_boot),
-    "meanwhile": BackgroundBoot,
-    "extra_sources": value(make_extra_sources),
-    "final_steps": value(make_final_steps),
-    "steps": value(make_steps),
-}
-PublisherParts = Injector(**_PARTS)
-"""Every part of a Publisher. A part is built from the names of its constructor's parameters."""
+    boot_table = PublisherBootTable
+    listeners = made_by(make_listeners)
+    extra_sources = made_by(make_extra_sources)
+    own_checks = made_by(make_own_checks)
+    publishers = made_by(make_publishers)
+    sockets = PublisherSockets
+    listener = Listener
+    # what needs the broker to be there
+    broker_boot_table = BrokerBootTable
+    broker_boot = made_by(make_broker_boot)
+    meanwhile = BackgroundBoot
 
 
 def make_listen_plan(app: App) -> SocketPlan:
-    """Where it listens, by the application's settings. Raises Misconfigured."""
+    """Return where it listens, by the application's settings. Raises Misconfigured."""
     settings, tcp = app.settings, parse_optional_tcp(app.settings.publisher_tcp)
-    if tcp and not settings.publisher_certificate and not settings.publisher_plain and not _is_here(tcp[0]):
+    if (
+        tcp
+        and not settings.publisher_certificate
+        and not settings.publisher_plain
+        and not _is_loopback(tcp[0])
+    ):
         raise Misconfigured(
             f"publisher_tcp is {settings.publisher_tcp!r}: what comes from other hosts speaks TLS; give it a "
             "certificate (--certificate, --key, --client-ca), or say --plain if the network is as safe as this host"
@@ -196,7 +216,7 @@ def make_listen_plan(app: App) -> SocketPlan:
     )
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return host in LOOPBACK_HOSTS or ip_address(host).is_loopback
     except ValueError:
@@ -204,84 +224,83 @@ def _is_here(host: str) -> bool:
 
 
 def get_endpoints(app: App) -> Mapping[str, Endpoint]:
-    """The application's brokers, by name."""
+    """Return the application's brokers, by name."""
     return {name: app.brokers.get(name).endpoint for name in app.brokers.names}
 
 
 class StoreCache:
-    """The stores of one process: what is in memory outlives an incarnation."""
+    """The stores of one process: messages in memory are kept over incarnations."""
 
     def __init__(self) -> None:
         self._stores: dict[tuple[str, str], tuple[MessagesStore, BacklogCapacity]] = {}
 
     def get_stores(self, app: App, brokers: Mapping[str, Endpoint], log: Log) -> Stores:
-        """The store of each broker, as the settings want them now."""
-        settings, found = app.settings, dict[str, MessagesStore]()
+        """Return the store of each broker, with the capacities that the settings say now."""
+        settings, stores = app.settings, dict[str, MessagesStore]()
         for broker in brokers:
-            where = (broker, settings.publisher_backlog)
-            if where not in self._stores:
-                room = BacklogCapacity(settings.publisher_backlog_messages, settings.publisher_backlog_bytes)
-                backlog = make_backlog(settings.publisher_backlog, app=app.name, broker=broker, capacity=room)
-                self._stores[where] = MessagesStore(broker=broker, backlog=backlog, log=log), room
-            found[broker], room = self._stores[where]
-            room.max_messages, room.max_bytes = (
+            key = (broker, settings.publisher_backlog)
+            if key not in self._stores:
+                capacity = BacklogCapacity(
+                    settings.publisher_backlog_messages, settings.publisher_backlog_bytes
+                )
+                backlog = make_backlog(
+                    settings.publisher_backlog, app=app.name, broker=broker, capacity=capacity
+                )
+                self._stores[key] = MessagesStore(broker=broker, backlog=backlog, log=log), capacity
+            stores[broker], capacity = self._stores[key]
+            capacity.max_messages, capacity.max_bytes = (
                 settings.publisher_backlog_messages,
                 settings.publisher_backlog_bytes,
             )
-        return found
+        return stores
 
 
-def make_values(
-    app: App,
-    options: WorkerOptions,
-    name: str,
-    log: Log,
-    done: trio.Event,
-    next_incarnation: NextIncarnation,
-    store_cache: StoreCache,
-) -> dict[str, Any]:
-    """The values that the parts ask for by name."""
+def make_values(app: App, log: Log, store_cache: StoreCache) -> PublisherValues:
+    """Return the values that only a Publisher has. Raises Misconfigured."""
     endpoints = get_endpoints(app)
-    return {
-        **attendant_parts.make_common_values(app, options, name, log, done, next_incarnation, kind=KIND),
-        "app_name": app.name,
-        "presence_listeners": (),
-        "plan": make_listen_plan(app),
-        "endpoints": endpoints,
-        "stores": store_cache.get_stores(app, endpoints, log),
-        "broker_of": app.brokers.broker_of_queue,
-        "message_limit": app.settings.message_limit,
-    }
+    return PublisherValues(
+        app_name=app.name,
+        plan=make_listen_plan(app),
+        endpoints=endpoints,
+        stores=store_cache.get_stores(app, endpoints, log),
+        broker_of=app.brokers.broker_of_queue,
+        drain_limit=app.settings.grace_period,
+        message_limit=app.settings.message_limit,
+    )
 
 
 async def run(
     app: App,
-    options: WorkerOptions,
+    options: ProcessOptions,
     *,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a Publisher until cancelled; `done` is set when a command has it end. Of the options those about queues and
-    jobs mean nothing to it."""
-    known = partial(make_values, store_cache=StoreCache())
-    await attendant_parts.run_auxiliary_process(
-        app, options, KIND, PublisherParts, known, log=log, done=done, task_status=task_status
+    """Run a Publisher until cancelled; `done` is set when a command ends it."""
+    store_cache = StoreCache()
+
+    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        log.event("publisher:starting", name=incarnation.name)
+        values = make_process_values(app, options, incarnation, kind=KIND)
+        return build(BootGraph, PublisherParts, values, make_values(app, log, store_cache))
+
+    await run_auxiliary_process(
+        app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status
     )
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured when the application's settings make no Publisher."""
+    """Check the settings of a Publisher. Raises Misconfigured."""
     make_listen_plan(app)
     make_backlog(
         app.settings.publisher_backlog, app=app.name, broker=DEFAULT_BROKER, capacity=BacklogCapacity(1, 1)
     )
-    for each in app.publisher_check.known.values():
-        if each.scope != "local":
+    for publisher_check in app.publisher_check.known.values():
+        if publisher_check.scope != "local":
             raise Misconfigured(
-                f"publisher check {each.name}: it is looked at by each Publisher: scope is 'local'"
+                f"publisher check {publisher_check.name}: each Publisher performs it: its scope must be 'local'"
             )
 
 
 PUBLISHER = ProcessKind(KIND, run, check)
-"""What publishes for the processes of a host."""

@@ -1,85 +1,152 @@
-"""Router: the wiring page of a Router process (CEP rows C84, C108, C109).
+"""Router: the page of a Router process, which takes in events, data and commands, and makes jobs of them.
 
-A Router takes in events, data and commands, and makes jobs of them: the three parts of the CEP's figure. It runs no
-job. There may be any number of Routers, and none leads: each step is one atomic script, so any of them may die at any
-point. The command ingestion is its inbox (C56).
+It runs no job. There may be any number of Routers, and none leads: each step is one atomic script, so any of them may
+die at any point. Its inbox takes in the commands.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import trio
-from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.boot_step import BootStep
-from celery5.bootsteps.boot import Step
-from celery5.bootsteps.worker_steps import EventsMembership, LentConnection
+from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.worker_steps import ChannelSubscriptions, EventsMembership, LentConnection
 from celery5.broker.connection.parked import ParkedRedis
+from celery5.broker.connection.push import PushRedis
+from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
-from celery5.broker.keys import EVENTS, Keys
-from celery5.events.sources import group_by_source
+from celery5.broker.keys import EVENTS, Keys, QueueKeys
+from celery5.events.sources import Source, group_by_source
 from celery5.logs.log import Log
-from celery5.processes import attendant_parts
-from celery5.processes.attendant_parts import BASE_PARTS, ChannelListener
-from celery5.processes.connection_parts import make_reader
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
-from celery5.processes.worker import WorkerOptions, make_status_values
+from celery5.processes.options import ProcessOptions
+from celery5.processes.process_parts import (
+    AuxiliaryParts,
+    ChannelListener,
+    Incarnation,
+    ProcessValues,
+    make_process_values,
+    make_reader,
+    run_auxiliary_process,
+)
 from celery5.protocol.brokers import DEFAULT_BROKER
+from celery5.protocol.job.job import Job
 from celery5.results.sinks import SinkOptions, check_sinks, get_all_recipients, get_all_sink_options
-from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
 from celery5.services.commands.inbox import Inbox
+from celery5.services.commands.log_again import LogRetry
 from celery5.services.events.event_actions import EventActions
 from celery5.services.events.event_ingestion import BrokerLookup, EventIngestion
 from celery5.services.events.sink_delivery import SinkDelivery
 from celery5.services.events.source_ingestion import SourceIngestion
-from celery5.services.health.circuits import CircuitBreakers
 from celery5.services.health.vital_sources import ConnectionStatus, DocumentMetrics, EventMetrics, LeaseStatus
-from celery5.services.health.vitals import ProcessStatus, StatusSource
-from celery5.services.process.reloader import NextIncarnation
+from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.process.reloader import Reloader
+from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.worker.due_jobs import Mover
 from celery5.services.worker.lease import Heartbeat, Lease
 from celery5.services.worker.recoverer import Recoverer
+from celery5.tasks.task import Task
+from celery5.wiring import BootTable, build, made_by, step
+
+KIND = "router"
+UNLIMITED_DELIVERIES = 10**9
+"""Deliveries after which an event is dead-lettered: a Router runs no code of anybody's, so no event takes it down."""
 
 
-def make_data_steps(sink_delivery: SinkDelivery, source_ingestion: SourceIngestion) -> tuple[Step, ...]:
-    """Its part of the boot graph. A write that is under way when the Router stops has a moment to end."""
-    return (
-        Step("sinks", sink_delivery, ("publishing", "heartbeat", "listen"), stop_limit=30.0),
-        Step("sources", source_ingestion, ("publishing", "heartbeat")),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterValues:
+    """What the parts of a Router ask for besides each other and what every process has."""
+
+    # The queue of events.
+    consumed: Sequence[QueueKeys]
+    lease: Lease
+    # A Router has none: see the same fields of a worker.
+    sidecar: None
+    max_deliveries: int
+    # Returns the broker of an application's queue.
+    find_broker: BrokerLookup
+    # The queues of its tasks, in which documents arrive.
+    queue_names: Sequence[str]
+    # The sinks of all tasks, and which of them take which documents.
+    sink_options: Sequence[SinkOptions]
+    recipients: Mapping[str, str]
+    # Which tasks have subscribed to which sources, and what sends their jobs.
+    subscriptions: Mapping[Source, Sequence[Task[..., Any]]]
+    send: Callable[[Sequence[Job]], Awaitable[Sequence[Any]]]
+    # Returns the time, in seconds.
+    clock: Callable[[], float]
+    # Settings, under their own names.
+    event_retention: float
+    message_limit: int
+    read_block: float
+    results_ttl: float
+
+
+def make_values(
+    app: App, options: ProcessOptions, incarnation: Incarnation
+) -> tuple[ProcessValues, RouterValues]:
+    """Return the values that one incarnation of a Router is built with.
+
+    Raises:
+        Misconfigured: Two sinks or two sources have one name.
+    """
+    settings, tasks, lease = app.settings, list(app.tasks.values()), Lease(seconds=app.settings.lease)
+    status = options.process_status or ProcessStatus(app=app.name)
+    process_values = make_process_values(
+        app,
+        replace(options, process_status=status),
+        incarnation,
+        kind=KIND,
+        lease=lease,
+        status_line=status.format_summary,
+    )
+
+    def find_broker(name: str, queue: str, /) -> str:
+        # The queues of other applications count as being on the default broker.
+        return app.brokers.broker_of_queue(queue) if name == app.name else DEFAULT_BROKER
+
+    return process_values, RouterValues(
+        consumed=(app.queue(EVENTS),),
+        lease=lease,
+        sidecar=None,
+        max_deliveries=UNLIMITED_DELIVERIES,
+        find_broker=find_broker,
+        queue_names=sorted({settings.default_queue, *(task.queue for task in tasks)}),
+        sink_options=get_all_sink_options(tasks),
+        recipients=get_all_recipients(tasks),
+        subscriptions=group_by_source(tasks),
+        send=app.asend_jobs,
+        clock=time.time,
+        event_retention=settings.event_retention,
+        message_limit=settings.message_limit,
+        read_block=settings.read_block,
+        results_ttl=settings.results_ttl,
     )
 
 
-def make_routing_redis(app: App, redis: TrioRedis) -> Any:
-    """What reaches the broker of each queue: the process' own connection where there is one broker."""
+def make_broker_router(app: App, redis: TrioRedis) -> AsyncDriver:
+    """Return what reaches the broker of each queue: the process' own connection where there is one broker."""
     return RemoteRedis(app) if app.brokers.is_multi_broker else redis
 
 
-def make_home(app: App) -> BrokerLookup:
-    """Which broker a queue is on; another application's count as being here."""
-
-    def home(name: str, queue: str, /) -> str:
-        return app.brokers.broker_of_queue(queue) if name == app.name else DEFAULT_BROKER
-
-    return home
-
-
 def make_sink_delivery(
-    broker_router: Any,
+    broker_router: AsyncDriver,
     keys: Keys,
-    outlets: Sequence[SinkOptions],
+    sink_options: Sequence[SinkOptions],
     recipients: Mapping[str, str],
     queue_names: Sequence[str],
     message_limit: int,
     log: Log,
 ) -> SinkDelivery:
-    """What gives Data Sinks the documents of all brokers."""
+    """Return what writes the documents of all brokers to Data Sinks."""
     return SinkDelivery(
         redis=broker_router,
         keys=keys,
-        sink_options=outlets,
+        sink_options=sink_options,
         recipients=recipients,
         queue_names=queue_names,
         message_limit=message_limit,
@@ -87,73 +154,36 @@ def make_sink_delivery(
     )
 
 
-DATA_PARTS: Mapping[str, Any] = {
-    "broker_router": value(make_routing_redis),
-    "find_broker": value(make_home),
-    "sink_delivery": value(make_sink_delivery),
-    "source_ingestion": SourceIngestion,
-}
-"""The parts."""
-
-
-def make_data_values(app: App) -> dict[str, Any]:
-    """The values that they ask for by name. Raises Misconfigured when two sinks or sources have one name."""
-    tasks = list(app.tasks.values())
-    default = app.settings.default_queue
-    return {
-        "outlets": get_all_sink_options(tasks),
-        "recipients": get_all_recipients(tasks),
-        "queue_names": sorted({default, *(task.queue for task in tasks)}),
-        "subscriptions": group_by_source(tasks),
-        "send": app.asend_jobs,
-    }
-
-
-def has_data(app: App) -> bool:
-    """Whether any task has sinks, or is given what a source brings."""
-    return any(task.sinks or task.sources for task in app.tasks.values())
-
-
-KIND = "router"
-UNLIMITED_DELIVERIES = 10**9
-"""Routers that an event may take down before it is buried: it runs no code of anybody's."""
-
-
 class MoverListener:
-    """The channel on which it is said that an event falls due before all others."""
+    """The channel on which it is announced that an event falls due before all others."""
 
     def __init__(self, *, mover: Mover) -> None:
         self._mover = mover
 
     @property
     def channels(self) -> list[str]:
-        """The channels to listen to."""
+        """Return the channels to hear."""
         return self._mover.channels
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
-        """It was said."""
+        """Pass on a message."""
         self._mover.on_message(channel, payload)
 
     def recheck(self) -> None:
-        """It may have been said while nobody listened."""
+        """Look again: a message may have been missed."""
         self._mover.recheck()
 
 
 def make_listeners(
     inbox: Inbox, mover_listener: MoverListener, sink_delivery: SinkDelivery
 ) -> tuple[ChannelListener, ...]:
-    """Who is told what is said on channels."""
+    """Return who hears channels."""
     return (inbox, mover_listener, sink_delivery)
 
 
 def make_heartbeat_listeners(mover: Mover, recoverer: Recoverer) -> tuple[Any, ...]:
-    """Who hears what the Heartbeat brings."""
+    """Return what hears the replies to heartbeats."""
     return (mover.on_heartbeat, recoverer.on_heartbeat)
-
-
-def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
-    """What this Router does when it is told to: its command ingestion."""
-    return {**common_handlers}
 
 
 def make_extra_sources(
@@ -163,7 +193,7 @@ def make_extra_sources(
     source_ingestion: SourceIngestion,
     event_ingestion: EventIngestion,
 ) -> tuple[StatusSource, ...]:
-    """Who else knows how this process does."""
+    """Return who else is asked for /readyz and /metrics."""
     documents = DocumentMetrics(
         delivered=sink_delivery.get_counts,
         waiting=sink_delivery.get_waiting_counts,
@@ -177,89 +207,77 @@ def make_extra_sources(
     )
 
 
-def make_event_steps(
-    reader: ParkedRedis,
-    join: EventsMembership,
-    publishing: LentConnection,
-    heartbeat: Heartbeat,
-    mover: Mover,
-    recoverer: Recoverer,
-    event_ingestion: EventIngestion,
-) -> tuple[Step, ...]:
-    """Event ingestion, and what it stands on: this Router is a consumer of the events' queue, as a worker is of its."""
-    return (
-        Step("reader", reader, ("redis",)),
-        Step("publishing", publishing, ("redis",)),
-        Step("join", join, ("redis",)),
-        Step("heartbeat", heartbeat, ("join",)),
-        Step("recoverer", recoverer, ("heartbeat",)),
-        Step("mover", mover, ("heartbeat", "listen")),
-        Step("events", event_ingestion, ("reader", "heartbeat", "recoverer", "mover")),
+UP = (
+    "inbox",
+    "reader",
+    "publishing",
+    "join",
+    "heartbeat",
+    "recoverer",
+    "mover",
+    "events",
+    "sinks",
+    "sources",
+)
+"""What must be up before the process counts as up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterBootTable(BootTable):
+    """The boot graph of a Router: up from the top, down from the bottom.
+
+    It is a consumer of the events' queue, as a worker is of its queues: its lease is one among those consumers.
+    """
+
+    redis: TrioRedis = step("redis")
+    push: PushRedis = step("push", requires=("redis",))
+    listen: ChannelSubscriptions = step("listen", requires=("push",))
+    inbox: Inbox = step("inbox", requires=("listen",))
+    reader: ParkedRedis = step("reader", requires=("redis",))
+    publishing: LentConnection = step("publishing", requires=("redis",))
+    join: EventsMembership = step("join", requires=("redis",))
+    heartbeat: Heartbeat = step("heartbeat", requires=("join",))
+    recoverer: Recoverer = step("recoverer", requires=("heartbeat",))
+    mover: Mover = step("mover", requires=("heartbeat", "listen"))
+    event_ingestion: EventIngestion = step("events", requires=("reader", "heartbeat", "recoverer", "mover"))
+    # A write that is under way when the Router stops has a moment to end.
+    sink_delivery: SinkDelivery = step(
+        "sinks", requires=("publishing", "heartbeat", "listen"), stop_limit=30.0
     )
+    source_ingestion: SourceIngestion = step("sources", requires=("publishing", "heartbeat"))
+    log_again: LogRetry = step("log-again", requires=("redis",))
+    status_phase: StatusPhase = step("vitals", requires=UP)
+    systemd: SystemdNotify = step("systemd", requires=("vitals",))
+    reloader: Reloader = step("reloader", requires=UP)
 
 
-def make_app_steps() -> tuple[BootStep, ...]:
-    """The application's own services that run here, supervised: its data sources."""
-    return ()
+class RouterParts(AuxiliaryParts):
+    """Every part of a Router."""
+
+    boot_table = RouterBootTable
+    listeners = made_by(make_listeners)
+    extra_sources = made_by(make_extra_sources)
+    reader = made_by(make_reader)
+    publishing = LentConnection
+    # membership and recovery
+    join = EventsMembership
+    heartbeat = Heartbeat
+    heartbeat_listeners = made_by(make_heartbeat_listeners)
+    mover = Mover
+    mover_listener = MoverListener
+    recoverer = Recoverer
+    # events
+    event_ingestion = EventIngestion
+    event_actions = EventActions
+    # data
+    broker_router = made_by(make_broker_router)
+    sink_delivery = made_by(make_sink_delivery)
+    source_ingestion = SourceIngestion
 
 
-def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
-    """What their code may ask for by name."""
-    return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
-
-
-def make_base_steps(redis: TrioRedis, push: Any, listen: Any, inbox: Inbox) -> tuple[Step, ...]:
-    """The first part of the boot graph. Its lease is one among the events' consumers, not a presence."""
-    return (
-        Step("redis", redis),
-        Step("push", push, ("redis",)),
-        Step("listen", listen, ("push",)),
-        Step("inbox", inbox, ("listen",)),
-    )
-
-
-def make_required_steps(event_steps: tuple[Step, ...], data_steps: tuple[Step, ...]) -> tuple[str, ...]:
-    """What must be up before the process counts as up."""
-    return ("inbox", *[step.name for step in (*event_steps, *data_steps)])
-
-
-def make_steps(
-    base_steps: tuple[Step, ...],
-    event_steps: tuple[Step, ...],
-    data_steps: tuple[Step, ...],
-    final_steps: tuple[Step, ...],
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
-    return (*base_steps, *event_steps, *data_steps, *final_steps)
-
-
-_PARTS: Mapping[str, Any] = {
-    **BASE_PARTS,
-    **DATA_PARTS,
-    "reader": value(make_reader),
-    "mover_listener": MoverListener,
-    "listeners": value(make_listeners),
-    "join": EventsMembership,
-    "publishing": LentConnection,
-    "heartbeat": Heartbeat,
-    "heartbeat_listeners": value(make_heartbeat_listeners),
-    "mover": Mover,
-    "recoverer": Recoverer,
-    "event_actions": EventActions,
-    "event_ingestion": EventIngestion,
-    "circuit_breakers": CircuitBreakers,
-    "handlers": value(make_handlers),
-    "extra_sources": value(make_extra_sources),
-    "base_steps": value(make_base_steps),
-    "event_steps": value(make_event_steps),
-    "data_steps": value(make_data_steps),
-    "added": value(make_app_steps),
-    "offered": value(make_injectable_values),
-    "required_steps": value(make_required_steps),
-    "steps": value(make_steps),
-}
-RouterParts = Injector(**_PARTS)
-"""Every part of a Router. A part is built from the names of its constructor's parameters."""
+def has_data(app: App) -> bool:
+    """Return whether any task has sinks or sources."""
+    return any(task.sinks or task.sources for task in app.tasks.values())
 
 
 def is_needed(app: App) -> bool:
@@ -267,48 +285,33 @@ def is_needed(app: App) -> bool:
     return has_data(app) or app.events.has_own_events
 
 
-def make_values(
-    app: App, options: WorkerOptions, name: str, log: Log, done: trio.Event, next_incarnation: NextIncarnation
-) -> dict[str, Any]:
-    """The values that the parts ask for by name."""
-    settings, vitals = app.settings, options.process_status or ProcessStatus(app=app.name)
-    lease = Lease(seconds=settings.lease)
-    return {
-        **attendant_parts.make_common_values(app, options, name, log, done, next_incarnation, kind=KIND),
-        **make_status_values(options, vitals, lease, next_incarnation),
-        **make_data_values(app),
-        "consumed": (app.queue(EVENTS),),
-        "lease": lease,
-        "sidecar": None,
-        "tasks": dict[str, Any](),
-        "max_deliveries": UNLIMITED_DELIVERIES,
-        "results_ttl": settings.results_ttl,
-        "read_block": settings.read_block,
-        "event_retention": settings.event_retention,
-        "message_limit": settings.message_limit,
-        "clock": time.time,
-    }
-
-
 async def run(
     app: App,
-    options: WorkerOptions,
+    options: ProcessOptions,
     *,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a Router until cancelled; `done` is set when a command has it end. Of the options those about queues and jobs
-    mean nothing to it. Raises BrokerError when Redis lets nobody in."""
-    await attendant_parts.run_auxiliary_process(
-        app, options, KIND, RouterParts, make_values, log=log, done=done, task_status=task_status
+    """Run a Router until cancelled; `done` is set when a command ends it.
+
+    Raises:
+        BrokerError: The broker lets nobody in.
+    """
+
+    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        log.event("router:starting", name=incarnation.name)
+        return build(BootGraph, RouterParts, *make_values(app, options, incarnation))
+
+    await run_auxiliary_process(
+        app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status
     )
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured when the application cannot be served by a Router."""
-    check_sinks(make_data_values(app)["outlets"])
+    """Check the sinks and sources of an application. Raises Misconfigured."""
+    check_sinks(get_all_sink_options(list(app.tasks.values())))
+    group_by_source(app.tasks.values())
 
 
 ROUTER = ProcessKind(KIND, run, check)
-"""What takes in events, data and commands."""

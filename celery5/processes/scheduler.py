@@ -1,34 +1,37 @@
-"""Scheduler: the wiring page of a Scheduler process (C93): what only has to be decided once for a whole cluster.
+"""Scheduler: the page of a Scheduler process, which decides what is decided once for a whole cluster.
 
-It publishes and commands, and runs no job. There may be any number of Schedulers and none of them leads: whatever one
-does is one atomic step that the others may try as well. Kill any of them at any time.
+It publishes jobs and sends commands, and runs no job. There may be any number of Schedulers and none of them leads: all
+that one does is one atomic step, which the others may try as well. Any of them may be killed at any time.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import trio
-from dependencies import Injector, value
 
 from celery5.app import App
-from celery5.bootsteps.boot import Step
+from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.worker_steps import ChannelSubscriptions
+from celery5.broker.connection.push import PushRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import Keys
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap
 from celery5.errors import CeleryError, Misconfigured
 from celery5.health.checks import get_all_checks
+from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.processes.attendant_parts import (
-    BASE_PARTS,
-    ChannelListener,
-    make_common_values,
-    run_auxiliary_process,
-)
 from celery5.processes.lifecycle.incarnations import ProcessKind
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.options import ProcessOptions
+from celery5.processes.process_parts import (
+    AuxiliaryParts,
+    ChannelListener,
+    Incarnation,
+    make_process_values,
+    run_auxiliary_process,
+)
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.limits import DeclaredLimits
 from celery5.protocol.scaling.autoscale import Autoscale
@@ -36,54 +39,28 @@ from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
 from celery5.scaling.strategies import get_autoscale, get_prioritisation, is_scaled
 from celery5.scheduling.declaration import make_definition
 from celery5.scheduling.fire_times import validate_trigger
-from celery5.services.commands.dispatcher import CommandHandler
 from celery5.services.commands.inbox import Inbox, InboxAddress
+from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.expirations import CheckExpirations
-from celery5.services.health.vitals import StatusSource
+from celery5.services.health.vitals import StatusPhase, StatusSource
+from celery5.services.process.presence import Presence
+from celery5.services.process.reloader import Reloader
+from celery5.services.process.systemd_notify import SystemdNotify
 from celery5.services.scaling.autoscaler import Autoscaler
 from celery5.services.scaling.observer import ClusterObserver, TimeLimitedDriver
 from celery5.services.scaling.scaling_commands import CommandSender, ScalingCommands, SigningKeys
 from celery5.services.scheduling.declarations import ScheduleDeclarations
 from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
 from celery5.services.scheduling.timetable import Timetable
-
-
-def make_autoscale(app: App) -> Autoscale | None:
-    """How it is scaled."""
-    return get_autoscale(app.settings)
-
-
-def make_prioritise(app: App) -> PrioritisationStrategy | None:
-    """Which tasks go first."""
-    return get_prioritisation(app.settings)
-
-
-def make_kinds(app: App) -> dict[str, str]:
-    """The kind of each of its tasks."""
-    return {name: task.kind for name, task in app.tasks.items()}
-
-
-def make_admission_rules(app: App) -> dict[str, DeclaredLimits]:
-    """The gates of those that have one."""
-    return {name: task.limits.declared for name, task in app.tasks.items() if task.limits is not None}
-
-
-def make_task_queues(app: App) -> frozenset[str]:
-    """The queues that its tasks name, which are looked at before others."""
-    return frozenset(task.queue for task in app.tasks.values())
+from celery5.wiring import BootTable, build, made_by, step
 
 
 def make_broker_connections(app: App, redis: TrioRedis) -> dict[str, AsyncDriver]:
-    """The ways to all brokers, by their names."""
+    """Return the connections to all brokers, by their names."""
     further = {
         name: TimeLimitedDriver(redis=RemoteRedis(app, name), broker=name) for name in app.brokers.names[1:]
     }
     return {DEFAULT_BROKER: redis, **further}
-
-
-def make_home(app: App) -> Callable[[str], str]:
-    """Which broker a queue is on."""
-    return app.brokers.broker_of_queue
 
 
 def make_command_sender(
@@ -94,66 +71,75 @@ def make_command_sender(
     address: InboxAddress,
     log: Log,
 ) -> CommandSender:
-    """What posts commands to the workers of all brokers: an inbox is on that of its worker's life."""
+    """Return what sends commands to the workers of all brokers: an inbox is on the broker of its worker."""
 
-    async def reach(broker: str) -> AsyncDriver:
+    async def connect(broker: str) -> AsyncDriver:
         return broker_connections[broker]
 
-    chart = BrokerMap(app.brokers.names, app.brokers.broker_of_queue, app.name)
-    junction = AsyncBrokerRouter(chart, reach)
-    return CommandSender(redis=junction, keys=keys, keyring=keyring, address=address, log=log)
-
-
-def make_scaling_steps(autoscaler: Autoscaler) -> tuple[Step, ...]:
-    """The part of the boot graph that looks at the whole cluster."""
-    return (Step("autoscaler", autoscaler, ("presence",)),)
-
-
-SCALING_PARTS: Mapping[str, Any] = {
-    "autoscale": value(make_autoscale),
-    "prioritise": value(make_prioritise),
-    "kinds": value(make_kinds),
-    "declared_limits": value(make_admission_rules),
-    "known_queues": value(make_task_queues),
-    "broker_connections": value(make_broker_connections),
-    "find_broker": value(make_home),
-    "observer": ClusterObserver,
-    "command_sender": value(make_command_sender),
-    "scaling_commands": ScalingCommands,
-    "autoscaler": Autoscaler,
-    "scaling_steps": value(make_scaling_steps),
-}
-"""Parts of a Scheduler."""
+    broker_map = BrokerMap(app.brokers.names, app.brokers.broker_of_queue, app.name)
+    router = AsyncBrokerRouter(broker_map, connect)
+    return CommandSender(redis=router, keys=keys, keyring=keyring, address=address, log=log)
 
 
 KIND = "scheduler"
 
 
+UP = ("presence", "inbox", "declarations", "timetable", "expirations", "schedules", "autoscaler")
+"""What must be up before the process counts as up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerValues:
+    """What the parts of a Scheduler ask for besides each other and what every process has."""
+
+    # How the cluster is scaled, and which tasks go first.
+    autoscale: Autoscale | None
+    prioritise: PrioritisationStrategy | None
+    # The kind and the limits of tasks, by name.
+    kinds: Mapping[str, str]
+    declared_limits: Mapping[str, DeclaredLimits]
+    # The queues that its tasks name, which are looked at before others.
+    known_queues: Collection[str]
+    # Returns the broker of a queue.
+    find_broker: Callable[[str], str]
+    checks: Mapping[str, HealthCheck]
+
+
+def make_values(app: App) -> SchedulerValues:
+    """Return the values that only a Scheduler has."""
+    return SchedulerValues(
+        autoscale=get_autoscale(app.settings),
+        prioritise=get_prioritisation(app.settings),
+        kinds={name: task.kind for name, task in app.tasks.items()},
+        declared_limits={
+            name: task.limits.declared for name, task in app.tasks.items() if task.limits is not None
+        },
+        known_queues=frozenset(task.queue for task in app.tasks.values()),
+        find_broker=app.brokers.broker_of_queue,
+        checks=get_all_checks(app),
+    )
+
+
 def make_listeners(inbox: Inbox, timetable: Timetable) -> tuple[ChannelListener, ...]:
-    """Who is told what is said on channels."""
+    """Return who hears channels."""
     return (inbox, timetable)
-
-
-def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
-    """What this Scheduler does when it is told to."""
-    return {**common_handlers}
 
 
 def make_presence_listeners(
     declarations: ScheduleDeclarations, remote_schedules: dict[str, RemoteBrokerSchedules]
 ) -> tuple[Any, ...]:
-    """Who is told, at each beat, which Schedulers live."""
+    """Return who hears, at each heartbeat, which Schedulers are alive."""
     return (
         declarations.set_live_schedulers,
-        *[each.set_live_schedulers for each in remote_schedules.values()],
+        *[schedules.set_live_schedulers for schedules in remote_schedules.values()],
     )
 
 
 def make_remote_schedules(
     app: App, keys: Keys, worker: str, lease_seconds: float, log: Log
 ) -> dict[str, RemoteBrokerSchedules]:
-    """What declares and fires the schedules of further brokers, by their names."""
-    found: dict[str, RemoteBrokerSchedules] = {}
+    """Return what declares and fires the schedules of further brokers, by their names."""
+    schedules: dict[str, RemoteBrokerSchedules] = {}
     for broker in app.brokers.names[1:]:
         redis = RemoteRedis(app, broker)
         declarations = ScheduleDeclarations(
@@ -163,78 +149,70 @@ def make_remote_schedules(
             worker=worker,
             lease_seconds=lease_seconds,
             log=log,
-            other_brokers=_ways(app, broker),
+            other_brokers=_connect_others(app, broker),
             broker=broker,
         )
         timetable = Timetable(redis=redis, app=app, keys=keys, worker=worker, log=log)
-        found[broker] = RemoteBrokerSchedules(
+        schedules[broker] = RemoteBrokerSchedules(
             broker=broker, declarations=declarations, timetable=timetable, log=log
         )
-    return found
+    return schedules
 
 
-def make_others(app: App) -> dict[str, RemoteRedis]:
-    """The ways to the brokers besides the default one."""
-    return _ways(app, DEFAULT_BROKER)
+def make_other_brokers(app: App) -> dict[str, RemoteRedis]:
+    """Return the connections to the brokers besides the default one."""
+    return _connect_others(app, DEFAULT_BROKER)
 
 
-def _ways(app: App, broker: str) -> dict[str, RemoteRedis]:
+def _connect_others(app: App, broker: str) -> dict[str, RemoteRedis]:
     return {name: RemoteRedis(app, name) for name in app.brokers.names if name != broker}
 
 
 def make_extra_sources(timetable: Timetable, autoscaler: Autoscaler) -> tuple[StatusSource, ...]:
-    """Who else knows how this process does."""
+    """Return who else is asked for /readyz and /metrics."""
     return (timetable, autoscaler)
 
 
-def make_time_steps(
-    declarations: ScheduleDeclarations,
-    timetable: Timetable,
-    expirations: CheckExpirations,
-    remote_schedules: dict[str, RemoteBrokerSchedules],
-) -> tuple[Step, ...]:
-    """The part of the boot graph that watches the clock: periodic tasks and health checks."""
-    return (
-        Step("declarations", declarations, ("presence",)),
-        Step("timetable", timetable, ("declarations", "listen")),
-        Step("expirations", expirations, ("presence",)),
-        *[Step(f"schedules-{name}", each, ("presence",)) for name, each in remote_schedules.items()],
-    )
+@dataclass(frozen=True, kw_only=True)
+class SchedulerBootTable(BootTable):
+    """The boot graph of a Scheduler: up from the top, down from the bottom."""
+
+    redis: TrioRedis = step("redis")
+    push: PushRedis = step("push", requires=("redis",))
+    listen: ChannelSubscriptions = step("listen", requires=("push",))
+    presence: Presence = step("presence", requires=("redis",))
+    inbox: Inbox = step("inbox", requires=("listen",))
+    declarations: ScheduleDeclarations = step("declarations", requires=("presence",))
+    timetable: Timetable = step("timetable", requires=("declarations", "listen"))
+    expirations: CheckExpirations = step("expirations", requires=("presence",))
+    remote_schedules: Mapping[str, RemoteBrokerSchedules] = step("schedules", requires=("presence",))
+    autoscaler: Autoscaler = step("autoscaler", requires=("presence",))
+    log_again: LogRetry = step("log-again", requires=("redis",))
+    status_phase: StatusPhase = step("vitals", requires=UP)
+    systemd: SystemdNotify = step("systemd", requires=("vitals",))
+    reloader: Reloader = step("reloader", requires=UP)
 
 
-def make_required_steps(time_steps: tuple[Step, ...], scaling_steps: tuple[Step, ...]) -> tuple[str, ...]:
-    """What must be up before the process counts as up."""
-    return ("presence", "inbox", *[step.name for step in (*time_steps, *scaling_steps)])
+class SchedulerParts(AuxiliaryParts):
+    """Every part of a Scheduler."""
 
-
-def make_steps(
-    base_steps: tuple[Step, ...],
-    time_steps: tuple[Step, ...],
-    scaling_steps: tuple[Step, ...],
-    final_steps: tuple[Step, ...],
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
-    return (*base_steps, *time_steps, *scaling_steps, *final_steps)
-
-
-SchedulerParts = Injector(
-    **BASE_PARTS,
-    **SCALING_PARTS,
-    listeners=value(make_listeners),
-    handlers=value(make_handlers),
-    presence_listeners=value(make_presence_listeners),
-    extra_sources=value(make_extra_sources),
-    time_steps=value(make_time_steps),
-    declarations=ScheduleDeclarations,
-    timetable=Timetable,
-    remote_schedules=value(make_remote_schedules),
-    other_brokers=value(make_others),
-    checks=value(get_all_checks),
-    expirations=CheckExpirations,
-    required_steps=value(make_required_steps),
-    steps=value(make_steps),
-)
-"""Every part of a Scheduler. A part is built from the names of its constructor's parameters."""
+    boot_table = SchedulerBootTable
+    listeners = made_by(make_listeners)
+    presence_listeners = made_by(make_presence_listeners)
+    extra_sources = made_by(make_extra_sources)
+    # schedules
+    declarations = ScheduleDeclarations
+    timetable = Timetable
+    remote_schedules = made_by(make_remote_schedules)
+    other_brokers = made_by(make_other_brokers)
+    # health checks
+    expirations = CheckExpirations
+    # scaling
+    broker_connections = made_by(make_broker_connections)
+    observer = ClusterObserver
+    command_sender = made_by(make_command_sender)
+    scaling_commands = ScalingCommands
+    autoscaler = Autoscaler
 
 
 def is_needed(app: App) -> bool:
@@ -244,33 +222,36 @@ def is_needed(app: App) -> bool:
 
 async def run(
     app: App,
-    options: WorkerOptions,
+    options: ProcessOptions,
     *,
     log: Log,
     done: trio.Event,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a Scheduler until cancelled. Raises BrokerError when Redis lets nobody in."""
-    known = partial(make_common_values, kind=KIND)
+    """Run a Scheduler until cancelled. Raises BrokerError when the broker lets nobody in."""
+
+    def make_boot(options: ProcessOptions, incarnation: Incarnation) -> BootGraph:
+        log.event("scheduler:starting", name=incarnation.name)
+        values = make_process_values(app, options, incarnation, kind=KIND)
+        return build(BootGraph, SchedulerParts, values, make_values(app))
+
     await run_auxiliary_process(
-        app, options, KIND, SchedulerParts, known, log=log, done=done, task_status=task_status
+        app, options, make_boot, kind=KIND, log=log, done=done, task_status=task_status
     )
 
 
 def check(app: App) -> None:
-    """Raises Misconfigured when the application cannot be scheduled for; for all schedules that make no sense at
-    once."""
+    """Check the scaling and all schedules of an application. Raises Misconfigured, once for all that is wrong."""
     get_autoscale(app.settings)
     get_prioritisation(app.settings)
-    wrong: list[str] = []
-    for each in app.schedule.list_declared().values():
+    errors: list[str] = []
+    for schedule in app.schedule.list_declared().values():
         try:
-            validate_trigger(make_definition(app, each.call, each.periodic).trigger)
+            validate_trigger(make_definition(app, schedule.call, schedule.periodic).trigger)
         except (CeleryError, TypeError) as error:
-            wrong.append(f"schedule {each.name!r}: {error}")
-    if wrong:
-        raise Misconfigured("; ".join(wrong))
+            errors.append(f"schedule {schedule.name!r}: {error}")
+    if errors:
+        raise Misconfigured("; ".join(errors))
 
 
 SCHEDULER = ProcessKind(KIND, run, check)
-"""What serves as a Scheduler."""

@@ -1,17 +1,21 @@
-"""Worker Parts: every part of a worker, how those are made that take more than a constructor, and the boot graph."""
+"""Worker Parts: the values, the parts and the boot graph of a worker.
+
+`WorkerBootTable` is the boot graph, `WorkerParts` has every part, `WorkerValues` what they ask for besides each other
+and what every process has (process_parts.py). The functions between them make the parts that take more than a
+constructor.
+"""
 
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from dependencies import Injector, value
 
 from celery5.app import App
 from celery5.boot_step import BootStep
-from celery5.bootsteps.boot import Step
 from celery5.bootsteps.worker_steps import (
     ChannelHandler,
     ChannelSubscriptions,
@@ -24,23 +28,27 @@ from celery5.broker.driver import AsyncDriver
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
 from celery5.commands.declaration import make_own_handlers
+from celery5.health.event_loop import LoopBlocks
+from celery5.health.health_check import HealthCheck
 from celery5.logs.log import Log
-from celery5.processes.connection_parts import ReconnectObserver, make_push, make_reader
 from celery5.processes.lifecycle.multi_broker import RemoteRedis
+from celery5.processes.process_parts import ProcessParts, ReconnectObserver, make_reader
+from celery5.processes.watch.sidecar import Sidecar
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.events.messages import Subscription
+from celery5.protocol.health.metrics import JobTally
 from celery5.protocol.job.names import resolve_module_name
-from celery5.protocol.scaling.budget import Budget, fixed_budget, parse_budgets
+from celery5.protocol.process.recycling import RecyclingLimits
+from celery5.protocol.scaling.budget import Budget
+from celery5.protocol.scaling.prefetch import DurationEstimate
 from celery5.runners.boxes.boxed import BoxedRunner
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
-from celery5.scaling.strategies import is_scaled
-from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry, SelfCommandSender
-from celery5.services.commands.inbox import Inbox, SelfCommandQueue
+from celery5.services.commands.dispatcher import CommandHandler, SelfCommandSender
+from celery5.services.commands.inbox import Inbox
 from celery5.services.commands.log_again import LogRetry, log_handlers
 from celery5.services.commands.paused_queues import PausedQueues
-from celery5.services.commands.process_commands import ProcessCommands
 from celery5.services.commands.worker_commands import WorkerCommands
 from celery5.services.events.subscriptions import Subscriptions
 from celery5.services.health.circuits import CircuitBreakers
@@ -58,7 +66,7 @@ from celery5.services.health.vitals import StatusPhase, StatusSource
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
 from celery5.services.limits.overrides import LimitOverrides
-from celery5.services.process.recycling import Recycling
+from celery5.services.process.recycling import Recycling, RestartMode
 from celery5.services.process.reloader import Reloader
 from celery5.services.process.shared_memory import SidecarMemory
 from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
@@ -80,16 +88,86 @@ from celery5.services.worker.result_publisher import ResultPublisher, Unpublisha
 from celery5.services.worker.revocations import Revocations
 from celery5.services.worker.task_execution import TaskExecution
 from celery5.services.worker.time_limits import Deadlines, FineTimer
+from celery5.tasks.task import Task
+from celery5.wiring import BootTable, made_by, step
 
 if TYPE_CHECKING:
     from celery5.protocol.boxes.frames import BoxHome
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerValues:
+    """What the parts of a worker ask for besides each other and what every process has."""
+
+    # The tasks of the application, by name.
+    tasks: Mapping[str, Task[..., Any]]
+    # The broker that this incarnation works on, by name, and the keys of the queues that it consumes there.
+    broker: str
+    consumed: Sequence[QueueKeys]
+    # The queues that it measures: those that it consumes.
+    measured_queues: Sequence[str]
+    # Returns the broker of a queue.
+    find_broker: Callable[[str], str]
+    # The queues that the application uses, consumed here or not.
+    used: Collection[str]
+    # Queues of another kind of process beside it, for which a burst waits.
+    awaited: Sequence[QueueKeys]
+    # The queues that are paused, kept over incarnations.
+    paused: set[str]
+    lease: Lease
+    # The process that steps in when this one dies or hangs, and the memory that it shares with that.
+    sidecar: Sidecar | None
+    sidecar_memory: SidecarMemory | None
+    # Where jobs of each kind wait for an executor. Workers on several brokers in one process share the slots; `process`
+    # names that process then.
+    queues: Mapping[str, TasksQueue]
+    process: str
+    # How long jobs of each kind take.
+    duration_estimates: Mapping[str, DurationEstimate]
+    # How many jobs of each kind may run at once.
+    budgets: Mapping[str, Budget]
+    # What the loop and the jobs of this process have done so far.
+    loop_blocks: LoopBlocks
+    tally: JobTally
+    # Whether the depths of queues are measured, and whether workers report for the decision on scaling.
+    is_measuring: bool
+    reports: bool
+    # The boot steps and services of the application.
+    added: Sequence[BootStep]
+    checks: Mapping[str, HealthCheck]
+    # Which sinks take which documents, and which events the tasks are subscribed to.
+    recipients: Mapping[str, str]
+    subscribed: Mapping[str, Sequence[Subscription]]
+    # Whether it ends when there are no more jobs.
+    burst: bool
+    # When the process is replaced by a fresh one, and how.
+    recycle_at: RecyclingLimits
+    restart_mode: RestartMode
+    # Settings, under their own names: `celery5 config show` explains them.
+    breaker_suspends: bool
+    default_queue: str
+    event_catch_up: bool
+    grace_period: float
+    health_store: str
+    max_deliveries: int
+    message_limit: int
+    priorities: str
+    queue_order: str
+    read_block: float
+    recent_jobs: int
+    results_ttl: float
+    retry_tracebacks: bool
+    soft_time_limit: float | None
+    subscription_ttl: float
+    time_limit: float | None
+    when_unpublishable: str
+
+
 def make_box_home(app: App) -> "BoxHome":
-    """Where a box finds the tasks of `app`, and with which settings: those of the worker, however it got them."""
+    """Return where a box finds the tasks of `app`, and the settings of this worker, however it got them."""
     from celery5.protocol.boxes.frames import BoxHome
 
-    path = tuple(os.path.abspath(each) for each in sys.path)  # '' is the working directory
+    path = tuple(os.path.abspath(entry) for entry in sys.path)  # '' is the working directory
     return BoxHome(resolve_module_name(app.module), app.name, path, msgspec.to_builtins(app.settings))
 
 
@@ -106,7 +184,7 @@ def make_sources(
     command_counts: Mapping[str, int],
     log: Log,
 ) -> tuple[StatusSource, ...]:
-    """Who is asked for /readyz and /metrics."""
+    """Return who is asked for /readyz and /metrics."""
     return (
         ConnectionStatus(redis=redis, reader=reader, push=push),
         BreakerMetrics(circuit_breakers),
@@ -117,19 +195,6 @@ def make_sources(
     )
 
 
-def resolve_budgets(app: App) -> dict[str, Budget]:
-    """How many jobs of each kind may run at once: what the application says, else its setting `budgets`, else the
-    number of slots that there is a setting for, which does not move."""
-    settings = app.settings
-    usual = {
-        "trio": fixed_budget(settings.concurrency),
-        "asyncio": fixed_budget(settings.concurrency),
-        "thread": fixed_budget(settings.cpu_slots),
-        "boxed": fixed_budget(settings.box_slots),
-    }
-    return {**usual, **parse_budgets(settings.budgets), **app.budgets}
-
-
 def make_channel_handlers(
     mover: Mover,
     revocations: Revocations,
@@ -138,20 +203,20 @@ def make_channel_handlers(
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
 ) -> dict[bytes, ChannelHandler]:
-    """Which channel is whose."""
+    """Return what hears each channel."""
 
-    def woken(channel: bytes, payload: bytes) -> None:
+    def on_wake_up(channel: bytes, payload: bytes) -> None:
         if payload == NEW_LANE:
             heartbeat.beat_now()
         else:
             mover.on_message(channel, payload)
 
-    all_of_them: dict[str, ChannelHandler] = dict.fromkeys(mover.channels, woken)
-    all_of_them |= dict.fromkeys(revocations.channels, revocations.on_message)
-    all_of_them |= dict.fromkeys(inbox.channels, inbox.on_message)
-    all_of_them |= dict.fromkeys(admission_control.channels, admission_control.on_message)
-    all_of_them |= dict.fromkeys(limit_overrides.channels, limit_overrides.on_message)
-    return {each.encode(): hears for each, hears in all_of_them.items()}
+    handlers: dict[str, ChannelHandler] = dict.fromkeys(mover.channels, on_wake_up)
+    handlers |= dict.fromkeys(revocations.channels, revocations.on_message)
+    handlers |= dict.fromkeys(inbox.channels, inbox.on_message)
+    handlers |= dict.fromkeys(admission_control.channels, admission_control.on_message)
+    handlers |= dict.fromkeys(limit_overrides.channels, limit_overrides.on_message)
+    return {channel.encode(): handler for channel, handler in handlers.items()}
 
 
 def make_reconnect_observers(
@@ -161,14 +226,14 @@ def make_reconnect_observers(
     pauses: PausedQueues,
     limit_overrides: LimitOverrides,
 ) -> tuple[ReconnectObserver, ...]:
-    """Who looks again when something may have been said while nobody listened."""
+    """Return who looks again after the connection was down."""
     return (mover, revocations, inbox, pauses, limit_overrides)
 
 
 def make_boxes(
     app: App, budget: ConcurrencyBudget, log: Log, worker: str, sidecar_memory: SidecarMemory | None
 ) -> BoxedRunner:
-    """Where boxed tasks run."""
+    """Return the runner of boxed tasks."""
     settings = app.settings
     return BoxedRunner(
         tasks=app.tasks,
@@ -186,7 +251,7 @@ def make_boxes(
 def make_runners(
     asyncio_runner: AsyncioRunner, boxes: BoxedRunner, budget: ConcurrencyBudget
 ) -> dict[str, Any]:
-    """Where each kind of task runs."""
+    """Return the runner of each kind of task."""
     threads = ThreadRunner(slots=budget.get_slots("thread"))
     budget.add_listener(lambda kind, slots: threads.resize(slots) if kind == "thread" else None)
     return {"trio": TrioRunner(), "asyncio": asyncio_runner, "thread": threads, "boxed": boxes}
@@ -200,7 +265,7 @@ def make_heartbeat_listeners(
     admission_control: AdmissionControl,
     limit_overrides: LimitOverrides,
 ) -> tuple[Any, ...]:
-    """Who hears what the Heartbeat brings."""
+    """Return what hears the replies to heartbeats."""
     return (
         mover.on_heartbeat,
         recoverer.on_heartbeat,
@@ -222,7 +287,7 @@ def make_handlers(
     prefetch_factor: PrefetchFactor,
     log: Log,
 ) -> dict[str, CommandHandler]:
-    """What this worker does when it is told to."""
+    """Return the commands that a worker knows."""
     return {
         **make_own_handlers(app.command.known),
         **worker_commands.handlers,
@@ -237,29 +302,19 @@ def make_handlers(
     }
 
 
-def make_depth_connections(broker: str, redis: TrioRedis) -> dict[str, AsyncDriver]:
-    """Return the way to the broker that its queues are on."""
+def make_recent_jobs(recent_jobs: int) -> RecentJobs:
+    """Return the memory of the jobs that have ended here."""
+    return RecentJobs(recent_jobs=recent_jobs)
+
+
+def make_depth_brokers(broker: str, redis: TrioRedis) -> dict[str, AsyncDriver]:
+    """Return the connection to the broker that its queues are on."""
     return {broker: redis}
 
 
-def make_measured(consumed: Sequence[QueueKeys]) -> tuple[str, ...]:
-    """Return the queues that it measures: its own."""
-    return tuple(each.queue for each in consumed)
-
-
-def make_reports(app: App) -> bool:
-    """Whether somebody decides from how workers do."""
-    return is_scaled(app.settings)
-
-
 def make_recheck(pauses: PausedQueues) -> Callable[[], None]:
-    """What is looked at again when a command came too late to be done."""
+    """Return what is looked at again when a command came too late to be performed."""
     return pauses.recheck
-
-
-def make_app_steps(app: App, steps_here: bool) -> tuple[BootStep, ...]:
-    """The application's own boot steps and services, which one life of a process has."""
-    return app.bootsteps if steps_here else ()
 
 
 def make_subscriptions(
@@ -271,7 +326,7 @@ def make_subscriptions(
     event_catch_up: bool,
     log: Log,
 ) -> Subscriptions:
-    """What tells of subscriptions, on the default broker, where Routers look."""
+    """Return what registers subscriptions on the default broker, where Routers look."""
     return Subscriptions(
         redis=redis if broker == DEFAULT_BROKER else RemoteRedis(app, DEFAULT_BROKER),
         subscribed=subscribed,
@@ -282,171 +337,113 @@ def make_subscriptions(
 
 
 def make_injectable_values(app: App, worker: str, self_commands: SelfCommandSender) -> dict[str, Any]:
-    """What their code may ask for by name."""
+    """Return what the application's boot steps may ask for by name."""
     return {"app": app, "settings": app.settings, "worker": worker, "inbox": self_commands}
 
 
-def make_background_steps(
-    burst_watch: Burst,
-    log_again: LogRetry,
-    status_phase: StatusPhase,
-    systemd: SystemdNotify,
-    reloader: Reloader,
-    reporter: Reporter,
-    subscriptions: Subscriptions,
-    recycling: Recycling,
-    queue_depths: QueueDepths,
-) -> tuple[Step, ...]:
-    """The part of the boot graph that no job passes through."""
-    return (
-        Step("reporter", reporter, ("consumer",)),
-        Step("subscriptions", subscriptions, ("redis",)),
-        Step("burst", burst_watch, ("consumer",)),
-        Step("log-again", log_again, ("redis",)),
-        Step("vitals", status_phase, ("consumer",)),
-        Step("systemd", systemd, ("vitals",)),
-        Step("reloader", reloader, ("consumer",)),
-        Step("recycling", recycling, ("consumer",)),
-        Step("depths", queue_depths, ("redis",)),
+@dataclass(frozen=True, kw_only=True)
+class WorkerBootTable(BootTable):
+    """The boot graph of a worker: up from the top, down from the bottom."""
+
+    redis: TrioRedis = step("redis")
+    reader: ParkedRedis = step("reader", requires=("redis",))
+    push: PushRedis = step("push", requires=("redis",))
+    listen: ChannelSubscriptions = step("listen", requires=("push",))
+    publishing: LentConnection = step("publishing", requires=("redis",))
+    join: QueueMembership = step("join", requires=("redis",))
+    heartbeat: Heartbeat = step("heartbeat", requires=("join",))
+    recoverer: Recoverer = step("recoverer", requires=("heartbeat",))
+    mover: Mover = step("mover", requires=("heartbeat", "listen"))
+    inbox: Inbox = step("inbox", requires=("listen",))
+    pauses: PausedQueues = step("pauses", requires=("listen",))
+    limit_overrides: LimitOverrides = step("limits", requires=("listen",))
+    budget: ConcurrencyBudget = step("budget")
+    asyncio_runner: AsyncioRunner = step("asyncio")
+    boxes: BoxedRunner = step("boxes")
+    deadlines: Deadlines = step("deadlines")
+    fine_timer: FineTimer = step("timer")
+    revocations: Revocations = step("revocations", requires=("heartbeat", "listen"))
+    health: HealthMonitor = step("health", requires=("redis",))
+    result_publisher: ResultPublisher = step("results", requires=("heartbeat", "publishing"))
+    # Which tasks are suspended must be known before any job is admitted.
+    admission_control: AdmissionControl = step("gates", requires=("results", "limits"))
+    task_execution: TaskExecution = step(
+        "execution",
+        requires=("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
+        stop_limit=math.inf,  # it has limits of its own
     )
-
-
-def make_base_steps(
-    redis: TrioRedis,
-    reader: ParkedRedis,
-    push: PushRedis,
-    listen: ChannelSubscriptions,
-    join: QueueMembership,
-    publishing: LentConnection,
-    heartbeat: Heartbeat,
-    mover: Mover,
-    recoverer: Recoverer,
-    inbox: Inbox,
-    pauses: PausedQueues,
-    limit_overrides: LimitOverrides,
-) -> tuple[Step, ...]:
-    """The first part of the boot graph: what a worker stands on."""
-    return (
-        Step("redis", redis),
-        Step("reader", reader, ("redis",)),
-        Step("push", push, ("redis",)),
-        Step("listen", listen, ("push",)),
-        Step("publishing", publishing, ("redis",)),
-        Step("join", join, ("redis",)),
-        Step("heartbeat", heartbeat, ("join",)),
-        Step("recoverer", recoverer, ("heartbeat",)),
-        Step("mover", mover, ("heartbeat", "listen")),
-        Step("inbox", inbox, ("listen",)),
-        Step("pauses", pauses, ("listen",)),
-        Step("limits", limit_overrides, ("listen",)),
+    consumer: Consumer = step(
+        "consumer", requires=("execution", "reader", "mover", "recoverer", "pauses", "limits", "gates")
     )
+    # No job passes through the rest.
+    reporter: Reporter = step("reporter", requires=("consumer",))
+    subscriptions: Subscriptions = step("subscriptions", requires=("redis",))
+    burst_watch: Burst = step("burst", requires=("consumer",))
+    log_again: LogRetry = step("log-again", requires=("redis",))
+    status_phase: StatusPhase = step("vitals", requires=("consumer",))
+    systemd: SystemdNotify = step("systemd", requires=("vitals",))
+    reloader: Reloader = step("reloader", requires=("consumer",))
+    recycling: Recycling = step("recycling", requires=("consumer",))
+    queue_depths: QueueDepths = step("depths", requires=("redis",))
 
 
-def make_steps(
-    base_steps: tuple[Step, ...],
-    budget: ConcurrencyBudget,
-    asyncio_runner: AsyncioRunner,
-    boxes: BoxedRunner,
-    deadlines: Deadlines,
-    fine_timer: FineTimer,
-    revocations: Revocations,
-    health: HealthMonitor,
-    result_publisher: ResultPublisher,
-    admission_control: AdmissionControl,
-    task_execution: TaskExecution,
-    consumer: Consumer,
-    background_steps: tuple[Step, ...],
-) -> tuple[Step, ...]:
-    """The boot graph: up from the top, down from the bottom."""
-    return (
-        *base_steps,
-        Step("budget", budget),
-        Step("asyncio", asyncio_runner),
-        Step("boxes", boxes),
-        Step("deadlines", deadlines),
-        Step("timer", fine_timer),
-        Step("revocations", revocations, ("heartbeat", "listen")),
-        Step("health", health, ("redis",)),
-        Step("results", result_publisher, ("heartbeat", "publishing")),
-        # Who is suspended must be known before anybody is let through.
-        Step("gates", admission_control, ("results", "limits")),
-        Step(
-            "execution",
-            task_execution,
-            ("results", "budget", "asyncio", "boxes", "deadlines", "timer", "revocations", "health"),
-            stop_limit=math.inf,  # it has limits of its own
-        ),
-        Step(
-            "consumer", consumer, ("execution", "reader", "mover", "recoverer", "pauses", "limits", "gates")
-        ),
-        *background_steps,
-    )
+class WorkerParts(ProcessParts):
+    """Every part of a worker."""
 
-
-WorkerParts = Injector(
-    redis=TrioRedis,
-    reader=value(make_reader),
-    push=value(make_push),
-    channel_handlers=value(make_channel_handlers),
-    reconnect_observers=value(make_reconnect_observers),
-    listen=ChannelSubscriptions,
-    join=QueueMembership,
-    publishing=LentConnection,
-    lanes=QueueLanes,
-    read_order=ReadOrder,
-    preferences=Preferences,
-    in_flight=InFlightJobs,
-    recent=RecentJobs,
-    isolated_jobs=IsolatedJobs,
-    admission=AdmissionState,
-    queue_capacity=QueueCapacity,
-    admission_control=AdmissionControl,
-    results=ResultsQueue,
-    asyncio_runner=AsyncioRunner,
-    boxes=value(make_boxes),
-    runners=value(make_runners),
-    budget=ConcurrencyBudget,
-    deadlines=Deadlines,
-    fine_timer=FineTimer,
-    circuit_breakers=CircuitBreakers,
-    health=HealthMonitor,
-    outcome_handler=OutcomeHandler,
-    handlers=value(make_handlers),
-    process_commands=ProcessCommands,
-    worker_commands=WorkerCommands,
-    commands=CommandRegistry,
-    step_status=StepStatus,
-    added=value(make_app_steps),
-    offered=value(make_injectable_values),
-    self_commands=SelfCommandQueue,
-    on_expired=value(make_recheck),
-    inbox=Inbox,
-    pauses=PausedQueues,
-    limit_overrides=LimitOverrides,
-    revocations=Revocations,
-    heartbeat=Heartbeat,
-    heartbeat_listeners=value(make_heartbeat_listeners),
-    mover=Mover,
-    recoverer=Recoverer,
-    unpublishable_retries=UnpublishableRetries,
-    result_publisher=ResultPublisher,
-    task_execution=TaskExecution,
-    consumer=Consumer,
-    burst_watch=Burst,
-    subscriptions=value(make_subscriptions),
-    log_again=LogRetry,
-    sources=value(make_sources),
-    status_phase=StatusPhase,
-    reloader=Reloader,
-    recycling=Recycling,
-    prefetch_factor=PrefetchFactor,
-    reports=value(make_reports),
-    reporter=Reporter,
-    depth_brokers=value(make_depth_connections),
-    measured_queues=value(make_measured),
-    queue_depths=QueueDepths,
-    base_steps=value(make_base_steps),
-    background_steps=value(make_background_steps),
-    steps=value(make_steps),
-)
-"""Every part of a worker. A part is built from the names of its constructor's parameters."""
+    boot_table = WorkerBootTable
+    # connections and channels
+    reader = made_by(make_reader)
+    publishing = LentConnection
+    channel_handlers = made_by(make_channel_handlers)
+    reconnect_observers = made_by(make_reconnect_observers)
+    # membership and recovery
+    join = QueueMembership
+    heartbeat = Heartbeat
+    heartbeat_listeners = made_by(make_heartbeat_listeners)
+    mover = Mover
+    recoverer = Recoverer
+    revocations = Revocations
+    # from the queue into the worker
+    consumer = Consumer
+    lanes = QueueLanes
+    read_order = ReadOrder
+    preferences = Preferences
+    pauses = PausedQueues
+    queue_capacity = QueueCapacity
+    prefetch_factor = PrefetchFactor
+    in_flight = InFlightJobs
+    recent = made_by(make_recent_jobs)
+    isolated_jobs = IsolatedJobs
+    # limits
+    admission = AdmissionState
+    admission_control = AdmissionControl
+    limit_overrides = LimitOverrides
+    # execution
+    task_execution = TaskExecution
+    budget = ConcurrencyBudget
+    runners = made_by(make_runners)
+    asyncio_runner = AsyncioRunner
+    boxes = made_by(make_boxes)
+    deadlines = Deadlines
+    fine_timer = FineTimer
+    outcome_handler = OutcomeHandler
+    # from the worker into the broker
+    results = ResultsQueue
+    result_publisher = ResultPublisher
+    unpublishable_retries = UnpublishableRetries
+    # commands
+    handlers = made_by(make_handlers)
+    worker_commands = WorkerCommands
+    on_expired = made_by(make_recheck)
+    # health and reports
+    circuit_breakers = CircuitBreakers
+    health = HealthMonitor
+    sources = made_by(make_sources)
+    reporter = Reporter
+    depth_brokers = made_by(make_depth_brokers)
+    queue_depths = QueueDepths
+    # the life of the process
+    burst_watch = Burst
+    recycling = Recycling
+    subscriptions = made_by(make_subscriptions)
+    offered = made_by(make_injectable_values)

@@ -73,7 +73,7 @@ class BrokerConnectivity(Protocol):
     """Knows whether Redis can be reached."""
 
     @property
-    def is_connected(self) -> bool: ...
+    def connected(self) -> bool: ...
 
 
 class Foreman:
@@ -330,7 +330,7 @@ class Foreman:
 
     @property
     def _excused(self) -> bool:
-        return not self._redis.is_connected
+        return not self._redis.connected
 
     def _show(self) -> None:
         line = self.status_line

@@ -57,7 +57,7 @@ class AdmissionControl:
         admission: AdmissionState,
         task_execution: TaskExecution,
         in_flight: InFlightJobs,
-        recent_jobs: RecentJobs,
+        recent: RecentJobs,
         outcome_handler: OutcomeHandler,
         lease: Lease,
         log: Log,
@@ -70,7 +70,7 @@ class AdmissionControl:
         self._turnstile = admission
         self._execution = task_execution
         self._ledger = in_flight
-        self._recent = recent_jobs
+        self._recent = recent
         self._judgement = outcome_handler
         self._lease = lease
         self._log = log

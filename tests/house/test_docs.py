@@ -1,9 +1,9 @@
 """Docs: the tables of the reference are complete and current."""
 
-import ast
 import inspect
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -15,12 +15,13 @@ from celery5.broker.calls.job_details import QueueState
 from celery5.cli.commands.info import _queues as queue_rows
 from celery5.cli.main import cli
 from celery5.config.settings import PREFIX, Settings, get_descriptions, get_hash_limits
+from celery5.processes.worker_parts import WorkerBootTable
 from celery5.protocol.job.job import Options
 from celery5.protocol.job.states import JobState
 from celery5.protocol.job.verdict import Reason
 from celery5.results.job_details import AppState
 from celery5.tasks.declaration import TaskOptions
-from tests.house.sources import HERE, files, tree
+from tests.house.sources import HERE, files
 from tests.house.test_parity import exists
 
 DOCS = HERE / "docs"
@@ -185,13 +186,9 @@ def test_every_file_that_internals_names_is_there() -> None:
 
 
 def boot_graph() -> list[str]:
-    """The steps on the worker's wiring page, each with the names of those that it requires."""
-    found = []
-    for node in ast.walk(tree(HERE / "celery5" / "processes" / "worker_parts.py")):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Step":
-            name, requires = node.args[0], [ast.literal_eval(each) for each in node.args[2:3]]
-            found.append(" ".join([ast.literal_eval(name), *(requires[0] if requires else ())]))
-    return found
+    """The rows of the worker's boot table, each with the names of those that it requires."""
+    rows = [each.metadata["row"] for each in fields(WorkerBootTable)]
+    return [" ".join([row.name, *row.requires]) for row in rows]
 
 
 def test_internals_shows_the_boot_graph_of_the_worker() -> None:

@@ -25,8 +25,9 @@ from celery5.processes import router, scheduler, worker
 from celery5.processes.lifecycle import fleet
 from celery5.processes.lifecycle.incarnations import ProcessKind, new_incarnation_name
 from celery5.processes.lifecycle.signals import Interruption
+from celery5.processes.options import ProcessOptions
 from celery5.processes.watch.event_loop import LoopWatchdog
-from celery5.processes.watch.sidecar import Understudy, start_sidecar
+from celery5.processes.watch.sidecar import Sidecar, start_sidecar
 from celery5.processes.watch.stacks import StackDump
 from celery5.processes.worker import WorkerOptions
 from celery5.protocol.cluster.leadership import EPOCH_VARIABLE, is_superseded
@@ -174,23 +175,29 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
         ready, retire, introduced = part.ready, part.retire, introduced or part.number > 1
         name = name and f"{name}.{part.number}"
     with (
-        _understudies(app, options, kind) as understudies,
+        _start_sidecars(app, options, kind) as sidecars,
         make_interruption(app, duplicate_window=anew.duplicate_window) as interruption,
         open_log(app, options.log_format, options.log_level, name=name) as journal,
     ):
-        told = WorkerOptions(
-            options.queues,
-            options.burst,
-            name,
-            sidecar=next(iter(understudies.values()), None),
+        process_options = WorkerOptions(
+            queues=options.queues,
+            burst=options.burst,
+            name=name,
             reload=options.reload,
             log_writer=journal,
             processes=options.processes,
             restart_mode=anew,
             skips_startup_warnings=introduced,
-            sidecars=understudies,
+            sidecars=sidecars,
         )
-        trio.run(partial(serve_in_process, kind=kind), app, told, interruption, ready, retire)
+        trio.run(
+            partial(serve_in_process, kind=kind),
+            app,
+            process_options,
+            interruption,
+            ready,
+            _nothing if options.burst else retire,
+        )
     if not anew.is_due or interruption.was_requested:
         return 0
     if anew.in_place:
@@ -199,11 +206,11 @@ def serve(app: App, options: ServeOptions, kind: ProcessKind = WORKER) -> int:
 
 
 @contextmanager
-def _understudies(
+def _start_sidecars(
     app: App, options: ServeOptions, page: ProcessKind
-) -> Generator[dict[str, Understudy], None, None]:
+) -> Generator[dict[str, Sidecar], None, None]:
     """One for each broker that the process works on, by its name."""
-    homes = worker.get_queues_by_broker(app, WorkerOptions(options.queues)) if page.has_sidecar else ()
+    homes = worker.get_queues_by_broker(app, WorkerOptions(queues=options.queues)) if page.has_sidecar else ()
     with ExitStack() as stack:
         yield {broker: stack.enter_context(start_sidecar(app, broker)) for broker in homes}
 
@@ -218,7 +225,7 @@ def make_interruption(app: App, *, duplicate_window: float = 0.0) -> Interruptio
 
 async def serve_in_process(
     app: App,
-    options: WorkerOptions,
+    options: ProcessOptions,
     interruption: Interruption,
     on_ready: Callable[[], None] = lambda: None,
     on_retire: Callable[[], None] = lambda: None,
@@ -253,11 +260,11 @@ async def serve_in_process(
             await around.start(_watch(app, vitals, port, log, own=not options.shares_process).run)
             async with trio.open_nursery() as nursery:
                 interruption.on_stop(_asking(nursery.cancel_scope, log, vitals))
-                interruption.on_reload(_ringing(options.reload_bell))
+                interruption.on_reload(_make_reloader(options.reload_signal))
 
                 def tell() -> None:
                     interruption.start_deadline()
-                    if not options.burst and not options.restart_mode.is_due:
+                    if not options.restart_mode.is_due:
                         on_retire()
 
                 nursery.start_soon(_stop_when, done, nursery.cancel_scope, vitals, tell)
@@ -269,7 +276,7 @@ async def serve_in_process(
                             app,
                             options.log_writer,
                             tell,
-                            reload_bell=options.reload_bell,
+                            reload_signal=options.reload_signal,
                         )
                     )
                 ready = _Ready(log, on_ready, kind.name)
@@ -298,21 +305,21 @@ async def run_companion(
     journal: LogWriter | None,
     on_stuck: Callable[[], None],
     *,
-    reload_bell: ReloadSignal | None = None,
+    reload_signal: ReloadSignal | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be what `page` says until cancelled, in the process of another."""
     name = new_incarnation_name(f"{socket.gethostname()}:{os.getpid()}:{kind.name}")
-    told = WorkerOptions(
+    process_options = ProcessOptions(
         incarnation=name,
         log_writer=journal,
         on_stuck=on_stuck,
         shares_process=True,
-        reload_bell=reload_bell or ReloadSignal(),
+        reload_signal=reload_signal or ReloadSignal(),
     )
     log = Log(worker=name, app=app.name, writer=journal, kind=kind.name)
     try:
-        await kind.run(app, told, log=log, done=trio.Event(), task_status=task_status)
+        await kind.run(app, process_options, log=log, done=trio.Event(), task_status=task_status)
     finally:
         log.finish()
 
@@ -339,7 +346,7 @@ def _asking(
     return ask
 
 
-def _ringing(bell: ReloadSignal) -> Callable[[], None]:
+def _make_reloader(bell: ReloadSignal) -> Callable[[], None]:
     """What rings the bell; it may be called in a signal handler, and after the run."""
     token = trio.lowlevel.current_trio_token()
 
@@ -350,10 +357,8 @@ def _ringing(bell: ReloadSignal) -> Callable[[], None]:
     return ring
 
 
-def _introduce(options: WorkerOptions, log: Log) -> None:
+def _introduce(options: ProcessOptions, log: Log) -> None:
     """What there is to say at the start. Jobs are other people's code as often as not: not for root (C88)."""
-    if options.sidecar is not None:
-        log.event("sidecar:started", "debug", pid=options.sidecar.pid)
     if not options.skips_startup_warnings and os.geteuid() == 0:
         log.event("process:run-as-root", "warning", hint=_ROOT)
 

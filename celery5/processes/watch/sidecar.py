@@ -1,4 +1,4 @@
-"""Understudy: a small process beside each worker process, which speaks for it while it cannot, and when it has died.
+"""Sidecar: a small process beside each worker process, which speaks for it while it cannot, and when it has died.
 
 It is forked while the worker still has one thread, and is plain blocking code. The worker tells it of each beat. When
 the beats stay away, because a job blocks the loop or holds the interpreter's lock, it renews the lease instead, for as
@@ -26,7 +26,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import QueueKeys
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerError, CeleryError
-from celery5.processes.worker_parts import resolve_budgets
+from celery5.processes.options import resolve_budgets
 from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.protocol.masking import escape_text
 from celery5.protocol.process.liveness import (
@@ -64,7 +64,7 @@ class BeatReport(msgspec.Struct, array_like=True, frozen=True):
     left: bool = False
 
 
-class Understudy:
+class Sidecar:
     """The worker's end: tell it of each beat, and when the queues were left. It lasts as long as the process, whatever
     names the worker has one after the other."""
 
@@ -122,7 +122,7 @@ class Understudy:
 
 
 @contextmanager
-def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Understudy, None, None]:
+def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Sidecar, None, None]:
     """An understudy for this process, and what it is on one `broker`, while the block lasts. Call it while
     there is one thread.
 
@@ -132,7 +132,7 @@ def start_sidecar(app: App, broker: str = DEFAULT_BROKER) -> Generator[Understud
     # While a box is being ended, another one may have begun in its slot.
     black_box = SidecarMemory(slots=sum(most.values()), boxes=2 * most["boxed"])
     mouth = _fork(app, black_box)
-    one = Understudy(app, write_fd=mouth, sidecar_memory=black_box, broker=broker)
+    one = Sidecar(app, write_fd=mouth, sidecar_memory=black_box, broker=broker)
     # A process that a job forks must not keep the pipe open when we are gone.
     os.register_at_fork(after_in_child=one.close)
     try:

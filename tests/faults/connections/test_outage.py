@@ -22,7 +22,7 @@ from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.broker.timing import Timing
 from celery5.errors import BrokerUnavailable, CircuitOpen
 from celery5.logs.log import Log
-from celery5.processes.connection_parts import ConnectionLog
+from celery5.processes.process_parts import ConnectionLog
 from celery5.protocol.health.breaker import BreakerState
 from tests.faults.conftest import BRISK, OpenLink
 from tests.faults.connections.proxy import FaultyProxy

@@ -17,6 +17,7 @@ from celery5.broker.endpoint import Endpoint
 from celery5.broker.timing import Timing
 from celery5.processes.watch import sidecar
 from celery5.processes.watch.sidecar import BeatReport
+from celery5.protocol.brokers import DEFAULT_BROKER
 from celery5.runners.process_group import get_start_ticks
 from celery5.services.process.shared_memory import SidecarMemory
 from tests.faults.connections.proxy import FaultyProxy
@@ -88,8 +89,8 @@ async def test_an_understudy_hears_of_a_worker_that_stops_while_redis_is_away(
     monkeypatch.setattr(worker_steps, "LEAVE_TIMEOUT", 0.1)
     app = App(app_name, broker=proxy.url)
     ear, mouth = os.pipe()
-    one = sidecar.Understudy(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
-    async with working(app, understudy=one):
+    one = sidecar.Sidecar(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
+    async with working(app, sidecars={DEFAULT_BROKER: one}):
         proxy.refuse()
     said = [msgspec.json.decode(line, type=BeatReport) for line in os.read(ear, 1 << 16).splitlines()]
     assert [each.left for each in said] == [False] * (len(said) - 1) + [True]

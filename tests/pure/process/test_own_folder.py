@@ -14,8 +14,8 @@ from celery5.services.process.own_folder import LOCK_NAME, remove_stale_folders,
 
 OWNER = """
 import sys, time
-from celery5.services.own_folder import own_folder
-with own_folder("kind") as folder:
+from celery5.services.process.own_folder import temporary_folder
+with temporary_folder("kind") as folder:
     open(folder + "/socket", "w").close()
     print(folder, flush=True)
     time.sleep(600)

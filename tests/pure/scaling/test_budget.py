@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
 from celery5.config.settings import read_settings
-from celery5.processes.worker_parts import resolve_budgets
+from celery5.processes.options import resolve_budgets
 from celery5.protocol.scaling.budget import (
     DEFAULT_MAXIMUM,
     GROWTH_WINDOW,

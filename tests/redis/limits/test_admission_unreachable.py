@@ -16,8 +16,8 @@ from celery5.broker.calls import jobs, limits
 from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.logs.log import Log
-from celery5.processes import worker
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.process_parts import Incarnation
+from celery5.processes.worker import WorkerOptions, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.limits.admission_control import AdmissionControl
 from celery5.services.limits.admission_state import AdmissionState
@@ -87,13 +87,14 @@ class Desk:
 async def desk(app: App) -> AsyncGenerator[tuple[Desk, Deaf]]:
     """A worker without executors, that has read one job and has sent it to its gate."""
     log, keys = Log(worker="w", app=app.name), app.queue("default")
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
+    incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
+    values = make_incarnation_values(app, WorkerOptions(), incarnation)
     async with trio.open_nursery() as nursery:
         link = TrioRedis(endpoint=app.connections.endpoint)
         await nursery.start(link.run)
         deaf = Deaf(link)
-        one = build(Desk, WorkerParts, **{**given, "redis": deaf})
-        given["lease"].renewed(1e12)
+        one = build(Desk, WorkerParts, *values, redis=deaf)
+        values[1].lease.mark_renewed(1e12)
         await nursery.start(one.publisher.run)
         await app.tasks["one"].adelay()
         await link.perform(jobs.join_queue(keys, "w", lease=30))

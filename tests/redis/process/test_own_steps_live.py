@@ -10,8 +10,8 @@ from celery5.bootsteps.boot import BootGraph
 from celery5.broker.servers.embedded import EmbeddedServer
 from celery5.errors import BootStepFailed
 from celery5.logs.log import Log
-from celery5.processes import worker
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.process_parts import Incarnation
+from celery5.processes.worker import WorkerOptions, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
 from celery5.services.process.reloader import NextIncarnation
 from celery5.wiring import build
@@ -42,8 +42,9 @@ async def test_celery5s_own_services_are_registered_as_an_applications_are(url: 
     async def double(n: int) -> int:
         return 2 * n
 
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
-    usual = build(BootGraph, WorkerParts, **given)
+    incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
+    values = make_incarnation_values(app, WorkerOptions(), incarnation)
+    usual = build(BootGraph, WorkerParts, *values)
     assert {type(each) for each in usual._steps} == {BootStep}
     # A worker that has nothing of its own: each of its parts is given to it as an application's would be.
     strange = BootGraph(

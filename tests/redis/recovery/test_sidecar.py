@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery5 import App, AsyncResult, JobState, gather
-from celery5.processes.watch.sidecar import BeatReport, Understudy
+from celery5.processes.watch.sidecar import BeatReport, Sidecar
 from celery5.services.process.shared_memory import SidecarMemory
 from tests.redis.commands.staff import Employee, Staff, is_alive, wait_until
 from tests.redis.worker.workers import entries, held
@@ -46,9 +46,10 @@ def test_jobs_that_block_the_loop_or_hold_the_lock_of_a_live_worker_run_once(sta
 
 def test_a_worker_that_hangs_for_long_is_given_up(staff: Staff) -> None:
     script = (
-        "from celery5.processes import foreground, understudy\n"
+        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes.watch import sidecar\n"
         "from tests.redis.events.historian import app\n"
-        "understudy.HUNG_AFTER = 1.0\n"
+        "sidecar.HUNG_AFTER = 1.0\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     two = [staff.launch([sys.executable, "-c", script], lease=0.5) for _ in range(2)]
@@ -90,11 +91,12 @@ def test_where_there_is_neither_a_process_handle_nor_proc_the_end_of_the_pipe_te
     staff: Staff, redis_client: "redis.Redis", tmp_path: Path
 ) -> None:
     script = (
-        "from celery5.processes import foreground, understudy\n"
+        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.processes.watch import sidecar\n"
         "from celery5.protocol.liveness import Sign\n"
         "from tests.redis.events.historian import app\n"
-        "understudy._handle_of = lambda pid: -1\n"
-        "understudy._look_at = lambda pid: Sign(understudy.now())\n"
+        "sidecar._handle_of = lambda pid: -1\n"
+        "sidecar._look_at = lambda pid: Sign(sidecar.now())\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.8)
@@ -173,10 +175,10 @@ def test_a_worker_whose_understudy_was_killed_goes_on_and_says_so_once(staff: St
 
 def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_lives_on(staff: Staff) -> None:
     script = (
-        "from celery5.bootsteps.boot import Step\n"
-        "from celery5.processes import foreground, worker_parts\n"
+        "from celery5.processes.lifecycle import foreground\n"
+        "from celery5.wiring import BootTable\n"
         "from tests.redis.events.historian import app\n"
-        "worker_parts.Step = lambda *args, stop_limit=0: Step(*args, stop_limit=0.5)\n"
+        "BootTable.get_stop_limit = lambda table, row: 0.5\n"
         "foreground.serve(app, foreground.ServeOptions())\n"
     )
     worker = staff.launch([sys.executable, "-c", script], lease=0.5, grace_period=0.1)
@@ -198,7 +200,7 @@ def test_the_lease_of_a_worker_that_has_left_is_not_renewed_while_its_process_li
 def test_an_understudy_that_does_not_listen_holds_up_nobody_and_hears_whole_words_later() -> None:
     app = App("somewhere", broker="redis://nobody@nowhere/3")
     ear, mouth = os.pipe()
-    one = Understudy(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
+    one = Sidecar(app, write_fd=mouth, sidecar_memory=SidecarMemory(slots=1))
     for number in range(2000):
         assert one.report_beat(f"worker-{number}", ("q" * 100,))
     heard = os.read(ear, 1 << 20)

@@ -15,8 +15,8 @@ from celery5 import App, agather
 from celery5.bootsteps.boot import BootGraph, Step
 from celery5.errors import CommandRefused
 from celery5.logs.log import Log
-from celery5.processes import worker
-from celery5.processes.worker import WorkerOptions
+from celery5.processes.process_parts import Incarnation
+from celery5.processes.worker import WorkerOptions, make_incarnation_values
 from celery5.processes.worker_parts import WorkerParts
 from celery5.protocol.scaling.budget import DEFAULT_MAXIMUM, Maximum
 from celery5.scaling import Budget, Demand
@@ -53,8 +53,9 @@ class Parts:
 async def parts_of_a_worker(app: App) -> AsyncGenerator[Parts, None]:
     """A worker for `app` while the block lasts, and its parts."""
     log = Log(worker="w", app=app.name)
-    given = worker._given(app, WorkerOptions(), "w", log, trio.Event(), NextIncarnation())
-    parts = build(Parts, WorkerParts, **given)
+    incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
+    values = make_incarnation_values(app, WorkerOptions(), incarnation)
+    parts = build(Parts, WorkerParts, *values)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(30):
             await nursery.start(parts.boot.run)

@@ -184,7 +184,7 @@ if how == "crash":  # a bug of celery5's, say
     from celery5.processes import worker
 
     worker.check = lambda app: 1 / 0
-    from celery5.processes import foreground
+    from celery5.processes.lifecycle import foreground
 
     foreground.WORKER = foreground.Page("worker", worker.run, worker.check)
     foreground.serve.__defaults__ = (foreground.WORKER,)

@@ -85,7 +85,7 @@ class Stage:
 class Line:
     """Whether Redis can be reached."""
 
-    is_connected: bool = True
+    connected: bool = True
 
 
 @dataclass
@@ -207,7 +207,7 @@ async def test_what_cannot_be_started_is_tried_again_and_holds_up_nobody(autojum
 
 async def test_while_redis_is_away_no_death_counts(autojump_clock: MockClock) -> None:
     async with House().open() as house:
-        house.line.is_connected = False
+        house.line.connected = False
         for _ in range(30):
             house.stage.end("worker-default-1", 1)
             await trio.sleep(15)

@@ -7,10 +7,10 @@ import importlib
 import inspect
 import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -25,8 +25,10 @@ from celery5.bootsteps.boot import BootGraph, Service, Step, sort_steps
 from celery5.bootsteps.own_steps import StepCode
 from celery5.bootsteps.supervised import SupervisedStep
 from celery5.logs.log import Log
-from celery5.processes import attendant_parts, controller, publisher, router, worker
+from celery5.processes import controller, publisher, router, scheduler, worker
 from celery5.processes.controller import ClusterOptions, ControllerParts
+from celery5.processes.options import ProcessOptions
+from celery5.processes.process_parts import Incarnation, ProcessValues, make_process_values
 from celery5.processes.publisher import PublisherParts, StoreCache
 from celery5.processes.router import RouterParts
 from celery5.processes.scheduler import SchedulerParts
@@ -43,11 +45,17 @@ from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
 from celery5.wiring import build
 
 
+NO_SERVICES = ("celery5.runners.boxes.box_process", "celery5.services.controller.systemd_bus")
+"""Modules of what has a `run` and is no step of a process: a box, a connection that a platform opens."""
+
+
 def living() -> list[type]:
     """Every class with `run(self, *, task_status)` in the services, the boot steps and the runners."""
     found = []
     for room in (celery5.services, celery5.bootsteps, celery5.runners):
-        for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+        for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+            if module.name in NO_SERVICES:
+                continue
             for thing in vars(importlib.import_module(module.name)).values():
                 ours = inspect.isclass(thing) and thing.__module__ == module.name
                 run = getattr(thing, "run", None) if ours else None
@@ -73,24 +81,23 @@ class Parts:
 
 def steps_with(service: type, app: App, log: Log) -> tuple[Step, ...]:
     """The steps of the first kind of process that has the service; a worker's, if none has."""
-    end, begin = trio.Event(), NextIncarnation()
-    nobody = {**controller.make_cluster_values(app, ClusterOptions("")), "cluster": Cluster()}
-    attending = partial(
-        attendant_parts.make_common_values, app, WorkerOptions(), log=log, done=end, next_incarnation=begin
-    )
-    found: list[tuple[Step, ...]] = []
-    kinds: list[tuple[Any, Callable[[], dict[str, Any]]]] = [
-        (WorkerParts, lambda: worker._given(app, WorkerOptions(), "w", log, end, begin)),
-        (SchedulerParts, lambda: attending(kind="scheduler", name="w")),
-        (RouterParts, lambda: router.make_values(app, WorkerOptions(), "r", log, end, begin)),
-        (ControllerParts, lambda: {**attending(kind="controller", name="c"), **nobody}),
-        (
-            PublisherParts,
-            lambda: publisher.make_values(app, WorkerOptions(), "p", log, end, begin, StoreCache()),
-        ),
+    incarnation = Incarnation("w", log, trio.Event(), NextIncarnation())
+    options = ProcessOptions()
+    cluster = replace(controller.make_cluster_values(app, ClusterOptions("")), cluster=Cluster())
+
+    def shared(kind: str) -> ProcessValues:
+        return make_process_values(app, options, incarnation, kind=kind)
+
+    kinds: list[tuple[type, Callable[[], Sequence[object]]]] = [
+        (WorkerParts, lambda: worker.make_incarnation_values(app, WorkerOptions(), incarnation)),
+        (SchedulerParts, lambda: (shared("scheduler"), scheduler.make_values(app))),
+        (RouterParts, lambda: router.make_values(app, options, incarnation)),
+        (ControllerParts, lambda: (shared("controller"), cluster)),
+        (PublisherParts, lambda: (shared("publisher"), publisher.make_values(app, log, StoreCache()))),
     ]
-    for parts, told in kinds:
-        found.append(build(Parts, parts, **told()).steps)
+    found: list[tuple[Step, ...]] = []
+    for parts, make_values in kinds:
+        found.append(build(Parts, parts, *make_values()).steps)
         if any(type(step.run) is service for step in found[-1]):
             return found[-1]
     return found[0]

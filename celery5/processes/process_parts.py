@@ -1,0 +1,351 @@
+"""Process Parts: the values and parts that processes of all kinds are made of, and how those run that run no jobs."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import trio
+
+from celery5.app import App
+from celery5.bootsteps.boot import BootGraph
+from celery5.bootsteps.worker_steps import ChannelHandler, ChannelSubscriptions
+from celery5.broker.connection.link import (
+    BreakerClosed,
+    BreakerOpened,
+    LinkConnected,
+    LinkConnectFailed,
+    LinkEvent,
+    LinkLost,
+)
+from celery5.broker.connection.parked import ParkedRedis
+from celery5.broker.connection.push import PushRedis
+from celery5.broker.drivers.on_trio import TrioRedis
+from celery5.broker.endpoint import Endpoint
+from celery5.broker.keys import Keys
+from celery5.broker.timing import Timing
+from celery5.commands.keyring import Keyring
+from celery5.config.configuration import Configuration
+from celery5.logs.log import Level, Log
+from celery5.processes.lifecycle.incarnations import run_incarnations
+from celery5.processes.options import ProcessOptions
+from celery5.protocol.commands.replies import get_inbox_name
+from celery5.services.commands.dispatcher import CommandHandler, CommandRegistry
+from celery5.services.commands.inbox import Inbox, InboxAddress, SelfCommandQueue
+from celery5.services.commands.log_again import LogRetry, log_handlers
+from celery5.services.commands.process_commands import ProcessCommands
+from celery5.services.health.vital_sources import CommandMetrics, ConnectionStatus, LogMetrics
+from celery5.services.health.vitals import ProcessStatus, StatusPhase, StatusSource
+from celery5.services.process.presence import Presence
+from celery5.services.process.reloader import NextIncarnation, Reloader, ReloadSignal
+from celery5.services.process.step_status import RETRY_COMMAND, StepStatus
+from celery5.services.process.systemd_notify import SystemdNotify, read_notify_settings
+from celery5.services.worker.lease import Lease
+from celery5.wiring import list_steps, made_by
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One incarnation of a process, which is about to be built."""
+
+    # Its whole name.
+    name: str
+    log: Log
+    # Set when the process is to end by itself: a burst is over, or a command has asked for it.
+    stop_requested: trio.Event
+    # What follows it.
+    next_incarnation: NextIncarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessValues:
+    """What the parts of a process of any kind ask for besides each other."""
+
+    app: App
+    # worker, router, scheduler, controller or publisher.
+    kind: str
+    keys: Keys
+    # The server of the broker that this process, or this incarnation of it, works on.
+    endpoint: Endpoint
+    # Limits and intervals of connections.
+    timing: Timing
+    # What the server calls the connections of this process.
+    name: str
+    # The whole name of the incarnation, whatever its kind.
+    worker: str
+    # Seconds after which a process that does not renew its lease counts as dead.
+    lease_seconds: float
+    log: Log
+    # Hears what happens to connections.
+    watch: "ConnectionLog"
+    # Where commands for this process arrive.
+    address: InboxAddress
+    keyring: Keyring
+    # How many commands came, by what became of them.
+    command_counts: Counter[str]
+    # The commands that were performed, by id.
+    performed_commands: dict[str, float]
+    # The configuration backend to watch, if there is one.
+    configuration: Configuration | None
+    # Whether a change of the configuration takes effect without a restart.
+    reload: bool
+    next_incarnation: NextIncarnation
+    reload_signal: ReloadSignal
+    # Called when a step does not end.
+    on_stuck: Callable[[], None]
+    # Set when the process is to end by itself.
+    stop_requested: trio.Event
+    process_status: ProcessStatus
+    # Whether another incarnation follows this one.
+    is_restarting: Callable[[], bool]
+    systemd: SystemdNotify
+
+
+def make_process_values(
+    app: App,
+    options: ProcessOptions,
+    incarnation: Incarnation,
+    *,
+    kind: str,
+    endpoint: Endpoint | None = None,
+    lease: Lease | None = None,
+    status_line: Callable[[], str] | None = None,
+) -> ProcessValues:
+    """Return the values that every kind of process has.
+
+    Args:
+        app: The application.
+        options: How the process runs.
+        incarnation: The incarnation that is about to be built.
+        kind: Its kind, in a word.
+        endpoint: The server to work on; default: that of the default broker.
+        lease: Its lease, if it has one: an incarnation that has lost it is followed by another.
+        status_line: Returns what systemd shows; default: which conditions keep the process from being ready.
+    """
+    status = options.process_status or ProcessStatus(app=app.name)
+    next_incarnation, restart_mode = incarnation.next_incarnation, options.restart_mode
+
+    def is_restarting() -> bool:
+        return next_incarnation.is_due or (lease is not None and lease.is_lost)
+
+    def is_exiting() -> bool:
+        return not is_restarting() and not (restart_mode.is_due and restart_mode.in_place)
+
+    notification = read_notify_settings({} if options.shares_process else os.environ, os.getpid())
+    return ProcessValues(
+        app=app,
+        kind=kind,
+        keys=app.keys,
+        endpoint=endpoint or app.connections.endpoint,
+        timing=Timing(),
+        name=f"celery5:{incarnation.name}",
+        worker=incarnation.name,
+        lease_seconds=app.settings.lease,
+        log=incarnation.log,
+        watch=ConnectionLog(log=incarnation.log),
+        address=InboxAddress(
+            app.name,
+            get_inbox_name(incarnation.name),
+            is_open=app.settings.inbox,
+            is_signed=app.settings.inbox_signatures,
+            is_durable=bool(options.name),
+        ),
+        keyring=app.control.keyring,
+        command_counts=Counter[str](),
+        performed_commands=options.performed_commands,
+        configuration=app.configuration,
+        reload=options.reload,
+        next_incarnation=next_incarnation,
+        reload_signal=options.reload_signal,
+        on_stuck=options.on_stuck,
+        stop_requested=incarnation.stop_requested,
+        process_status=status,
+        is_restarting=is_restarting,
+        systemd=SystemdNotify(
+            **notification, status=status_line or (lambda: _format_conditions(status)), is_exiting=is_exiting
+        ),
+    )
+
+
+def _format_conditions(process_status: ProcessStatus) -> str:
+    conditions = process_status.get_readiness().conditions
+    return "; ".join(f"{name}: {reason}" for name, reason in conditions.items() if reason) or "ready"
+
+
+_LINK_EVENTS: dict[type, tuple[str, Level]] = {
+    LinkConnected: ("redis:connected", "info"),
+    LinkConnectFailed: ("redis:connect-failed", "debug"),
+    LinkLost: ("redis:lost", "warning"),
+    BreakerOpened: ("redis:breaker-opened", "warning"),
+    BreakerClosed: ("redis:breaker-closed", "info"),
+}
+
+
+class ConnectionLog:
+    """Writes each link event as one log message."""
+
+    def __init__(self, *, log: Log) -> None:
+        self._log = log
+
+    def __call__(self, event: LinkEvent) -> None:
+        """Log one event."""
+        name, level = _LINK_EVENTS[type(event)]
+        event_fields = asdict(event)
+        if event_fields.pop("is_error", False):
+            level = "error"
+        self._log.event(name, level, **event_fields)
+
+
+class ReconnectObserver(Protocol):
+    """A part that looks again when it may have missed a message."""
+
+    def recheck(self) -> None: ...
+
+
+class ChannelListener(ReconnectObserver, Protocol):
+    """A part that hears channels."""
+
+    @property
+    def channels(self) -> list[str]: ...
+
+    def on_message(self, channel: bytes, payload: bytes, /) -> None: ...
+
+
+def make_reader(
+    endpoint: Endpoint, redis: TrioRedis, timing: Timing, name: str, watch: ConnectionLog
+) -> ParkedRedis:
+    """Return the connection for blocking reads; the shared one ends its waits."""
+    return ParkedRedis(endpoint=endpoint, control=redis, timing=timing, name=name, watch=watch)
+
+
+def make_push(
+    endpoint: Endpoint,
+    channel_handlers: dict[bytes, ChannelHandler],
+    reconnect_observers: Sequence[ReconnectObserver],
+    timing: Timing,
+    name: str,
+    watch: ConnectionLog,
+) -> PushRedis:
+    """Return the connection that hears channels. While it was down, any message may have been missed."""
+
+    def on_message(channel: bytes, payload: bytes) -> None:
+        channel_handlers[channel](channel, payload)
+
+    def on_connected() -> None:
+        for observer in reconnect_observers:
+            observer.recheck()
+
+    return PushRedis(
+        endpoint=endpoint,
+        on_message=on_message,
+        on_connected=on_connected,
+        timing=timing,
+        name=name,
+        watch=watch,
+    )
+
+
+class ProcessParts:
+    """The parts that every kind of process has.
+
+    Each kind adds `channel_handlers`, `reconnect_observers`, `handlers`, `sources` and its `boot_table`.
+    """
+
+    redis = TrioRedis
+    push = made_by(make_push)
+    listen = ChannelSubscriptions
+    step_status = StepStatus
+    process_commands = ProcessCommands
+    commands = CommandRegistry
+    self_commands = SelfCommandQueue
+    inbox = Inbox
+    log_again = LogRetry
+    status_phase = StatusPhase
+    reloader = Reloader
+    steps = made_by(list_steps)
+
+
+# ---- processes that run no jobs
+
+
+def make_channel_handlers(listeners: Sequence[ChannelListener]) -> dict[bytes, ChannelHandler]:
+    """Return what hears each channel."""
+    return {channel.encode(): listener.on_message for listener in listeners for channel in listener.channels}
+
+
+def make_reconnect_observers(listeners: Sequence[ChannelListener]) -> Sequence[ReconnectObserver]:
+    """Return who looks again after the connection was down."""
+    return listeners
+
+
+def make_common_handlers(
+    process_commands: ProcessCommands, reloader: Reloader, step_status: StepStatus, log: Log
+) -> dict[str, CommandHandler]:
+    """Return the commands that all these processes know."""
+    return {
+        **process_commands.handlers,
+        "reload": reloader.handle_command,
+        RETRY_COMMAND: step_status.handle_command,
+        **log_handlers(log),
+    }
+
+
+def make_handlers(common_handlers: dict[str, CommandHandler]) -> dict[str, CommandHandler]:
+    """Return the commands of a process that knows no others."""
+    return common_handlers
+
+
+def make_sources(
+    redis: TrioRedis,
+    push: PushRedis,
+    command_counts: Mapping[str, int],
+    log: Log,
+    extra_sources: Sequence[StatusSource],
+) -> tuple[StatusSource, ...]:
+    """Return who is asked for /readyz and /metrics."""
+    return (
+        ConnectionStatus(redis=redis, push=push),
+        CommandMetrics(command_counts),
+        LogMetrics(log),
+        *extra_sources,
+    )
+
+
+class AuxiliaryParts(ProcessParts):
+    """The parts of a process that runs no jobs. Each kind adds `listeners`, `extra_sources` and its `boot_table`."""
+
+    channel_handlers = made_by(make_channel_handlers)
+    reconnect_observers = made_by(make_reconnect_observers)
+    presence: type[Presence] = Presence
+    common_handlers = made_by(make_common_handlers)
+    handlers = made_by(make_handlers)
+    sources = made_by(make_sources)
+
+
+async def run_auxiliary_process(
+    app: App,
+    options: ProcessOptions,
+    make_boot: Callable[[ProcessOptions, Incarnation], BootGraph],
+    *,
+    kind: str,
+    log: Log,
+    done: trio.Event,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Run a process of this kind until cancelled; `make_boot` builds each incarnation."""
+    options = replace(options, process_status=options.process_status or ProcessStatus(app=app.name))
+
+    def make(name: str, next_incarnation: NextIncarnation) -> BootGraph:
+        return make_boot(options, Incarnation(name, log, done, next_incarnation))
+
+    assert options.process_status is not None
+    await run_incarnations(
+        kind,
+        make,
+        options.process_status,
+        name=options.name,
+        first_name=options.incarnation,
+        log=log,
+        task_status=task_status,
+    )

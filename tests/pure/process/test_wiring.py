@@ -1,0 +1,124 @@
+"""Wiring: the injector gives every part what its constructor asks for, by name and by type.
+
+A type checker cannot see through an injector. So the calls that it makes are written out in full here, one function for
+each kind of process, and mypy checks those.
+"""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery5.bootsteps.boot import BootGraph
+from celery5.processes.controller import ControllerParts, ControllerValues
+from celery5.processes.process_parts import ProcessValues
+from celery5.processes.publisher import PublisherParts, PublisherValues
+from celery5.processes.router import RouterParts, RouterValues
+from celery5.processes.scheduler import SchedulerParts, SchedulerValues
+from celery5.processes.worker_parts import WorkerParts, WorkerValues
+from celery5.wiring import Factory, build, list_parts
+
+ROOT = Path(__file__).parents[3]
+PROCESSES: dict[type, tuple[type, ...]] = {
+    WorkerParts: (ProcessValues, WorkerValues),
+    SchedulerParts: (ProcessValues, SchedulerValues),
+    RouterParts: (ProcessValues, RouterValues),
+    ControllerParts: (ProcessValues, ControllerValues),
+    PublisherParts: (ProcessValues, PublisherValues),
+}
+"""The parts of each kind of process, and the values that it is built with."""
+
+every_process = pytest.mark.parametrize("parts", PROCESSES, ids=lambda parts: parts.__name__)
+
+
+class Calls:
+    """The calls that build one process, written out in the order of the injector."""
+
+    def __init__(self, parts: type) -> None:
+        self.parts = list_parts(parts)
+        self.values = {field.name: owner.__name__ for owner in PROCESSES[parts] for field in fields(owner)}
+        self.used: set[str] = set()
+        self.missing: list[str] = []
+        self.imports: set[str] = set()
+        self.lines: list[str] = []
+        self.call("root", BootGraph)
+
+    def call(self, name: str, part: Any) -> None:
+        function: Callable[..., Any] = part.function if isinstance(part, Factory) else part
+        self.imports.add(function.__module__)
+        arguments = [f"{each}={self.provide(each)}" for each in self.list_parameters(name, function)]
+        self.lines.append(f"{name} = {function.__module__}.{function.__qualname__}({', '.join(arguments)})")
+
+    def list_parameters(self, name: str, function: Callable[..., Any]) -> Iterator[str]:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in self.parts or parameter.name in self.values:
+                yield parameter.name
+            elif parameter.default is parameter.empty:
+                self.missing.append(f"{name}: {parameter.name}")
+
+    def provide(self, name: str) -> str:
+        """The expression for a part, which is built before, or a value. A value wins, as in the injector."""
+        first = name not in self.used
+        self.used.add(name)
+        if name in self.values:
+            return f"{self.values[name]}_.{name}"
+        if first:
+            self.call(name, self.parts[name])
+        return name
+
+
+@every_process
+def test_every_parameter_of_every_part_is_provided(parts: type) -> None:
+    assert Calls(parts).missing == []
+
+
+@every_process
+def test_every_value_and_every_part_is_used(parts: type) -> None:
+    calls = Calls(parts)
+    # Of what all kinds of processes share, some need not use everything.
+    shared = {field.name for field in fields(ProcessValues)} | {
+        name for owner in parts.__mro__[1:] for name in vars(owner)
+    }
+    assert calls.values.keys() - calls.used - shared == set()
+    assert vars(parts).keys() & calls.parts.keys() - calls.used == set()
+
+
+@pytest.mark.timeout(180)
+def test_every_part_and_value_has_the_type_that_is_asked_for(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed here")
+    every = {parts: Calls(parts) for parts in PROCESSES}
+    modules = {module for calls in every.values() for module in calls.imports}
+    modules |= {owner.__module__ for owners in PROCESSES.values() for owner in owners}
+    text = "".join(f"import {module}\n" for module in sorted(modules))
+    for parts, calls in every.items():
+        owners = ", ".join(
+            f"{owner.__name__}_: {owner.__module__}.{owner.__name__}" for owner in PROCESSES[parts]
+        )
+        text += f"\n\ndef build_{parts.__name__}({owners}) -> None:\n"
+        text += "".join(f"    {line}\n" for line in calls.lines)
+    page = tmp_path / "wired.py"
+    page.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(page)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.stdout.startswith("Success"), done.stdout + done.stderr
+
+
+def test_two_values_of_one_name_are_refused() -> None:
+    values = ControllerValues.__new__(ControllerValues)
+    for field in fields(ControllerValues):
+        object.__setattr__(values, field.name, None)
+    with pytest.raises(TypeError, match="two values are named"):
+        build(BootGraph, ControllerParts, values, values)
