@@ -44,7 +44,6 @@ from celery5.services.process.step_status import StepStatus
 from celery5.services.scheduling.remote_schedules import RemoteBrokerSchedules
 from celery5.wiring import build
 
-
 NO_SERVICES = ("celery5.runners.boxes.box_process", "celery5.services.controller.systemd_bus")
 """Modules of what has a `run` and is no step of a process: a box, a connection that a platform opens."""
 
