@@ -65,21 +65,21 @@ class Desk:
         self,
         *,
         consumer: Consumer,
-        gates: AdmissionControl,
-        turnstile: AdmissionState,
+        admission_control: AdmissionControl,
+        admission: AdmissionState,
         result_publisher: ResultPublisher,
         results: ResultsQueue,
         recent: RecentJobs,
-        ledger: InFlightJobs,
+        in_flight: InFlightJobs,
         lanes: QueueLanes,
     ) -> None:
         self.lanes = lanes
         self.results = results
         self.recent = recent
-        self.ledger = ledger
+        self.ledger = in_flight
         self.consumer = consumer
-        self.gates = gates
-        self.turnstile = turnstile
+        self.gates = admission_control
+        self.turnstile = admission
         self.publisher = result_publisher
 
 
