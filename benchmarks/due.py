@@ -47,7 +47,7 @@ def moving(app: Any, client: Any) -> float:
     from celery5.broker.calls import jobs as jobs_calls
 
     keys, task = app.queue("default"), app.tasks["nothing"]
-    redis_ = app.connections.blocking(instead="")
+    redis_ = app.connections.get_blocking_driver()
     laps = []
     for _ in range(TRIPS):
         jobs = [task.job() for _ in range(MOVED)]

@@ -129,7 +129,7 @@ def trip_times(client: Any, trips: list[Call[Any]], app: App) -> list[float]:
     times: list[float] = []
     for trip in trips:
         client.config_resetstat()
-        app.perform(trip, instead="nothing")
+        app.perform(trip)
         made = client.info("commandstats")
         times.append(
             sum(each["usec"] for name, each in made.items() if name.startswith("cmdstat_eval")) / 1000
@@ -155,7 +155,7 @@ def single_trips(url: str, client: Any) -> dict[str, float]:
     ]
     lined_up = trip_times(client, trips[:10], sender)
     trip_times(client, trips[10:], sender)
-    sender.perform(jobs_calls.join_queue(keys, "dead", lease=60), instead="nothing")
+    sender.perform(jobs_calls.join_queue(keys, "dead", lease=60))
     trip_times(client, [limits.admit_waiting(keys, "dead", [(rule, 32)])] * 3, sender)
     again = jobs_calls.recover(
         keys, worker="dead", max_deliveries=3, limit=RECOVERED, ttl=60, message_limit=1_000_000

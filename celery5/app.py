@@ -233,9 +233,7 @@ class App:
         self.load()
         return Signature(self.tasks[name], args, kwargs)
 
-    def send_many(
-        self, signatures: Sequence[Signature[R]], *, instead: str = "asend_many"
-    ) -> list[AsyncResult[R]]:
+    def send_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
         """Send many jobs in few round trips; gives their handles in order. For plain Python.
 
         Raises BadArguments and MessageTooLarge, and Misconfigured for another application's task, before anything is
@@ -243,7 +241,7 @@ class App:
         """
         signatures = check_signatures(signatures)
         jobs = check_tasks_declared(self, [each.job() for each in signatures])
-        holders = self.dispatch(jobs, instead)
+        holders = self.dispatch(jobs)
         return [self._handle(job, each.task, holders) for job, each in zip(jobs, signatures, strict=True)]
 
     async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
@@ -260,7 +258,7 @@ class App:
         this may delete what was kept elsewhere. Raises BrokerUnavailable when Redis is not there.
         """
         jobs = check_tasks_declared(self, check_jobs(jobs))
-        holders = self._sender.send(jobs, "asend_jobs")
+        holders = self._sender.send(jobs)
         return [self._handle(job, self._task_of(job), holders) for job in jobs]
 
     async def asend_jobs(self, jobs: Sequence[Job]) -> list[AsyncResult[Any]]:
@@ -291,7 +289,7 @@ class App:
 
     def find(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
         """All that is known of a job, on any queue unless one is named; None when nothing is (F13). Plain Python."""
-        redis = BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="afind"))
+        redis = BlockingDriverAdapter(self.connections.get_blocking_driver())
         return run_blocking(find_job(self, redis, check_job_id(job_id), queue))
 
     async def afind(self, job_id: str, *, queue: str | None = None) -> JobDetails | None:
@@ -301,9 +299,7 @@ class App:
     def info(self, queue: str | None = None) -> AppState:
         """What is in the queues, or in one of them, and who works on them (F13, F61). For plain Python."""
         return run_blocking(
-            read_app_state(
-                self, BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="ainfo")), queue
-            )
+            read_app_state(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
         )
 
     async def ainfo(self, queue: str | None = None) -> AppState:
@@ -314,9 +310,7 @@ class App:
         """Revoke all jobs that wait on a queue, also scheduled and held ones; return how many. Running and dead jobs
         stay. Pause the queue first, so that no job begins meanwhile. Raises UnknownQueue. For plain Python."""
         return run_blocking(
-            empty_queue(
-                self, BlockingDriverAdapter(self.connections.get_blocking_driver(async_name="aempty")), queue
-            )
+            empty_queue(self, BlockingDriverAdapter(self.connections.get_blocking_driver()), queue)
         )
 
     async def aempty(self, queue: str) -> int:
@@ -333,17 +327,17 @@ class App:
             )
         return message
 
-    def perform(self, call: Call[T], *, instead: str) -> T:
-        """Make one trip to the broker. For plain Python; `instead` names what to await inside an event loop."""
-        return self.connections.get_blocking_driver(async_name=instead).perform(call)
+    def perform(self, call: Call[T]) -> T:
+        """Make one trip to the broker. For plain Python."""
+        return self.connections.get_blocking_driver().perform(call)
 
     async def aperform(self, call: Call[T]) -> T:
         """Make one trip to the broker, from Trio or asyncio."""
         return await (await self.connections.get_async_driver()).perform(call)
 
-    def result_waiter(self, *, instead: str) -> CheckingResultWaiter:
+    def result_waiter(self) -> CheckingResultWaiter:
         """What waits for results in plain Python: one connection for all threads."""
-        return CheckingResultWaiter(self, self.connections.get_result_waiter(async_name=instead))
+        return CheckingResultWaiter(self, self.connections.get_result_waiter())
 
     async def aresult_waiter(self) -> AsyncCheckingResultWaiter:
         """What waits for results in this event loop."""
@@ -354,10 +348,10 @@ class App:
         self._sender.close()
         self.connections.close()
 
-    def dispatch(self, jobs: Sequence[Job], instead: str) -> Mapping[str, str]:
+    def dispatch(self, jobs: Sequence[Job]) -> Mapping[str, str]:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
         try:
-            return self._sender.dispatch(jobs, instead)
+            return self._sender.dispatch(jobs)
         except BrokerUnavailable as error:
             raise without_traceback(error) from None
 

@@ -7,7 +7,7 @@ who do: a command for a worker that is down waits for its return, for as long as
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import msgspec
 
@@ -79,6 +79,8 @@ class Control:
     `run-task`. Raises Misconfigured for what makes no sense and for keys that cannot sign, BrokerError.
     """
 
+    REACHED_AS: ClassVar[str] = "app.control."
+
     def __init__(self, app: "App") -> None:
         self._app = app
         self._keyrings: dict[tuple[str, str], Keyring] = {}
@@ -100,7 +102,7 @@ class Control:
 
     def workers(self) -> tuple[str, ...]:
         """The processes that live, by the names of their inboxes. For plain Python."""
-        return run_blocking(_living(self._app, self._plain("aworkers")))
+        return run_blocking(_living(self._app, self._plain()))
 
     async def aworkers(self) -> tuple[str, ...]:
         """`workers`, from Trio or asyncio."""
@@ -117,10 +119,10 @@ class Control:
     ) -> list[Reply]:
         """Have workers do something; gives what each of them says, by name. For plain Python."""
         told = _Told(command, dict(parameters or {}), _names(to), *_checked(command, timeout, expires))
-        redis = self._plain("asend")
+        redis = self._plain()
         inboxes = run_blocking(_inboxes(self._app, redis, told.to))
         sealed = self._sealed(told, inboxes)
-        waits = _PlainWaits(self._app.connections.get_result_waiter(async_name="app.control.asend"))
+        waits = _PlainWaits(self._app.connections.get_result_waiter())
         return run_blocking(_sent(self._app, redis, waits, told, sealed))
 
     async def asend(
@@ -199,10 +201,8 @@ class Control:
         _, at, broker = inbox.rpartition("@")
         return f"@{broker}" if at and broker in self._app.brokers.names else ""
 
-    def _plain(self, instead: str) -> AsyncDriver:
-        return BlockingDriverAdapter(
-            self._app.connections.get_blocking_driver(async_name=f"app.control.{instead}")
-        )
+    def _plain(self) -> AsyncDriver:
+        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
 class _Told(msgspec.Struct, frozen=True):

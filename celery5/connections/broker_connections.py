@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from celery5.broker.colour import current_colour
+from celery5.broker.colour import check_may_block
 from celery5.broker.driver import AsyncDriver, BlockingDriver
-from celery5.errors import BlockingInEventLoop
 from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
@@ -77,16 +76,12 @@ class Connections:
             self._endpoint = Endpoint.from_url(self._url)
         return self._endpoint
 
-    def get_blocking_driver(self, *, async_name: str) -> BlockingDriver:
-        """The driver of plain Python. Raises BlockingInEventLoop inside a loop, naming what to await `instead`."""
-        return self._driver(async_name)
+    def get_blocking_driver(self) -> BlockingDriver:
+        """Return the driver of plain Python. Raises BlockingInEventLoop inside an event loop."""
+        return self._driver()
 
-    def _driver(self, instead: str) -> "BlockingRedis":
-        colour = current_colour()
-        if colour is not None:
-            raise BlockingInEventLoop(
-                f"this would block the {colour} event loop: await {instead}(...) instead"
-            )
+    def _driver(self) -> "BlockingRedis":
+        check_may_block()
         if self._blocking is None:
             from celery5.broker.drivers.blocking import BlockingRedis
 
@@ -95,9 +90,9 @@ class Connections:
                 self._blocking = cast("BlockingRedis | None", self._blocking) or BlockingRedis(self.endpoint)
         return self._blocking
 
-    def get_result_waiter(self, *, async_name: str) -> ResultWaiter:
+    def get_result_waiter(self) -> ResultWaiter:
         """What waits for results in plain Python."""
-        redis = self._driver(async_name)
+        redis = self._driver()
         if self._results is None:
             from celery5.broker.waiting.blocking import BlockingResultWaiter as Waiter
 

@@ -199,18 +199,16 @@ class MultiBrokerConnections(Connections):
         beside = [f"{name}: {each.masked_url}" for name, each in self._each.items() if name != DEFAULT_BROKER]
         return ", ".join([self._each[DEFAULT_BROKER].masked_url, *beside])
 
-    def get_blocking_driver(self, *, async_name: str) -> BlockingDriver:
+    def get_blocking_driver(self) -> BlockingDriver:
         """As Connections.blocking; each call goes to the broker of its queue."""
-        drivers = {name: each.get_blocking_driver(async_name=async_name) for name, each in self._each.items()}
+        drivers = {name: each.get_blocking_driver() for name, each in self._each.items()}
         return BrokerRouter(self._map, drivers.__getitem__)
 
-    def get_result_waiter(self, *, async_name: str) -> ResultWaiter:
+    def get_result_waiter(self) -> ResultWaiter:
         """As Connections.results."""
         from celery5.broker.routing.routed_results import RoutedResultWaiter
 
-        return RoutedResultWaiter(
-            self._map, lambda name: self._each[name].get_result_waiter(async_name=async_name)
-        )
+        return RoutedResultWaiter(self._map, lambda name: self._each[name].get_result_waiter())
 
     async def get_async_driver(self) -> AsyncDriver:
         """As Connections.awaiting."""

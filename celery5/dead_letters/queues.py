@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, ClassVar, Unpack, cast
 
 import msgspec
 
@@ -64,12 +64,14 @@ class DeadLetters:
     that makes no sense, UnknownQueue for a queue that nobody ever used, BrokerError.
     """
 
+    REACHED_AS: ClassVar[str] = "app.dlq."
+
     def __init__(self, app: "App") -> None:
         self._app = app
 
     def read(self, **choice: Unpack[DeadJobFilter]) -> Iterator[DeadJob]:
         """The dead jobs that are meant, as of now, queue by queue and the oldest first. For plain Python."""
-        reading = DeadJobReader(self._app, self._plain("aread"), parse_filter(choice))
+        reading = DeadJobReader(self._app, self._plain(), parse_filter(choice))
         return _each(reading)
 
     def aread(self, **choice: Unpack[DeadJobFilter]) -> AsyncIterator[DeadJob]:
@@ -78,9 +80,7 @@ class DeadLetters:
 
     def count(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """How many dead jobs there are by `reason`, `task`, `error`, `queue` or `cause`, most first."""
-        return run_blocking(
-            _counted(self._app, self._plain("acount"), parse_filter(choice), check_group_by(by))
-        )
+        return run_blocking(_counted(self._app, self._plain(), parse_filter(choice), check_group_by(by)))
 
     async def acount(self, by: GroupBy = "reason", **choice: Unpack[DeadJobFilter]) -> dict[str, int]:
         """`count`, from Trio or asyncio."""
@@ -102,7 +102,7 @@ class DeadLetters:
         counted. `progress` is called with the tally so far after each batch. A job that dies again meanwhile is not
         replayed again. For plain Python.
         """
-        redis, meant = self._plain("areplay"), parse_filter(choice)
+        redis, meant = self._plain(), parse_filter(choice)
         return run_blocking(_replayed(self._app, redis, meant, _checked_rate(rate), dry_run, progress))
 
     async def areplay(
@@ -122,9 +122,7 @@ class DeadLetters:
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
     ) -> DeadLetterTally:
         """Remove dead jobs for good. `dry_run` and `progress` as for `replay`. For plain Python."""
-        return run_blocking(
-            _purged(self._app, self._plain("apurge"), parse_filter(choice), dry_run, progress)
-        )
+        return run_blocking(_purged(self._app, self._plain(), parse_filter(choice), dry_run, progress))
 
     async def apurge(
         self, *, dry_run: bool = False, progress: Progress | None = None, **choice: Unpack[DeadJobFilter]
@@ -135,10 +133,8 @@ class DeadLetters:
             self._app, await self._app.connections.get_async_driver(), meant, dry_run, progress
         )
 
-    def _plain(self, instead: str) -> AsyncDriver:
-        return BlockingDriverAdapter(
-            self._app.connections.get_blocking_driver(async_name=f"app.dlq.{instead}")
-        )
+    def _plain(self) -> AsyncDriver:
+        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
 def _each(reading: "DeadJobReader") -> Iterator[DeadJob]:

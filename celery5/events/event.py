@@ -205,7 +205,7 @@ class Event(_Fields):
         """Send the event. For plain Python; inside an event loop await `adelay`. Raises like `job`, and
         BrokerUnavailable."""
         declared, made = _made(cls, args, fields)
-        return declared.app.events.send([made], instead="adelay")[0]
+        return declared.app.events.send([made])[0]
 
     @classmethod
     async def adelay(cls: Callable[P, Any], *args: P.args, **fields: P.kwargs) -> SentEvent:

@@ -1,7 +1,7 @@
 """Events: the events of an application: which there are, how they are sent in bulk, and how they do in Redis (C5)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
 
@@ -67,6 +67,8 @@ class EventState(msgspec.Struct, frozen=True):
 class Events(Mapping[str, type[Event]]):
     """The events that an application has declared, by name: the newest version of each."""
 
+    REACHED_AS: ClassVar[str] = "app.events."
+
     def __init__(self, app: "App") -> None:
         self._app = app
         self._all: dict[tuple[str, int], EventDeclaration] = {}
@@ -121,14 +123,14 @@ class Events(Mapping[str, type[Event]]):
         """The queues that those subscriptions name."""
         return {each.job.queue for subscribed in self.group_subscriptions().values() for each in subscribed}
 
-    def send(self, events: Sequence[Event], *, instead: str = "asend") -> list[SentEvent]:
+    def send(self, events: Sequence[Event]) -> list[SentEvent]:
         """Send many events in few round trips; gives their handles in order. For plain Python.
 
         Raises TypeError for what is no event, MessageTooLarge, and Misconfigured for another application's event,
         before anything is sent. When Redis is not there: as `App.send_many`.
         """
         jobs = self._jobs(events)
-        self._app.dispatch(jobs, instead)
+        self._app.dispatch(jobs)
         return _sent(events, jobs)
 
     async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
@@ -139,7 +141,7 @@ class Events(Mapping[str, type[Event]]):
 
     def waiting(self) -> QueueState:
         """How many events wait for a Router, and which Routers live: its `workers`. For plain Python."""
-        return self._app.perform(get_queue_state(self._app.queue(EVENTS)), instead="app.events.awaiting")
+        return self._app.perform(get_queue_state(self._app.queue(EVENTS)))
 
     async def awaiting(self) -> QueueState:
         """`waiting`, from Trio or asyncio."""
@@ -147,9 +149,7 @@ class Events(Mapping[str, type[Event]]):
 
     def state(self) -> list[EventState]:
         """How the application's events do, in Redis and here. For plain Python."""
-        return run_blocking(
-            self._state(BlockingDriverAdapter(self._app.connections.get_blocking_driver(async_name="astate")))
-        )
+        return run_blocking(self._state(BlockingDriverAdapter(self._app.connections.get_blocking_driver())))
 
     async def astate(self) -> list[EventState]:
         """`state`, from Trio or asyncio."""
@@ -159,7 +159,7 @@ class Events(Mapping[str, type[Event]]):
         """Take the subscription of a task back, at once and for good: whoever still declares it gets nothing. `app` is
         the task's application, this one unless it is said. Gives whether there was one in force. For plain Python."""
         call = self._taking_back(event, task, app, back=True)
-        return self._app.perform(call, instead="app.events.aunsubscribe")
+        return self._app.perform(call)
 
     async def aunsubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`unsubscribe`, from Trio or asyncio."""
@@ -169,7 +169,7 @@ class Events(Mapping[str, type[Event]]):
         """Allow a subscription again that was taken back: its workers declare it within a minute. Gives whether it was
         taken back. For plain Python."""
         call = self._taking_back(event, task, app, back=False)
-        return self._app.perform(call, instead="app.events.aresubscribe")
+        return self._app.perform(call)
 
     async def aresubscribe(self, event: str, task: str, *, app: str = "") -> bool:
         """`resubscribe`, from Trio or asyncio."""

@@ -9,7 +9,7 @@ import getpass
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -61,13 +61,15 @@ class Limits:
     """Limits from outside. A task is given as itself, or by its name; an unknown name raises UnknownTask. What is
     imposed may be taken back by any name that `told` gives, though the application has no such task any more."""
 
+    REACHED_AS: ClassVar[str] = "app.limits."
+
     def __init__(self, app: "App") -> None:
         self._app = app
 
     def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """Impose a limit (a number; 0 rejects its jobs) or a rate (`200/m`) on a task, in place of what was imposed
         before. Gives whether that changes anything. Raises Misconfigured, UnknownTask and BrokerError."""
-        return self._app.perform(self._impose(task, limit, by), instead="limits.aset")
+        return self._app.perform(self._impose(task, limit, by))
 
     async def aset(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:
         """`impose`, from Trio or asyncio."""
@@ -75,7 +77,7 @@ class Limits:
 
     def lift(self, task: "str | Task[..., Any]") -> bool:
         """Take back what was imposed: the task's own limit holds again. Gives whether anything was imposed."""
-        return self._known(task, self._app.perform(self._lift(task), instead="limits.alift"))
+        return self._known(task, self._app.perform(self._lift(task)))
 
     async def alift(self, task: "str | Task[..., Any]") -> bool:
         """`lift`, from Trio or asyncio."""
@@ -84,7 +86,7 @@ class Limits:
     def suspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """Begin no job of a task on any worker, until it is resumed; its jobs wait in Redis. What runs is run to its
         end, and workers hear of it in moments: some jobs may begin until then. Gives whether that changes anything."""
-        return self._app.perform(self._suspend(task, why, by), instead="limits.asuspend")
+        return self._app.perform(self._suspend(task, why, by))
 
     async def asuspend(self, task: "str | Task[..., Any]", *, why: str = "", by: str = "") -> bool:
         """`suspend`, from Trio or asyncio: in a task that an event starts, say."""
@@ -93,7 +95,7 @@ class Limits:
     def resume(self, task: "str | Task[..., Any]") -> bool:
         """Let the jobs of a suspended task run again, in the order in which they came. Gives whether it was
         suspended."""
-        return self._known(task, self._app.perform(self._resume(task), instead="limits.aresume"))
+        return self._known(task, self._app.perform(self._resume(task)))
 
     async def aresume(self, task: "str | Task[..., Any]") -> bool:
         """`resume`, from Trio or asyncio."""
@@ -101,7 +103,7 @@ class Limits:
 
     def list(self) -> dict[str, TaskLimits]:
         """What is imposed on tasks now, by their names."""
-        return _told(self._app.perform(limits.list_overrides(self._app.keys), instead="limits.alist"))
+        return _told(self._app.perform(limits.list_overrides(self._app.keys)))
 
     async def alist(self) -> dict[str, TaskLimits]:
         """`told`, from Trio or asyncio."""

@@ -101,7 +101,7 @@ class AsyncResult(Generic[R_co]):
 
     def status(self) -> JobState:
         """The job's state now; UNKNOWN when nothing is known of it."""
-        redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver(async_name="astatus"))
+        redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver())
         return get_job_state(run_blocking(locate_jobs(redis, [self]))[0], self.app.settings.message_limit)
 
     async def astatus(self) -> JobState:
@@ -118,9 +118,9 @@ class AsyncResult(Generic[R_co]):
         """
         if self._value is _MISSING:
             self._refuse_ignored()
-            found = wait_for_documents(self.app, [self], timeout=_limit(timeout), instead="aget")
+            found = wait_for_documents(self.app, [self], timeout=_limit(timeout))
             if self.key not in found:
-                redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver(async_name="aget"))
+                redis = BlockingDriverAdapter(self.app.connections.get_blocking_driver())
                 raise run_blocking(self._too_late(redis, timeout))
             self._value = self._unpack(found[self.key])
         return cast("R_co", self._value)
@@ -137,8 +137,8 @@ class AsyncResult(Generic[R_co]):
 
     def forget(self) -> None:
         """Delete the stored result. `get` will not find it any more."""
-        locate_unknown([self], instead="aforget")
-        self.app.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]), instead="aforget")
+        locate_unknown([self])
+        self.app.perform(jobs.delete_results(self.app.queue(self.queue), [self.id]))
 
     async def aforget(self) -> None:
         """`forget`, from Trio or asyncio."""
@@ -263,7 +263,7 @@ def gather(
     listed = _handles(results, "gather")
     if not listed:
         return []
-    found = wait_for_documents(_app_of(listed), listed, timeout=_limit(timeout), instead="agather")
+    found = wait_for_documents(_app_of(listed), listed, timeout=_limit(timeout))
     return _in_order(listed, found, timeout, return_exceptions)
 
 
@@ -293,7 +293,7 @@ def wait(
         return set(), set()
     app = _app_of(listed)
     enough = _enough(return_when, app.settings.message_limit)
-    found = wait_for_documents(app, listed, timeout=_limit(timeout), instead="wait_async", enough=enough)
+    found = wait_for_documents(app, listed, timeout=_limit(timeout), enough=enough)
     return _parted(listed, found)
 
 
@@ -318,8 +318,8 @@ def revoke(results: Iterable[AsyncResult[Any]]) -> list[bool]:
     listed = _handles(results, "revoke")
     if not listed:
         return []
-    redis = _app_of(listed).connections.get_blocking_driver(async_name="arevoke")
-    locate_unknown(listed, instead="arevoke")
+    redis = _app_of(listed).connections.get_blocking_driver()
+    locate_unknown(listed)
     trips = _revocations(listed)
     return _revoked(listed, redis.perform_all([call for call, _ in trips]), trips)
 

@@ -70,15 +70,11 @@ def _home(handle: "AsyncResult[Any]") -> str:
     return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-def locate_unknown(handles: "Sequence[AsyncResult[Any]]", *, instead: str) -> None:
+def locate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
     """Look for the jobs of those handles that do not know their queue. For plain Python."""
     lost = [each for each in handles if not each.is_located]
     if lost:
-        run_blocking(
-            locate_jobs(
-                BlockingDriverAdapter(lost[0].app.connections.get_blocking_driver(async_name=instead)), lost
-            )
-        )
+        run_blocking(locate_jobs(BlockingDriverAdapter(lost[0].app.connections.get_blocking_driver()), lost))
 
 
 async def alocate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
@@ -93,17 +89,16 @@ def wait_for_documents(
     handles: "Sequence[AsyncResult[Any]]",
     *,
     timeout: float | None,
-    instead: str,
     enough: StopCondition | None = None,
 ) -> Documents:
     """What has arrived of the jobs' documents, by the handles' keys: all, enough, or what is there at the time-out, in
     seconds. For plain Python; `instead` names what to await inside an event loop."""
-    waiter = app.result_waiter(instead=instead)
+    waiter = app.result_waiter()
     if all(each.is_located for each in handles):
         return waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
 
     async def reach() -> AsyncDriver:
-        return BlockingDriverAdapter(app.connections.get_blocking_driver(async_name=instead))
+        return BlockingDriverAdapter(app.connections.get_blocking_driver())
 
     search = run_blocking(_Search(app, handles, timeout).begun(reach))
     return search.ended(waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))

@@ -45,7 +45,7 @@ class CheckingResultWaiter:
                 raise
         if reached and not wait.over():
             with suppress(BrokerUnavailable):
-                redis = BlockingDriverAdapter(self._app.connections.get_blocking_driver(async_name="aget"))
+                redis = BlockingDriverAdapter(self._app.connections.get_blocking_driver())
                 wait.add(run_blocking(find_dead_documents(self._app, redis, wait.missing)))
         if not wait.over() and wait.rest != 0:
             wait.add(self._results.wait(wait.missing, timeout=wait.rest, enough=wait.enough))

@@ -3,7 +3,7 @@
 import builtins
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -283,6 +283,8 @@ class Schedules:
     `app.schedule(report.s("daily"), "0 3 * * *")`; its methods manage those that are in Redis. Raises Misconfigured for
     what makes no sense and for a name that is not there, BrokerError."""
 
+    REACHED_AS: ClassVar[str] = "app.schedule."
+
     def __init__(self, app: "App") -> None:
         self._app = app
         self._declared: dict[str, DeclaredSchedule] = {}
@@ -322,7 +324,7 @@ class Schedules:
         """All schedules, by name. For plain Python."""
         # MOVED
 
-        return run_blocking(list_states(self._app, self._plain("alist")))
+        return run_blocking(list_states(self._app, self._plain()))
 
     async def alist(self) -> "builtins.list[ScheduleState]":
         """`list`, from Trio or asyncio."""
@@ -334,7 +336,7 @@ class Schedules:
         """One schedule. For plain Python."""
         # MOVED
 
-        return run_blocking(get_schedule_state(self._app, self._plain("ashow"), name))
+        return run_blocking(get_schedule_state(self._app, self._plain(), name))
 
     async def ashow(self, name: str) -> "ScheduleState":
         """`show`, from Trio or asyncio."""
@@ -347,7 +349,7 @@ class Schedules:
         # MOVED
 
         of = make_checked_definition(self._app, call, when, name, how)
-        return run_blocking(add_schedule(self._app, self._plain("aadd"), name or call.task.name, of))
+        return run_blocking(add_schedule(self._app, self._plain(), name or call.task.name, of))
 
     async def aadd(
         self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any
@@ -364,7 +366,7 @@ class Schedules:
         """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
         # MOVED
 
-        return run_blocking(change_schedule(self._app, self._plain("apause"), name, paused_schedule))
+        return run_blocking(change_schedule(self._app, self._plain(), name, paused_schedule))
 
     async def apause(self, name: str) -> "ScheduleState":
         """`pause`, from Trio or asyncio."""
@@ -378,7 +380,7 @@ class Schedules:
         """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
         # MOVED
 
-        return run_blocking(change_schedule(self._app, self._plain("aresume"), name, resumed_schedule))
+        return run_blocking(change_schedule(self._app, self._plain(), name, resumed_schedule))
 
     async def aresume(self, name: str) -> "ScheduleState":
         """`resume`, from Trio or asyncio."""
@@ -392,7 +394,7 @@ class Schedules:
         """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
         # MOVED
 
-        return run_blocking(change_schedule(self._app, self._plain("aremove"), name, removed_schedule))
+        return run_blocking(change_schedule(self._app, self._plain(), name, removed_schedule))
 
     async def aremove(self, name: str) -> "ScheduleState":
         """`remove`, from Trio or asyncio."""
@@ -407,7 +409,7 @@ class Schedules:
         For plain Python."""
         # MOVED
 
-        return run_blocking(trigger_schedule(self._app, self._plain("atrigger"), name))
+        return run_blocking(trigger_schedule(self._app, self._plain(), name))
 
     async def atrigger(self, name: str) -> "AsyncResult[Any]":
         """`trigger`, from Trio or asyncio."""
@@ -418,16 +420,14 @@ class Schedules:
     def schedulers(self) -> tuple[str, ...]:
         """The Schedulers that live, by name. For plain Python."""
         asked = cluster.list_live_processes(self._app.keys, "scheduler")
-        return self._app.perform(asked, instead="app.schedule.aschedulers")
+        return self._app.perform(asked)
 
     async def aschedulers(self) -> tuple[str, ...]:
         """`schedulers`, from Trio or asyncio."""
         return await self._app.aperform(cluster.list_live_processes(self._app.keys, "scheduler"))
 
-    def _plain(self, instead: str) -> AsyncDriver:
-        return BlockingDriverAdapter(
-            self._app.connections.get_blocking_driver(async_name=f"app.schedule.{instead}")
-        )
+    def _plain(self) -> AsyncDriver:
+        return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
 
 
 def parse_schedule(schedule: object, task: str) -> "tuple[Periodic, ...]":

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from celery5.broker.colour import current_colour, run_in_thread
-from celery5.errors import BacklogFull, BlockingInEventLoop, BrokerUnavailable
+from celery5.broker.colour import check_may_block, run_in_thread
+from celery5.errors import BacklogFull, BrokerUnavailable
 from celery5.protocol.job.job import Job
 from celery5.protocol.job.retry_policy import full_jitter
 
@@ -161,9 +161,7 @@ class Backlog:
     def flush(self, timeout: float | None = 10.0) -> bool:
         """Try at once, and wait until nothing is left, for `timeout` seconds at most (None: for ever). Gives whether
         nothing is left. For plain Python."""
-        colour = current_colour()
-        if colour is not None:
-            raise BlockingInEventLoop(f"this would block the {colour} event loop: await aflush(...) instead")
+        check_may_block()
         with self._changed:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._size, timeout)

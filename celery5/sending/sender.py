@@ -167,19 +167,19 @@ class Sender:
         """The keys of a queue, made once."""
         return self._publisher.queue(name)
 
-    def dispatch(self, jobs: Jobs, instead: str) -> KeyHolders:
+    def dispatch(self, jobs: Jobs) -> KeyHolders:
         """Send jobs, now or by the backlog; gives whose place each of those has that were not sent, by their ids."""
         app = self._app
-        app.connections.get_blocking_driver(async_name=instead)  # or raise before anything is kept
+        app.connections.get_blocking_driver()  # or raise before anything is kept
         if self._taker is not None:
             self._taker(jobs)
             return {}
         if len(jobs) > 1 and len(parts := app.brokers.split_by_broker(jobs)) > 1:
-            return _each_of(parts, lambda part: self.dispatch(part, instead))
+            return _each_of(parts, self.dispatch)
         if self._held_up(jobs):
             return {}
         try:
-            holders = self.publish(jobs, instead)
+            holders = self.publish(jobs)
         except BrokerUnavailable as error:
             self._keep(jobs, error)
             return {}
@@ -203,13 +203,13 @@ class Sender:
         await self._aassure(jobs)
         return holders
 
-    def send(self, jobs: Jobs, instead: str) -> KeyHolders:
+    def send(self, jobs: Jobs) -> KeyHolders:
         """Send jobs now or not at all."""
         if self._taker is not None:
-            return self.dispatch(jobs, instead)
+            return self.dispatch(jobs)
 
         def send(part: Jobs) -> KeyHolders:
-            holders = self.publish(part, instead, direct=True)
+            holders = self.publish(part, direct=True)
             self._assure(part)
             return holders
 
@@ -227,11 +227,11 @@ class Sender:
 
         return await _aeach_of(self._app.brokers.split_by_broker(jobs), send)
 
-    def publish(self, jobs: Jobs, instead: str = "asend_many", *, direct: bool = False) -> KeyHolders:
+    def publish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
         """One attempt, in plain Python: by the Publisher daemon, if there is one, unless it must be `direct`."""
         if self._app.settings.publisher and not direct:
             jobs = self._daemon.send(jobs)
-        redis = self._app.connections.get_blocking_driver(async_name=instead)
+        redis = self._app.connections.get_blocking_driver()
         return self._publisher.record_published(jobs, redis.perform_all(self._publisher.plan_calls(jobs)))
 
     async def apublish(self, jobs: Jobs, *, direct: bool = False) -> KeyHolders:
@@ -264,9 +264,7 @@ class Sender:
         if app.settings.replicas and jobs:
             # MOVED
 
-            redis = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue)).get_blocking_driver(
-                async_name="asend_many"
-            )
+            redis = app.brokers.get(app.brokers.broker_of_queue(jobs[0].queue)).get_blocking_driver()
             wait_for_replicas(redis, self.queue(jobs[0].queue), jobs, wanted=app.settings.replicas)
 
     async def _aassure(self, jobs: Jobs) -> None:

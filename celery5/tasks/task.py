@@ -289,7 +289,7 @@ class Task(Generic[P, R_co]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
         """Send the job and return its handle. For plain Python; inside an event loop await `adelay`."""
-        return self.app.send_many([Signature(self, args, kwargs)], instead="adelay")[0]
+        return self.app.send_many([Signature(self, args, kwargs)])[0]
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
         """Send the job and return its handle, from Trio or asyncio."""

@@ -182,9 +182,9 @@ def _server(broker: str) -> Generator[str, None, None]:
 
 def _clean(app: App) -> None:
     """Remove the application's keys from the broker. Results expire by themselves."""
-    queues = [app.queue(name) for name in app.perform(jobs.list_queues(app.keys), instead="")]
+    queues = [app.queue(name) for name in app.perform(jobs.list_queues(app.keys))]
     for call in erase_app(app.keys, queues):
-        app.perform(call, instead="")
+        app.perform(call)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def autoscale() -> None:
 def status(target: Target, *, wants_json: bool) -> None:
     """Show what is wanted, what there is, and who decided so."""
     app = target.load()
-    found = app.perform(get_scaling(app.keys), instead="") if is_scaled(app.settings) else None
+    found = app.perform(get_scaling(app.keys)) if is_scaled(app.settings) else None
     if wants_json:
         echo(to_json(found))
     elif found is None:

@@ -320,8 +320,8 @@ def _refuse_if_away(reached: ReachedBrokers) -> None:
 
 def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> None:
     used, paused = (
-        app.perform(jobs.list_queues(app.keys), instead=""),
-        app.perform(commands.list_paused_queues(app.keys), instead=""),
+        app.perform(jobs.list_queues(app.keys)),
+        app.perform(commands.list_paused_queues(app.keys)),
     )
     known = {
         *used,
@@ -331,7 +331,7 @@ def _have_later_ones_read(app: "App", command: str, queue: str, **said: Any) -> 
     if queue not in known:
         raise UnknownQueue(queue, known)
     pauses = command == "pause-queue"
-    app.perform((commands.pause_queue if pauses else commands.resume_queue)(app.keys, queue), instead="")
+    app.perform((commands.pause_queue if pauses else commands.resume_queue)(app.keys, queue))
     if app.control.workers():  # one began meanwhile, and may have looked before
         _tell(app, command, {"queue": queue}, to=(), queues=[queue], **said)
         return

@@ -88,6 +88,6 @@ def start(target: Target, /, **said: Any) -> int:
         from celery5.broker.calls import jobs
 
         # A broker that is away is told of once, too, not by each process.
-        app.perform(jobs.list_queues(app.keys), instead="aperform")
+        app.perform(jobs.list_queues(app.keys))
         app.close()
     return serve(app, options)

@@ -77,7 +77,7 @@ def check_controller_epoch(app: App, *, without_redis: bool = False) -> bool:
             f"{EPOCH_VARIABLE} is {said!r}: it is a number, which a Controller gives what it starts"
         )
     try:
-        record = app.perform(cluster.get_leader(app.keys), instead="aperform")
+        record = app.perform(cluster.get_leader(app.keys))
     except BrokerUnavailable:
         if not without_redis:
             raise

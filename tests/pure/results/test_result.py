@@ -197,7 +197,7 @@ def test_the_limit_of_a_wait_is_the_one_that_was_given_and_none_is_for_ever(
     async def aresults() -> AwaitedLimits:
         return awaited
 
-    monkeypatch.setattr(APP, "results", lambda *, instead: limits)
+    monkeypatch.setattr(APP, "results", lambda: limits)
     monkeypatch.setattr(APP, "aresults", aresults)
     for limit in (None, 0, 0.5, 7, 86_400):
         handle("a").get(limit)

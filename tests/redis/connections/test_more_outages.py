@@ -101,7 +101,7 @@ def test_scheduled_jobs_retries_and_dead_jobs_survive_a_restart_and_the_death_of
     with pytest.raises(TaskFailed) as caught:
         retried.get(timeout=30)
     assert caught.value.attempt == 2
-    graves = app.perform(jobs.list_dead_jobs(app.queue("default"), count=10), instead="")
+    graves = app.perform(jobs.list_dead_jobs(app.queue("default"), count=10))
     assert len(graves) == 2
     assert far.status() is JobState.SCHEDULED
     runs = Counter(each.job for each in own_staff.notes("begin"))

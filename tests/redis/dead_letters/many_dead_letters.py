@@ -23,7 +23,7 @@ def bury(
 ) -> list[str]:
     """Dead jobs as the worker's script leaves them, many at once; gives their entries."""
     keys = app.queue(queue)
-    app.perform(jobs.register_queue(app.keys, queue), instead="")
+    app.perform(jobs.register_queue(app.keys, queue))
     pipe = client.pipeline(transaction=False)
     failure = Failure(type=error, message=f"{error} of {task}", attempt=4)
     for each in ids:

@@ -157,7 +157,7 @@ def test_a_key_is_taken_again_unless_another_live_job_has_it(app: App, redis_cli
     bury(app, redis_client, "a", "b", "c", key="order-7")
     bury(app, redis_client, "d", key="order-8")
     message = encode(Envelope(v=1, id="alive", task="shop.t", key="order-8"))
-    app.perform(jobs_calls.claim(keys, [("alive", message, "", "shop.t order-8", None)]), instead="")
+    app.perform(jobs_calls.claim(keys, [("alive", message, "", "shop.t order-8", None)]))
     tally = app.dlq.replay()
     assert (tally.matched, tally.done, tally.left) == (4, 1, {"key-taken": 3})
     assert redis_client.hget(keys.unique, "shop.t order-7") == b"a"
@@ -186,17 +186,17 @@ def test_what_is_done_twice_is_done_once(app: App, redis_client: "redis.Redis") 
     jobs = list(app.dlq.read())
     words = [(job.entry, job.id, job.raw, "") for job in jobs]
     keys = app.queue(QUEUE)
-    assert app.perform(graveyard.replay_jobs(keys, words[:1]), instead="") == [1]
-    assert app.perform(graveyard.replay_jobs(keys, words), instead="") == [0, 1]
+    assert app.perform(graveyard.replay_jobs(keys, words[:1])) == [1]
+    assert app.perform(graveyard.replay_jobs(keys, words)) == [0, 1]
     assert not redis_client.exists(keys.dead)  # nothing empty is left
-    assert app.perform(graveyard.purge_jobs(keys, [(job.entry, job.id) for job in jobs]), instead="") == [
+    assert app.perform(graveyard.purge_jobs(keys, [(job.entry, job.id) for job in jobs])) == [
         0,
         0,
     ]
     assert sent(redis_client, app) == ["a", "b"]
     assert state(app, "a") is state(app, "b") is JobState.SENT
     redis_client.delete(keys.jobs, keys.stream)  # as if both had ended: once more is not again
-    assert app.perform(graveyard.replay_jobs(keys, words), instead="") == [0, 0]
+    assert app.perform(graveyard.replay_jobs(keys, words)) == [0, 0]
     assert not redis_client.exists(keys.stream)
 
 

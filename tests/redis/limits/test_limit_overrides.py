@@ -28,7 +28,7 @@ def app(url: str, app_name: str) -> Iterator[App]:
     policy = RetryPolicy(max_retries=2, backoff=0.01, jitter=False)
     one = App(app_name, broker=url, lease=2.0, concurrency=20, cpu_slots=4, retry_policy=policy)
     yield one
-    one.perform(Call(("DEL", one.keys.limits, one.keys.suspended), int), instead="")
+    one.perform(Call(("DEL", one.keys.limits, one.keys.suspended), int))
     one.close()
 
 
@@ -358,15 +358,13 @@ def test_a_breaker_suspends_only_what_is_as_it_was_seen(app: App) -> None:
     def instead(what: str, before: str) -> bool:
         seen = Suspension(by=before) if before else None
         trip = limits.suspend_if_unchanged(app.keys, "mail", Suspension(by=what), seen)
-        return app.perform(trip, instead="")
+        return app.perform(trip)
 
     assert instead("one", "")
     assert not instead("two", ""), "somebody else was first"
     assert not instead("two", "three")
     assert instead("two", "one")
-    assert app.perform(limits.list_overrides(app.keys), instead="").suspended == {
-        "mail": Suspension(by="two")
-    }
+    assert app.perform(limits.list_overrides(app.keys)).suspended == {"mail": Suspension(by="two")}
 
 
 async def test_what_no_message_told_of_is_found_at_a_beat(app: App, redis_client: "redis.Redis") -> None:

@@ -241,7 +241,7 @@ def test_who_is_not_root_is_not_warned(staff: Staff, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", ["worker", "router", "scheduler"])
 def test_what_a_controller_starts_that_leads_no_more_does_not_begin(staff: Staff, kind: str) -> None:
     app = staff.app
-    record = app.perform(cluster.claim_leadership(app.keys, "new", replaces=NO_RECORD, epoch=0), instead="-")
+    record = app.perform(cluster.claim_leadership(app.keys, "new", replaces=NO_RECORD, epoch=0))
     one = staff.launch([*COMMAND, kind, "start"], controller_epoch=record.epoch - 1)
     assert one.wait(LIMIT) == 1
     (line,) = one.output.read_text().splitlines()

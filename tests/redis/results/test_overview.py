@@ -169,10 +169,10 @@ async def test_an_application_is_seen_before_and_after_it_has_workers(
 
 def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
     keys = app.queue("default")
-    app.perform(jobs.register_queue(app.keys, "default"), instead="")
-    app.perform(jobs.publish(keys, [("a", encode(Envelope(v=1, id="a", task="t")))]), instead="")
-    app.perform(jobs.join_queue(keys, "w", lease=60), instead="")
-    app.perform(jobs.read_jobs([keys], "w", count=1, block_seconds=0.01), instead="")
+    app.perform(jobs.register_queue(app.keys, "default"))
+    app.perform(jobs.publish(keys, [("a", encode(Envelope(v=1, id="a", task="t")))]))
+    app.perform(jobs.join_queue(keys, "w", lease=60))
+    app.perform(jobs.read_jobs([keys], "w", count=1, block_seconds=0.01))
     (worker,) = app.info().queues["default"].workers
     assert (worker.name, worker.running, worker.alive) == ("w", 1, True)
     redis_client.zrem(keys.leases, "w")
@@ -182,11 +182,11 @@ def test_jobs_of_nobody_are_seen(app: App, redis_client: Any) -> None:
 
 def test_controllers_with_who_leads_and_publishers_that_live_are_seen(app: App) -> None:
     for kind, name in (("controller", "c:1:x"), ("controller", "c:2:x"), ("publisher", "p:1:x")):
-        app.perform(cluster.renew_presence(app.keys, kind, name, lease=30), instead="")
+        app.perform(cluster.renew_presence(app.keys, kind, name, lease=30))
     assert app.info().leader == ""
-    app.perform(cluster.claim_leadership(app.keys, "c:2:x", replaces="0 0", epoch=0), instead="")
+    app.perform(cluster.claim_leadership(app.keys, "c:2:x", replaces="0 0", epoch=0))
     state = app.info()
     assert (state.controllers, state.publishers, state.schedulers) == (("c:1:x", "c:2:x"), ("p:1:x",), ())
     assert state.leader == "c:2:x"
-    app.perform(cluster.end_presence(app.keys, "controller", "c:2:x"), instead="")
+    app.perform(cluster.end_presence(app.keys, "controller", "c:2:x"))
     assert app.info().leader == ""  # it is remembered who led, and does not live

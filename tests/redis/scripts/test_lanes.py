@@ -159,10 +159,10 @@ def test_what_a_dead_worker_held_comes_back_on_its_lane_and_what_had_begun_is_co
     victim = staff.start(lease=60, concurrency=1)
     gate = staff.app.tasks["gate"]
     jobs = {lane: gate.job(str(tmp_path / "gate")) for lane in ("h", "l", "")}
-    staff.app.perform(on_lane(staff.app, "h", jobs["h"]), instead="")
+    staff.app.perform(on_lane(staff.app, "h", jobs["h"]))
     wait_until(lambda: len(staff.notes()) == 1)
     for lane in ("l", ""):
-        staff.app.perform(on_lane(staff.app, lane, jobs[lane]), instead="")
+        staff.app.perform(on_lane(staff.app, lane, jobs[lane]))
     victim.signal(signal.SIGKILL)
     victim.wait()
     keys = staff.app.queue("default")

@@ -98,7 +98,7 @@ from pathlib import Path
 from celery5 import App
 app = App(sys.argv[1], broker=sys.argv[2])
 task = app.task(name="t")(lambda n: n)
-app.perform(app_queues := __import__("celery5.broker.calls.jobs", fromlist=["queues"]).queues(app.keys), instead="")
+app.perform(app_queues := __import__("celery5.broker.calls.jobs", fromlist=["queues"]).queues(app.keys))
 print("ready", flush=True)
 while not Path(sys.argv[3]).exists():
     time.sleep(0.001)

@@ -19,7 +19,7 @@ def nothing_stays(desk: Desk) -> Iterator[None]:
     """What is imposed outlives workers: it goes with the test."""
     yield
     keys = desk.app.keys
-    desk.app.perform(Call(("DEL", keys.limits, keys.suspended), int), instead="")
+    desk.app.perform(Call(("DEL", keys.limits, keys.suspended), int))
 
 
 def test_running_and_held_mean_the_same_wherever_queues_are_told_of(desk: Desk) -> None:

@@ -77,7 +77,7 @@ def office(
 
 def where(app: App) -> Scaling:
     """Where the scaling is."""
-    return app.perform(scaling_calls.get_scaling(app.keys), instead="") or Scaling()
+    return app.perform(scaling_calls.get_scaling(app.keys)) or Scaling()
 
 
 def workers(controller: Controlling) -> list[str]:

@@ -162,14 +162,14 @@ from after_commit import send_after_commit
 from shop import app, send_receipt
 
 def sent():
-    graves = app.perform(calls.read([app.queue("default")], "w", count=100, block=0), instead="")
+    graves = app.perform(calls.read([app.queue("default")], "w", count=100, block=0))
     return [json.loads(each.message)["args"][0] for each in graves]
 
 def write(session, word):
     session.execute(text("INSERT INTO words VALUES (:word)"), {"word": word})
     send_after_commit(session, send_receipt.s(word))
 
-app.perform(calls.join(app.queue("default"), "w", lease=60), instead="")
+app.perform(calls.join(app.queue("default"), "w", lease=60))
 engine = create_engine("sqlite://")
 with Session(engine) as session, session.begin():
     session.execute(text("CREATE TABLE words (word TEXT)"))

@@ -72,15 +72,13 @@ class Shop:
         """The documents in the dead-letter queue."""
         return [
             read_document(raw)
-            for _, _, raw in self.app.perform(
-                jobs.list_dead_jobs(self.app.queue("default"), count=1000), instead=""
-            )
+            for _, _, raw in self.app.perform(jobs.list_dead_jobs(self.app.queue("default"), count=1000))
         ]
 
     def is_well(self) -> None:
         """The worker is alive, does a good job, and has nothing left to do: nothing was lost on the way."""
         assert self.module.add.delay(2, 3).get() == 5
-        size = self.app.perform(jobs.measure_queue(self.app.queue("default")), instead="")
+        size = self.app.perform(jobs.measure_queue(self.app.queue("default")))
         assert (size.stream, size.due) == (0, 0)
         assert self.worker.process.poll() is None
         assert self.worker.err == ""

@@ -1,0 +1,69 @@
+"""The error of a blocking call inside an event loop names the coroutine to await."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery5 import App
+from celery5.errors import BlockingInEventLoop
+from celery5.results.async_result import AsyncResult, gather, revoke, wait
+
+APP = App("twins", broker="redis://127.0.0.1:1/0")
+
+
+@APP.task
+def nothing() -> None:
+    """Do nothing."""
+
+
+JOB: AsyncResult[Any] = APP.result("some-id", queue="default")
+
+CALLS: list[tuple[Callable[[], Any], str]] = [
+    (nothing.delay, "adelay"),
+    (lambda: APP.send_many([nothing.s()]), "asend_many"),
+    (lambda: APP.send_jobs([nothing.job()]), "asend_jobs"),
+    (APP.info, "ainfo"),
+    (lambda: APP.find("some-id"), "afind"),
+    (lambda: APP.empty("default"), "aempty"),
+    (JOB.get, "aget"),
+    (JOB.status, "astatus"),
+    (JOB.forget, "aforget"),
+    (JOB.revoke, "arevoke"),
+    (lambda: gather([JOB]), "agather"),
+    (lambda: wait([JOB]), "wait_async"),
+    (lambda: revoke([JOB]), "arevoke"),
+    (APP.dlq.read, "app.dlq.aread"),
+    (APP.dlq.replay, "app.dlq.areplay"),
+    (APP.limits.list, "app.limits.alist"),
+    (APP.control.ping, "app.control.aping"),
+    (APP.schedule.schedulers, "app.schedule.aschedulers"),
+    (APP.events.waiting, "app.events.awaiting"),
+    (APP.backlog.flush, "aflush"),
+]
+
+
+@pytest.mark.parametrize(("call", "coroutine"), CALLS, ids=[name for _, name in CALLS])
+def test_a_blocking_call_in_an_event_loop_names_the_coroutine_beside_it(
+    call: Callable[[], Any], coroutine: str
+) -> None:
+    async def program() -> None:
+        with pytest.raises(BlockingInEventLoop) as caught:
+            call()
+        assert str(caught.value) == (
+            f"this would block the asyncio event loop: await {coroutine}(...) instead"
+        )
+
+    asyncio.run(program())
+
+
+def test_code_of_the_user_between_the_call_and_the_loop_is_not_mistaken_for_a_call_of_the_api() -> None:
+    def send() -> object:
+        return nothing.delay()
+
+    async def asend() -> None:
+        with pytest.raises(BlockingInEventLoop, match=r"await adelay\(\.\.\.\)"):
+            send()
+
+    asyncio.run(asend())
