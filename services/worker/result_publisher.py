@@ -19,8 +19,15 @@ from celery5.broker.drivers.on_trio import TrioRedis
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerReplied, BrokerUnavailable
 from celery5.logs.log import Log
-from celery5.protocol.events.documents import get_sink_arguments
-from celery5.protocol.job.delivery import Delivery, Settlement, is_next_attempt, is_requeue, make_settlement
+from celery5.protocol.events.documents import make_sink_argument
+from celery5.protocol.job.delivery import (
+    Delivery,
+    Settlement,
+    SinkDocument,
+    is_next_attempt,
+    is_requeue,
+    make_settlement,
+)
 from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.lanes import ADMITTED
 from celery5.protocol.job.verdict import Bury, Reason, Release
@@ -65,11 +72,11 @@ class UnpublishableRetries:
         if not retries:
             return list(outcomes)
         name = "results:retried-locally" if self._how == "local" else "results:abandoned"
-        self._log.event(name, "warning", count=len(retries), jobs=[words[2] for _, words in retries[:20]])
+        self._log.event(name, "warning", count=len(retries), jobs=[words.job_id for _, words in retries[:20]])
         if self._how == "abandon":
             return [self._buried(*each) if is_next_attempt(each[1], each[0]) else each for each in outcomes]
         now = trio.current_time()
-        self._asleep |= {delivery: (now + words[4] / 1000, words) for delivery, words in retries}
+        self._asleep |= {delivery: (now + words.number / 1000, words) for delivery, words in retries}
         return [outcome for outcome in outcomes if outcome[0] not in self._asleep]
 
     def run_due_attempts(self) -> None:
@@ -81,7 +88,7 @@ class UnpublishableRetries:
         for delivery, (due, words) in list(self._asleep.items()):
             if due <= now:
                 del self._asleep[delivery]
-                delivery.message, delivery.envelope = words[3], read_envelope(words[3])
+                delivery.message, delivery.envelope = words.payload, read_envelope(words.payload)
                 delivery.read = time.time()
                 self._queues[delivery.kind].put(delivery)
 
@@ -90,7 +97,7 @@ class UnpublishableRetries:
         now = trio.current_time()
         for delivery, (due, words) in self._asleep.items():
             left = max(0, int((due - now) * 1000))
-            self._results.put((delivery, (*words[:4], left, words[5])))
+            self._results.put((delivery, words._replace(number=left)))
         self._asleep.clear()
 
     def close(self) -> None:
@@ -103,7 +110,7 @@ class UnpublishableRetries:
                 self._results.put((delivery, words))
 
     def _buried(self, delivery: Delivery, words: Settlement) -> Outcome:
-        failure = read_envelope(words[3]).failures[-1]
+        failure = read_envelope(words.payload).failures[-1]
         verdict = Bury(Reason.ABANDONED, failure)
         return delivery, make_settlement(verdict, delivery, worker=self._worker, ttl=self._ttl)
 
@@ -174,7 +181,7 @@ class ResultPublisher:
     def _begin(self, delivery: Delivery, words: Settlement) -> None:
         """The only job that this worker has is done: send its outcome now, and not in our next turn. Somebody probably
         waits for it."""
-        plain = words[0] == "complete" and delivery.recipients is None and delivery.rule is None
+        plain = words.verb == "complete" and delivery.recipients is None and delivery.rule is None
         if plain and delivery.lane != ADMITTED and len(self._ledger) == 1:
             keys = self._queues[delivery.queue].on_lane(delivery.lane)
             settle = jobs.settle(keys, self._worker, [words])
@@ -187,7 +194,7 @@ class ResultPublisher:
         for outcome in outcomes:
             delivery, words = outcome
             by_lane[delivery.queue, delivery.lane].append(outcome)
-            if words[0] != "complete" and is_requeue(words, delivery):
+            if words.verb != "complete" and is_requeue(words, delivery):
                 # Before the trip, not after: the answer and the next delivery come by different connections.
                 self._recent.forget(delivery)
         for (queue, lane), batch in by_lane.items():
@@ -285,7 +292,7 @@ class ResultPublisher:
 
 def _portions(batch: Outcomes, most: int) -> Iterator[Outcomes]:
     """Yield the outcomes in their order, as many at a time as go in one trip, and at most so many."""
-    sizes = [len(words[3]) + (len(words[5]) if isinstance(words[5], bytes) else 0) for _, words in batch]
+    sizes = [settlement.size for _, settlement in batch]
     if sum(sizes) <= BATCH_BYTES and len(batch) <= most:
         yield batch
         return
@@ -298,11 +305,11 @@ def _portions(batch: Outcomes, most: int) -> Iterator[Outcomes]:
     yield batch[first:]
 
 
-def _documents(batch: Outcomes) -> list[tuple[bytes, str, bytes]]:
+def _documents(batch: Outcomes) -> list[SinkDocument]:
     """What Data Sinks are given of these."""
     taken = [outcome for outcome in batch if outcome[0].recipients is not None]
-    return [one for outcome in taken if (one := get_sink_arguments(*outcome))]
+    return [one for outcome in taken if (one := make_sink_argument(*outcome))]
 
 
 def _ids(batch: Outcomes) -> list[str]:
-    return [words[2] for _, words in batch[:20]]
+    return [words.job_id for _, words in batch[:20]]

@@ -24,7 +24,7 @@ CALLS = [path for path in files("celery5/broker") if " = Script.load(" in path.r
 
 
 @dataclass(frozen=True)
-class Settlement:
+class WordCount:
     """How many words of one kind a script takes: so many, and any number more when `more`."""
 
     fixed: int = 0
@@ -35,13 +35,13 @@ class Settlement:
 class Legend:
     """What a script says about itself."""
 
-    keys: Settlement
-    argv: Settlement
+    keys: WordCount
+    argv: WordCount
     what: str
     gives: str
 
 
-def numbered(lines: list[str], script: str) -> Settlement:
+def numbered(lines: list[str], script: str) -> WordCount:
     """Read `1 what`, `2 what`, `3.. what`. Text that goes on is indented deeper than a number."""
     fixed, more = 0, False
     for line in lines:
@@ -53,7 +53,7 @@ def numbered(lines: list[str], script: str) -> Settlement:
         assert number == fixed + 1, f"{script}: expected number {fixed + 1}: {line}"
         more = bool(found[2])
         fixed = fixed if more else number
-    return Settlement(fixed, more)
+    return WordCount(fixed, more)
 
 
 def legend(path: Path) -> Legend:
@@ -86,9 +86,9 @@ def body(path: Path) -> str:
     return re.sub(r"(?m)--.*$", "", path.read_text())
 
 
-def sent() -> dict[str, list[tuple[Settlement, Settlement]]]:
+def sent() -> dict[str, list[tuple[WordCount, WordCount]]]:
     """For each script, the KEYS and ARGV of every call that is made of it."""
-    calls: dict[str, list[tuple[Settlement, Settlement]]] = {}
+    calls: dict[str, list[tuple[WordCount, WordCount]]] = {}
     for path in CALLS:
         scripts = dict(loaded(path))
         for function in (node for node in tree(path).body if isinstance(node, ast.FunctionDef)):
@@ -98,7 +98,7 @@ def sent() -> dict[str, list[tuple[Settlement, Settlement]]]:
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
             }
             for node in ast.walk(function):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "scripted":
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "script_call":
                     script, keys, argv = node.args[:3]
                     counted = (count(keys, local), count(argv, local))
                     calls.setdefault(scripts[ast.unparse(script)], []).append(counted)
@@ -108,7 +108,7 @@ def sent() -> dict[str, list[tuple[Settlement, Settlement]]]:
 def loaded(path: Path) -> list[tuple[str, str]]:
     """`NAME = Script.load("name")` in a module of calls: the constant and the script."""
     return [
-        (ast.unparse(node.targets[0]), ast.literal_eval(node.value.args[0]))
+        (ast.unparse(node.targets[0]), ast.literal_eval(node.value.args[0]).rpartition("/")[2])
         for node in tree(path).body
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
@@ -116,14 +116,14 @@ def loaded(path: Path) -> list[tuple[str, str]]:
     ]
 
 
-def count(given: ast.expr, local: dict[str, ast.expr]) -> Settlement:
+def count(given: ast.expr, local: dict[str, ast.expr]) -> WordCount:
     """How many words an expression stands for: a tuple, or the name of one, or something of unknown length."""
     if isinstance(given, ast.Name) and given.id in local:
         given = local[given.id]
     if not isinstance(given, ast.Tuple):
-        return Settlement(0, more=True)
+        return WordCount(0, more=True)
     plain = [element for element in given.elts if not isinstance(element, ast.Starred)]
-    return Settlement(len(plain), more=len(plain) < len(given.elts))
+    return WordCount(len(plain), more=len(plain) < len(given.elts))
 
 
 def test_there_are_scripts() -> None:
@@ -134,8 +134,8 @@ def test_there_are_scripts() -> None:
 def test_no_script_trims_a_queue(path: Path) -> None:
     trims = re.findall(r"MAXLEN|MINID|XTRIM", body(path).upper())
     allowed = {
-        "finish": ["MAXLEN", "XTRIM", "MINID"],  # events that nobody wants
-        "attempt": ["XTRIM", "MAXLEN"],  # of a key that is no stream
+        "finish_events": ["MAXLEN", "XTRIM", "MINID"],  # events that nobody wants
+        "probe_permissions": ["XTRIM", "MAXLEN"],  # of a key that is no stream
     }
     assert trims == allowed.get(path.stem, [])
 
@@ -145,7 +145,7 @@ def test_a_script_says_what_it_does_what_it_takes_and_what_it_gives(path: Path) 
     said = legend(path)
     assert said.what.endswith(".")
     assert said.gives.endswith(".")
-    assert said.keys != Settlement()
+    assert said.keys != WordCount()
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -154,7 +154,7 @@ def test_a_script_uses_no_word_that_its_legend_leaves_out(path: Path) -> None:
     for kind, words in (("KEYS", said.keys), ("ARGV", said.argv)):
         used = {int(number) for number in re.findall(rf"{kind}\[(\d+)\]", body(path))}
         assert words.more or max(used, default=0) <= words.fixed, f"{kind}[{max(used)}] is not in the legend"
-        assert re.search(rf"\b{kind}\b", body(path)) or words == Settlement(), (
+        assert re.search(rf"\b{kind}\b", body(path)) or words == WordCount(), (
             f"{kind} is in the legend and is not used"
         )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.job.delivery import Settlement, SinkDocument
 from celery5.protocol.job.envelope import SIZE_MARGIN
 from celery5.protocol.job.lanes import get_stream_id
 
@@ -219,16 +220,16 @@ def read_pending(keys: QueueKeys, worker: str, *, after: bytes, count: int) -> C
 def settle(
     keys: QueueKeys,
     worker: str,
-    outcomes: Sequence[tuple[str, bytes, str, bytes, int, bytes | int]],
-    documents: Sequence[tuple[bytes, str, bytes]] = (),
+    settlements: Sequence[Settlement],
+    documents: Sequence[SinkDocument] = (),
 ) -> Call[int]:
-    """Settle outcomes (verb, entry, job id, message, number, extra) of one lane, as `settle.lua` explains; `documents`
-    (entry, names of sinks, document or nothing for the outcome's own) go to Data Sinks in the same step.
+    """Settle outcomes of one lane, and put `documents` on the streams of Data Sinks, in one step. Safe to repeat.
 
-    Gives how many this worker still owned, -1 when it lost its lease. Safe to repeat.
+    Returns:
+        How many of them this worker still owned; -1 when it has lost its lease, and nothing was done.
     """
     prefix = keys.result_prefix
-    results = tuple([prefix + each[2] for each in outcomes])
+    results = tuple([prefix + settlement.job_id for settlement in settlements])
     named = (
         keys.stream,
         keys.jobs,
@@ -240,7 +241,7 @@ def settle(
         keys.documents,
         *results,
     )
-    args: tuple[Word, ...] = tuple(chain.from_iterable(outcomes))
+    args: tuple[Word, ...] = tuple(chain.from_iterable(settlements))
     if documents:
         args += tuple(chain.from_iterable(documents))
     return script_call(SETTLE, named, (GROUP, worker, keys.wake, keys.lane, *args), int, repeatable=True)

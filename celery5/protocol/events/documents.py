@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from celery5.errors import Corrupt, Misconfigured
-from celery5.protocol.job.delivery import Delivery, Settlement
+from celery5.protocol.job.delivery import Delivery, Settlement, SinkDocument
 from celery5.protocol.job.envelope import Failure, read_document
 from celery5.protocol.job.job import hash_call
 from celery5.protocol.job.retry_policy import full_jitter
@@ -141,13 +141,13 @@ def group_recipients(wanting: Sequence[tuple[str, Collection[str]]]) -> Mapping[
     return {end: names for end, names in found.items() if names} or None
 
 
-def get_sink_arguments(delivery: Delivery, words: Settlement) -> tuple[bytes, str, bytes] | None:
-    """What the settle script is told of the document for sinks, if there is one: entry, names, document."""
-    if delivery.recipients is None or words[0] not in ("complete", "bury"):
+def make_sink_argument(delivery: Delivery, settlement: Settlement) -> SinkDocument | None:
+    """Return what the settle script takes for the document that Data Sinks get, None when none gets it."""
+    if delivery.recipients is None or settlement.verb not in ("complete", "bury"):
         return None
-    state = "DEAD" if words[0] == "bury" else read_document(words[3]).state
+    state = "DEAD" if settlement.verb == "bury" else read_document(settlement.payload).state
     names = delivery.recipients.get(state, "")
-    return (delivery.entry, names, delivery.document) if names else None
+    return SinkDocument(delivery.entry, names, delivery.document) if names else None
 
 
 def parse_result_states(said: object, what: str) -> tuple[ResultState, ...]:

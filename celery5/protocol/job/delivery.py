@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -71,8 +72,42 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
     start_before: float = 0.0  # not begun after this, when it is not 0: its turn by the rate is over
 
 
-Settlement = tuple[str, bytes, str, bytes, int, bytes | int]
-"""One outcome as the settle script takes it: verb, entry, job id, message, number, extra."""
+class Settlement(NamedTuple):
+    """One outcome as `settle.lua` takes it: its fields are the words of the call, in this order.
+
+    A NamedTuple: each is made once, chained into the arguments of a call and dropped, which needs no more than a tuple.
+    """
+
+    # `complete`, `retry`, `bury`, `release`, `hold` or `drop`.
+    verb: str
+    # Id on the stream, with the letter of its lane.
+    entry: bytes
+    # '' when the message is not readable.
+    job_id: str
+    # `complete`: the document of the job's end. All others: the message that is kept.
+    payload: bytes
+    # `complete`, `bury`: ms that the document is kept. `retry`, `hold`: ms until it is due. `release`, `drop`: how many
+    # workers died with it.
+    number: int
+    # `complete`: what the job's key is remembered under, or b"". `bury`: the document. All others: ms that a
+    # document is kept, should the job have been revoked.
+    extra: bytes | int
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is stored."""
+        return len(self.payload) + (len(self.extra) if isinstance(self.extra, bytes) else 0)
+
+
+class SinkDocument(NamedTuple):
+    """The document of one outcome for Data Sinks, as `settle.lua` takes it."""
+
+    # The outcome's.
+    entry: bytes
+    # Names of the Data Sinks, with a space between.
+    sinks: str
+    # b"" for the outcome's own document.
+    document: bytes
 
 
 def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: float) -> Settlement:
@@ -84,28 +119,32 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
         kept = MIN_DOCUMENT_TTL if envelope.ignore_result else ttl
         content, reason = (b"null", RESULT_IGNORED) if envelope.ignore_result else (verdict.value, "")
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
-        return ("complete", entry, job_id, document, int(kept * 1000), lock)
+        return Settlement("complete", entry, job_id, document, int(kept * 1000), lock)
     match verdict:
         case Retry(delay, failure, section):
             message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
-            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+            return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Release():
-            return ("release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000))
+            return Settlement(
+                "release", entry, job_id, delivery.message, delivery.deliveries, int(ttl * 1000)
+            )
         case Postpone(delay, failure):
             message = add_failure(delivery.message, _signed(failure, delivery, worker))
-            return ("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
+            return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Hold(delay):
             # Rounded up: before its time it would only be held again.
-            return ("hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000))
+            return Settlement(
+                "hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000)
+            )
         case Expire() | Reject() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
-            return ("complete", entry, job_id, document, int(ttl * 1000), lock)
+            return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
         case Bury(reason, failure):
             signed = _signed(failure, delivery, worker)
             message = add_failure(delivery.message, signed) if envelope else delivery.message
             document = _document(delivery, worker, _DEAD, b"null", signed, reason.value)
-            return ("bury", entry, job_id, message, int(ttl * 1000), document)
+            return Settlement("bury", entry, job_id, message, int(ttl * 1000), document)
 
 
 def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> bytes:
@@ -182,7 +221,7 @@ def make_drop(delivery: Delivery) -> Settlement:
     was published anew long after), and the job goes back, with one delivery more.
     """
     job_id = delivery.envelope.id if delivery.envelope else ""
-    return (
+    return Settlement(
         "drop",
         delivery.entry,
         job_id,
@@ -195,16 +234,16 @@ def make_drop(delivery: Delivery) -> Settlement:
 def is_requeue(settlement: Settlement, delivery: Delivery) -> bool:
     """Whether `words` give the same attempt back, to be run again: released, held, or postponed, which changes the
     message."""
-    if settlement[0] == "retry":
+    if settlement.verb == "retry":
         return not is_next_attempt(settlement, delivery)
-    return settlement[0] in ("release", "hold")
+    return settlement.verb in ("release", "hold")
 
 
 def is_next_attempt(settlement: Settlement, delivery: Delivery) -> bool:
     """Whether `words` are a retry that counts. One that was postponed (I9) is the same attempt again."""
     before = delivery.envelope
     return (
-        settlement[0] == "retry"
+        settlement.verb == "retry"
         and before is not None
-        and read_envelope(settlement[3]).attempt > before.attempt
+        and read_envelope(settlement.payload).attempt > before.attempt
     )

@@ -8,6 +8,7 @@ import pytest
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.keys import Keys
+from celery5.protocol.job.delivery import Settlement
 
 SHOP = Keys("shop")
 MAIL, SMS = SHOP.for_queue("mail"), SHOP.for_queue("sms")
@@ -61,7 +62,7 @@ def test_only_what_cannot_be_done_twice_is_not_repeatable() -> None:
     others = [
         jobs.publish(MAIL, [("a", b"")]),
         jobs.schedule(MAIL, [("a", b"", "+1")]),
-        jobs.settle(MAIL, "w", [("complete", b"1-0", "a", b"", 1, 0)]),
+        jobs.settle(MAIL, "w", [Settlement("complete", b"1-0", "a", b"", 1, 0)]),
         jobs.recover(MAIL, worker="", max_deliveries=3, limit=9, ttl=1, message_limit=9),
         jobs.locate_job(MAIL, "a"),
         jobs.leave_queue(MAIL, "w"),

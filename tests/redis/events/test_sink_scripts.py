@@ -8,6 +8,7 @@ from celery5.broker.calls import documents as documents_calls
 from celery5.broker.calls import jobs
 from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls.dead_letters import DONE, GONE
+from celery5.protocol.job.delivery import Settlement, SinkDocument
 from tests.redis.worker.one_queue import Queue, buried, done, envelope, failed
 
 SINK = "table"
@@ -19,8 +20,8 @@ def waiting(queue: Queue, sink: str = SINK) -> list[Any]:
     return [fields[b"document"] for _, fields in found]
 
 
-def settle(queue: Queue, words: Any, *given: tuple[bytes, str, bytes]) -> int:
-    return int(queue(jobs.settle(queue.keys, "w", [words], given)))
+def settle(queue: Queue, settlement: Settlement, *documents: tuple[bytes, str, bytes]) -> int:
+    return int(queue(jobs.settle(queue.keys, "w", [settlement], [SinkDocument(*each) for each in documents])))
 
 
 def collect(

@@ -7,11 +7,11 @@ from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls import limits
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.calls.limits import AdmissionRequest, AdmittedJobs
-from celery5.protocol.job.delivery import Delivery
+from celery5.protocol.job.delivery import Delivery, Settlement
 from celery5.protocol.job.envelope import Envelope, encode, read_envelope
 from celery5.protocol.limits import AdmissionRule, format_expiry, get_waiting_list
 from celery5.sending.publisher import JOBS_PER_TRIP
-from tests.redis.worker.one_queue import Queue, Settlement, done
+from tests.redis.worker.one_queue import Queue, done
 
 TASK = "shop.t"
 _NOT_COUNTED = ("cmdstat_info", "cmdstat_config|resetstat", "cmdstat_evalsha", "cmdstat_eval")

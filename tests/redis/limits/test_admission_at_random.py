@@ -18,6 +18,7 @@ from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.keys import Keys
+from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.limits import AdmissionRule, Rate
 from tests.gate_leaks import gate_leaks
@@ -103,9 +104,9 @@ class Walk:
         worker, entry = self.inside.pop(entry_id)
         words = verb(entry, read_envelope(entry.message).id)
         if verb is failed:
-            words = ("retry", entry.id, words[2], entry.message, 0, 60_000)
+            words = Settlement("retry", entry.id, words[2], entry.message, 0, 60_000)
         if verb is released:
-            words = ("release", entry.id, words[2], entry.message, entry.deliveries, 60_000)
+            words = Settlement("release", entry.id, words[2], entry.message, entry.deliveries, 60_000)
         want = 0 if self.gate.rule.suspended else self.dice.randint(0, 2)
         self.let_in(worker, self.gate.settled(worker, [entry], [words], want).entries)
         if self.dice.random() < 0.2:

@@ -4,14 +4,15 @@ import pytest
 
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
-from tests.redis.worker.one_queue import Queue, Settlement, envelope
+from celery5.protocol.job.delivery import Settlement
+from tests.redis.worker.one_queue import Queue, envelope
 
 KEPT = 60_000
 
 
 def holding(entry: Entry, delay: int = 0) -> Settlement:
     """The words that hold what was read, for so many ms."""
-    return ("hold", entry.id, "a", entry.message, delay, KEPT)
+    return Settlement("hold", entry.id, "a", entry.message, delay, KEPT)
 
 
 def held(queue: Queue, delay: int = 0) -> Entry:

@@ -14,6 +14,7 @@ from celery5.broker.calls import revocation as revocation_calls
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import GROUP, Keys, QueueKeys
+from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Document, Envelope, encode, read_envelope
 from celery5.protocol.job.lanes import get_stream_id
 from celery5.protocol.job.states import FINISHED, IllegalTransition, JobState, Move, advance
@@ -212,13 +213,13 @@ class Model:
             return
         state, entry, message = BY_SETTLING.get(move, JobState.DEAD), self.entries[job].id, MESSAGES[job]
         document = encode(Document(v=1, id=job, task="t", state=state.value))
-        settlements: dict[str, tuple[str, bytes, str, bytes, int, bytes | int]] = {
-            Move.RETRY: ("retry", entry, job, message, 0, KEPT),
-            Move.BURY: ("bury", entry, job, message, KEPT, document),
-            Move.RELEASE: ("release", entry, job, message, 0, KEPT),
-            Move.HOLD: ("hold", entry, job, message, 0, KEPT),
+        settlements: dict[str, Settlement] = {
+            Move.RETRY: Settlement("retry", entry, job, message, 0, KEPT),
+            Move.BURY: Settlement("bury", entry, job, message, KEPT, document),
+            Move.RELEASE: Settlement("release", entry, job, message, 0, KEPT),
+            Move.HOLD: Settlement("hold", entry, job, message, 0, KEPT),
         }
-        complete = ("complete", entry, job, document, KEPT, LOCKS[job].encode())
+        complete = Settlement("complete", entry, job, document, KEPT, LOCKS[job].encode())
         self.driver.perform(jobs_calls.settle(self.keys, self.worker, [settlements.get(move, complete)]))
         if self.lives[job].state is JobState.EXECUTING:  # nothing else can be settled
             ends = self.lives[job].marked and move in (Move.RETRY, Move.RELEASE, Move.HOLD, Move.BURY)

@@ -9,6 +9,7 @@ from celery5 import App, TaskFailed
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.calls.revocation import revoke
+from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Envelope, encode
 from tests.redis.worker.one_queue import Queue, done, envelope
 from tests.redis.worker.workers import until, working
@@ -78,7 +79,7 @@ def test_a_message_that_makes_no_sense_is_revoked_like_any_other(
     for entry in entries if how != "recovered" else []:
         extra = 60_000 if how == "released" else b"{}"
         verb = "release" if how == "released" else "bury"
-        assert queue.settle("w", (verb, entry.id, "a", message, 60_000, extra)) == 1
+        assert queue.settle("w", Settlement(verb, entry.id, "a", message, 60_000, extra)) == 1
     assert document(queue)["state"] == "REVOKED"
     assert document(queue)["attempt"] == 1
     assert queue.where("a") == "ENDED"
@@ -108,11 +109,11 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
         )
     else:
         extra = b"{}" if verb == "bury" else 60_000
-        assert queue.settle("w2", (verb, copy.id, "a", envelope("a"), 60_000, extra)) == 1
+        assert queue.settle("w2", Settlement(verb, copy.id, "a", envelope("a"), 60_000, extra)) == 1
     assert place(queue) == "V" + first.id.decode()
     assert document(queue) == {}
     assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
-    assert queue.settle("w1", ("retry", first.id, "a", envelope("a"), 0, 60_000)) == 1
+    assert queue.settle("w1", Settlement("retry", first.id, "a", envelope("a"), 0, 60_000)) == 1
     assert document(queue)["state"] == "REVOKED"
 
 

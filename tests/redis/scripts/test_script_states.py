@@ -12,6 +12,7 @@ from celery5.broker.calls import jobs
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.endpoint import Endpoint
 from celery5.broker.servers.embedded import EmbeddedServer
+from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.states import FINISHED, TRANSITIONS, JobState, Move, advance
 from tests.redis.scripts.lives import MESSAGES, Act, Model, words
 
@@ -125,7 +126,7 @@ def test_dropping_a_second_copy_of_a_job_touches_nothing_else(driver: BlockingRe
     first, second = model.driver.perform(
         jobs.read_jobs([model.keys], model.worker, count=2, block_seconds=0.001)
     )
-    drop = ("drop", second.id, "", b"", 0, 0)
+    drop = Settlement("drop", second.id, "", b"", 0, 0)
     assert model.driver.perform(jobs.settle(model.keys, model.worker, [drop])) == 1
     model.entries["a"] = first
     model.lives["a"].go(Move.START)

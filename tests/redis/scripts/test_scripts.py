@@ -9,6 +9,7 @@ import redis
 
 from celery5 import App
 from celery5.broker.calls import jobs
+from celery5.protocol.job.delivery import Settlement
 from tests.redis.worker.one_queue import VERBS, Queue, buried, done, envelope, failed, released
 
 # Publishing
@@ -183,7 +184,7 @@ def test_a_retry_comes_back_with_its_new_message(queue: Queue) -> None:
     queue.join("w")
     (entry,) = queue.read("w")
     assert entry.deliveries == 1
-    queue.settle("w", ("retry", entry.id, "a", b"second", 0, 0))
+    queue.settle("w", Settlement("retry", entry.id, "a", b"second", 0, 0))
     assert queue.where("a") == "RETRY"
     assert queue(jobs.promote_due_jobs(queue.keys, limit=10))[0] == 1
     (again,) = queue.read("w")
@@ -205,7 +206,7 @@ def test_a_corrupt_message_is_buried_without_an_id(queue: Queue) -> None:
     queue.join("w")
     first, second = queue.read("w")
     assert (first.message, second.message) == (b"\xff", b"")
-    queue.settle("w", ("bury", first.id, "", b"\xff", 1000, b"why"), released(second, ""))
+    queue.settle("w", Settlement("bury", first.id, "", b"\xff", 1000, b"why"), released(second, ""))
     assert queue(jobs.list_dead_jobs(queue.keys, count=9))[0][1:] == (b"\xff", b"why")
     assert not queue.client.exists(queue.keys.jobs)
 

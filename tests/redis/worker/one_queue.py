@@ -8,9 +8,8 @@ from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
 from celery5.broker.drivers.blocking import BlockingRedis
 from celery5.broker.keys import QueueKeys
+from celery5.protocol.job.delivery import Settlement
 from celery5.protocol.job.envelope import Envelope, encode
-
-Settlement = tuple[str, bytes, str, bytes, int, bytes | int]
 
 
 def envelope(job_id: str) -> bytes:
@@ -104,27 +103,31 @@ class Queue:
 
 def done(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job succeeded."""
-    return ("complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, b"")
+    return Settlement(
+        "complete", entry.id, job_id, b'{"v":1,"id":"a","task":"t","state":"SUCCESS"}', ttl, b""
+    )
 
 
 def failed(entry: Entry, job_id: str, delay: int = 60_000) -> Settlement:
     """The job is tried again."""
-    return ("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
+    return Settlement("retry", entry.id, job_id, envelope(job_id), delay, 60_000)
 
 
 def buried(entry: Entry, job_id: str, ttl: int = 60_000) -> Settlement:
     """The job is dead."""
-    return ("bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}')
+    return Settlement(
+        "bury", entry.id, job_id, b"message", ttl, b'{"v":1,"id":"a","task":"t","state":"DEAD"}'
+    )
 
 
 def released(entry: Entry, job_id: str) -> Settlement:
     """The job goes back."""
-    return ("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
+    return Settlement("release", entry.id, job_id, envelope(job_id), entry.deliveries, 60_000)
 
 
 def held(entry: Entry, job_id: str, delay: int = 0) -> Settlement:
     """The job waits as it is."""
-    return ("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
+    return Settlement("hold", entry.id, job_id, envelope(job_id), delay, 60_000)
 
 
 VERBS: dict[str, tuple[Callable[[Entry, str], Settlement], str]] = {
