@@ -76,10 +76,10 @@ def test_the_page_lists_every_key_and_channel_and_no_other() -> None:
         "revoke",
         "result",
         "inbox",
-        "answer",
+        "reply",
         "documents",
-        "schedule_news",
-        "free",
+        "schedule_changes",
+        "slots_freed",
         "limits",
     }
     assert {kind for _, _, kind in rows} <= {"set", "stream", "hash", "sorted set", "string"}
