@@ -28,12 +28,12 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, path: str, *, lib: str = "", inner: str = "") -> "Script":
+    def load(cls, path: str, *libs: str, inner: str = "") -> "Script":
         """Read a script of the package.
 
         Args:
             path: The file below `lua/`, without its suffix: `job/publish`.
-            lib: A file below `lua/lib/` whose functions the script uses. It is put in front.
+            libs: Files below `lua/lib/` whose functions the script uses. They are put in front.
             inner: Another script that this one calls as a function, named like its file, with tables of its own in
                 place of KEYS and ARGV.
         """
@@ -41,8 +41,7 @@ class Script:
         if inner:
             function = inner.rpartition("/")[2]
             body = f"local function {function}(KEYS, ARGV)\n{_lua(inner)}end\n{body}"
-        if lib:
-            body = _lua(f"lib/{lib}") + body
+        body = "".join(_lua(f"lib/{lib}") for lib in libs) + body
         return cls(path.rpartition("/")[2], body, sha1(body.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -8,8 +8,8 @@ import msgspec
 from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import QueueKeys
 
-REPLAY = Script.load("job/replay")
-PURGE = Script.load("job/purge")
+REPLAY = Script.load("job/replay", "sending")
+PURGE = Script.load("job/purge", "ending")
 
 DONE, GONE, KEY_TAKEN, ALIVE = 1, 0, -1, -2
 """What the scripts say of each job."""

@@ -10,8 +10,8 @@ import msgspec
 from celery5.broker.call import Call, Script, script_call
 from celery5.broker.keys import GROUP, QueueKeys
 
-INSPECT_JOB = Script.load("job/inspect_job")
-GET_QUEUE_STATE = Script.load("scaling/get_queue_state", lib="lane")
+INSPECT_JOB = Script.load("job/inspect_job", "clock", "ending")
+GET_QUEUE_STATE = Script.load("scaling/get_queue_state", "lane")
 
 
 class JobInspection(msgspec.Struct, frozen=True):

@@ -14,17 +14,17 @@ from celery5.protocol.job.envelope import SIZE_MARGIN
 from celery5.protocol.job.lanes import get_stream_id
 
 PUBLISH = Script.load("job/publish")
-SCHEDULE = Script.load("job/schedule")
-CLAIM = Script.load("job/claim")
+SCHEDULE = Script.load("job/schedule", "clock")
+CLAIM = Script.load("job/claim", "clock", "sending")
 READ_BY_LANE = Script.load("job/read_by_lane")
-PROMOTE = Script.load("job/promote", lib="admission")
-SETTLE = Script.load("job/settle")
+PROMOTE = Script.load("job/promote", "clock", "admission")
+SETTLE = Script.load("job/settle", "clock", "ending")
 JOIN = Script.load("cluster/join")
 RENEW_LEASE = Script.load("cluster/renew_lease")
-RECOVER = Script.load("job/recover", lib="admission")
+RECOVER = Script.load("job/recover", "clock", "ending", "admission")
 LEAVE = Script.load("cluster/leave")
 LOCATE = Script.load("job/locate")
-MEASURE = Script.load("scaling/measure", lib="lane")
+MEASURE = Script.load("scaling/measure", "lane")
 
 PING: Call[object] = Call(("PING",), lambda reply: reply, repeatable=True)
 """Nothing but an answer."""

@@ -12,10 +12,10 @@ from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Delivery
 from celery5.protocol.limits import AdmissionRule, LimitOverride, Suspension
 
-ADMIT = Script.load("limits/admit", lib="admission")
-ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", lib="admission")
-ADMIT_WAITING = Script.load("limits/admit_waiting", lib="admission")
-SETTLE_LIMITED = Script.load("limits/settle_limited", lib="admission", inner="job/settle")
+ADMIT = Script.load("limits/admit", "admission")
+ADD_TO_WAITING_LIST = Script.load("limits/add_to_waiting_list", "admission")
+ADMIT_WAITING = Script.load("limits/admit_waiting", "admission")
+SETTLE_LIMITED = Script.load("limits/settle_limited", "clock", "ending", "admission", inner="job/settle")
 
 LEASE_LOST = -1
 """The worker has lost its lease, and nothing was done."""

@@ -11,7 +11,7 @@ from celery5.broker.calls.jobs import Entry, parse_entry
 from celery5.broker.keys import GROUP, QueueKeys
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL
 
-REVOKE = Script.load("job/revoke", lib="admission")
+REVOKE = Script.load("job/revoke", "clock", "ending", "admission")
 
 BATCH_SIZE = 200
 """Jobs in one trip: a script holds the server up while it runs."""

@@ -12,7 +12,7 @@ from celery5.broker.call import Call, Script, Word, decode_text, script_call
 from celery5.broker.keys import Keys, QueueKeys
 
 GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules")
-FIRE_SCHEDULE = Script.load("scheduling/fire_schedule")
+FIRE_SCHEDULE = Script.load("scheduling/fire_schedule", "sending")
 
 
 class DueSchedules(msgspec.Struct, frozen=True):

@@ -117,6 +117,44 @@ def test_a_copy_of_a_revoked_job_goes_and_the_job_stays_revoked(queue: Queue, ve
     assert document(queue)["state"] == "REVOKED"
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_of_two_raw_entries_with_one_id_one_ends_the_job_and_the_other_changes_nothing(
+    queue: Queue, together: bool
+) -> None:
+    for _ in range(2):
+        queue.client.xadd(queue.keys.stream, {"job": envelope("a")})
+    queue.join("w")
+    first, second = queue.read("w")
+    other = done(second, "a")._replace(payload=b'{"v":1,"id":"a","task":"t","state":"REJECTED"}')
+    outcomes = [done(first, "a"), other]
+    assert (
+        sum(
+            queue.settle("w", *batch) for batch in ([outcomes] if together else [[each] for each in outcomes])
+        )
+        == 2
+    )
+    assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
+    assert queue.size() == jobs.QueueSize(stream=0, in_workers=0, due=0, dead=0)
+
+
+def test_of_two_entries_with_one_id_only_the_one_that_is_the_job_can_end_it(queue: Queue) -> None:
+    first, copy = copied(queue)
+    assert queue.settle("w2", done(copy, "a")) == 1
+    assert (place(queue), document(queue)) == ("S" + first.id.decode(), {})
+    assert queue.settle("w1", done(first, "a")) == 1
+    assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
+
+
+@pytest.mark.parametrize("verb", ["retry", "release", "hold"])
+def test_a_copy_does_not_come_back_and_its_job_goes_on(queue: Queue, verb: str) -> None:
+    first, copy = copied(queue)
+    assert queue.settle("w2", Settlement(verb, copy.id, "a", envelope("a"), 0, 60_000)) == 1
+    assert place(queue) == "S" + first.id.decode()
+    assert queue.size() == jobs.QueueSize(stream=1, in_workers=1, due=0, dead=0)
+    assert queue.settle("w1", done(first, "a")) == 1
+    assert (place(queue), document(queue)["state"]) == ("", "SUCCESS")
+
+
 def test_a_copy_of_a_job_that_has_ended_is_not_put_back(queue: Queue) -> None:
     first, _ = copied(queue)
     queue.settle("w1", done(first, "a"))

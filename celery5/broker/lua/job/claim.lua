@@ -13,18 +13,9 @@
 -- Gives for each job the id of the one that holds its place: its own, or that of the one in the way. A job that is known
 -- already, or has ended already, is left alone and gives its own id: so the call may be repeated.
 local stream, jobs, due, waiting, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local holders, earliest, lane = {}, nil, ARGV[2]
-local new = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
--- The job in the way, if any. A key whose job has ended, is dead, or is not known any more, is free.
-local function in_the_way(lock, window)
-  local last = redis.call('GET', window)
-  if last then return last end
-  local holder = redis.call('HGET', unique, lock)
-  local place = holder and redis.call('HGET', jobs, holder)
-  if place and string.sub(place, 1, 1) ~= 'X' then return holder end
-end
+local is_new = is_new_lane(stream, lane)
 for n = 6, #KEYS, 2 do -- bound: the jobs of this call, 200 at most
   local at = 3 + 5 * (n - 6) / 2
   local id, envelope, when, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
@@ -32,12 +23,12 @@ for n = 6, #KEYS, 2 do -- bound: the jobs of this call, 200 at most
   -- A window that says its own id: it was sent, has ended, and its result is gone.
   local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1
   if not known and not (lock ~= '' and redis.call('GET', KEYS[n + 1]) == id) then
-    holder = lock ~= '' and in_the_way(lock, KEYS[n + 1]) or id
+    holder = lock ~= '' and (redis.call('GET', KEYS[n + 1]) or find_holder(unique, jobs, lock)) or id
     if holder == id then
       if when == '' then
-        redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope) .. lane)
-        if new then redis.call('PUBLISH', ARGV[1], 'lane') end
-        new = false
+        send(stream, jobs, lane, id, envelope)
+        if is_new then redis.call('PUBLISH', ARGV[1], 'lane') end
+        is_new = false
       else
         if string.sub(when, 1, 1) == '+' then when = now + tonumber(string.sub(when, 2)) else when = tonumber(when) end
         redis.call('ZADD', due, when, id)

@@ -12,17 +12,15 @@
 -- Gives its place (as in the hash, or ''), its document, its message, the worker that has it (each may be ''), for how
 -- many ms that has had it, when it is due in ms since 1970 (-1 each when that is not so), how many workers died with
 -- it, the time in ms since 1970, and how many stand before it in its line at a gate (-1 when it is in none). A dead job's document is found in its grave when it has expired.
-local time = redis.call('TIME')
-local told = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, time[1] * 1000 + math.floor(time[2] / 1000), -1}
+local told = {'', redis.call('GET', KEYS[3]) or '', '', '', -1, -1, 0, now_ms(), -1}
 local place = redis.call('HGET', KEYS[2], ARGV[2])
 if not place then return told end
 local kind, entry, lane = string.match(place, '^(.)([%d-]*)(%a?)')
 told[1] = place
 local function read(stream)
-  local found, field = redis.call('XRANGE', stream, entry, entry)[1], {}
-  for n = 1, found and #found[2] or 0, 2 do field[found[2][n]] = found[2][n + 1] end -- bound: the fields of an entry, as its sender wrote them
-  told[3] = field.job or ''
-  return field
+  local fields = fields_of(redis.call('XRANGE', stream, entry, entry)[1])
+  told[3] = fields.job or ''
+  return fields
 end
 if kind == 'S' or kind == 'V' then
   local stream = ({h = KEYS[8], l = KEYS[9], g = KEYS[10]})[lane] or KEYS[1]

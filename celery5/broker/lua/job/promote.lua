@@ -15,8 +15,7 @@
 local due, waiting, jobs = KEYS[1], KEYS[2], KEYS[4]
 local at = keys_of_gates {due = due, held = KEYS[7], room = KEYS[8]}
 local streams = {[''] = KEYS[3], h = KEYS[5], l = KEYS[6]}
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local ids = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(ids) do -- bound: ARGV 1
   local envelope, place = redis.call('HGET', waiting, id), redis.call('HGET', jobs, id) or ''

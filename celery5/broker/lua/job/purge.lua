@@ -7,14 +7,7 @@ local dead, jobs = KEYS[1], KEYS[2]
 local told = {}
 -- What a caller cannot read may still have an id here: recovery is less strict.
 local function id_of(grave)
-  local found = redis.call('XRANGE', dead, grave, grave)[1]
-  for n = 1, found and #found[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
-    if found[2][n] == 'job' then
-      local readable, envelope = pcall(cjson.decode, found[2][n + 1])
-      if readable and type(envelope) == 'table' and type(envelope.id) == 'string' then return envelope.id end
-    end
-  end
-  return ''
+  return as_text(decode_message(fields_of(redis.call('XRANGE', dead, grave, grave)[1]).job).id)
 end
 for n = 1, #ARGV, 2 do -- bound: the jobs of this call
   local grave, id = ARGV[n], ARGV[n + 1]

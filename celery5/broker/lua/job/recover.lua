@@ -33,8 +33,7 @@ local jobs, leases, dead, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local streams = {[''] = KEYS[1], h = KEYS[11], l = KEYS[12], g = KEYS[13]}
 local at, freed = keys_of_gates {slots = KEYS[8], taken = KEYS[9], room = KEYS[10]}, {}
 local group, name, judge = ARGV[1], ARGV[2], ARGV[8]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local lapsed_by = now
 if judge ~= '' then
   lapsed_by = math.min(tonumber(ARGV[9]), now)
@@ -55,30 +54,20 @@ local function stray()
     end
   end
 end
--- What a message says may be anything: what fails in the middle of this script would take jobs with it.
 -- Of what is too large to be decoded only the id is read, where producers write it: at the beginning (`id_of` in
 -- protocol/job/envelope.py).
-local function read(message)
+local function read_message(message)
   if #message >= tonumber(ARGV[11]) then
     local start = string.gsub(string.sub(message, 1, 1000), '^%s*{%s*"v"%s*:%s*%d+%s*,', '{')
     return {id = string.match(start, '^%s*{%s*"id"%s*:%s*"([^"\\]+)"')}
   end
-  local readable, envelope = pcall(cjson.decode, message)
-  return readable and type(envelope) == 'table' and envelope or {}
-end
-local function text(value) return type(value) == 'string' and value or '' end
-local function whole(value, least)
-  return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
+  return decode_message(message)
 end
 -- The job has ended: its document is kept and announced, its key is free.
-local function tell(id, lock, document, state, task)
-  redis.call('SET', KEYS[5] .. id, document, 'PX', ARGV[5])
-  redis.call('PUBLISH', KEYS[5] .. id, document)
-  for sink in string.gmatch(redis.call('HGET', KEYS[7], state .. ' ' .. task) or '', '%S+') do -- bound: the sinks of one task
-    redis.call('XADD', KEYS[7] .. ':' .. sink, '*', 'document', document)
-    redis.call('PUBLISH', KEYS[7], '')
-  end
-  if lock and redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
+local function end_job(id, lock, document, state, task)
+  store_document(KEYS[5] .. id, document, ARGV[5])
+  look_up_sinks(KEYS[7], state, task, document)
+  unlock(unique, lock, id)
 end
 local fence = -1
 if name == '' then
@@ -99,37 +88,35 @@ for n = 12, #ARGV do begun[ARGV[n]] = true end -- bound: the entries that one wo
 local function undo(one, lane)
   local stream = streams[lane]
   local entry = redis.call('XRANGE', stream, one[1], one[1])[1]
-  local field = {}
-  for n = 1, entry and #entry[2] or 0, 2 do field[entry[2][n]] = entry[2][n + 1] end -- bound: the fields of an entry, as its sender wrote them
-  local envelope = read(field.job or '')
-  local id, task, key = text(envelope.id), text(envelope.task), text(envelope.key)
-  local lock = key ~= '' and task .. ' ' .. key
+  local fields = fields_of(entry)
+  local envelope = read_message(fields.job or '')
+  local id, task, lock = as_text(envelope.id), as_text(envelope.task), lock_of(envelope)
   local blamed = fence == -1 and (ARGV[6] == '*' or begun[one[1] .. lane])
-  local deliveries = whole(tonumber(field.deliveries), 0) + (blamed and 1 or 0)
+  local deliveries = as_whole(tonumber(fields.deliveries), 0) + (blamed and 1 or 0)
   local place = id ~= '' and redis.call('HGET', jobs, id) or ''
   local revoked, here = string.sub(place, 1, 1) == 'V', string.sub(place, 2) == one[1] .. lane
   local over = id ~= '' and place == '' and redis.call('EXISTS', KEYS[5] .. id) == 1
-  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = whole(envelope.attempt, 1),
-    replays = whole(envelope.replays, 0)}
+  local document = {v = 1, id = id, task = task, worker = name, finished = now / 1000, attempt = as_whole(envelope.attempt, 1),
+    replays = as_whole(envelope.replays, 0)}
   if not entry or over or (revoked and not here) then -- nothing is left to be run
   elseif revoked then
     document.state = 'REVOKED'
     redis.call('HDEL', jobs, id)
-    tell(id, lock, cjson.encode(document), 'REVOKED', task)
+    end_job(id, lock, cjson.encode(document), 'REVOKED', task)
   elseif blamed and deliveries > tonumber(ARGV[3]) then
     document.state, document.reason = 'DEAD', 'poisoned'
     document.failure = {type = 'WorkerDied', message = 'took its worker down ' .. deliveries .. ' times', worker = name}
     local words = cjson.encode(document)
-    local grave = redis.call('XADD', dead, '*', 'job', field.job or '', 'document', words)
+    local grave = redis.call('XADD', dead, '*', 'job', fields.job or '', 'document', words)
     if id ~= '' and (here or place == '') then
       redis.call('HSET', jobs, id, 'X' .. grave)
-      tell(id, lock, words, 'DEAD', task)
+      end_job(id, lock, words, 'DEAD', task)
     end
     buried = buried + 1
   else
     -- What was handed to the dead worker goes to the lane of its priority.
-    if lane == 'g' then lane = ({high = 'h', low = 'l'})[text(envelope.priority)] or '' end
-    local again = redis.call('XADD', streams[lane], '*', 'job', field.job or '', 'deliveries', deliveries)
+    if lane == 'g' then lane = ({high = 'h', low = 'l'})[as_text(envelope.priority)] or '' end
+    local again = redis.call('XADD', streams[lane], '*', 'job', fields.job or '', 'deliveries', deliveries)
     if id ~= '' and (here or place == '') then redis.call('HSET', jobs, id, 'S' .. again .. lane) end
     back = back + 1
   end

@@ -13,28 +13,21 @@
 -- is given it for the new run.
 local stream, jobs, dead, unique = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local told, lane = {}, ARGV[2]
-local new = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
--- Whether the key of a job is another's: one that is alive. Who is gone, or dead, has none.
-local function taken(lock, id)
-  local holder = lock ~= '' and redis.call('HGET', unique, lock)
-  local place = holder and holder ~= id and redis.call('HGET', jobs, holder)
-  return place and string.sub(place, 1, 1) ~= 'X'
-end
+local is_new = is_new_lane(stream, lane)
 for n = 5, #KEYS do -- bound: the jobs of this call
   local at = 4 * (n - 5) + 3
   local grave, id, message, lock = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local place = redis.call('HGET', jobs, id)
+  local place, holder = redis.call('HGET', jobs, id), lock ~= '' and find_holder(unique, jobs, lock)
   if place and string.sub(place, 1, 1) ~= 'X' then
     told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -2 or 0
-  elseif taken(lock, id) then
+  elseif holder and holder ~= id then
     told[#told + 1] = #redis.call('XRANGE', dead, grave, grave) == 1 and -1 or 0
   elseif redis.call('XDEL', dead, grave) == 0 then
     told[#told + 1] = 0
   else
-    local entry = redis.call('XADD', stream, '*', 'job', message)
-    redis.call('HSET', jobs, id, 'S' .. entry .. lane)
-    if new then redis.call('PUBLISH', ARGV[1], 'lane') end
-    new = false
+    send(stream, jobs, lane, id, message)
+    if is_new then redis.call('PUBLISH', ARGV[1], 'lane') end
+    is_new = false
     redis.call('DEL', KEYS[n])
     if lock ~= '' then redis.call('HSET', unique, lock, id) end
     told[#told + 1] = 1

@@ -23,14 +23,8 @@ local jobs, due, waiting, unique = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local streams = {[''] = KEYS[1], h = KEYS[6], l = KEYS[7], g = KEYS[8]}
 local at = keys_of_gates {due = due, held = KEYS[10], room = KEYS[11]}
 local group = ARGV[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- What a message says may be anything: what fails in the middle of this script would take jobs with it.
-local function text(value) return type(value) == 'string' and value or '' end
-local function number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
-local function unlock(lock, id)
-  if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
-end
+local now = now_ms()
+local function as_number(value, least) return type(value) == 'number' and value >= least and value < 1e12 and value or least end
 -- Without a message nobody knows the job's key, but what it holds is known. Not all keys are looked at: one that a job
 -- holds which is not there any more is free for whoever asks for it (claim.lua).
 local PAGES, pages, owners = 4, 0, nil
@@ -45,32 +39,26 @@ local function unlock_all(id)
       locks[#locks + 1], owners[page[2][n + 1]] = page[2][n], locks
     end
   end
-  for _, lock in ipairs(owners[id] or {}) do unlock(lock, id) end -- bound: as above
+  for _, lock in ipairs(owners[id] or {}) do unlock(unique, lock, id) end -- bound: as above
 end
 local function withdraw(id, message, result)
-  local readable, envelope = pcall(cjson.decode, message or '')
-  if not readable or type(envelope) ~= 'table' then envelope = {} end
-  local task, key = text(envelope.task), text(envelope.key)
-  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = number(envelope.sent, 0),
-    attempt = math.floor(number(envelope.attempt, 1)), replays = math.floor(number(envelope.replays, 0)),
+  local envelope = decode_message(message)
+  local task = as_text(envelope.task)
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', sent = as_number(envelope.sent, 0),
+    attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0),
     finished = now / 1000})
-  local own = number(envelope.results_ttl, 0)
+  local own = as_number(envelope.results_ttl, 0)
   local ttl = math.max(own > 0 and own * 1000 or ARGV[3], ARGV[4])
-  redis.call('SET', result, document, 'PX', string.format('%.0f', ttl))
-  redis.call('PUBLISH', result, document)
-  for sink in string.gmatch(redis.call('HGET', KEYS[9], 'REVOKED ' .. task) or '', '%S+') do -- bound: the sinks of one task
-    redis.call('XADD', KEYS[9] .. ':' .. sink, '*', 'document', document)
-    redis.call('PUBLISH', KEYS[9], '')
-  end
+  store_document(result, document, string.format('%.0f', ttl))
+  look_up_sinks(KEYS[9], 'REVOKED', task, document)
   redis.call('HDEL', jobs, id)
-  if not message then unlock_all(id) elseif key ~= '' then unlock(task .. ' ' .. key, id) end
+  if message then unlock(unique, lock_of(envelope), id) else unlock_all(id) end
   return 'REVOKED'
 end
 -- How a job ended that has no place any more.
 local function ended(result)
-  local readable, document = pcall(cjson.decode, redis.call('GET', result) or '')
-  if not readable or type(document) ~= 'table' or type(document.state) ~= 'string' then return 'UNKNOWN' end
-  return document.state
+  local document = decode_message(redis.call('GET', result))
+  return type(document.state) == 'string' and document.state or 'UNKNOWN'
 end
 local found = {}
 for n = 12, #KEYS do -- bound: the jobs of this call
@@ -95,12 +83,7 @@ for n = 12, #KEYS do -- bound: the jobs of this call
       redis.call('PUBLISH', ARGV[2], where)
       found[#found + 1] = 'EXECUTING'
     else
-      local message
-      local there = redis.pcall('XRANGE', stream, entry, entry)[1]
-      for at = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
-        if there[2][at] == 'job' then message = there[2][at + 1] end
-      end
-      found[#found + 1] = withdraw(id, message, result)
+      found[#found + 1] = withdraw(id, fields_of(redis.pcall('XRANGE', stream, entry, entry)[1]).job, result)
       redis.pcall('XDEL', stream, entry)
     end
   elseif kind == 'X' then

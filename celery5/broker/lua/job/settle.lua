@@ -22,130 +22,137 @@
 --                     touches nothing else; but if the job's place is this very entry, it is a release
 --           and after all of them, for each document that sinks are given: its stream entry, the names of the sinks, the
 --           document, or '' for the outcome's own
--- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done (I4).
+-- Gives how many outcomes this worker still owned, or -1 when it has lost its lease: then nothing was done.
 -- An entry that is not pending any more was settled before; it is left alone, so the call may be repeated. A job that
--- was revoked meanwhile (its place says V) is not tried again, given back or buried: it ends as REVOKED. A copy of a job
--- whose place has another entry ends nothing: one that is given up is buried without the job's name, and one of a revoked
--- job goes.
+-- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
+-- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
+-- ends nothing and does not come back. A copy that is given up is dead-lettered without the job's name.
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local unique = KEYS[7]
+local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
 local lease = redis.call('ZSCORE', leases, me)
 if not lease or tonumber(lease) < 0 then return -1 end
-local clock
+local settled, ended, earliest, has_documents = {}, {}, nil, false
 -- The time in ms since 1970. Most batches do not ask.
+local clock
 local function now()
-  local time = not clock and redis.call('TIME')
-  clock = clock or time[1] * 1000 + math.floor(time[2] / 1000)
+  clock = clock or now_ms()
   return clock
 end
-local gone, ended, earliest = {}, {}, nil
-local given, handed = {}, false
-for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do given[ARGV[at]] = at end -- bound: the documents of this call
-local function hand(sinks, document)
-  for sink in string.gmatch(sinks or '', '%S+') do -- bound: the sinks of one task
-    redis.call('XADD', KEYS[8] .. ':' .. sink, '*', 'document', document)
-    handed = true
-  end
-end
-local function hand_as_told(at, document)
-  if at then hand(ARGV[at + 1], ARGV[at + 2] ~= '' and ARGV[at + 2] or document) end
-end
-local function unlock(lock, id)
-  if redis.call('HGET', unique, lock) == id then redis.call('HDEL', unique, lock) end
-end
--- What a message says may be anything: what fails in the middle of this script would take jobs with it.
-local function read(message)
-  local readable, envelope = pcall(cjson.decode, message)
-  return readable and type(envelope) == 'table' and envelope or {}
-end
-local function text(value) return type(value) == 'string' and value or '' end
-local function whole(value, least)
-  return type(value) == 'number' and value >= least and value < 1e15 and math.floor(value) or least
-end
-local function unlock_by(envelope, id)
-  local key = text(envelope.key)
-  if key ~= '' then unlock(text(envelope.task) .. ' ' .. key, id) end
-end
--- Whether the job was revoked while this worker had it; then it ends here.
-local function revoked(id, entry, message, result, ttl)
-  local place = id ~= '' and redis.call('HGET', jobs, id)
-  if not place or string.sub(place, 1, 1) ~= 'V' then return false end
-  if string.sub(place, 2) ~= entry then return true end
-  local envelope = read(message)
-  local document = cjson.encode({v = 1, id = id, task = text(envelope.task), state = 'REVOKED', worker = me,
-    finished = now() / 1000, attempt = whole(envelope.attempt, 1), replays = whole(envelope.replays, 0)})
-  redis.call('SET', result, document, 'PX', ttl)
-  redis.call('PUBLISH', result, document)
-  hand(redis.call('HGET', KEYS[8], 'REVOKED ' .. text(envelope.task)), document)
-  ended[#ended + 1] = id
-  unlock_by(envelope, id)
-  return true
-end
--- Whether this entry is the job, as far as Redis knows: a copy of one that is elsewhere, or has ended, is not.
-local function is_it(id, entry, result)
-  local place = id ~= '' and redis.call('HGET', jobs, id)
+-- Where the jobs are: asked for all at once, and kept up to date, for two entries of one batch may have one id.
+local ids, places = {}, {}
+for n = 9, #KEYS do ids[n - 8] = ARGV[6 * n - 47] end -- bound: the outcomes of this call, 256 at most
+for n, place in ipairs(ids[1] and redis.call('HMGET', jobs, unpack(ids)) or {}) do places[ids[n]] = place end -- bound: as above
+local function is_job(id, entry, result)
+  local place = places[id]
   if place then return string.sub(place, 2) == entry end
   return id ~= '' and redis.call('EXISTS', result) == 0
 end
--- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
-local function home(message)
-  if lane ~= 'g' then return lane end
-  return ({high = 'h', low = 'l'})[text(read(message).priority)] or ''
+local function move(id, place)
+  places[id] = place
+  redis.call('HSET', jobs, id, place)
 end
--- How many workers went down with the job so far: what is held keeps that (I5).
-local function deliveries(entry)
-  local there = redis.call('XRANGE', stream, entry, entry)[1]
-  for n = 1, there and #there[2] or 0, 2 do -- bound: the fields of an entry, as its sender wrote them
-    if there[2][n] == 'deliveries' then return string.match(there[2][n + 1], '^%d+$') or '' end
+local function remember_end(id)
+  places[id] = false
+  ended[#ended + 1] = id
+end
+-- For each entry, where the words for its sinks begin.
+local for_sinks = {}
+for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
+local function send_document(entry, document)
+  local at = for_sinks[entry]
+  if not at then return end
+  local sinks, own = ARGV[at + 1], ARGV[at + 2]
+  has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
+end
+local function end_as_revoked(id, message, result, ttl)
+  local envelope = decode_message(message)
+  local task = as_text(envelope.task)
+  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
+    finished = now() / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
+  store_document(result, document, ttl)
+  look_up_sinks(documents, 'REVOKED', task, document)
+  remember_end(id)
+  unlock(unique, lock_of(envelope), id)
+end
+-- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
+local function goes_on(id, entry, result, message, ttl)
+  if id == '' then return true end
+  if not is_job(id, entry, result) then return false end
+  if string.sub(places[id] or '', 1, 1) ~= 'V' then return true end
+  end_as_revoked(id, message, result, ttl)
+  return false
+end
+-- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
+local function home_of(message)
+  if lane ~= 'g' then return lane end
+  return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
+end
+-- How many workers died with the job so far: what is held keeps that.
+local function deliveries_of(entry)
+  local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
+  local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
+  return string.match(fields.deliveries or '', '^%d+$') or ''
+end
+local function keep_until_due(id, message, place, delay)
+  local when = now() + tonumber(delay)
+  redis.call('ZADD', due, when, id)
+  redis.call('HSET', waiting, id, message)
+  move(id, place)
+  if not earliest or when < earliest then earliest = when end
+end
+local verbs = {}
+function verbs.complete(id, entry, result, document, ttl, lock)
+  if not is_job(id, entry, result) then return end
+  store_document(result, document, ttl)
+  send_document(entry, document)
+  remember_end(id)
+  unlock(unique, lock, id)
+end
+function verbs.retry(id, entry, result, message, delay, ttl)
+  if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
+end
+function verbs.hold(id, entry, result, message, delay, ttl)
+  if not goes_on(id, entry, result, message, ttl) then return end
+  keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
+end
+function verbs.bury(id, entry, result, message, ttl, document)
+  local revoked = string.sub(places[id] or '', 1, 1) == 'V'
+  local here = is_job(id, entry, result)
+  if revoked and here then return end_as_revoked(id, message, result, ttl) end
+  if revoked then return end -- a copy of a revoked job
+  local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
+  if not here then return end
+  move(id, 'X' .. dead_entry)
+  store_document(result, document, ttl)
+  send_document(entry, document)
+  unlock(unique, lock_of(decode_message(message)), id)
+end
+function verbs.release(id, entry, result, message, deliveries, ttl)
+  -- Nobody reads what was handed to a worker and comes back on that lane.
+  if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
+  if not goes_on(id, entry, result, message, ttl) then return end
+  local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
+  if id ~= '' then move(id, 'S' .. again .. lane) end
+end
+function verbs.drop(id, entry, result, message, deliveries, ttl)
+  if id ~= '' and places[id] and is_job(id, entry, result) then
+    verbs.release(id, entry, result, message, deliveries, ttl)
   end
-  return ''
 end
 for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
-  local at = 5 + 6 * (n - 9)
-  local verb, entry, id, message, number = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local extra, on_stream = ARGV[at + 5], lane == '' and entry or string.sub(entry, 1, -2)
+  local at = 6 * n - 49
+  local verb, entry, id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
   if redis.call('XACK', stream, group, on_stream) == 1 then
-    gone[#gone + 1] = on_stream
-    if verb == 'drop' and id ~= '' then
-      local place = redis.call('HGET', jobs, id)
-      if place and string.sub(place, 2) == entry then verb = 'release' end
-    end
-    -- Nobody reads what was handed to a worker and comes back on that lane.
-    if verb == 'release' and lane == 'g' then verb, number = 'hold', 0 end
-    if verb == 'complete' then
-      redis.call('SET', KEYS[n], message, 'PX', number)
-      redis.call('PUBLISH', KEYS[n], message)
-      hand_as_told(given[entry], message)
-      ended[#ended + 1] = id
-      if extra ~= '' then unlock(extra, id) end
-    elseif revoked(id, entry, message, KEYS[n], verb == 'bury' and number or extra) then -- it ended, or was a copy
-    elseif verb == 'retry' or verb == 'hold' then
-      local place = (verb == 'retry' and 'R' or 'H' .. deliveries(on_stream)) .. home(message)
-      local when = now() + tonumber(number)
-      redis.call('ZADD', due, when, id)
-      redis.call('HSET', waiting, id, message)
-      redis.call('HSET', jobs, id, place)
-      if not earliest or when < earliest then earliest = when end
-    elseif verb == 'bury' then
-      local grave = redis.call('XADD', dead, '*', 'job', message, 'document', extra)
-      if is_it(id, entry, KEYS[n]) then
-        redis.call('HSET', jobs, id, 'X' .. grave)
-        redis.call('SET', KEYS[n], extra, 'PX', number)
-        redis.call('PUBLISH', KEYS[n], extra)
-        hand_as_told(given[entry], extra)
-        unlock_by(read(message), id)
-      end
-    elseif verb == 'release' then
-      local back = redis.call('XADD', stream, '*', 'job', message, 'deliveries', number)
-      if id ~= '' then redis.call('HSET', jobs, id, 'S' .. back .. lane) end
-    end
+    settled[#settled + 1] = on_stream
+    verbs[verb](id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
   end
 end
-if #gone > 0 then redis.call('XDEL', stream, unpack(gone)) end
+if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
 if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
-if handed then redis.call('PUBLISH', KEYS[8], '') end
+if has_documents then redis.call('PUBLISH', documents, '') end
 if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
   redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
 end
-return #gone
+return #settled

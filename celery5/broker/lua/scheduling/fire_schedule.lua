@@ -26,21 +26,16 @@ if now_there == new then
 end
 if now_there ~= expected then return 0 end
 local lane = ARGV[7]
-local first = lane ~= '' and redis.call('EXISTS', stream) == 0 -- nobody reads this lane yet
-local function in_the_way(lock, window)
-  if redis.call('EXISTS', window) == 1 then return true end
-  local holder = redis.call('HGET', unique, lock)
-  local place = holder and redis.call('HGET', jobs, holder)
-  return place and string.sub(place, 1, 1) ~= 'X'
-end
+local is_new = is_new_lane(stream, lane)
 for n = 6, #KEYS, 2 do -- bound: the jobs of one schedule
   local at = 8 + 4 * (n - 6) / 2
   local id, envelope, lock, span = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local known = redis.call('HEXISTS', jobs, id) == 1 or redis.call('EXISTS', KEYS[n]) == 1
-  if not known and not (lock ~= '' and in_the_way(lock, KEYS[n + 1])) then
-    redis.call('HSET', jobs, id, 'S' .. redis.call('XADD', stream, '*', 'job', envelope) .. lane)
-    if first then redis.call('PUBLISH', ARGV[6], 'lane') end
-    first = false
+  local is_taken = lock ~= '' and (redis.call('EXISTS', KEYS[n + 1]) == 1 or find_holder(unique, jobs, lock))
+  if not known and not is_taken then
+    send(stream, jobs, lane, id, envelope)
+    if is_new then redis.call('PUBLISH', ARGV[6], 'lane') end
+    is_new = false
     if lock ~= '' then redis.call('HSET', unique, lock, id) end
     if span ~= '0' then redis.call('SET', KEYS[n + 1], id, 'PX', span) end
   end

@@ -1,0 +1,6 @@
+-- Clock: a part of the scripts that ask for the time: they begin with it.
+-- Return the time in ms since 1970.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
