@@ -27,132 +27,134 @@
 -- was revoked meanwhile (its place says V) is not tried again, given back or dead-lettered: it ends as REVOKED. An entry is
 -- the job when it is where `jobs` has it; where `jobs` knows nothing of it, when it has not ended. Any other is a copy: it
 -- ends nothing and does not come back. A copy that is given up is dead-lettered without the job's name.
+local call, KEYS, ARGV = redis.call, KEYS, ARGV -- as locals: this is the script that runs most, and globals cost
 local stream, jobs, leases, due, waiting, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, documents = KEYS[7], KEYS[8]
 local group, me, lane = ARGV[1], ARGV[2], ARGV[4]
-local lease = redis.call('ZSCORE', leases, me)
+local lease = call('ZSCORE', leases, me)
 if not lease or tonumber(lease) < 0 then return -1 end
 local settled, ended, earliest, has_documents = {}, {}, nil, false
--- The time in ms since 1970. Most batches do not ask.
-local clock
-local function now()
-  clock = clock or now_ms()
-  return clock
-end
 -- Where the jobs are: asked for all at once, and kept up to date, for two entries of one batch may have one id.
 local ids, places = {}, {}
 for n = 9, #KEYS do ids[n - 8] = ARGV[6 * n - 47] end -- bound: the outcomes of this call, 256 at most
-for n, place in ipairs(ids[1] and redis.call('HMGET', jobs, unpack(ids)) or {}) do places[ids[n]] = place end -- bound: as above
-local function is_job(id, entry, result)
-  local place = places[id]
-  if place then return string.sub(place, 2) == entry end
-  return id ~= '' and redis.call('EXISTS', result) == 0
-end
-local function move(id, place)
-  places[id] = place
-  redis.call('HSET', jobs, id, place)
-end
-local function remember_end(id)
-  places[id] = false
-  ended[#ended + 1] = id
-end
+local found = ids[1] and call('HMGET', jobs, unpack(ids))
+for n = 1, #ids do places[ids[n]] = found[n] end -- bound: as above
 -- For each entry, where the words for its sinks begin.
 local for_sinks = {}
 for at = 5 + 6 * (#KEYS - 8), #ARGV, 3 do for_sinks[ARGV[at]] = at end -- bound: the documents of this call
-local function send_document(entry, document)
-  local at = for_sinks[entry]
-  if not at then return end
+local function is_job(id, entry, result)
+  local place = places[id]
+  if place then return string.sub(place, 2) == entry end
+  return id ~= '' and call('EXISTS', result) == 0
+end
+local function send_document(at, document)
   local sinks, own = ARGV[at + 1], ARGV[at + 2]
   has_documents = send_to_sinks(documents, sinks, own ~= '' and own or document) or has_documents
 end
-local function end_as_revoked(id, message, result, ttl)
-  local envelope = decode_message(message)
-  local task = as_text(envelope.task)
-  local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
-    finished = now() / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
-  store_document(result, document, ttl)
-  look_up_sinks(documents, 'REVOKED', task, document)
-  remember_end(id)
-  unlock(unique, lock_of(envelope), id)
-end
--- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
-local function goes_on(id, entry, result, message, ttl)
-  if id == '' then return true end
-  if not is_job(id, entry, result) then return false end
-  if string.sub(places[id] or '', 1, 1) ~= 'V' then return true end
-  end_as_revoked(id, message, result, ttl)
-  return false
-end
--- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
-local function home_of(message)
-  if lane ~= 'g' then return lane end
-  return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
-end
--- How many workers died with the job so far: what is held keeps that.
-local function deliveries_of(entry)
-  local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-  local fields = fields_of(redis.call('XRANGE', stream, on_stream, on_stream)[1])
-  return string.match(fields.deliveries or '', '^%d+$') or ''
-end
-local function keep_until_due(id, message, place, delay)
-  local when = now() + tonumber(delay)
-  redis.call('ZADD', due, when, id)
-  redis.call('HSET', waiting, id, message)
-  move(id, place)
-  if not earliest or when < earliest then earliest = when end
-end
-local verbs = {}
-function verbs.complete(id, entry, result, document, ttl, lock)
+local function complete(id, entry, result, document, ttl, lock)
   if not is_job(id, entry, result) then return end
   store_document(result, document, ttl)
-  send_document(entry, document)
-  remember_end(id)
-  unlock(unique, lock, id)
+  if for_sinks[entry] then send_document(for_sinks[entry], document) end
+  places[id], ended[#ended + 1] = false, id
+  if lock ~= '' then unlock(unique, lock, id) end
 end
-function verbs.retry(id, entry, result, message, delay, ttl)
-  if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
-end
-function verbs.hold(id, entry, result, message, delay, ttl)
-  if not goes_on(id, entry, result, message, ttl) then return end
-  keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
-end
-function verbs.bury(id, entry, result, message, ttl, document)
-  local revoked = string.sub(places[id] or '', 1, 1) == 'V'
-  local here = is_job(id, entry, result)
-  if revoked and here then return end_as_revoked(id, message, result, ttl) end
-  if revoked then return end -- a copy of a revoked job
-  local dead_entry = redis.call('XADD', dead, '*', 'job', message, 'document', document)
-  if not here then return end
-  move(id, 'X' .. dead_entry)
-  store_document(result, document, ttl)
-  send_document(entry, document)
-  unlock(unique, lock_of(decode_message(message)), id)
-end
-function verbs.release(id, entry, result, message, deliveries, ttl)
-  -- Nobody reads what was handed to a worker and comes back on that lane.
-  if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
-  if not goes_on(id, entry, result, message, ttl) then return end
-  local again = redis.call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
-  if id ~= '' then move(id, 'S' .. again .. lane) end
-end
-function verbs.drop(id, entry, result, message, deliveries, ttl)
-  if id ~= '' and places[id] and is_job(id, entry, result) then
-    verbs.release(id, entry, result, message, deliveries, ttl)
+-- The other verbs are rare. Their functions are made when the first of them comes: that costs as much as to settle a job.
+local function make_other_verbs()
+  local verbs, clock = {}, now_ms()
+  local function move(id, place)
+    places[id] = place
+    call('HSET', jobs, id, place)
   end
+  local function end_as_revoked(id, message, result, ttl)
+    local envelope = decode_message(message)
+    local task = as_text(envelope.task)
+    local document = cjson.encode({v = 1, id = id, task = task, state = 'REVOKED', worker = me,
+      finished = clock / 1000, attempt = as_whole(envelope.attempt, 1), replays = as_whole(envelope.replays, 0)})
+    store_document(result, document, ttl)
+    look_up_sinks(documents, 'REVOKED', task, document)
+    places[id], ended[#ended + 1] = false, id
+    unlock(unique, lock_of(envelope), id)
+  end
+  local function is_revoked(id) return string.sub(places[id] or '', 1, 1) == 'V' end
+  -- Return whether a job goes on: no copy does, and one that was revoked ends here. What has no id has only its entry.
+  local function goes_on(id, entry, result, message, ttl)
+    if id == '' then return true end
+    if not is_job(id, entry, result) then return false end
+    if not is_revoked(id) then return true end
+    end_as_revoked(id, message, result, ttl)
+    return false
+  end
+  -- The lane that a job comes back to when it is due: its own. One that was handed to this worker has that of its priority.
+  local function home_of(message)
+    if lane ~= 'g' then return lane end
+    return ({high = 'h', low = 'l'})[as_text(decode_message(message).priority)] or ''
+  end
+  -- How many workers died with the job so far: what is held keeps that.
+  local function deliveries_of(entry)
+    local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
+    local fields = fields_of(call('XRANGE', stream, on_stream, on_stream)[1])
+    return string.match(fields.deliveries or '', '^%d+$') or ''
+  end
+  local function keep_until_due(id, message, place, delay)
+    local when = clock + tonumber(delay)
+    call('ZADD', due, when, id)
+    call('HSET', waiting, id, message)
+    move(id, place)
+    if not earliest or when < earliest then earliest = when end
+  end
+  function verbs.retry(id, entry, result, message, delay, ttl)
+    if goes_on(id, entry, result, message, ttl) then keep_until_due(id, message, 'R' .. home_of(message), delay) end
+  end
+  function verbs.hold(id, entry, result, message, delay, ttl)
+    if not goes_on(id, entry, result, message, ttl) then return end
+    keep_until_due(id, message, 'H' .. deliveries_of(entry) .. home_of(message), delay)
+  end
+  function verbs.bury(id, entry, result, message, ttl, document)
+    local here = is_job(id, entry, result)
+    if is_revoked(id) then
+      if here then end_as_revoked(id, message, result, ttl) end
+      return
+    end
+    local dead_entry = call('XADD', dead, '*', 'job', message, 'document', document)
+    if not here then return end
+    move(id, 'X' .. dead_entry)
+    store_document(result, document, ttl)
+    if for_sinks[entry] then send_document(for_sinks[entry], document) end
+    unlock(unique, lock_of(decode_message(message)), id)
+  end
+  function verbs.release(id, entry, result, message, deliveries, ttl)
+    -- Nobody reads what was handed to a worker and comes back on that lane.
+    if lane == 'g' then return verbs.hold(id, entry, result, message, 0, ttl) end
+    if not goes_on(id, entry, result, message, ttl) then return end
+    local again = call('XADD', stream, '*', 'job', message, 'deliveries', deliveries)
+    if id ~= '' then move(id, 'S' .. again .. lane) end
+  end
+  function verbs.drop(id, entry, result, message, deliveries, ttl)
+    if id ~= '' and places[id] and is_job(id, entry, result) then
+      verbs.release(id, entry, result, message, deliveries, ttl)
+    end
+  end
+  return verbs
 end
+local other_verbs
 for n = 9, #KEYS do -- bound: the outcomes of this call, 256 at most
   local at = 6 * n - 49
   local verb, entry, id = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local on_stream = lane == '' and entry or string.sub(entry, 1, -2)
-  if redis.call('XACK', stream, group, on_stream) == 1 then
+  if call('XACK', stream, group, on_stream) == 1 then
     settled[#settled + 1] = on_stream
-    verbs[verb](id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
+    if verb == 'complete' then
+      complete(id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
+    else
+      other_verbs = other_verbs or make_other_verbs()
+      other_verbs[verb](id, entry, KEYS[n], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5])
+    end
   end
 end
-if #settled > 0 then redis.call('XDEL', stream, unpack(settled)) end
-if #ended > 0 then redis.call('HDEL', jobs, unpack(ended)) end
-if has_documents then redis.call('PUBLISH', documents, '') end
-if earliest and tonumber(redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
-  redis.call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
+if #settled > 0 then call('XDEL', stream, unpack(settled)) end
+if #ended > 0 then call('HDEL', jobs, unpack(ended)) end
+if has_documents then call('PUBLISH', documents, '') end
+if earliest and tonumber(call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]) == earliest then
+  call('PUBLISH', ARGV[3], string.format('%.0f', earliest))
 end
 return #settled
