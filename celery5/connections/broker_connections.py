@@ -4,12 +4,12 @@ Opened when first needed and never before: a Django process pays nothing for Tri
 """
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from celery5.broker.colour import check_may_block
-from celery5.broker.driver import AsyncDriver, BlockingDriver
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
 from celery5.protocol.masking import mask_passwords
 
 if TYPE_CHECKING:
@@ -18,38 +18,6 @@ if TYPE_CHECKING:
     from celery5.broker.endpoint import Endpoint
 
 T = TypeVar("T")
-
-
-class ResultWaiter(Protocol):
-    """Waits for results in plain Python."""
-
-    def wait(
-        self,
-        keys: Sequence[str],
-        *,
-        timeout: float | None,
-        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
-    ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`: all, enough, or what is there at the time-out (seconds)."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. It opens again when needed."""
-        ...
-
-
-class AsyncResultWaiter(Protocol):
-    """Waits for results in an event loop."""
-
-    async def wait(
-        self,
-        keys: Sequence[str],
-        *,
-        timeout: float | None,
-        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
-    ) -> dict[str, bytes]:
-        """As BlockingResults.wait."""
-        ...
 
 
 class Connections:

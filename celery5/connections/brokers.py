@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from celery5.broker.driver import AsyncDriver, BlockingDriver
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap, BrokerRouter
 from celery5.broker.routing.unreachable import skip_unreachable
-from celery5.connections.broker_connections import AsyncResultWaiter, Connections, ResultWaiter
+from celery5.connections.broker_connections import Connections
 from celery5.errors import BrokerError, Misconfigured
 from celery5.protocol.brokers import (
     DEFAULT_BROKER,

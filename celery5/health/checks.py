@@ -187,7 +187,7 @@ class QueueLength(HealthCheck):
     async def run_check(self, function: CheckFunction | None, ground: CheckContext) -> object:
         """One short question."""
         size = await ground.perform(jobs.measure_queue(ground.get_queue_keys(self._queue)))
-        waiting = max(size.stream - size.held, 0)
+        waiting = max(size.stream - size.in_workers, 0)
         self.why = f"{waiting} jobs wait on queue {self._queue}; the limit is {self._most}"
         return grade_usage(waiting, self._most)
 

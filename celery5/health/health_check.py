@@ -4,13 +4,17 @@ C36)."""
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast, overload
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from celery5.broker.call import Call
-from celery5.broker.keys import QueueKeys
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import Misconfigured
 from celery5.protocol.health.breaker import BreakerPolicy
 from celery5.protocol.health.readings import CHECK_STATES, UNKNOWN_STATE, validate_states
+
+T = TypeVar("T")
 
 Scope = Literal["local", "global"]
 CheckFunction = Callable[[], Any]
@@ -22,12 +26,23 @@ TIMEOUT = 10.0
 """Seconds that a look may take, unless said otherwise."""
 
 
-class CheckContext(Protocol):
-    """What a check may ask its worker for: a trip to Redis over the worker's own connection, the keys of a queue."""
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """What a check may use of the process that runs it."""
 
-    async def perform(self, call: Call[Any], /) -> Any: ...
+    keys: Keys
+    redis: AsyncDriver | None = None
+    """The connection to the broker that the check is about; None if it is about no broker."""
 
-    def get_queue_keys(self, name: str, /) -> QueueKeys: ...
+    async def perform(self, call: Call[T], /) -> T:
+        """Perform one call. Raises LookupError if the check is about no broker."""
+        if self.redis is None:
+            raise LookupError("this check is not about a broker: it has no connection")
+        return await self.redis.perform(call)
+
+    def get_queue_keys(self, name: str, /) -> QueueKeys:
+        """Return the keys of a queue."""
+        return self.keys.for_queue(name)
 
 
 class ReportListener(Protocol):

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery5.broker.driver import AsyncDriver
-from celery5.connections.broker_connections import AsyncResultWaiter, ResultWaiter
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, ResultWaiter
 from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.dead_letters.reading import find_dead_documents
 from celery5.errors import BrokerUnavailable

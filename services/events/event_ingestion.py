@@ -16,6 +16,7 @@ from celery5.broker.calls import events as trips
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.events import EventOutcome
 from celery5.broker.calls.jobs import Entry
+from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import Keys, QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
@@ -45,12 +46,6 @@ AGAIN = 0.5
 T = TypeVar("T")
 
 
-class EventReader(Protocol):
-    """Makes one blocking read."""
-
-    async def perform(self, call: Call[list[Entry]], /) -> list[Entry]: ...
-
-
 class EventIngestion:
     """Routes the events that this Router reads. `routed`: events that had subscribers, jobs that were made of them,
     events that nobody wanted, events that were buried."""
@@ -59,7 +54,7 @@ class EventIngestion:
         self,
         *,
         redis: AsyncDriver,
-        reader: EventReader,
+        reader: ParkedRedis,
         keys: Keys,
         consumed: Sequence[QueueKeys],
         lease: Lease,

@@ -11,14 +11,13 @@ from typing import Any, cast
 
 import trio
 
-from celery5.broker.call import Call
 from celery5.broker.calls import health
 from celery5.broker.driver import AsyncDriver
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import Keys
 from celery5.errors import BrokerError, CeleryError, CommandRefused
 from celery5.health.checks import EventLoopLag
 from celery5.health.event_loop import LoopBlock, LoopBlocks
-from celery5.health.health_check import CheckFunction, HealthCheck
+from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Level, Log
 from celery5.protocol.health.readings import UNKNOWN_STATE, CheckReading, get_worst_state, parse_states
 from celery5.services.health.circuits import CircuitBreakers
@@ -50,6 +49,7 @@ class HealthMonitor:
         self._circuits = circuit_breakers
         self._redis = redis
         self._keys = keys
+        self._context = CheckContext(keys, redis)
         self._log = log
         self._loop_blocks = loop_blocks
         kept = health_store != "none"
@@ -79,14 +79,6 @@ class HealthMonitor:
             return CheckReading(name, UNKNOWN_STATE, is_good=False, scope=check.scope)
         stale = trio.current_time() - self._seen[name] > check.stale_after_seconds
         return CheckReading(name, reading.state, reading.is_good, reading.at, stale, reading.why, check.scope)
-
-    def get_queue_keys(self, name: str, /) -> QueueKeys:
-        """The keys of a queue: for the checks."""
-        return self._keys.for_queue(name)
-
-    async def perform(self, call: Call[Any], /) -> Any:
-        """Make one trip to Redis: for the checks."""
-        return await self._redis.perform(call)
 
     # ---- what it is told
 
@@ -216,7 +208,7 @@ class HealthMonitor:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += parse_states(await check.run_check(function, self), check.states)
+                    found += parse_states(await check.run_check(function, self._context), check.states)
                     self._faults.pop((check.name, place), None)
                     continue
             except (Exception, SystemExit) as error:  # the user's code

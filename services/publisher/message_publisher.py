@@ -8,7 +8,7 @@ connections are busy there is one more, up to the limit; one that had nothing to
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import trio
 
@@ -54,6 +54,29 @@ def make_broker_check(broker: str) -> HealthCheck:
     return BrokerPing(f"broker-{broker}", limit=5.0, period=PING_PERIOD, allowed={"unhealthy": 2})
 
 
+T = TypeVar("T")
+
+
+class _FirstConnection:
+    """The first of some connections: the broker's health check uses it."""
+
+    def __init__(self, connections: Sequence[TrioRedis]) -> None:
+        self._connections = connections
+
+    async def perform(self, call: Call[T], /) -> T:
+        """Perform one call. Raises BrokerError."""
+        return await self._first().perform(call)
+
+    async def perform_all(self, calls: Sequence[Call[T]], /) -> list[T]:
+        """Perform several calls in one write. Raises BrokerError."""
+        return await self._first().perform_all(calls)
+
+    def _first(self) -> TrioRedis:
+        if not self._connections:
+            raise BrokerUnavailable("there is no connection yet")
+        return self._connections[0]
+
+
 class MessagePublisher:
     """Publishes what `store` has, to the broker at `endpoint`. `connections`: the least and the most. `own_checks` are
     the application's, which hold up all its brokers. When it ends it goes on until all is published, for `drain`
@@ -79,15 +102,15 @@ class MessagePublisher:
         self._timing = timing
         self._name = name
         self._watch = on_link_event
+        self._open: list[TrioRedis] = []
         self._check = make_broker_check(store.broker)
         self._checks = PublishingChecks(
-            checks=[self._check], keys=keys, log=log, redis=self, reset=BREAKER_RESET
+            checks=[self._check], keys=keys, log=log, redis=_FirstConnection(self._open), reset=BREAKER_RESET
         )
         self._gates = (own_checks, self._checks)
         self._least, self._most = connections
         self._drain = drain_limit
         self._log = log
-        self._open: list[TrioRedis] = []
         self._busy: set[str] = set()
         self._refused: dict[str, int] = {}
         self._attempts = 0
@@ -107,12 +130,6 @@ class MessagePublisher:
                     await self._drained()
                 work.cancel()
                 self._tell_what_is_left()
-
-    async def perform(self, call: Call[Any], /) -> Any:
-        """One trip, for the broker's health check."""
-        if not self._open:
-            raise BrokerUnavailable("there is no connection yet")
-        return await self._open[0].perform(call)
 
     # ---- connections
 

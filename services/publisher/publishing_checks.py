@@ -6,13 +6,12 @@ application's own, and one for each broker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
 
 import trio
 
-from celery5.broker.call import Call
-from celery5.broker.keys import Keys, QueueKeys
-from celery5.health.health_check import CheckFunction, HealthCheck
+from celery5.broker.driver import AsyncDriver
+from celery5.broker.keys import Keys
+from celery5.health.health_check import CheckContext, CheckFunction, HealthCheck
 from celery5.logs.log import Log
 from celery5.protocol.health.breaker import BreakerPolicy, BreakerState
 from celery5.protocol.health.metrics import MetricFamily, make_gauge
@@ -33,12 +32,6 @@ class _Watched:
         self.circuit = CircuitBreaker(name=f"publisher {check.name}", policy=policy, log=log, checks=(check,))
 
 
-class CheckDriver(Protocol):
-    """Performs one call at a time: what the checks of one broker need."""
-
-    async def perform(self, call: Call[Any], /) -> Any: ...
-
-
 class PublishingChecks:
     """Looks at `checks`, of the broker at `redis` if they ask for one. `reset`: seconds from a breaker's opening to the
     next look, if it is not to follow from the check's period."""
@@ -49,11 +42,10 @@ class PublishingChecks:
         checks: Sequence[HealthCheck],
         keys: Keys,
         log: Log,
-        redis: CheckDriver | None = None,
+        redis: AsyncDriver | None = None,
         reset: float | None = None,
     ) -> None:
-        self.redis = redis
-        self._keys = keys
+        self._context = CheckContext(keys, redis)
         self._log = log
         self._watched = {
             each.name: _Watched(each, log, min(MAX_BREAKER_RESET, each.period) if reset is None else reset)
@@ -85,18 +77,6 @@ class PublishingChecks:
         each = self._watched[name]
         self._report(each, each.check.states[0], reason)
         self._look_now[name].set()
-
-    # ---- for the checks
-
-    async def perform(self, call: Call[Any], /) -> Any:
-        """Make one trip to Redis."""
-        if self.redis is None:
-            raise LookupError("this check is not about a broker: it has no connection")
-        return await self.redis.perform(call)
-
-    def get_queue_keys(self, name: str, /) -> QueueKeys:
-        """The keys of a queue."""
-        return self._keys.for_queue(name)
 
     # ---- looking
 
@@ -136,7 +116,7 @@ class PublishingChecks:
             why = f"took longer than its {check.timeout:g} s"
             try:
                 with trio.move_on_after(check.timeout):
-                    found += parse_states(await check.run_check(function, self), check.states)
+                    found += parse_states(await check.run_check(function, self._context), check.states)
                     looked = True
                     continue
             except (Exception, SystemExit) as error:  # the user's code

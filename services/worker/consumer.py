@@ -2,15 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls import jobs
 from celery5.broker.calls.jobs import Entry
-from celery5.broker.connection.link import LinkStatistics
+from celery5.broker.connection.parked import ParkedRedis
 from celery5.broker.driver import AsyncDriver
 from celery5.broker.keys import QueueKeys
 from celery5.errors import BrokerError, BrokerReplied, BrokerUnavailable, Corrupt
@@ -46,16 +46,6 @@ AUDIT_PAGE = 100
 """Jobs of its own that a worker looks through in one trip."""
 
 
-class BlockingReader(Protocol):
-    """A connection for blocking reads, which counts how often it was made."""
-
-    async def perform(
-        self, call: Call[list[Entry]], take: Callable[[list[Entry]], None], /
-    ) -> list[Entry]: ...
-
-    def statistics(self) -> LinkStatistics: ...
-
-
 class Consumer:
     """Reads for one worker. Stopping it gives back what has not been started."""
 
@@ -67,7 +57,7 @@ class Consumer:
     def __init__(
         self,
         *,
-        reader: BlockingReader,
+        reader: ParkedRedis,
         redis: AsyncDriver,
         consumed: Sequence[QueueKeys],
         read_order: ReadOrder,

@@ -19,9 +19,9 @@ from celery5.protocol.job.verdict import (
     PermanentFailure,
     Postpone,
     Reason,
-    Reject,
+    RejectVerdict,
     Release,
-    Retry,
+    RetryVerdict,
     Returned,
     Revoke,
     StartMissed,
@@ -63,7 +63,7 @@ class OutcomeHandler:
         self._ttl = results_ttl
         self._limit = message_limit
         self._tally = tally
-        self._untraced: tuple[type, ...] = () if retry_tracebacks else (Retry, Postpone)
+        self._untraced: tuple[type, ...] = () if retry_tracebacks else (RetryVerdict, Postpone)
         self._unproven = {
             name: CHECKED_RESULTS for name, task in tasks.items() if task.result_type.is_declared
         }
@@ -146,7 +146,7 @@ _WRONG = "it is stored unchanged, and get() raises BadResult: correct the annota
 def _details(verdict: Verdict, names: Sequence[str], *, traced: bool) -> dict[str, Any]:
     """Return the additional log fields of a job that did not succeed; with the traceback if it is `traced`."""
     fields = {name: value for name in names if (value := getattr(verdict, name)) != ""}
-    if "reason" in fields and isinstance(verdict, (Hold, Reject)):
+    if "reason" in fields and isinstance(verdict, (Hold, RejectVerdict)):
         fields["why"] = fields.pop("reason")  # as in every other event
     failure = fields.pop("failure", None)
     if failure is not None:
@@ -164,12 +164,12 @@ def _too_large(size: int, limit: int) -> PermanentFailure:
 
 _SAID: Mapping[type, tuple[Level, str, tuple[str, ...]]] = {
     Complete: ("info", "SUCCESS", ()),
-    Retry: ("warning", "RETRY", ("delay", "failure", "section", "backoff_error")),
+    RetryVerdict: ("warning", "RETRY", ("delay", "failure", "section", "backoff_error")),
     Bury: ("error", "DEAD", ("reason", "failure")),
     Release: ("warning", "SENT", ()),
     Postpone: ("warning", "RETRY", ("delay", "failure")),
     Hold: ("info", "HELD", ("delay", "reason")),
     Expire: ("warning", "EXPIRED", ()),
-    Reject: ("warning", "REJECTED", ("reason",)),
+    RejectVerdict: ("warning", "REJECTED", ("reason",)),
     Revoke: ("warning", "REVOKED", ()),
 }

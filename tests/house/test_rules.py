@@ -55,6 +55,27 @@ def test_no_class_is_named_like_a_junk_drawer() -> None:
     assert classes == []
 
 
+def test_no_public_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path in files("celery5", "services", "bootsteps"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{name(path)}:{node.lineno}")
+    assert {each: where for each, where in places.items() if len(where) > 1} == {}
+
+
+def test_nothing_but_the_two_driver_protocols_describes_a_driver() -> None:
+    protocols = [
+        f"{name(path)} {node.name}"
+        for path in files("celery5", "services", "bootsteps")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(parent, ast.Name) and parent.id == "Protocol" for parent in node.bases)
+        and any(getattr(part, "name", "") in ("perform", "perform_all") for part in node.body)
+    ]
+    assert protocols == ["celery5/broker/driver.py BlockingDriver", "celery5/broker/driver.py AsyncDriver"]
+
+
 def plate_fault(docstring: str | None) -> str:
     """What is wrong with a module's docstring, or nothing."""
     if docstring is None:

@@ -5,32 +5,18 @@ connections for it. They belong to the loop instead: one driver for each endpoin
 loop, closed when that ends.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from celery5.broker.colour import current_colour
-from celery5.broker.driver import AsyncDriver
+from celery5.broker.driver import AsyncDriver, AsyncResultWaiter
 from celery5.broker.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from celery5.broker.drivers.on_trio import TrioRedis
 
 T = TypeVar("T")
-
-
-class AmbientResultWaiter(Protocol):
-    """Waiting that is awaited, of either loop."""
-
-    async def wait(
-        self,
-        keys: Sequence[str],
-        *,
-        timeout: float | None,
-        enough: Callable[[Mapping[str, bytes]], bool] | None = None,
-    ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`; as `BlockingResults.wait`."""
-        ...
 
 
 async def get_driver(endpoint: Endpoint) -> AsyncDriver:
@@ -48,7 +34,7 @@ async def get_driver(endpoint: Endpoint) -> AsyncDriver:
     return (await ambient_loops.get_loop_connections(endpoint)).redis
 
 
-async def get_result_waiter(endpoint: Endpoint) -> AmbientResultWaiter:
+async def get_result_waiter(endpoint: Endpoint) -> AsyncResultWaiter:
     """What waits for documents in this loop. Raises as `redis`."""
     if _on_trio():
         from celery5.broker.drivers import ambient_loops

@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from celery5.broker.colour import current_colour
-from celery5.broker.drivers.ambient import AmbientResultWaiter
+from celery5.broker.driver import AsyncResultWaiter, ResultWaiter
 from celery5.broker.routing.broker_router import BrokerMap
 from celery5.broker.routing.unreachable import UNREACHABLE, get_unreachable
 from celery5.broker.waiting.waits import StopCondition
@@ -17,20 +17,10 @@ POLL_INTERVAL = 0.05
 """Seconds that plain Python waits for one broker before it looks at the next, when the first of many is enough."""
 
 
-class PlainResultWaiter(Protocol):
-    """Waiting in plain Python."""
-
-    def wait(
-        self, keys: Sequence[str], *, timeout: float | None, enough: StopCondition | None = None
-    ) -> dict[str, bytes]:
-        """What has arrived of the documents under `keys`."""
-        ...
-
-
 class RoutedResultWaiter:
-    """Waits in plain Python. `reach` gives what waits on one broker."""
+    """Waits in plain Python, on one broker after the other."""
 
-    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], PlainResultWaiter]) -> None:
+    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], ResultWaiter]) -> None:
         self._map = broker_map
         self._reach = get_waiter
 
@@ -74,9 +64,11 @@ class RoutedResultWaiter:
 
 
 class AsyncRoutedResultWaiter:
-    """Waits in an event loop. `reach` gives what waits on one broker."""
+    """Waits in an event loop, on all brokers at the same time."""
 
-    def __init__(self, broker_map: BrokerMap, get_waiter: Callable[[str], Any]) -> None:
+    def __init__(
+        self, broker_map: BrokerMap, get_waiter: Callable[[str], Awaitable[AsyncResultWaiter]]
+    ) -> None:
         self._map = broker_map
         self._reach = get_waiter
 
@@ -87,14 +79,14 @@ class AsyncRoutedResultWaiter:
         parts = _parts(self._map, keys)
         if len(parts) == 1:
             ((broker, part),) = parts.items()
-            one: AmbientResultWaiter = await self._reach(broker)
+            one = await self._reach(broker)
             return await one.wait(part, timeout=timeout, enough=enough)
         found: dict[str, bytes] = {}
 
         async def wait_on(broker: str, part: list[str]) -> bool:
             """Whether what has come by the end of this is enough."""
             try:
-                results: AmbientResultWaiter = await self._reach(broker)
+                results = await self._reach(broker)
                 came = await results.wait(part, timeout=timeout, enough=enough and _with(found, enough))
             except UNREACHABLE as error:
                 _leave_out(broker, error)

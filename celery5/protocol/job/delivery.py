@@ -29,9 +29,9 @@ from celery5.protocol.job.verdict import (
     Hold,
     JobExpired,
     Postpone,
-    Reject,
+    RejectVerdict,
     Release,
-    Retry,
+    RetryVerdict,
     Revoke,
     StartMissed,
     Verdict,
@@ -121,7 +121,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
         document = _document(delivery, worker, _SUCCESS, content, reason=reason)
         return Settlement("complete", entry, job_id, document, int(kept * 1000), lock)
     match verdict:
-        case Retry(delay, failure, section):
+        case RetryVerdict(delay, failure, section):
             message = make_next_attempt(delivery.message, _signed(failure, delivery, worker), section)
             return Settlement("retry", entry, job_id, message, int(delay * 1000), int(ttl * 1000))
         case Release():
@@ -136,7 +136,7 @@ def make_settlement(verdict: Verdict, delivery: Delivery, *, worker: str, ttl: f
             return Settlement(
                 "hold", entry, job_id, delivery.message, math.ceil(delay * 1000), int(ttl * 1000)
             )
-        case Expire() | Reject() | Revoke():
+        case Expire() | RejectVerdict() | Revoke():
             state, reason = _DROPPED[type(verdict)], getattr(verdict, "reason", "")
             document = _document(delivery, worker, state, b"null", reason=reason)
             return Settlement("complete", entry, job_id, document, int(ttl * 1000), lock)
@@ -159,7 +159,7 @@ def make_sink_document(verdict: Verdict, delivery: Delivery, *, worker: str) -> 
 _SUCCESS, _DEAD = JobState.SUCCESS.value, JobState.DEAD.value
 _DROPPED: Mapping[type, str] = {
     Expire: JobState.EXPIRED.value,
-    Reject: JobState.REJECTED.value,
+    RejectVerdict: JobState.REJECTED.value,
     Revoke: JobState.REVOKED.value,
 }
 

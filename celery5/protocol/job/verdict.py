@@ -136,7 +136,7 @@ class Complete(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
-class Retry(msgspec.Struct, frozen=True):
+class RetryVerdict(msgspec.Struct, frozen=True):
     """Try again after `delay` seconds, counted for `section` when one is named, else for the task. `note` says what is
     wrong with the user's own backoff, if anything is."""
 
@@ -175,7 +175,7 @@ class Expire(msgspec.Struct, frozen=True):
     """Drop the job and say so."""
 
 
-class Reject(msgspec.Struct, frozen=True):
+class RejectVerdict(msgspec.Struct, frozen=True):
     """Drop the job because it is not wanted, and say why."""
 
     reason: str
@@ -185,7 +185,7 @@ class Revoke(msgspec.Struct, frozen=True):
     """Drop the job because it was revoked, and say so."""
 
 
-Verdict = Complete | Retry | Bury | Release | Postpone | Hold | Expire | Reject | Revoke
+Verdict = Complete | RetryVerdict | Bury | Release | Postpone | Hold | Expire | RejectVerdict | Revoke
 
 POSTPONE_DELAY = 1.0
 """Seconds after which a job that could not reach the broker runs again."""
@@ -237,7 +237,7 @@ def judge(
         case BrokerLost(failure):
             return Postpone(POSTPONE_DELAY, failure)
         case JobRejected(why):
-            return Reject(why)
+            return RejectVerdict(why)
         case CircuitBlocked():
             if outcome.delay is not None:
                 return Hold(outcome.delay, outcome.failure.message)
@@ -275,7 +275,7 @@ def _after_failure(
     failure, ruling = outcome.failure, outcome.ruling
     if ruling is not None and ruling.policy is not None:
         count = sections.get(ruling.section, 0) + 1
-        return Retry(ruling.policy.delay(count, random), failure, ruling.section)
+        return RetryVerdict(ruling.policy.delay(count, random), failure, ruling.section)
     if ruling is not None and ruling.reason is not None:
         return Bury(ruling.reason, failure)
     own = attempt - _made_for(sections)
@@ -299,7 +299,7 @@ def _as_asked(
     if own > most:
         return Bury(_used_up(most), asked.failure)
     if asked.countdown is not None:
-        return Retry(asked.countdown, asked.failure)
+        return RetryVerdict(asked.countdown, asked.failure)
     return _again(own, policy, random, backoff, asked.failure)
 
 
@@ -314,9 +314,9 @@ def _again(
     random: Callable[[], float],
     backoff: BackoffFunction | None,
     failure: Failure,
-) -> Retry:
+) -> RetryVerdict:
     """Another attempt, after the `own`-th of the task itself (from 1)."""
     said = "" if backoff is None else backoff(own - 1)
     if isinstance(said, str):
-        return Retry(policy.delay(own, random), failure, backoff_error=said)
-    return Retry(said, failure)
+        return RetryVerdict(policy.delay(own, random), failure, backoff_error=said)
+    return RetryVerdict(said, failure)

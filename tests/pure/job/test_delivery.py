@@ -8,7 +8,16 @@ from msgspec import Raw
 
 from celery5.protocol.job.delivery import MIN_DOCUMENT_TTL, Delivery, is_requeue, make_settlement
 from celery5.protocol.job.envelope import Document, Envelope, Failure, encode, read_document, read_envelope
-from celery5.protocol.job.verdict import Bury, Complete, Expire, Postpone, Reason, Release, Retry, Verdict
+from celery5.protocol.job.verdict import (
+    Bury,
+    Complete,
+    Expire,
+    Postpone,
+    Reason,
+    Release,
+    RetryVerdict,
+    Verdict,
+)
 
 FAILURE = Failure(type="ValueError", message="no", args=("no",), traceback="...")
 
@@ -55,7 +64,7 @@ def test_a_message_cannot_ask_for_its_result_to_be_kept_for_longer_than_redis_ca
 
 def test_a_retry_is_the_next_attempt_with_the_failure_in_it() -> None:
     verb, entry, job, message, number, extra = make_settlement(
-        Retry(1.25, FAILURE), delivery(), worker="w", ttl=60
+        RetryVerdict(1.25, FAILURE), delivery(), worker="w", ttl=60
     )
     assert (verb, entry, job, number, extra) == ("retry", b"5-1", "a", 1250, 60_000)
     envelope = read_envelope(message)
@@ -94,7 +103,7 @@ def test_a_postponed_job_is_the_same_attempt_again_later_and_what_it_failed_with
     [
         (Release(), True),
         (Postpone(1.5, FAILURE), True),
-        (Retry(1.5, FAILURE), False),
+        (RetryVerdict(1.5, FAILURE), False),
         (Complete(b"7"), False),
         (Bury(Reason.EXHAUSTED, FAILURE), False),
     ],
@@ -110,7 +119,7 @@ def test_an_attempt_that_is_postponed_again_and_again_pushes_no_other_failure_ou
     for count in range(20):
         away = Failure(type="BrokerUnavailable", message=f"away for {count} s")
         held.message = make_settlement(Postpone(1.0, away), held, worker="w", ttl=60)[3]
-    words = make_settlement(Retry(0, FAILURE), held, worker="w", ttl=60)
+    words = make_settlement(RetryVerdict(0, FAILURE), held, worker="w", ttl=60)
     kept = [(each.attempt, each.message) for each in read_envelope(words[3]).failures]
     assert kept == [(1, "old"), (2, "away for 19 s"), (2, "no")]
 

@@ -25,10 +25,10 @@ from celery5.protocol.job.verdict import (
     Postpone,
     Raised,
     Reason,
-    Reject,
+    RejectVerdict,
     Release,
-    Retry,
     RetryRequested,
+    RetryVerdict,
     Returned,
     Revoke,
     Ruling,
@@ -76,13 +76,13 @@ def test_every_outcome_has_its_verdict(
         case PermanentFailure(reason, failure):
             assert verdict == Bury(reason, failure)
         case JobRejected(why):
-            assert verdict == Reject(why)
+            assert verdict == RejectVerdict(why)
         case JobRevoked():
             assert verdict == Revoke()
         case Raised(failure) if attempt > policy.max_retries:
             assert verdict == Bury(Reason.EXHAUSTED if policy.max_retries else Reason.NOT_RETRIED, failure)
         case Raised(failure):
-            assert verdict == Retry(policy.delay(attempt, lambda: chance), failure)
+            assert verdict == RetryVerdict(policy.delay(attempt, lambda: chance), failure)
 
 
 @given(st.none() | st.floats(0, 1e4), st.none() | policies, st.none() | st.integers(0, 9), attempts, policies)
@@ -97,7 +97,7 @@ def test_a_task_that_asks_is_tried_again_as_it_says_or_else_as_its_policy_says(
         assert verdict == Bury(Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED, FAILURE)
     else:
         wait = own.delay(attempt, lambda: 0.5) if countdown is None else countdown
-        assert verdict == Retry(wait, FAILURE)
+        assert verdict == RetryVerdict(wait, FAILURE)
 
 
 @given(
@@ -110,13 +110,15 @@ def test_a_sections_ruling_beats_the_tasks_policy(ruling: Ruling, attempt: int) 
             assert verdict == Bury(ruling.reason, FAILURE)
         else:
             assert ruling.policy is not None
-            assert verdict == Retry(ruling.policy.delay(1, lambda: 0.5), FAILURE, "a")
+            assert verdict == RetryVerdict(ruling.policy.delay(1, lambda: 0.5), FAILURE, "a")
 
 
 @given(policies.filter(lambda policy: policy.max_retries < 20))
 def test_a_job_that_always_fails_runs_once_and_then_max_retries_times(policy: RetryPolicy) -> None:
     attempt = 1
-    while isinstance(judge(Raised(FAILURE), attempt=attempt, policy=policy, random=lambda: 0.5), Retry):
+    while isinstance(
+        judge(Raised(FAILURE), attempt=attempt, policy=policy, random=lambda: 0.5), RetryVerdict
+    ):
         attempt += 1
     assert attempt == policy.max_retries + 1
 
@@ -126,7 +128,7 @@ def test_leaving_expiring_and_refusing_never_count_an_attempt(attempt: int) -> N
     once = RetryPolicy(max_retries=0)
     for outcome in (Interrupted(), StartMissed(), JobExpired(), PermanentFailure(Reason.CORRUPT, FAILURE)):
         verdict = judge(outcome, attempt=attempt, policy=once, random=lambda: 0.0)
-        assert not isinstance(verdict, Retry)
+        assert not isinstance(verdict, RetryVerdict)
         assert not (isinstance(verdict, Bury) and verdict.reason is Reason.EXHAUSTED)
 
 
@@ -156,7 +158,7 @@ def test_a_job_never_runs_more_often_than_its_task_and_its_sections_allow(
             allowed = limits.get(where, retries)
             assert verdict.reason is (Reason.EXHAUSTED if allowed else Reason.NOT_RETRIED)
             return
-        assert isinstance(verdict, Retry)
+        assert isinstance(verdict, RetryVerdict)
         counts.update([verdict.section] if verdict.section else [])
         assert all(counts[name] <= limits[name] for name in counts)
     pytest.fail(f"ran {attempt} times")
@@ -168,7 +170,7 @@ def test_a_section_is_asked_once_for_each_of_its_retries_and_waits_as_its_own_po
     for counts in ({}, {"a": 1, "b": 9}):
         outcome = Raised(FAILURE, ruling=make_ruling("a", policy, counts))
         verdict = judge(outcome, attempt=11, policy=RetryPolicy(), random=lambda: 0.5, sections=counts)
-        assert isinstance(verdict, Retry)
+        assert isinstance(verdict, RetryVerdict)
         waits.append((verdict.delay, verdict.section))
     assert waits == [(5, "a"), (10, "a")]
     assert make_ruling("a", policy, {"a": 2}) == Ruling("a", reason=Reason.EXHAUSTED)
@@ -181,7 +183,7 @@ def test_the_retries_of_sections_are_not_the_tasks() -> None:
             judge(outcome, attempt=attempt, policy=once, random=lambda: 0.5, sections={"a": 5, "b": 2})
             for attempt in (8, 9)
         ]
-        assert verdicts == [Retry(0, FAILURE), Bury(Reason.EXHAUSTED, FAILURE)]
+        assert verdicts == [RetryVerdict(0, FAILURE), Bury(Reason.EXHAUSTED, FAILURE)]
 
 
 def test_so_many_sections_are_counted_and_no_more() -> None:
@@ -197,7 +199,7 @@ def test_a_policy_must_cover_every_error_of_a_group() -> None:
         kinds: type(judge(Raised(FAILURE, kinds), attempt=1, policy=policy, random=lambda: 0.0)).__name__
         for kinds in [(("a.A",),), (("a.A",), ("a.B", "x")), (("a.A",), ("x",)), (("a.A", "a.C"), ("a.B",))]
     }
-    assert list(verdicts.values()) == ["Retry", "Retry", "Bury", "Bury"]
+    assert list(verdicts.values()) == ["RetryVerdict", "RetryVerdict", "Bury", "Bury"]
 
 
 def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_from_0() -> None:
@@ -214,13 +216,13 @@ def test_a_backoff_of_ones_own_waits_instead_of_the_policy_and_counts_retries_fr
             outcome, attempt=attempt, policy=policy, random=lambda: 0.5, sections=sections, backoff=mine
         )
 
-    assert verdict(Raised(FAILURE), 1) == Retry(3, FAILURE, backoff_error="broken")
-    assert verdict(Raised(FAILURE), 4, {"a": 2}) == Retry(7.5, FAILURE)
-    assert verdict(RetryRequested(FAILURE), 3) == Retry(7.5, FAILURE)
+    assert verdict(Raised(FAILURE), 1) == RetryVerdict(3, FAILURE, backoff_error="broken")
+    assert verdict(Raised(FAILURE), 4, {"a": 2}) == RetryVerdict(7.5, FAILURE)
+    assert verdict(RetryRequested(FAILURE), 3) == RetryVerdict(7.5, FAILURE)
     assert asked == [0, 1, 2]
-    assert verdict(RetryRequested(FAILURE, countdown=1), 3) == Retry(1, FAILURE)
-    assert verdict(RetryRequested(FAILURE, policy=policy), 2) == Retry(6, FAILURE)
-    assert verdict(Raised(FAILURE, ruling=Ruling("a", policy)), 2) == Retry(3, FAILURE, "a")
+    assert verdict(RetryRequested(FAILURE, countdown=1), 3) == RetryVerdict(1, FAILURE)
+    assert verdict(RetryRequested(FAILURE, policy=policy), 2) == RetryVerdict(6, FAILURE)
+    assert verdict(Raised(FAILURE, ruling=Ruling("a", policy)), 2) == RetryVerdict(3, FAILURE, "a")
     assert asked == [0, 1, 2]
 
 

@@ -68,7 +68,7 @@ class Desk:
         self.way = Way(app, self.lease)
         self.ingestion = EventIngestion(
             redis=self.way,
-            reader=self.way,
+            reader=self.way,  # type: ignore[arg-type]
             keys=app.keys,
             consumed=[self.keys],
             lease=self.lease,

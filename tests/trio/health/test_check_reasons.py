@@ -10,7 +10,7 @@ import trio
 
 from celery5.broker.call import Call
 from celery5.broker.calls.jobs import QueueSize
-from celery5.broker.keys import Keys, QueueKeys
+from celery5.broker.keys import Keys
 from celery5.errors import BrokerUnavailable
 from celery5.health import checks
 from celery5.health.checks import (
@@ -22,7 +22,7 @@ from celery5.health.checks import (
     QueueLength,
     UnpublishedMessages,
 )
-from celery5.health.health_check import HealthCheck
+from celery5.health.health_check import CheckContext, HealthCheck
 
 
 class Broken:
@@ -38,8 +38,8 @@ class Broken:
             raise self._answer
         return self._answer
 
-    def get_queue_keys(self, name: str, /) -> QueueKeys:
-        return Keys("shop").for_queue(name)
+    async def perform_all(self, calls: Any, /) -> Any:
+        return [await self.perform(call) for call in calls]
 
 
 AWAY = Broken(BrokerUnavailable("broker is away"))
@@ -70,7 +70,9 @@ async def test_a_check_that_is_not_healthy_says_why(
     make: Callable[[], HealthCheck], ground: Broken, reason: str
 ) -> None:
     check = make()
-    found = await check.run_check(check.functions[0] if check.functions else None, ground)
+    found = await check.run_check(
+        check.functions[0] if check.functions else None, CheckContext(Keys("shop"), ground)
+    )
     states = [found] if isinstance(found, str) else list(found)  # type: ignore[call-overload]
     assert set(states) - {check.good_state}
     assert reason in check.why

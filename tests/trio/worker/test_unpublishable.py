@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from celery5.logs.log import Log
 from celery5.protocol.job.delivery import Delivery, Settlement, make_settlement
 from celery5.protocol.job.envelope import Envelope, Failure, encode, read_envelope
-from celery5.protocol.job.verdict import Complete, Retry
+from celery5.protocol.job.verdict import Complete, RetryVerdict
 from celery5.services.worker.internal_queues import ResultsQueue, TasksQueue
 from celery5.services.worker.result_publisher import UnpublishableRetries
 
@@ -32,7 +32,7 @@ class Worker:
         """The outcome of a job's first attempt, to be tried again."""
         envelope = Envelope(v=1, id=job, task="t")
         delivery = Delivery("q", job.encode(), encode(envelope), envelope=envelope, kind="trio")
-        verdict = Retry(delay, Failure(type="ValueError", message="no"))
+        verdict = RetryVerdict(delay, Failure(type="ValueError", message="no"))
         return delivery, make_settlement(verdict, delivery, worker="w", ttl=60.0)
 
     def verbs(self) -> list[tuple[str, str, int]]:
