@@ -41,7 +41,7 @@ from celery5.protocol.job.names import resolve_module_name
 from celery5.protocol.process.recycling import RecyclingLimits
 from celery5.protocol.scaling.budget import Budget
 from celery5.protocol.scaling.prefetch import DurationEstimate
-from celery5.runners.boxes.boxed import BoxedRunner
+from celery5.runners.boxes.boxed import BoxedRunner, BoxLimits
 from celery5.runners.in_thread import ThreadRunner
 from celery5.runners.on_asyncio import AsyncioRunner
 from celery5.runners.on_trio import TrioRunner
@@ -241,9 +241,7 @@ def make_boxes(
         get_home=lambda: make_box_home(app),
         log_event=log.event,
         worker=worker,
-        result_limit=settings.message_limit,
-        max_jobs=settings.box_jobs,
-        idle_timeout=settings.box_idle,
+        limits=BoxLimits(settings.message_limit, settings.box_jobs, settings.box_idle),
         box_groups=sidecar_memory,
     )
 

@@ -1,1 +1,1 @@
-"""Runners: where user code runs. They know no Redis and no queue: a function goes in, an outcome comes out."""
+"""Runners: where user code runs. They know no Redis and no queue: they take a function and return an outcome."""

@@ -1,4 +1,4 @@
-"""Context: which job the code that runs now belongs to."""
+"""The context of the job that runs: which job it is, and where its events are logged."""
 
 import logging
 from collections.abc import Mapping
@@ -14,17 +14,15 @@ from celery5.protocol.job.retry_policy import RetryPolicy
 
 
 class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The job that is running: its id, its task's name, its queue, the attempt (from 1), the worker's name, how
-    often it was tried again for each of its `retry` sections so far, by their names, and the context of the `trace`
-    that it belongs to, '' for none."""
+    """The job that is running."""
 
     id: str
-    task: str
+    task: str  # its name
     queue: str
-    attempt: int
-    worker: str
-    sections: Mapping[str, int] | None = None
-    trace: str = ""
+    attempt: int  # from 1
+    worker: str  # its name
+    sections: Mapping[str, int] | None = None  # retries so far, by the names of the job's `retry` sections
+    trace: str = ""  # the trace context; empty for none
 
     def retry(
         self,
@@ -34,26 +32,34 @@ class CurrentJob(msgspec.Struct, frozen=True, omit_defaults=True):
         retry_policy: RetryPolicy | Mapping[str, Any] | None = None,
         exc: BaseException | None = None,
     ) -> NoReturn:
-        """Have the job tried again (C22): raises `Retry`, so nothing after it is run.
+        """Retry the job: raise `Retry`, so that nothing after this call is run.
 
-        After `countdown` seconds, or as the retry policy says: `retry_policy` instead of the task's own, with
-        `max_retries` instead of the policy's. `exc` is the error that the history remembers; without it, the one that
-        is being handled. Raises Misconfigured for what makes no sense.
+        Args:
+            countdown: Seconds until the next attempt; by default the retry policy decides.
+            max_retries: Replaces the policy's number.
+            retry_policy: Replaces the task's own policy.
+            exc: The error that is stored in the job's history; by default the one that is being handled.
+
+        Raises:
+            Retry: Always.
+            Misconfigured: An argument is invalid.
         """
         policy = None if retry_policy is None else RetryPolicy.parse(retry_policy)
-        asked = Retry(countdown=countdown, max_retries=max_retries)
-        asked.retry_policy = policy
+        retry = Retry(countdown=countdown, max_retries=max_retries)
+        retry.retry_policy = policy
         if exc is None:
-            raise asked
+            raise retry
         if not isinstance(cast("object", exc), BaseException):
             raise Misconfigured(f"exc is {exc!r}: give the error itself")
-        raise asked from exc
+        raise retry from exc
 
-    if not TYPE_CHECKING:  # a checker knows what is there
+    if not TYPE_CHECKING:  # type checkers know the attributes
 
         def __getattr__(self, name: str) -> Any:
-            ours = CELERY_EQUIVALENTS.get(name)
-            hint = f'; for Celery\'s {name} there is {ours} (guide: "From Celery")' if ours else ""
+            equivalent = CELERY_EQUIVALENTS.get(name)
+            hint = (
+                f'; for Celery\'s {name} there is {equivalent} (guide: "From Celery")' if equivalent else ""
+            )
             raise AttributeError(f"'CurrentJob' object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
@@ -63,43 +69,45 @@ CELERY_EQUIVALENTS = {
     "max_retries": "RetryPolicy: the worker counts",
     "update_state": "nothing: a job has no states of its own",
 }
-"""What Celery calls by another name on the `self` of a bound task."""
+"""Equivalents of attributes that Celery has on the `self` of a bound task."""
 
 
 class LogEvent(Protocol):
-    """Writes an event to a log: its name, its level, its fields."""
+    """Writes an event with its name, level and fields to a log."""
 
     def __call__(self, name: str, level: Any, /, **fields: Any) -> None: ...
 
 
-def _plainly(name: str, level: Any, /, **fields: Any) -> None:
-    """Outside of a worker there is Python's own log."""
-    said = "  ".join(f"{field}={value}" for field, value in fields.items())
-    logging.getLogger("celery5").log(logging.getLevelNamesMapping()[level.upper()], "%s  %s", name, said)
+def _log_with_stdlib(name: str, level: Any, /, **fields: Any) -> None:
+    """Write an event to Python's own log: outside of a worker there is no other."""
+    text = "  ".join(f"{field}={value}" for field, value in fields.items())
+    logging.getLogger("celery5").log(logging.getLevelNamesMapping()[level.upper()], "%s  %s", name, text)
 
 
 CURRENT_JOB: ContextVar[CurrentJob | None] = ContextVar("celery5_current_job", default=None)
-LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_plainly)
-"""What code that runs for a job tells the worker's log with."""
+LOG_EVENT: ContextVar[LogEvent] = ContextVar("celery5_tell", default=_log_with_stdlib)
+"""Writes events of code that runs for a job to the worker's log."""
 
 
 def current_job() -> CurrentJob | None:
-    """The job that this code runs for; None outside of a worker. Works in async tasks and in threads."""
+    """Return the job that this code runs for; None outside of a worker. Works in async tasks and in threads."""
     return CURRENT_JOB.get()
 
 
 def isolate_decimal_context() -> None:
-    """Give the context that this is called in a decimal context of its own, if it has inherited one: the one value
-    that is changed in place, so that copies of a context share it."""
-    if _DECIMALS.get(None) is not None:
+    """Copy the decimal context if the current context has inherited one.
+
+    A decimal context is changed in place, so copies of a context would share it.
+    """
+    if _DECIMAL_CONTEXT.get(None) is not None:
         setcontext(getcontext().copy())
 
 
-def _decimals() -> ContextVar[object]:
-    """The variable that `decimal` keeps its context in. It has no name there."""
+def _find_decimal_variable() -> ContextVar[object]:
+    """Return the variable in which `decimal` keeps its context. It has no public name."""
     empty = Context()
     empty.run(getcontext)
     return next(iter(empty))
 
 
-_DECIMALS = _decimals()
+_DECIMAL_CONTEXT = _find_decimal_variable()

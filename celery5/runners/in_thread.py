@@ -20,57 +20,57 @@ _NOTHING: Any = ctypes.py_object()
 
 
 class CallInterrupter:
-    """One call, at which at most two errors may be shot."""
+    """One call in a thread, in which at most two errors may be raised from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._early: type[BaseException] | None = None
+        self._early_error: type[BaseException] | None = None
         self._over = False
 
     def interrupt(self, error: Exception) -> None:
-        """Raise an error like this one in the call: at once if it runs, when it begins if it has not begun. From any
-        other thread."""
-        kind = _as_class(error)
+        """Raise an error like this one in the call: at once if it runs, else when it begins. Call it from another
+        thread."""
+        error_class = _as_class(error)
         with self._lock:
             if self._over:
                 return
             if self._thread is None:
-                self._early = kind
+                self._early_error = error_class
             else:
-                _raise_in(self._thread, kind)
+                _raise_in(self._thread, error_class)
 
     def call(self, function: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
-        """Call, here and now. Raises what was shot, too."""
-        # An error may hit any step, those of `_done` too: but two errors cannot hit three of it. Whichever of them
-        # goes through to its end is the last that can be hit.
+        """Call the function in this thread. Raises the errors of `interrupt` too."""
+        # An error may be raised at any step, those of `_end` too, but two errors cannot interrupt three calls of it.
+        # After the first complete call no error can be raised any more.
         try:
             try:
                 try:
                     self._begin()
                     return function(*args, **kwargs)
                 finally:
-                    self._done()
+                    self._end()
             finally:
-                self._done()
+                self._end()
         finally:
-            self._done()
+            self._end()
 
     def _begin(self) -> None:
         with self._lock:
             self._thread = threading.get_ident()
-        if self._early is not None:
-            raise self._early
+        if self._early_error is not None:
+            raise self._early_error
 
-    def _done(self) -> None:
+    def _end(self) -> None:
         with self._lock:
             self._over = True
             if self._thread is not None:
-                _raise_in(self._thread, _NOTHING)  # what has not come yet will not come
+                _raise_in(self._thread, _NOTHING)  # clears an error that has not been raised yet
 
 
 def _as_class(error: Exception) -> type[BaseException]:
-    """A class that makes errors like this one: a thread can only be told to raise a class."""
+    """Return a class whose instances are like this error: only a class can be raised in another thread."""
     kind, text = type(error), str(error)
 
     def init(self: Exception) -> None:
@@ -81,18 +81,18 @@ def _as_class(error: Exception) -> type[BaseException]:
 
 
 class ThreadRunner:
-    """Runs CPU-bound tasks (C61), at most `slots` at once.
+    """Runs CPU-bound tasks, at most `slots` at once.
 
-    A thread cannot be killed. When it is cancelled it can see so through `trio.from_thread.check_cancelled()`, and is
-    waited for as long as its hand has patience (not at all, unless somebody says so). After that it is left to itself:
-    its slot stays taken until it ends, and the hand's `behind` tells when that is.
+    A thread cannot be killed. A cancelled job can notice that by `trio.from_thread.check_cancelled()`; how long it is
+    waited for is said by `RunningJob.cancel` (by default not at all). After that the thread is abandoned: it keeps its
+    slot until it ends, which sets `RunningJob.thread_ended`.
     """
 
     def __init__(self, *, slots: int) -> None:
         self._limiter = trio.CapacityLimiter(slots)
 
     def resize(self, slots: int) -> None:
-        """At most `slots` at once from now on; what runs already goes on."""
+        """Run at most `slots` jobs at once from now on; running jobs continue."""
         self._limiter.total_tokens = slots
 
     async def execute(
@@ -102,25 +102,25 @@ class ThreadRunner:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> Outcome:
-        """Run to the end. Cancellation goes through, unless the thread ended with an outcome all the same."""
+        """Run the job and return its outcome. Raises Cancelled unless the thread has ended with an outcome."""
         call = _Call(self._limiter, function, args, kwargs)
         if running_job.limits is not None:
-            call.aim = aim = CallInterrupter()
-            running_job.raise_soft_limit = running_job.interrupt = aim.interrupt
+            interrupter = call.interrupter = CallInterrupter()
+            running_job.allow_interrupts(interrupter.interrupt, interrupter.interrupt)
         try:
-            # Trio takes whatever acquires and releases for a limiter.
+            # Trio accepts any object with the two methods as a limiter.
             limiter = cast("trio.CapacityLimiter", call)
             return await trio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=limiter)
         except trio.Cancelled:
-            if call.begun and not call.over:
+            if call.has_begun and not call.is_over:
                 call.end = trio.Event()
                 if not await running_job.wait_ended(call.end, 0.0):
-                    running_job.thread_ended = call.end
-            if call.over and call.outcome is not None:
+                    running_job.record_abandoned_thread(call.end)
+            if call.is_over and call.outcome is not None:
                 return call.outcome
             raise
         finally:
-            running_job.raise_soft_limit = running_job.interrupt = None
+            running_job.forbid_interrupts()
 
 
 class _Call:
@@ -135,33 +135,37 @@ class _Call:
     ) -> None:
         self._slots = slots
         self._call = (function, args, kwargs)
-        self.aim: CallInterrupter | None = None
+        self.interrupter: CallInterrupter | None = None
         self.outcome: Outcome | None = None
         self.end: trio.Event | None = None
-        self.begun = self.over = False
+        self.has_begun = self.is_over = False
 
     def run(self) -> Outcome:
-        """In the thread: the result is encoded here too, off the loop."""
+        """Run in the thread, and encode the result there too, to keep that off the event loop."""
         function, args, kwargs = self._call
         isolate_decimal_context()
         try:
-            value = function(*args, **kwargs) if self.aim is None else self.aim.call(function, args, kwargs)
+            value = (
+                function(*args, **kwargs)
+                if self.interrupter is None
+                else self.interrupter.call(function, args, kwargs)
+            )
             outcome: Outcome = get_result_outcome(value)
         except trio.Cancelled:
-            raise  # the task asked check_cancelled()
+            raise  # the task called check_cancelled()
         except BaseException as error:
             outcome = get_error_outcome(error)
         self.outcome = outcome
         return outcome
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """In the loop, and the last thing before the thread begins."""
+        """Take a slot. Trio calls this in the loop, just before the thread begins."""
         await self._slots.acquire_on_behalf_of(borrower)
-        self.begun = True
+        self.has_begun = True
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        """In the loop: the thread has really ended."""
+        """Free the slot. Trio calls this in the loop when the thread has ended."""
         self._slots.release_on_behalf_of(borrower)
-        self.over = True
+        self.is_over = True
         if self.end is not None:
             self.end.set()

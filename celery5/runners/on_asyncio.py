@@ -18,28 +18,28 @@ from celery5.runners.running_job import RunningJob
 
 
 class AsyncioSoftLimit:
-    """For one job: await it instead of the coroutine that it is `around`, in an asyncio task of its own."""
+    """Raises a soft time limit in one coroutine: await it instead of that coroutine, in an asyncio task of its own."""
 
     def __init__(self) -> None:
         self._coroutine: Coroutine[Any, Any, Any] | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._owed: SoftTimeLimitExceeded | None = None
+        self._pending_error: SoftTimeLimitExceeded | None = None
         self._stopped = False
 
     def raise_soon(self, error: SoftTimeLimitExceeded) -> None:
-        """In the loop: raise `error` in the coroutine, at what it awaits now; or first, if it has not begun."""
+        """Raise `error` in the coroutine, where it awaits now or first. Call it in the loop."""
         if self._stopped or (self._task is not None and self._task.done()):
             return
-        self._owed = error
+        self._pending_error = error
         if self._task is not None:
             self._task.cancel()
 
     def stop(self) -> None:
-        """In the loop: the task is cancelled in earnest. What arrives from now on is a cancellation."""
-        self._owed, self._stopped = None, True
+        """Treat every later cancellation as a real one. Call it in the loop."""
+        self._pending_error, self._stopped = None, True
 
     def wrap(self, coroutine: Coroutine[Any, Any, Any]) -> "AsyncioSoftLimit":
-        """Itself, to be awaited instead of `coroutine`."""
+        """Return itself, to be awaited instead of `coroutine`."""
         self._coroutine = coroutine
         return self
 
@@ -47,46 +47,46 @@ class AsyncioSoftLimit:
         coroutine = self._coroutine
         assert coroutine is not None
         self._task = asyncio.current_task()
-        if self._owed is not None and self._task is not None:
+        if self._pending_error is not None and self._task is not None:
             self._task.cancel()
         step: Callable[[Any], Any] = coroutine.send
         answer: Any = None
         while True:
             try:
-                asked = step(answer)
+                awaited = step(answer)
             except StopIteration as stop:
                 return stop.value
             try:
-                answer = yield asked
+                answer = yield awaited
                 step = coroutine.send
             except GeneratorExit:
                 coroutine.close()
                 raise
             except asyncio.CancelledError as error:
-                answer, step = self._meant(error), coroutine.throw
+                answer, step = self._translate(error), coroutine.throw
             except BaseException as error:
                 answer, step = error, coroutine.throw
             else:
-                self._insist()
+                self._cancel_again()
 
-    def _meant(self, error: asyncio.CancelledError) -> BaseException:
-        """What a cancellation stands for."""
-        owed, self._owed = self._owed, None
-        if owed is None or self._task is None:
+    def _translate(self, error: asyncio.CancelledError) -> BaseException:
+        """Return the soft time limit that a cancellation stands for, or the cancellation itself."""
+        pending, self._pending_error = self._pending_error, None
+        if pending is None or self._task is None:
             return error
         self._task.uncancel()
-        return SoftLimitCancelled(*owed.args)
+        return SoftLimitCancelled(*pending.args)
 
-    def _insist(self) -> None:
-        """What was awaited has swallowed the cancellation: it comes again at the next await."""
-        if self._owed is not None and self._task is not None:
+    def _cancel_again(self) -> None:
+        """Cancel again at the next await: what was awaited has swallowed the cancellation."""
+        if self._pending_error is not None and self._task is not None:
             self._task.uncancel()
             self._task.cancel()
 
 
 class SoftLimitCancelled(SoftTimeLimitExceeded, asyncio.CancelledError):
-    """A SoftTimeLimitExceeded that asyncio's own tools, a TaskGroup or `wait_for`, treat as the cancellation it came
-    with: they end what they have begun and let it through. For all else it is what its name says."""
+    """A SoftTimeLimitExceeded that asyncio's own tools (TaskGroup, `wait_for`) treat as a cancellation: they clean up
+    and let it through. Its class is shown as SoftTimeLimitExceeded."""
 
 
 SoftLimitCancelled.__name__ = SoftTimeLimitExceeded.__name__
@@ -95,17 +95,17 @@ SoftLimitCancelled.__module__ = SoftTimeLimitExceeded.__module__
 
 
 STOP_TIMEOUT = 2.0
-"""Seconds that the loop's thread gets to end."""
+"""Seconds that the loop's thread has to end."""
 CANCEL_TIMEOUT = 3.0
-"""Seconds that a cancelled asyncio task is waited for, unless its hand has more patience. One that blocks its loop, or
-takes no notice, is then left behind, like a thread."""
+"""Seconds that a cancelled asyncio task is waited for, unless `RunningJob.cancel` says otherwise. A task that blocks
+its loop or ignores the cancellation is then abandoned, like a thread."""
 
 
 class AsyncioRunner:
-    """Runs tasks declared with `loop="asyncio"` (C60), all in one loop, which starts with the first of them.
+    """Runs tasks declared with `loop="asyncio"`, all in one loop, which starts with the first of them.
 
-    A job may stop the loop, or raise SystemExit in it: it goes on with the others. Should a loop really be lost, its
-    jobs have failed and the next one gets a new loop.
+    A job may stop the loop or raise SystemExit in it: the loop continues with the others. If a loop does break, its
+    jobs have failed and the next job gets a new loop.
     """
 
     def __init__(self) -> None:
@@ -127,25 +127,28 @@ class AsyncioRunner:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> Outcome:
-        """Run to the end. Cancellation cancels the asyncio task, waits for its end, and goes through, unless the task
-        ended with an outcome all the same."""
-        loop = self._running()
-        crossing = _Crossing(loop, function, args, kwargs, running_job)
-        loop.crossings.add(crossing)
-        try:
-            return await crossing.wait()
-        except trio.Cancelled:
-            running_job.thread_ended = await crossing.left_behind()
-            if crossing.outcome is None:
-                raise
-            return crossing.outcome
-        finally:
-            running_job.raise_soft_limit = None
-            if running_job.thread_ended is None:
-                loop.crossings.discard(crossing)
+        """Run the job and return its outcome.
 
-    def _running(self) -> "_Loop":
-        if self._loop is None or not self._loop.alive:
+        Cancellation cancels the asyncio task and waits for its end. Cancelled is raised unless the task has ended with
+        an outcome.
+        """
+        loop = self._get_loop()
+        job = _AsyncioJob(loop, function, args, kwargs, running_job)
+        loop.jobs.add(job)
+        try:
+            return await job.wait()
+        except trio.Cancelled:
+            running_job.record_abandoned_thread(await job.wait_cancelled())
+            if job.outcome is None:
+                raise
+            return job.outcome
+        finally:
+            running_job.forbid_interrupts()
+            if running_job.thread_ended is None:
+                loop.jobs.discard(job)
+
+    def _get_loop(self) -> "_Loop":
+        if self._loop is None or not self._loop.is_usable:
             self._loop = _Loop()
         return self._loop
 
@@ -157,23 +160,23 @@ class AsyncioRunner:
 
 
 class _Loop:
-    """The loop in its thread, and those who wait for what runs in it."""
+    """The event loop in its thread, and the jobs that run in it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.crossings: set[_Crossing] = set()
+        self.jobs: set[_AsyncioJob] = set()
         self.thread = threading.Thread(target=self._serve, name="celery5-asyncio", daemon=True)
         self._ending = False
         self.thread.start()
 
     @property
-    def alive(self) -> bool:
-        """Whether it takes jobs."""
+    def is_usable(self) -> bool:
+        """Whether it can run jobs."""
         return self.thread.is_alive() and not self.loop.is_closed()
 
     def end(self) -> None:
         """Cancel what is left and end the thread."""
-        with contextlib.suppress(RuntimeError):  # it is closed already
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
             self.loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -182,34 +185,34 @@ class _Loop:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        why = ""
+        reason = ""
         try:
             while not self._ending:
-                # Whatever a job does to it, loop.stop() or SystemExit in a task of its own, the loop goes on.
+                # The loop continues even if a job calls loop.stop(), or a task of the job raises SystemExit.
                 with contextlib.suppress(SystemExit, KeyboardInterrupt):
                     self.loop.run_forever()
-            self._sweep()
-        except BaseException as error:  # it cannot go on: its selector is broken, say
-            why = f"{type(error).__name__}: {error}"
+            self._cancel_leftovers()
+        except BaseException as error:  # it cannot continue: its selector is broken, for example
+            reason = f"{type(error).__name__}: {error}"
         finally:
             with contextlib.suppress(Exception):
                 self.loop.close()
-            for each in list(self.crossings):
-                each.lost(why)
+            for job in list(self.jobs):
+                job.fail_by_loop_end(reason)
 
-    def _sweep(self) -> None:
-        """Cancel what jobs have left behind."""
+    def _cancel_leftovers(self) -> None:
+        """Cancel the tasks that jobs have left behind."""
         self.loop.set_task_factory(None)
-        left = asyncio.all_tasks(self.loop)
-        for task in left:
+        leftovers = asyncio.all_tasks(self.loop)
+        for task in leftovers:
             task.cancel()
-        if left:
-            self.loop.run_until_complete(asyncio.wait(left, timeout=1.0))
+        if leftovers:
+            self.loop.run_until_complete(asyncio.wait(leftovers, timeout=1.0))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
 
-class _Crossing:
-    """One job on its way through the asyncio loop and back."""
+class _AsyncioJob:
+    """One job in the asyncio loop, and the Trio task that waits for it."""
 
     def __init__(
         self,
@@ -217,114 +220,113 @@ class _Crossing:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        hand: RunningJob,
+        running_job: RunningJob,
     ) -> None:
         self._loop = loop.loop
-        self._crossings = loop.crossings
+        self._jobs = loop.jobs
         self._call = (function, args, kwargs)
-        self._hand = hand
+        self._running_job = running_job
         self._token = trio.lowlevel.current_trio_token()
         self._waiter = trio.lowlevel.current_task()
         self._task: asyncio.Task[None] | None = None
-        self._nudge = AsyncioSoftLimit() if hand.has_soft_limit else None
+        self._soft_limit = AsyncioSoftLimit() if running_job.has_soft_limit else None
         self.outcome: Outcome | None = None
-        self._cancelled = False
-        self._parked = False
-        self._over = False
-        self._end: trio.Event | None = None
+        self._is_cancelled = False
+        self._is_parked = False
+        self._is_over = False
+        self._ended: trio.Event | None = None
 
     async def wait(self) -> Outcome:
-        """The outcome. Cancelling cancels the asyncio task, and does not wait for it: `end` does."""
+        """Return the outcome. Cancelled, it cancels the asyncio task; `wait_cancelled` waits for the end of that."""
         context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(self._begin, context=context)
-        if self._nudge is not None:
-            self._hand.raise_soft_limit = self._soften
-        self._parked = True
+        self._loop.call_soon_threadsafe(self._start, context=context)
+        if self._soft_limit is not None:
+            self._running_job.allow_interrupts(self._raise_soft_limit)
+        self._is_parked = True
         await trio.lowlevel.wait_task_rescheduled(self._abort)
         return self.outcome or INTERRUPTED
 
     def _abort(self, _raise: RaiseCancelT) -> Abort:
-        self._cancelled, self._parked = True, False
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is lost, and is told so
+        self._is_cancelled, self._is_parked = True, False
+        with contextlib.suppress(RuntimeError):  # the loop is closed: `fail_by_loop_end` is called
             self._loop.call_soon_threadsafe(self._cancel)
         return Abort.SUCCEEDED
 
-    async def left_behind(self) -> trio.Event | None:
-        """Once cancelled, wait for the end, as long as the hand has patience. Gives what tells of it when it has not
-        come by then."""
-        if self._over:
+    async def wait_cancelled(self) -> trio.Event | None:
+        """Wait for the end of a cancelled job. Return None, or the event of its end if that has not come in time."""
+        if self._is_over:
             return None
-        end = self._end = trio.Event()
-        return None if await self._hand.wait_ended(end, CANCEL_TIMEOUT) else end
+        ended = self._ended = trio.Event()
+        return None if await self._running_job.wait_ended(ended, CANCEL_TIMEOUT) else ended
 
-    def _soften(self, error: SoftTimeLimitExceeded) -> None:
-        """From the Trio loop: raise `error` in the job."""
+    def _raise_soft_limit(self, error: SoftTimeLimitExceeded) -> None:
+        """Raise `error` in the job. Call it in the Trio loop."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._tell, error)
+            self._loop.call_soon_threadsafe(self._soft_limit_in_loop, error)
 
-    def lost(self, why: str) -> None:
-        """From any thread: the loop has ended under the job; in order, unless it says `why`."""
-        if why and self.outcome is None:
+    def fail_by_loop_end(self, reason: str) -> None:
+        """End the job because its loop has ended; `reason` is empty if that was in order. Call it in any thread."""
+        if reason and self.outcome is None:
             self.outcome = get_error_outcome(
-                RuntimeError(f"the asyncio event loop ended under the job: {why}")
+                RuntimeError(f"the asyncio event loop ended under the job: {reason}")
             )
-        self._go_on()
+        self._wake_waiter()
 
-    def _go_on(self) -> None:
-        """From any thread: let the waiting job go on."""
+    def _wake_waiter(self) -> None:
+        """Wake the Trio task that waits. Called in any thread."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._wake)
 
     def _wake(self) -> None:
-        self._over = True
-        self._crossings.discard(self)
-        if self._parked:
-            self._parked = False
+        self._is_over = True
+        self._jobs.discard(self)
+        if self._is_parked:
+            self._is_parked = False
             trio.lowlevel.reschedule(self._waiter)
-        if self._end is not None:
-            self._end.set()
+        if self._ended is not None:
+            self._ended.set()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         run = self._run()
         try:
             self._task = self._loop.create_task(run)
         except BaseException as error:  # a job may have set a task factory
             run.close()
             self.outcome = get_error_outcome(error)
-            self._go_on()
+            self._wake_waiter()
             return
         self._task.add_done_callback(self._done)
-        if self._cancelled:
+        if self._is_cancelled:
             self._cancel()
 
     def _cancel(self) -> None:
-        if self._nudge is not None:
-            self._nudge.stop()
+        if self._soft_limit is not None:
+            self._soft_limit.stop()
         if self._task is not None:
             self._task.cancel()
 
-    def _tell(self, error: SoftTimeLimitExceeded) -> None:
-        if self._nudge is not None:
-            self._nudge.raise_soon(error)
+    def _soft_limit_in_loop(self, error: SoftTimeLimitExceeded) -> None:
+        if self._soft_limit is not None:
+            self._soft_limit.raise_soon(error)
 
     async def _run(self) -> None:
         isolate_decimal_context()
         try:
-            self.outcome = get_result_outcome(await self._begun())
+            self.outcome = get_result_outcome(await self._start_coroutine())
         except asyncio.CancelledError as error:
-            if self._cancelled:
-                self._hand.record_traceback(error)
-            else:  # the task cancelled itself: that is its failure
+            if self._is_cancelled:
+                self._running_job.record_traceback(error)
+            else:  # the task has cancelled itself: that is its failure
                 self.outcome = get_error_outcome(error)
         except BaseException as error:
             self.outcome = get_error_outcome(error)
 
-    def _begun(self) -> Awaitable[Any]:
+    def _start_coroutine(self) -> Awaitable[Any]:
         function, args, kwargs = self._call
         coroutine: Coroutine[Any, Any, Any] = function(*args, **kwargs)
-        return coroutine if self._nudge is None else self._nudge.wrap(coroutine)
+        return coroutine if self._soft_limit is None else self._soft_limit.wrap(coroutine)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
-        self._go_on()
+        self._wake_waiter()

@@ -1,10 +1,12 @@
-"""Ending: what a task returned or raised, as an outcome."""
+"""Outcomes: what a task returned or raised, as a value."""
 
 import traceback
 from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from celery5.errors import BrokerLoading, BrokerReadOnly, BrokerUnavailable, CircuitOpen, Reject, Retry
 from celery5.protocol.job.arguments import encode_value
@@ -23,19 +25,20 @@ from celery5.protocol.job.verdict import (
 from celery5.runners.context import CURRENT_JOB
 
 TRACEBACK_LIMIT = 8_000
-"""Characters of a traceback that travel with the failure; the end says most."""
+"""Characters of a traceback that are kept with the failure: the last ones."""
 TEXT_LIMIT = 2_000
+"""Characters of a message that are kept with the failure."""
 ARGS_LIMIT = 20
-"""Arguments of an error that travel with the failure."""
+"""Arguments of an error that are kept with the failure."""
 
 _PACKAGE = Path(__file__).parent.parent
-_OURS = tuple(f"{_PACKAGE / room}/" for room in ("runners", "services", "protocol"))
-"""The folders of what calls a task."""
+_CALLER_FOLDERS = tuple(f"{_PACKAGE / layer}/" for layer in ("runners", "services", "protocol"))
+"""Folders of the code that calls a task: left out of tracebacks."""
 _OUTAGES = (BrokerUnavailable, CircuitOpen, BrokerLoading, BrokerReadOnly)
 
 
 def get_result_outcome(value: Any) -> Returned | PermanentFailure:
-    """The outcome of a task that returned `value`: refused when it has no JSON form."""
+    """Return the outcome of a task that returned `value`; a failure if that has no JSON form."""
     try:
         return Returned(encode_value(value))
     except TypeError as error:
@@ -45,48 +48,50 @@ def get_result_outcome(value: Any) -> Returned | PermanentFailure:
 
 
 def get_error_outcome(error: BaseException) -> Raised | RetryRequested | JobRejected | BrokerLost:
-    """The outcome of a task that raised `error`, alone or in a nursery's group: what the strictest of them asks for,
-    see `decisive`. Stranded, to be looked into, when it could not reach a broker and may be run again."""
-    found = get_leaf_errors(error, CURRENT_JOB.get())
-    leaf = find_strictest(found)
+    """Return the outcome of a task that raised `error`, which may be an exception group.
+
+    The strictest error of a group decides, see `find_strictest`. BrokerLost if a broker could not be reached.
+    """
+    leaves = get_leaf_errors(error, CURRENT_JOB.get())
+    leaf = find_strictest(leaves)
     if isinstance(leaf.error, Retry) and leaf.ruling is None:
-        return _asked(error, leaf.error)
+        return _make_retry_request(error, leaf.error)
     if isinstance(leaf.error, Reject) and leaf.ruling is None:
         return JobRejected(_text(leaf.error) or "its task rejected it")
-    kinds = tuple(each.kinds for each in found if each.ruling is None)
+    kinds = tuple(error_leaf.kinds for error_leaf in leaves if error_leaf.ruling is None)
     outcome = Raised(make_failure(error), kinds, leaf.ruling)
-    poisonous = leaf.ruling is not None and leaf.ruling.reason is Reason.POISONOUS
-    return BrokerLost(outcome.failure, outcome) if _is_an_outage(error) and not poisonous else outcome
+    is_poisonous = leaf.ruling is not None and leaf.ruling.reason is Reason.POISONOUS
+    return BrokerLost(outcome.failure, outcome) if _is_an_outage(error) and not is_poisonous else outcome
 
 
-def _asked(error: BaseException, retry: Retry) -> RetryRequested:
-    """Another attempt. When it was asked for because of an error, that is the failure to be remembered."""
+def _make_retry_request(error: BaseException, retry: Retry) -> RetryRequested:
+    """Return the request for another attempt. The error that caused it, if any, is the failure that is kept."""
     failure = make_failure(error)
     cause = retry.__cause__ or (None if retry.__suppress_context__ else retry.__context__)
     if cause is not None and error is retry:
-        why = make_failure(cause)
-        failure = Failure(type=why.type, message=why.message, args=why.args, traceback=failure.traceback)
+        cause_failure = make_failure(cause)
+        failure = replace(cause_failure, traceback=failure.traceback)
     policy = retry.retry_policy if isinstance(retry.retry_policy, RetryPolicy) else None
-    # A class of the user's own may have set anything.
+    # A subclass in user code may have set anything.
     countdown = retry.countdown if _is_number(retry.countdown, LONGEST) else None
-    most = retry.max_retries if _is_number(retry.max_retries, inf) else None
-    return RetryRequested(failure, countdown, policy, most)
+    max_retries = retry.max_retries if _is_number(retry.max_retries, inf) else None
+    return RetryRequested(failure, countdown, policy, max_retries)
 
 
-def _is_number(thing: object, most: float) -> bool:
-    return isinstance(thing, int | float) and 0 <= thing <= most
+def _is_number(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= limit
 
 
 def _is_an_outage(error: Any) -> bool:
-    """Whether it is celery5's own word for a broker that cannot be reached, alone or in a nursery's group."""
+    """Whether it is an error of celery5 for a broker that cannot be reached, or a group of such errors."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return all(_is_an_outage(each) for each in group.exceptions)
+        return all(_is_an_outage(member) for member in group.exceptions)
     return type(error) in _OUTAGES
 
 
 def make_failure(error: BaseException) -> Failure:
-    """An error as text. Never raises, whatever the error's own methods do."""
+    """Return an error as text. Never raises, whatever the error's own methods do."""
     return Failure(
         type=type(error).__qualname__,
         message=_text(error),
@@ -97,23 +102,23 @@ def make_failure(error: BaseException) -> Failure:
 
 def _arguments(error: BaseException) -> tuple[str, ...]:
     try:
-        return tuple(_text(each, repr) for each in error.args[:ARGS_LIMIT])
-    except Exception:  # a class may have made something else of `args`
+        return tuple(_text(arg, repr) for arg in error.args[:ARGS_LIMIT])
+    except Exception:  # a class may have redefined `args`
         return ()
 
 
 def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _of_the_users(error.__traceback__))
+        lines = traceback.format_exception(type(error), error, _skip_callers(error.__traceback__))
         return _encodable("".join(lines))
     except Exception as other:
         return f"<no traceback: {type(other).__name__} while it was made>"
 
 
-def _of_the_users(steps: TracebackType | None) -> TracebackType | None:
-    """A traceback without our own steps at its beginning; whole when there is nothing else."""
+def _skip_callers(steps: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without our own frames at its beginning; all of it if there are no others."""
     step = steps
-    while step is not None and step.tb_frame.f_code.co_filename.startswith(_OURS):
+    while step is not None and step.tb_frame.f_code.co_filename.startswith(_CALLER_FOLDERS):
         step = step.tb_next
     return step or steps
 
@@ -126,5 +131,5 @@ def _text(value: object, form: Any = str) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Half of a surrogate pair, as in the name of a file, has no place in JSON: it is escaped."""
+    """Return the text with lone surrogates escaped, which file names may contain and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode()

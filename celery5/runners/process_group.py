@@ -1,5 +1,4 @@
-"""Process group: a process with pipes, in a group of its own: started, limited, killed, buried with all its
-children."""
+"""A process with pipes, in a process group of its own: started, limited, killed and reaped with all its children."""
 
 import math
 import os
@@ -17,17 +16,23 @@ from celery5.errors import BoxCrashed
 from celery5.protocol.process.liveness import parse_start_ticks, parse_stat
 
 KILL_TIMEOUT = 2.0
-"""Seconds that the kernel has to end what was killed."""
+"""Seconds that the kernel has to end a killed process."""
 POLL_INTERVAL = 0.02
-"""Seconds between two looks, where the kernel cannot tell of a process's end."""
+"""Seconds between two checks where the kernel cannot notify of a process's end."""
 
 
 class ProcessGroup:
-    """A process that runs `command`, and whatever it starts. Raises BoxCrashed when it cannot be started.
+    """A process and everything that it starts. It has its own session, so Ctrl-C in the terminal does not reach it.
 
-    `environment` are its variables, None for those of this process. It has a session of its own, so that a Ctrl-C is
-    not meant for it. It is started in the thread of the loop, which takes about a millisecond: it is the end of the
-    thread that started it which ends a box, and a thread that Trio lends ends soon (`box_launcher.py`).
+    It is started in the thread of the event loop, which takes about a millisecond. The kernel ends a box with the
+    thread that started it (see `boxes/launcher.py`), and Trio's worker threads end soon.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its variables; None for those of this process.
+
+    Raises:
+        BoxCrashed: It cannot be started.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -47,7 +52,7 @@ class ProcessGroup:
         self.stdin, self.stdout, self.stderr = map(
             _stream, (self._popen.stdin, self._popen.stdout, self._popen.stderr)
         )
-        self._reaped = self._stolen = False
+        self._is_reaped = self._reaped_elsewhere = False
         self.start_ticks = get_start_ticks(self.pid)
 
     @property
@@ -57,33 +62,36 @@ class ProcessGroup:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, or its signal as a negative number, once it is buried."""
+        """Its exit code, or its signal as a negative number; None before it was reaped."""
         return self._popen.returncode
 
-    def limit_memory(self, most: int) -> None:
-        """Let each process have so many bytes of data from now on. Raises BoxCrashed where that cannot be said."""
-        self._restrict(resource.RLIMIT_DATA, most, for_good=True)
+    def limit_memory(self, size: int) -> None:
+        """Limit the data of each process to so many bytes. Raises BoxCrashed if the system cannot do that."""
+        self._restrict(resource.RLIMIT_DATA, size, is_final=True)
 
     def limit_cpu_time(self, seconds: float) -> None:
-        """Let the process use so many seconds of processor time from now on. Raises like `has_memory`."""
-        with suppress(OSError):  # it has ended: whoever talks to it will notice
-            used = parse_stat(_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).cpu_seconds or 0.0
-            self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), for_good=False)
+        """Limit the processor time that the process uses from now on, in seconds. Raises like `limit_memory`."""
+        with suppress(OSError):  # it has ended: the next write to it will fail
+            used = parse_stat(_read_stat(self.pid), at=0.0, ticks=os.sysconf("SC_CLK_TCK")).cpu_seconds or 0.0
+            self._restrict(resource.RLIMIT_CPU, math.ceil(used + seconds), is_final=False)
 
-    def _restrict(self, what: int, most: int, *, for_good: bool) -> None:
+    def _restrict(self, kind: int, limit: int, *, is_final: bool) -> None:
         if sys.platform != "linux":
             raise BoxCrashed(
                 "Box(memory=..., cpu=...) need Linux: there a running process can be given its limits"
             )
         with suppress(ProcessLookupError):
-            _, hard = resource.prlimit(self.pid, what)
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # What is set for good can never be raised again.
-            resource.prlimit(self.pid, what, (most, most if for_good else hard))
+            _, hard = resource.prlimit(self.pid, kind)
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            # A hard limit can never be raised again.
+            resource.prlimit(self.pid, kind, (limit, limit if is_final else hard))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group. Its id is nobody else's before the process was reaped."""
-        if not (self._reaped or (self._stolen and get_start_ticks(self.pid) not in (self.start_ticks, 0))):
+        """Send a signal to the whole group. No other process has its id before this one was reaped."""
+        if not (
+            self._is_reaped
+            or (self._reaped_elsewhere and get_start_ticks(self.pid) not in (self.start_ticks, 0))
+        ):
             with suppress(ProcessLookupError, PermissionError):  # all of it has ended
                 os.killpg(self.pid, number)
 
@@ -104,19 +112,19 @@ class ProcessGroup:
                 os.close(handle)
 
     async def reap(self) -> None:
-        """Kill what is left, and let go of it. To be called under a shield."""
+        """Kill the rest of the group, reap the process and close its pipes. Call this in a shielded scope."""
         with trio.move_on_after(KILL_TIMEOUT):
             while not self._has_ended():
                 self.signal(signal.SIGKILL)
                 await trio.sleep(POLL_INTERVAL)
         self.signal(signal.SIGKILL)
         self._popen.poll()
-        self._reaped = True
-        for each in (self.stdin, self.stdout, self.stderr):
-            await each.aclose()
+        self._is_reaped = True
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            await pipe.aclose()
 
     def describe_exit(self) -> str:
-        """In words."""
+        """Return in words how it ended."""
         code = self.exit_code
         if code is None or code >= 0:
             return f"exited with code {code}"
@@ -125,30 +133,30 @@ class ProcessGroup:
     def _has_ended(self) -> bool:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # a job has waited for all children of the worker
-            self._stolen = True
+        except ChildProcessError:  # a job has reaped all children of the worker
+            self._reaped_elsewhere = True
             return True
 
 
 def get_start_ticks(pid: int) -> int:
-    """When the process that has this id now was started, in the kernel's ticks; 0 when there is none, or where the
-    kernel does not tell."""
+    """Return when the process with this id was started, in the kernel's ticks; 0 if there is none, or if the system
+    does not tell."""
     try:
-        return parse_start_ticks(_stat(pid))
+        return parse_start_ticks(_read_stat(pid))
     except (OSError, ValueError):
         return 0
 
 
-def _stat(pid: int) -> str:
+def _read_stat(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as file:
         return file.read()
 
 
 def _stream(file: Any) -> trio.lowlevel.FdStream:
-    """One end of a pipe, for Trio."""
+    """Return one end of a pipe as a Trio stream."""
     stream = trio.lowlevel.FdStream(os.dup(file.fileno()))
     file.close()
     return stream
 
 
-_SIGNALS = {each.value for each in signal.Signals}
+_SIGNALS = {number.value for number in signal.Signals}

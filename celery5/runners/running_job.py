@@ -1,6 +1,6 @@
-"""Hand: one executor's hand: the job in it, how long that may run, and how it is told to stop.
+"""The running job: what an executor runs now, how long that may take, and how it is told to stop.
 
-An executor takes job after job with the same hand until one of them is cancelled; then it gets a new one.
+An executor reuses one RunningJob for job after job until one of them is cancelled.
 """
 
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from celery5.errors import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery5.protocol.job.delivery import Delivery
@@ -19,59 +20,74 @@ from celery5.runners.outcome import get_error_outcome
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
-    """How long one attempt may run, in seconds: after `soft` it is told, after `hard` it is ended. None: for ever."""
+    """How long one attempt may run, in seconds; None for no limit."""
 
-    hard: float | None = None
-    soft: float | None = None
+    hard: float | None = None  # the attempt is ended then
+    soft: float | None = None  # SoftTimeLimitExceeded is raised in the task then
 
 
 INTERRUPT_TIMEOUT = 0.5
-"""Seconds that a thread gets to end by the error that its time limit raises in it, before it is left to itself."""
+"""Seconds that a thread has to end after its time limit was raised in it; after that it is abandoned."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningJob:
-    """What holds a running job.
-
-    `why` is the outcome of a job that was cancelled and did not return all the same. A runner that runs a job with
-    limits says how to raise an error inside it: `soften` for the soft one, `cut` for the hard one. `behind` is there
-    when a thread was left to itself; it is set when the thread has ended.
-    """
+    """The job that an executor runs, with its limits and the ways to end it."""
 
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     delivery: Delivery | None = None
     limits: TimeLimits | None = None
     cancel_outcome: Outcome | None = None
+    """The outcome of a job that was cancelled and did not return all the same."""
     raise_soft_limit: Callable[[SoftTimeLimitExceeded], None] | None = None
+    """Raises the error inside the job; None while its runner cannot do that."""
     interrupt: Callable[[TimeLimitExceeded], None] | None = None
+    """The same for the hard limit. Only threads need it: other jobs are cancelled."""
     thread_ended: trio.Event | None = None
-    _limit: TimeLimitExceeded | None = None
-    _waiting: trio.CancelScope | None = None
-    _patience: float = math.inf
-    _usually: bool = False
-    _usual: float = 0.0
+    """Set when an abandoned thread has ended; None if no thread was abandoned."""
+    _limit_error: TimeLimitExceeded | None = None
+    _wait_scope: trio.CancelScope | None = None
+    _max_wait: float = math.inf
+    _use_default_wait: bool = False
+    _default_wait: float = 0.0
 
     @property
     def has_soft_limit(self) -> bool:
         """Whether the job has a soft limit."""
         return self.limits is not None and self.limits.soft is not None
 
-    def cancel(self, why: Outcome, wait_seconds: float | None = None) -> None:
-        """Tell the job to stop. The first who says so says why; the least patient, for how many seconds it is waited
-        for if it does not end by that (None: for as long as its runner thinks right)."""
-        self.cancel_outcome = self.cancel_outcome or why
+    def allow_interrupts(
+        self,
+        raise_soft_limit: Callable[[SoftTimeLimitExceeded], None],
+        interrupt: Callable[[TimeLimitExceeded], None] | None = None,
+    ) -> None:
+        """Set how errors are raised inside the job: called by its runner."""
+        self.raise_soft_limit, self.interrupt = raise_soft_limit, interrupt
+
+    def forbid_interrupts(self) -> None:
+        """The job has ended: no error can be raised inside it."""
+        self.raise_soft_limit = self.interrupt = None
+
+    def cancel(self, outcome: Outcome, wait_seconds: float | None = None) -> None:
+        """Cancel the job.
+
+        Args:
+            outcome: Its outcome, unless it returns all the same. The first call decides.
+            wait_seconds: How long its runner waits for its end; None for the runner's default. The shortest counts.
+        """
+        self.cancel_outcome = self.cancel_outcome or outcome
         self.scope.cancel()
         if wait_seconds is None:
-            self._usually = True
+            self._use_default_wait = True
         else:
-            self._patience = min(self._patience, wait_seconds)
-        if self._waiting is not None:
-            self._waiting.deadline = min(self._waiting.deadline, self._until())
+            self._max_wait = min(self._max_wait, wait_seconds)
+        if self._wait_scope is not None:
+            self._wait_scope.deadline = min(self._wait_scope.deadline, self._wait_deadline())
 
     def end_by_time_limit(self, error: TimeLimitExceeded) -> None:
-        """The job's time is up: end it, which is a failed attempt."""
+        """End the job because its time is over, which is a failed attempt."""
         if self.cancel_outcome is None:
-            self._limit = error
+            self._limit_error = error
         if self.interrupt is None:
             self.cancel(get_error_outcome(error))
         else:
@@ -79,33 +95,52 @@ class RunningJob:
             self.cancel(get_error_outcome(error), INTERRUPT_TIMEOUT)
 
     def record_traceback(self, error: BaseException) -> None:
-        """Where a cancelled job was, and in which sections, for the failure of one whose time was up. `error` is what
-        has come out of it; to be called in the job's context."""
-        if self._limit is not None:
-            copy_ruling(self._limit, error, CURRENT_JOB.get())
-            self.cancel_outcome = get_error_outcome(self._limit.with_traceback(error.__traceback__))
+        """Keep where the job was, and in which sections, if its time was over.
+
+        Args:
+            error: What came out of the job. Call this in the job's context.
+        """
+        if self._limit_error is not None:
+            copy_ruling(self._limit_error, error, CURRENT_JOB.get())
+            self.cancel_outcome = get_error_outcome(self._limit_error.with_traceback(error.__traceback__))
+
+    def record_traceback_text(self, text: str) -> None:
+        """Keep the traceback that a killed box has written, if the job was cancelled by a failure."""
+        outcome = self.cancel_outcome
+        if isinstance(outcome, Raised):
+            self.cancel_outcome = replace(outcome, failure=replace(outcome.failure, traceback=text))
+
+    def record_abandoned_thread(self, thread_ended: trio.Event | None) -> None:
+        """Keep the event that is set when the job's abandoned thread has ended."""
+        self.thread_ended = thread_ended
 
     def get_outcome(self, outcome: Outcome) -> Outcome:
-        """What has become of a cancelled job that ended with `outcome`: what returned has returned; whatever else it
-        made of being cancelled is not its own doing (I9)."""
+        """Return the outcome of a job that ended with `outcome`, perhaps after it was cancelled.
+
+        A job that returned has returned. How else it reacted to being cancelled is not its failure.
+        """
         if self.cancel_outcome is None or type(outcome) in (Returned, PermanentFailure):
             return outcome
-        if self._limit is not None and type(outcome) is Raised:
+        if self._limit_error is not None and type(outcome) is Raised:
             if outcome.failure.type == "TimeLimitExceeded":
-                return outcome  # raised in a thread, it knows where
+                return outcome  # raised in a thread: its traceback says where
             if outcome.ruling is not None and outcome.ruling.reason is Reason.POISONOUS:
-                return outcome  # whatever the section made of it, it must not run again
+                return outcome  # it must not run again, whatever the section made of it
         return self.cancel_outcome
 
-    async def wait_ended(self, end: trio.Event, default_wait: float) -> bool:
-        """For a runner whose job was cancelled: wait for its `end` with patience (`own` seconds, unless somebody said
-        otherwise). Gives whether it has ended."""
-        self._usual = default_wait
-        with trio.CancelScope(shield=True, deadline=self._until()) as self._waiting:
-            await end.wait()
-        self._waiting = None
-        return end.is_set()
+    async def wait_ended(self, ended: trio.Event, default_wait: float) -> bool:
+        """Wait for the end of a cancelled job, and return whether it has ended.
 
-    def _until(self) -> float:
-        usual = self._usual if self._usually or self.cancel_outcome is None else math.inf
-        return trio.current_time() + min(self._patience, usual)
+        Args:
+            ended: Set when the job has ended.
+            default_wait: Seconds to wait unless `cancel` said otherwise.
+        """
+        self._default_wait = default_wait
+        with trio.CancelScope(shield=True, deadline=self._wait_deadline()) as self._wait_scope:
+            await ended.wait()
+        self._wait_scope = None
+        return ended.is_set()
+
+    def _wait_deadline(self) -> float:
+        use_default = self._use_default_wait or self.cancel_outcome is None
+        return trio.current_time() + min(self._max_wait, self._default_wait if use_default else math.inf)

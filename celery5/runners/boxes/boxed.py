@@ -1,12 +1,13 @@
-"""Boxed runner: runs boxed tasks, each in a process of its own, which is kept for the next job (C62).
+"""Boxed runner: runs boxed tasks, each in a process of its own, which is kept for the next job.
 
-Everything about processes is imported with the first boxed job: a worker without boxed tasks has nothing of it.
+The modules about processes are imported with the first boxed job: other workers do not pay for them.
 """
 
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from celery5.runners.boxes.box_process import BoxProcess
 
 MAX_TRIES = 3
-"""Boxes that may turn out to have ended when they are to be told of a job, before the job fails."""
+"""Boxes in a row that may turn out to have ended when they are sent the job, before the job fails."""
 
-LAUNCHER = Path(__file__).with_name("box_launcher.py")
+LAUNCHER = Path(__file__).with_name("launcher.py")
 
 
 class BoxedTask(Protocol):
-    """What of a task matters here."""
+    """What the runner needs of a task."""
 
     @property
     def name(self) -> str: ...
@@ -47,18 +48,34 @@ class BoxedTask(Protocol):
 
 
 class BoxGroups(Protocol):
-    """Remembers the process groups of boxes, for whoever has to end them when the worker cannot."""
+    """Keeps the process groups of boxes, so that another process can end them when the worker cannot."""
 
     def add_box(self, pid: int, began: int, /) -> None: ...
     def remove_box(self, pid: int, /) -> None: ...
 
 
-class BoxedRunner:
-    """Runs boxed tasks, at most as many boxes at once as `slots()` says.
+@dataclass(frozen=True, slots=True)
+class BoxLimits:
+    """Limits of a worker's boxes."""
 
-    A box is started when a job needs one and none is idle, and ended after `jobs` jobs, or when it has been idle for
-    `idle` seconds. `home` says where a Python box finds its tasks, `limit` how many bytes a result may have;
-    `groups` is told of each box.
+    result_bytes: int
+    max_jobs: int
+    """Jobs after which a box is ended."""
+    idle_timeout: float
+    """Seconds without a job after which a box is ended."""
+
+
+class BoxedRunner:
+    """Runs boxed tasks. A box is started when a job needs one and none is idle.
+
+    Args:
+        tasks: The worker's tasks by name.
+        get_slots: Returns how many boxes there may be at once.
+        get_home: Returns where a Python box finds its tasks.
+        log_event: Writes an event to the worker's log.
+        worker: The worker's name.
+        limits: When boxes are ended, and how large a result may be.
+        box_groups: Notified of each box that starts and ends.
     """
 
     def __init__(
@@ -69,51 +86,47 @@ class BoxedRunner:
         get_home: "Callable[[], BoxHome]",
         log_event: LogEvent,
         worker: str,
-        result_limit: int,
-        max_jobs: int,
-        idle_timeout: float,
+        limits: BoxLimits,
         box_groups: BoxGroups | None = None,
     ) -> None:
         self._tasks = tasks
         self._slots = get_slots
         self._home = get_home
-        self._tell = log_event
+        self._log_event = log_event
         self._worker = worker
-        self._limit = result_limit
-        self._jobs = max_jobs
-        self._patience = idle_timeout
+        self._limits = limits
         self._groups = box_groups
         self._nursery: trio.Nursery | None = None
         self._all: set[BoxProcess] = set()
-        self._idle: deque[BoxProcess] = deque()  # the one that was idle last is at the right
-        self._news = trio.Event()
+        self._idle: deque[BoxProcess] = deque()  # the box that became idle last is at the right
+        self._idle_added = trio.Event()
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of all boxes there are."""
-        return [each.pid for each in self._all]
+        """The process ids of all boxes."""
+        return [box_process.pid for box_process in self._all]
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep boxes until cancelled, then end them all: nobody runs a job any more."""
-        lives = trio.CancelScope()
+        """Keep boxes until cancelled, then end them all."""
+        boxes_scope = trio.CancelScope()
 
-        async def live(task_status: trio.TaskStatus[trio.Nursery]) -> None:
-            with lives:
+        async def keep_boxes(task_status: trio.TaskStatus[trio.Nursery]) -> None:
+            with boxes_scope:
                 async with trio.open_nursery() as nursery:
                     task_status.started(nursery)
                     await trio.sleep_forever()
 
-        async with trio.open_nursery() as around:
+        async with trio.open_nursery() as outer:
             try:
-                self._nursery = await around.start(live)
-                await trio.lowlevel.checkpoint_if_cancelled()  # see Boot
-                lives.shield = True  # not before: a start that is cancelled would wait for it for ever
+                self._nursery = await outer.start(keep_boxes)
+                await trio.lowlevel.checkpoint_if_cancelled()
+                boxes_scope.shield = True  # not earlier: a cancelled start would wait for it for ever
                 task_status.started()
-                await self._end_idle_ones()
+                await self._end_idle_boxes()
             finally:
                 self._nursery = None
                 await self._end_all()
-                lives.cancel()
+                boxes_scope.cancel()
 
     async def execute(
         self,
@@ -122,35 +135,37 @@ class BoxedRunner:
         kwargs: Mapping[str, Any],
         running_job: RunningJob,
     ) -> Outcome:
-        """Run to the end, in a box. Cancellation ends the job, if need be with the box, and goes through, unless the
-        job ended with an outcome all the same."""
+        """Run the job in a box and return its outcome.
+
+        Cancellation ends the job, and the box if need be. Cancelled is raised unless the job has ended with an outcome.
+        """
         envelope = None if running_job.delivery is None else running_job.delivery.envelope
         assert envelope is not None, "an executor has it"
         task = self._tasks[envelope.task]
-        run = self._run_of(task, envelope, args, kwargs, running_job, policy=function is task.deduplicate)
+        run = self._make_run(task, envelope, args, kwargs, running_job, policy=function is task.deduplicate)
         early: list[SoftTimeLimitExceeded] = []
-        running_job.raise_soft_limit = early.append
+        running_job.allow_interrupts(early.append)
         try:
-            return await self._in_a_box(task.box or PYTHON_BOX, run, running_job, early)
+            return await self._run_in_box(task.box or PYTHON_BOX, run, running_job, early)
         except BoxCrashed as error:
-            return _crashed(error)
+            return _crash_outcome(error)
         finally:
-            running_job.raise_soft_limit = None
+            running_job.forbid_interrupts()
 
-    def _run_of(
+    def _make_run(
         self,
         task: BoxedTask,
         envelope: Envelope,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        hand: RunningJob,
+        running_job: RunningJob,
         *,
         policy: bool,
     ) -> "RunJob":
-        """What a box is told of a job."""
+        """Make the frame that starts a job in a box."""
         from celery5.protocol.boxes.frames import RunJob
 
-        job, limits = CURRENT_JOB.get(), hand.limits
+        job, limits = CURRENT_JOB.get(), running_job.limits
         run = RunJob(
             id=envelope.id,
             task=envelope.task,
@@ -166,110 +181,118 @@ class BoxedRunner:
             return replace(run, args=envelope.args, kwargs=envelope.kwargs)
         return replace(run, arguments=Raw(task.parameters.encode_by_name(args, kwargs)))
 
-    async def _in_a_box(
-        self, box: Box, run: "RunJob", hand: RunningJob, early: Sequence[SoftTimeLimitExceeded]
+    async def _run_in_box(
+        self, box: Box, run: "RunJob", running_job: RunningJob, early: Sequence[SoftTimeLimitExceeded]
     ) -> Outcome:
         from celery5.runners.boxes.box_process import BoxEnded
 
         for _ in range(MAX_TRIES):
-            one = await self._take(box)
+            box_process = await self._acquire(box)
             try:
-                return await one.run_job(run, hand, early)
+                return await box_process.run_job(run, running_job, early)
             except BoxEnded:
                 continue
             finally:
-                self._put_back(one)
-        raise BoxCrashed(f"{MAX_TRIES} boxes in a row ended before they could be told of the job")
+                self._release(box_process)
+        raise BoxCrashed(f"{MAX_TRIES} boxes in a row ended before they could be sent the job")
 
-    async def _take(self, box: Box) -> "BoxProcess":
-        """An idle box of this kind, else a new one."""
-        for one in reversed(self._idle):
-            if one.box == box and one.is_usable:
-                self._idle.remove(one)
-                return one
+    async def _acquire(self, box: Box) -> "BoxProcess":
+        """Return an idle box of this kind, else a new one."""
+        for box_process in reversed(self._idle):
+            if box_process.box == box and box_process.is_usable:
+                self._idle.remove(box_process)
+                return box_process
         if self._nursery is None:
             raise BoxCrashed("the worker is stopping: it starts no box any more")
-        spare = self._kept() - max(self._slots() - 1, 0)
-        for one in list(self._idle)[: max(spare, 0)]:  # boxes of other kinds, which have to make room
-            self._idle.remove(one)
-            self._nursery.start_soon(one.stop)
+        spare = self._count_boxes() - max(self._slots() - 1, 0)
+        for box_process in list(self._idle)[: max(spare, 0)]:  # of other kinds: their slots are needed
+            self._idle.remove(box_process)
+            self._nursery.start_soon(box_process.stop)
         return await self._open(box, self._nursery)
 
     async def _open(self, box: Box, nursery: trio.Nursery) -> "BoxProcess":
         from celery5.runners.boxes.box_process import BoxProcess
 
-        one = BoxProcess(box, _command(box), result_limit=self._limit, log_event=self._tell)
-        self._all.add(one)
+        box_process = BoxProcess(
+            box, _command(box), result_limit=self._limits.result_bytes, log_event=self._log_event
+        )
+        self._all.add(box_process)
         if self._groups is not None:
-            self._groups.add_box(one.pid, one.start_ticks)
-        nursery.start_soon(self._live, one)
+            self._groups.add_box(box_process.pid, box_process.start_ticks)
+        nursery.start_soon(self._run_box, box_process)
         try:
-            await one.wait_ready(self._hello(box))
+            await box_process.wait_ready(self._make_hello(box))
         except BaseException:
-            nursery.start_soon(one.stop)
+            nursery.start_soon(box_process.stop)
             raise
-        return one
+        return box_process
 
-    async def _live(self, one: "BoxProcess") -> None:
+    async def _run_box(self, box_process: "BoxProcess") -> None:
         try:
-            await one.run()
+            await box_process.run()
         finally:
-            self._all.discard(one)
+            self._all.discard(box_process)
             if self._groups is not None:
-                self._groups.remove_box(one.pid)
-            if one in self._idle:
-                self._idle.remove(one)
+                self._groups.remove_box(box_process.pid)
+            if box_process in self._idle:
+                self._idle.remove(box_process)
 
-    def _put_back(self, one: "BoxProcess") -> None:
-        """The job has ended: keep the box for the next one, unless it has had its time."""
+    def _release(self, box_process: "BoxProcess") -> None:
+        """Keep a box whose job has ended for the next job, unless it has reached a limit."""
         nursery = self._nursery
         if nursery is None:
             return  # all of them are being ended
-        if one.is_usable and one.job_count < self._jobs and self._kept() <= self._slots():
-            one.idle_since = trio.current_time()
-            self._idle.append(one)
-            self._news.set()
-        elif one in self._all:
-            nursery.start_soon(one.stop)
+        if (
+            box_process.is_usable
+            and box_process.job_count < self._limits.max_jobs
+            and self._count_boxes() <= self._slots()
+        ):
+            box_process.idle_since = trio.current_time()
+            self._idle.append(box_process)
+            self._idle_added.set()
+        elif box_process in self._all:
+            nursery.start_soon(box_process.stop)
 
-    def _kept(self) -> int:
-        """How many boxes there are, but for those that are being ended."""
-        return sum(each.is_usable for each in self._all)
+    def _count_boxes(self) -> int:
+        """Return how many boxes there are, without those that are being ended."""
+        return sum(box_process.is_usable for box_process in self._all)
 
-    async def _end_idle_ones(self) -> None:
+    async def _end_idle_boxes(self) -> None:
         assert self._nursery is not None
         while True:
-            due = self._idle[0].idle_since + self._patience if self._idle else float("inf")
+            due = self._idle[0].idle_since + self._limits.idle_timeout if self._idle else float("inf")
             if due <= trio.current_time():
                 self._nursery.start_soon(self._idle.popleft().stop)
                 continue
             with trio.move_on_at(due):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._idle_added.wait()
+            self._idle_added = trio.Event()
 
     async def _end_all(self) -> None:
         with trio.CancelScope(shield=True):
             self._idle.clear()
             async with trio.open_nursery() as ending:
-                for each in self._all:
-                    ending.start_soon(each.stop)
+                for box_process in self._all:
+                    ending.start_soon(box_process.stop)
 
-    def _hello(self, box: Box) -> "BoxHello":
+    def _make_hello(self, box: Box) -> "BoxHello":
         from celery5.protocol.boxes.frames import VERSION, BoxHello
 
-        return BoxHello(VERSION, self._worker, self._limit, self._home() if box.is_python else None)
+        return BoxHello(
+            VERSION, self._worker, self._limits.result_bytes, self._home() if box.is_python else None
+        )
 
 
 def _command(box: Box) -> list[str]:
-    """How a box is started: a Python one by itself, any other by the launcher, which becomes it."""
-    me = str(os.getpid())
+    """Return the command that starts a box: a Python box directly, any other through the launcher, which becomes it."""
+    worker_pid = str(os.getpid())
     if box.is_python:
-        return [sys.executable, "-m", "celery5.processes.box", me]
-    return [sys.executable, "-I", "-S", str(LAUNCHER), me, *box.command]
+        return [sys.executable, "-m", "celery5.processes.box", worker_pid]
+    return [sys.executable, "-I", "-S", str(LAUNCHER), worker_pid, *box.command]
 
 
-def _crashed(error: BoxCrashed) -> Outcome:
-    """A failed attempt; what the box said last is its traceback."""
+def _crash_outcome(error: BoxCrashed) -> Outcome:
+    """Return a failed attempt whose traceback is what the box wrote last."""
     outcome = get_error_outcome(error)
     if not isinstance(outcome, Raised):
         return outcome

@@ -221,7 +221,7 @@ def test_an_error_that_has_not_come_when_the_call_is_over_is_taken_back() -> Non
 
     def waits_for_the_lock() -> bool:
         frame = sys._current_frames()[thread.ident or 0]
-        return frame.f_code is CallInterrupter._done.__code__
+        return frame.f_code is CallInterrupter._end.__code__
 
     thread = threading.Thread(target=work)
     thread.start()
