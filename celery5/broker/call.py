@@ -3,7 +3,7 @@
 A driver performs calls and is the only thing with a colour (blocking, asyncio, Trio). Decoding stays here, pure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
@@ -47,18 +47,19 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One command, described but not made.
+    """One command, described but not made."""
 
-    `words` is the command as sent. `reply` turns the raw answer (bytes, int, None, lists of them) into a value.
-    `repeatable` says that it may be sent again when nobody knows whether it ran. `blocks` is how many seconds the
-    server may hold the answer back.
-    """
-
+    # The command as sent.
     words: tuple[Word, ...]
+    # Turns the raw reply (bytes, int, None, lists of them) into a value.
     decode: Callable[[Any], T]
     script: Script | None = None
+    # It may be sent again when nobody knows whether it ran.
     repeatable: bool = False
+    # Seconds for which the server may hold the reply back.
     blocks: float = 0.0
+    # Makes one value of those of several brokers, for a call that goes to all of them. None: it goes to one.
+    merge: Callable[[Sequence[T]], T] | None = None
 
     @property
     def with_script_text(self) -> tuple[Word, ...]:
@@ -94,6 +95,18 @@ def script_call(
     reply: Callable[[Any], R],
     *,
     repeatable: bool = False,
+    merge: Callable[[Sequence[R]], R] | None = None,
 ) -> Call[R]:
-    """A call of `script`, by its hash."""
-    return Call(("EVALSHA", script.sha, len(keys), *keys, *args), reply, script, repeatable)
+    """Return a call of `script` by its hash."""
+    words = ("EVALSHA", script.sha, len(keys), *keys, *args)
+    return Call(words, reply, script, repeatable, merge=merge)
+
+
+def merge_names(replies: Sequence[Iterable[str]]) -> list[str]:
+    """Return the names that any of several brokers lists, sorted."""
+    return sorted({name for names in replies for name in names})
+
+
+def merge_name_tuples(replies: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names that any of several brokers lists, sorted."""
+    return tuple(merge_names(replies))

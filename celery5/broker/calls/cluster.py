@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from celery5.broker.call import Call, Script, decode_text, parse_int, script_call
+from celery5.broker.call import Call, Script, decode_text, merge_name_tuples, parse_int, script_call
 from celery5.broker.keys import Keys
 from celery5.protocol.cluster.leadership import LeaderRecord
 
@@ -13,13 +13,25 @@ RENEW_PRESENCE = Script.load("cluster/renew_presence")
 def renew_presence(keys: Keys, kind: str, name: str, *, lease: float) -> Call[tuple[str, ...]]:
     """The process `name` lives, for so many seconds; gives all of its kind that do."""
     return script_call(
-        RENEW_PRESENCE, (keys.live_processes(kind),), (name, int(lease * 1000)), _names, repeatable=True
+        RENEW_PRESENCE,
+        (keys.live_processes(kind),),
+        (name, int(lease * 1000)),
+        _names,
+        repeatable=True,
+        merge=merge_name_tuples,
     )
 
 
 def end_presence(keys: Keys, kind: str, name: str) -> Call[tuple[str, ...]]:
     """The process `name` has ended; gives those of its kind that live."""
-    return script_call(RENEW_PRESENCE, (keys.live_processes(kind),), (name, 0), _names, repeatable=True)
+    return script_call(
+        RENEW_PRESENCE,
+        (keys.live_processes(kind),),
+        (name, 0),
+        _names,
+        repeatable=True,
+        merge=merge_name_tuples,
+    )
 
 
 def list_live_processes(keys: Keys, kind: str) -> Call[tuple[str, ...]]:

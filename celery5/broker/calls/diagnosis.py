@@ -113,7 +113,7 @@ def erase_app(
         ids = iter(job_ids)
         while portion := list(islice(ids, BATCH_SIZE)):
             yield Call(("DEL", *[queue.result(each) for each in portion]), int, repeatable=True)
-    yield Call(("DEL", *_beside(keys)), int, repeatable=True)
+    yield Call(("DEL", *_beside(keys)), int, repeatable=True, merge=sum)
 
 
 def _beside(keys: Keys) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, parse_int, script_call
+from celery5.broker.call import Call, Script, Word, decode_text, merge_names, parse_int, script_call
 from celery5.broker.keys import GROUP, Keys, QueueKeys
 from celery5.protocol.job.delivery import Settlement, SinkDocument
 from celery5.protocol.job.envelope import SIZE_MARGIN
@@ -152,7 +152,7 @@ def register_queue(keys: Keys, queue: str) -> Call[int]:
 
 def list_queues(keys: Keys) -> Call[list[str]]:
     """The names of the application's queues, sorted."""
-    return Call(("SMEMBERS", keys.queues), _names, repeatable=True)
+    return Call(("SMEMBERS", keys.queues), _names, repeatable=True, merge=merge_names)
 
 
 def read_hash(key: str) -> Call[dict[str, str]]:

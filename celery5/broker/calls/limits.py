@@ -151,13 +151,17 @@ def set_override(keys: Keys, task: str, override: LimitOverride | None) -> Call[
     """Impose a limit or a rate on a task in place of what was imposed before; None takes it back. Gives whether that
     changes anything."""
     words = b"" if override is None else msgspec.json.encode(override)
-    return script_call(SET_OVERRIDE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True)
+    return script_call(
+        SET_OVERRIDE, (keys.limits,), (keys.limits, task, words, ""), bool, repeatable=True, merge=any
+    )
 
 
 def suspend_task(keys: Keys, task: str, suspension: Suspension) -> Call[bool]:
     """Suspend a task, or give another reason for it."""
     words = msgspec.json.encode(suspension)
-    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True)
+    return script_call(
+        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, ""), bool, repeatable=True, merge=any
+    )
 
 
 def suspend_if_unchanged(
@@ -166,7 +170,7 @@ def suspend_if_unchanged(
     """Suspend a task that is as it was `before`; None: not suspended. Gives whether that changes anything."""
     words, only = msgspec.json.encode(suspension), b"-" if before is None else msgspec.json.encode(before)
     return script_call(
-        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True
+        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, words, only), bool, repeatable=True, merge=any
     )
 
 
@@ -174,16 +178,35 @@ def resume_task(keys: Keys, task: str, expected: Suspension | None = None) -> Ca
     """Let a task's jobs run again; with `only`, unless it is suspended in another way by now. Gives whether that
     changes anything."""
     words = b"" if expected is None else msgspec.json.encode(expected)
-    return script_call(SET_OVERRIDE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True)
+    return script_call(
+        SET_OVERRIDE, (keys.suspended,), (keys.limits, task, "", words), bool, repeatable=True, merge=any
+    )
 
 
 def list_overrides(keys: Keys) -> Call[StoredOverrides]:
     """What is imposed now. What cannot be read is passed over: a newer version may have written it."""
-    return script_call(LIST_OVERRIDES, (keys.limits, keys.suspended), (), _impositions, repeatable=True)
+    return script_call(
+        LIST_OVERRIDES,
+        (keys.limits, keys.suspended),
+        (),
+        _impositions,
+        repeatable=True,
+        merge=_merge_overrides,
+    )
 
 
 def _impositions(raw: Sequence[Any]) -> StoredOverrides:
     return StoredOverrides(_read(raw[0], LimitOverride), _read(raw[1], Suspension))
+
+
+def _merge_overrides(replies: Sequence[StoredOverrides]) -> StoredOverrides:
+    """Return the overrides of all brokers. Of two for one task the first broker's, which is the default one, holds."""
+    limits: dict[str, LimitOverride] = {}
+    suspended: dict[str, Suspension] = {}
+    for each in reversed(replies):
+        limits |= each.limits
+        suspended |= each.suspended
+    return StoredOverrides(limits, suspended)
 
 
 def _read(words: Sequence[bytes], kind: type[T]) -> dict[str, T]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from celery5.broker.call import Call, Script, Word, decode_text, script_call
+from celery5.broker.call import Call, Script, Word, decode_text, merge_name_tuples, script_call
 from celery5.broker.keys import Keys, QueueKeys
 
 GET_DUE_SCHEDULES = Script.load("scheduling/get_due_schedules")
@@ -69,7 +69,7 @@ def get_schedule(keys: Keys, queue: str, name: str) -> Call[bytes]:
 
 def list_schedule_queues(keys: Keys) -> Call[tuple[str, ...]]:
     """The queues that have, or have had, schedules."""
-    return Call(("SMEMBERS", keys.schedule_queues), _names, repeatable=True)
+    return Call(("SMEMBERS", keys.schedule_queues), _names, repeatable=True, merge=merge_name_tuples)
 
 
 def register_schedule_queue(keys: Keys, queue: str) -> Call[int]:

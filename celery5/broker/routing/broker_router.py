@@ -5,11 +5,9 @@ default broker, but for what each broker has for its own queues: that is asked a
 """
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
-
-import msgspec
+from typing import Any, NamedTuple, TypeVar
 
 from celery5.broker.call import Call
 from celery5.broker.colour import current_colour
@@ -124,7 +122,7 @@ class _Trips:
     """Several calls on their way: which go where, and what came back."""
 
     def __init__(self, chart: BrokerMap, calls: Sequence[Call[Any]]) -> None:
-        self._count = len(calls)
+        self._calls = calls
         self._answers: dict[int, list[Any]] = {}
         self._everywhere: set[int] = set()
         self._left_out = get_unreachable()
@@ -170,9 +168,9 @@ class _Trips:
             if self._answers or self._maybe_done:
                 self._error.mark_maybe_done()
             raise self._error
-        if self._left_out and len(self._answers) < self._count:
+        if self._left_out and len(self._answers) < len(self._calls):
             raise next(iter(self._left_out.values()))  # there is nobody left to ask
-        return [merge_replies(self._answers[at]) for at in range(self._count)]
+        return [_merge(call, self._answers[at]) for at, call in enumerate(self._calls)]
 
 
 class BrokerRouter:
@@ -228,24 +226,12 @@ class AsyncBrokerRouter:
         return await redis.perform_all([call for _, call in part])
 
 
-def merge_replies(replies: Sequence[Any]) -> Any:
-    """What several brokers say together: all of what they list, and yes when one says so."""
-    first = replies[0]
+def _merge(call: Call[T], replies: Sequence[T]) -> T:
+    """Return what several brokers replied to one call as one value."""
     if len(replies) == 1:
-        return first
-    if isinstance(first, bool):
-        return any(replies)
-    if isinstance(first, set):
-        return cast("set[Any]", set()).union(*replies)
-    if isinstance(first, list | tuple):
-        return type(cast("list[Any]", first))(sorted(_all(replies)))
-    if isinstance(first, Mapping):
-        return {name: what for each in reversed(replies) for name, what in each.items()}
-    if isinstance(first, msgspec.Struct):
-        names = first.__struct_fields__
-        return type(first)(*[merge_replies([getattr(each, name) for each in replies]) for name in names])
-    return max(replies)
-
-
-def _all(answers: Sequence[Iterable[Any]]) -> set[Any]:
-    return {one for each in answers for one in each}
+        return replies[0]
+    if call.merge is None:
+        raise TypeError(
+            f"{call.words[0]!r} went to {len(replies)} brokers, but the call does not say how to merge"
+        )
+    return call.merge(replies)

@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery5 import App, Misconfigured
-from celery5.broker.calls import cluster, commands, job_details, jobs, limits
+from celery5.broker.call import Call
+from celery5.broker.calls import cluster, commands, job_details, jobs, limits, scheduling
 from celery5.broker.calls.scheduling import register_schedule_queue
 from celery5.broker.keys import EVENTS, Keys
-from celery5.broker.routing.broker_router import BrokerMap, merge_replies
+from celery5.broker.routing.broker_router import BrokerMap
 from celery5.config.settings import read_settings
 from celery5.connections.brokers import MAX_CHECKED_NAMES
 from celery5.errors import BadBrokerURL
 from celery5.protocol.brokers import DEFAULT_BROKER, TaskRoute, make_routes
-from celery5.protocol.limits import LimitOverride
+from celery5.protocol.limits import LimitOverride, Suspension
 
 BROKERS = ("mails", "far")
 
@@ -183,21 +184,35 @@ def test_a_command_goes_to_the_broker_that_the_inbox_names() -> None:
 
 @given(st.lists(st.lists(st.text("ab", max_size=3)), min_size=1, max_size=4))
 def test_what_several_list_is_all_that_any_of_them_lists(answers: list[list[str]]) -> None:
-    found = merge_replies(answers)
-    assert set(found) == {one for each in answers for one in each}
-    assert len(answers) == 1 or found == sorted(set(found))
+    merge = jobs.list_queues(KEYS).merge
+    assert merge is not None
+    assert merge(answers) == sorted({one for each in answers for one in each})
 
 
-def test_what_several_say_together() -> None:
-    assert merge_replies([True, False]) is True
-    assert merge_replies([False, False]) is False
-    assert merge_replies([{"a"}, {"b"}]) == {"a", "b"}
-    assert merge_replies([("b",), ("a",)]) == ("a", "b")
-    one = limits.StoredOverrides({"a": LimitOverride(limit=1)}, {})
-    assert merge_replies([one, limits.StoredOverrides({"b": LimitOverride(limit=2)}, {})]).limits.keys() == {
-        "a",
-        "b",
-    }
+OVERRIDE = limits.StoredOverrides({"a": LimitOverride(limit=1)}, {})
+MERGED = limits.StoredOverrides({"a": LimitOverride(limit=1), "b": LimitOverride(limit=2)}, {})
+OTHERS = limits.StoredOverrides({"a": LimitOverride(limit=3), "b": LimitOverride(limit=2)}, {})
+
+
+@pytest.mark.parametrize(
+    ("call", "replies", "merged"),
+    [
+        (limits.set_override(KEYS, "a", None), [True, False], True),
+        (limits.suspend_task(KEYS, "a", Suspension()), [False, False], False),
+        (limits.resume_task(KEYS, "a"), [False, True], True),
+        (commands.list_paused_queues(KEYS), [{"a"}, {"b"}], {"a", "b"}),
+        (cluster.list_live_processes(KEYS, "scheduler"), [("b",), ("a",)], ("a", "b")),
+        (cluster.renew_presence(KEYS, "scheduler", "x", lease=1), [("x",), ("x", "a")], ("a", "x")),
+        (scheduling.list_schedule_queues(KEYS), [("b",), ("a",)], ("a", "b")),
+        (limits.list_overrides(KEYS), [OVERRIDE, OTHERS], MERGED),
+    ],
+)
+def test_a_call_that_goes_to_all_brokers_says_how_their_replies_merge(
+    call: Call[Any], replies: list[Any], merged: object
+) -> None:
+    assert CHART.find_broker_of_call(call) is None
+    assert call.merge is not None
+    assert call.merge(replies) == merged
 
 
 def test_every_process_is_told_what_is_wrong_before_it_starts() -> None:
