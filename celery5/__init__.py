@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from celery5.app import App, default_app, task
+    from celery5.app import App, default_app, event, task
     from celery5.boot_step import BootStep, service
     from celery5.errors import (
         BrokerError,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         TaskRevoked,
         TimeLimitExceeded,
     )
-    from celery5.events.event import Event, event
+    from celery5.events.event import Event
     from celery5.events.sources import source
     from celery5.protocol.job.retry_policy import RetryPolicy
     from celery5.protocol.job.states import JobState
@@ -97,7 +97,7 @@ _HOMES = {
     "cron": "celery5.scheduling.triggers",
     "current_job": "celery5.runners.context",
     "default_app": "celery5.app",
-    "event": "celery5.events.event",
+    "event": "celery5.app",
     "every": "celery5.scheduling.triggers",
     "gather": "celery5.results.async_result",
     "optional": "celery5.tasks.sections",

@@ -30,7 +30,7 @@ from celery5.connections.brokers import Brokers
 from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.dead_letters.queues import DeadLetters
 from celery5.errors import BrokerUnavailable, MessageTooLarge, Misconfigured
-from celery5.events.event import DeclareEvent
+from celery5.events.event import DeclareEvent, adopt_events
 from celery5.events.registry import Events
 from celery5.events.sources import DeclareSource, source
 from celery5.health.health_check import DeclareCheck, HealthCheck
@@ -44,7 +44,7 @@ from celery5.protocol.job.story import JobDetails
 from celery5.protocol.scaling.budget import Budget, check_budgets
 from celery5.results.async_result import ANY_RESULT, AsyncResult
 from celery5.results.job_details import AppState, find_job, read_app_state
-from celery5.results.waiting import AsyncCheckingResultWaiter, CheckingResultWaiter
+from celery5.results.waiting import AsyncCheckingResultWaiter
 from celery5.scheduling.schedules import Schedules
 from celery5.sending.memory_backlog import Backlog
 from celery5.sending.sender import (
@@ -56,7 +56,7 @@ from celery5.sending.sender import (
     check_tasks_declared,
     without_traceback,
 )
-from celery5.tasks.declaration import TaskDecorator, TaskRegistry, adopt_declarations, check_app_name
+from celery5.tasks.declaration import TaskDecorator, TaskRegistry, find_tasks
 from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class App:
         self.budgets: Mapping[str, Budget] = check_budgets(budgets or {})
         self.log_detectors: Sequence[Callable[[Any], Any]] = log_detectors
         self.tasks: TaskRegistry = TaskRegistry()
-        self.task: TaskDecorator = TaskDecorator(self.tasks.add, self)
+        self.task: TaskDecorator = TaskDecorator(self, self.tasks.add)
         self.events: Events = Events(self)
         self.event: DeclareEvent = DeclareEvent(self)
         self.breaker: BreakerPolicy = breaker or WATCH_ONLY_BREAKER
@@ -224,7 +224,11 @@ class App:
         not be resolved before and has no JSON form.
         """
         import_modules(find_modules(self.include))
-        adopt_declarations(self)
+        for task in find_tasks(self):
+            if task.has_no_app:
+                task.adopt(self)
+                self.tasks.add(task)
+        adopt_events(self, (*find_modules(self.include), self.module))
         for each in self.tasks.values():
             each.parameters.resolve()
 
@@ -335,10 +339,6 @@ class App:
         """Make one trip to the broker, from Trio or asyncio."""
         return await (await self.connections.get_async_driver()).perform(call)
 
-    def result_waiter(self) -> CheckingResultWaiter:
-        """What waits for results in plain Python: one connection for all threads."""
-        return CheckingResultWaiter(self, self.connections.get_result_waiter())
-
     async def aresult_waiter(self) -> AsyncCheckingResultWaiter:
         """What waits for results in this event loop."""
         return AsyncCheckingResultWaiter(self, await self.connections.get_async_result_waiter())
@@ -388,9 +388,6 @@ WATCH_ONLY_BREAKER = BreakerPolicy(mode="watch")
 _APPS: WeakSet[App] = WeakSet()
 _DEFAULT: list[App] = []
 
-task: TaskDecorator = TaskDecorator(lambda _task: None, None)
-"""Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
-
 
 def default_app() -> App:
     """The application of tasks that belong to no other; its name is `celery5`."""
@@ -400,10 +397,37 @@ def default_app() -> App:
 
 
 def find_owner(module: str, free: object) -> App:
-    """The application that something `free` from `module` belongs to: the one that includes that or imports it, else
-    the default."""
+    """Return the application that something `free` from `module` belongs to.
+
+    It is the one that includes or imports it, else the default one.
+    """
     for app in list(_APPS):
         own = vars(sys.modules[app.module]).values() if app.module in sys.modules else ()
         if is_included(app.include, module) or any(value is free for value in own):
             return app
     return default_app()
+
+
+def _find_owner_of_task(free: Task[Any, Any]) -> App:
+    owner = find_owner(free.__module__, free)
+    owner.tasks.add(free)
+    return owner
+
+
+task: TaskDecorator = TaskDecorator(find_owner=_find_owner_of_task)
+"""Declare a task without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
+event: DeclareEvent = DeclareEvent(find_owner=find_owner)
+"""Declare an event without naming an application: the one that includes or imports it owns it."""
+
+
+def check_app_name(name: str) -> str:
+    """The name of an application. Raises Misconfigured for one that would not do in keys."""
+    if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
+        raise Misconfigured(
+            f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
+        )
+    if name in (".", ".."):
+        raise Misconfigured(
+            f"application name {name!r}: folders are named after it, and no folder can have this name"
+        )
+    return name

@@ -26,11 +26,11 @@ from celery5.protocol.commands.signing import (
     sign_command,
 )
 from celery5.protocol.job.job import new_id
+from celery5.results.async_result import AsyncResult
 from celery5.results.job_details import read_app_state
 
 if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.results.async_result import AsyncResult
+    from celery5.application import Application
     from celery5.tasks.task import Signature
 
 TIMEOUT = 5.0
@@ -81,7 +81,7 @@ class Control:
 
     REACHED_AS: ClassVar[str] = "app.control."
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Application") -> None:
         self._app = app
         self._keyrings: dict[tuple[str, str], Keyring] = {}
 
@@ -150,14 +150,14 @@ class Control:
         """`ping`, from Trio or asyncio."""
         return await self.asend("ping", to=to, timeout=timeout, expires=min(timeout, MAX_COMMAND_LIFETIME))
 
-    def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> "AsyncResult[Any]":
+    def run(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """Have one worker run a job, like an actor (C7): `app.control.run(resize.s(path), to="web1")`. Its result is
         waited for as always; should it be tried again, it may be elsewhere. Raises CommandRefused when the worker will
         not, or does not answer. For plain Python."""
         order = self._direct(call)
         return self._ran(call, order, self.send("run-task", order, to=to, timeout=timeout, expires=timeout))
 
-    async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> "AsyncResult[Any]":
+    async def arun(self, call: "Signature[Any]", *, to: str, timeout: float = TIMEOUT) -> AsyncResult[Any]:
         """`run`, from Trio or asyncio."""
         order = self._direct(call)
         return self._ran(
@@ -172,11 +172,13 @@ class Control:
 
     def _ran(
         self, call: "Signature[Any]", order: Mapping[str, str], replies: list[Reply]
-    ) -> "AsyncResult[Any]":
+    ) -> AsyncResult[Any]:
         (reply,) = replies
         if not reply.ok:
             raise CommandRefused(f"{reply.worker} does not run it: {reply.why}")
-        return self._app.result(order["id"], queue=order["queue"], task=call.task)
+        return AsyncResult(
+            self._app, order["id"], queue=order["queue"], task=call.task.name, type=call.task.result_type
+        )
 
     def _sealed(self, told: "_Told", inboxes: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """For each inbox the command's id and its bytes. Files are read, and keys made the first time."""
@@ -215,12 +217,12 @@ class _Told(msgspec.Struct, frozen=True):
     expires: float
 
 
-async def _living(app: "App", redis: AsyncDriver) -> tuple[str, ...]:
+async def _living(app: "Application", redis: AsyncDriver) -> tuple[str, ...]:
     state = await read_app_state(app, redis, None)
     return tuple(sorted({get_inbox_name(each) for each in state.workers}))
 
 
-async def _inboxes(app: "App", redis: AsyncDriver, to: tuple[str, ...]) -> tuple[str, ...]:
+async def _inboxes(app: "Application", redis: AsyncDriver, to: tuple[str, ...]) -> tuple[str, ...]:
     if not to:
         return await _living(app, redis)
     if not any(":" in each for each in to):
@@ -234,7 +236,11 @@ async def _inboxes(app: "App", redis: AsyncDriver, to: tuple[str, ...]) -> tuple
 
 
 async def _sent(
-    app: "App", redis: AsyncDriver, waits: _Waits, told: _Told, sealed: Mapping[str, tuple[str, bytes]]
+    app: "Application",
+    redis: AsyncDriver,
+    waits: _Waits,
+    told: _Told,
+    sealed: Mapping[str, tuple[str, bytes]],
 ) -> list[Reply]:
     posted = [trips.send_command(app.keys, inbox, *each) for inbox, each in sealed.items()]
     taken = dict(zip(sealed, await redis.perform_all(posted) if posted else [], strict=True))
@@ -260,7 +266,7 @@ async def _sent(
     return sorted([*replies, *silent], key=lambda each: each.worker)
 
 
-async def _with_others(app: "App", redis: AsyncDriver, silent: list[Reply]) -> list[Reply]:
+async def _with_others(app: "Application", redis: AsyncDriver, silent: list[Reply]) -> list[Reply]:
     """Who was named and has not answered, with whom may have been meant instead."""
     try:
         state = await read_app_state(app, redis, None)

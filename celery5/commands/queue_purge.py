@@ -15,13 +15,13 @@ from celery5.errors import UnknownQueue
 from celery5.protocol.job.states import JobState
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 WAITING_STATES = frozenset({JobState.SENT, JobState.SCHEDULED, JobState.HELD, JobState.RETRY})
 """The states of jobs that are revoked: those that no worker has."""
 
 
-async def empty_queue(app: "App", redis: AsyncDriver, queue: str) -> int:
+async def empty_queue(app: "Application", redis: AsyncDriver, queue: str) -> int:
     """Revoke the jobs that wait on a queue; return how many. Raises UnknownQueue."""
     known = await redis.perform(jobs.list_queues(app.keys))
     if queue not in known:
@@ -35,7 +35,7 @@ async def empty_queue(app: "App", redis: AsyncDriver, queue: str) -> int:
             return many
 
 
-async def _revoked(app: "App", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:
+async def _revoked(app: "Application", redis: AsyncDriver, keys: QueueKeys, ids: list[str]) -> int:
     asked: list[Call[Any]] = [jobs.locate_job(keys, each) for each in ids]
     places = await redis.perform_all(asked)
     waiting = [each for each, place in zip(ids, places, strict=True) if place.state in WAITING_STATES]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.driver import AsyncDriver, AsyncResultWaiter, BlockingDriver, ResultWaiter
 from celery5.broker.routing.broker_router import AsyncBrokerRouter, BrokerMap, BrokerRouter
@@ -22,7 +22,7 @@ from celery5.protocol.job.job import Job, Options
 from celery5.runners.context import LOG_EVENT
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.config.settings import Settings
 
 
 SIMILARITY_CUTOFF = 0.75
@@ -31,10 +31,40 @@ MAX_CHECKED_NAMES = 100
 """The most undeclared queue names that are checked: an application may make any number of names."""
 
 
+class BrokersTask(Protocol):
+    """A task, as far as it says which queue and broker its jobs go to."""
+
+    send_options: Options
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+
+class BrokersApplication(Protocol):
+    """The application that has the brokers."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def settings(self) -> "Settings":
+        """Its settings, which name the brokers."""
+
+    @property
+    def tasks(self) -> Mapping[str, BrokersTask]:
+        """Its tasks, by name."""
+
+    @property
+    def connections(self) -> Connections:
+        """The connections to all of its brokers."""
+
+
 class Brokers:
     """The brokers of one application. With one, all of this is as good as nothing."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "BrokersApplication") -> None:
         self._app = app
         self._routes: Routes | None = None
         self._known: object = None

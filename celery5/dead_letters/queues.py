@@ -35,7 +35,7 @@ from celery5.protocol.job.lanes import get_lane
 from celery5.sending.publisher import split_into_trips
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 _LEFT = {GONE: "gone", KEY_TAKEN: "key-taken", ALIVE: "alive"}
 
@@ -66,7 +66,7 @@ class DeadLetters:
 
     REACHED_AS: ClassVar[str] = "app.dlq."
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Application") -> None:
         self._app = app
 
     def read(self, **choice: Unpack[DeadJobFilter]) -> Iterator[DeadJob]:
@@ -145,7 +145,7 @@ def _each(reading: "DeadJobReader") -> Iterator[DeadJob]:
 class _EachAwaited:
     """The jobs of a reading, one by one. No generator: those must be closed, and nobody would."""
 
-    def __init__(self, app: "App", meant: DeadJobQuery) -> None:
+    def __init__(self, app: "Application", meant: DeadJobQuery) -> None:
         self._app = app
         self._meant = meant
         self._reading: DeadJobReader | None = None
@@ -168,7 +168,9 @@ class _EachAwaited:
         return next(self._jobs)
 
 
-async def _counted(app: "App", redis: AsyncDriver, meant: DeadJobQuery, by: GroupBy) -> dict[str, int]:
+async def _counted(
+    app: "Application", redis: AsyncDriver, meant: DeadJobQuery, by: GroupBy
+) -> dict[str, int]:
     counts: dict[str, int] = {}
     reading = DeadJobReader(app, redis, meant)
     while jobs := await reading.read_batch():
@@ -177,7 +179,7 @@ async def _counted(app: "App", redis: AsyncDriver, meant: DeadJobQuery, by: Grou
 
 
 async def _replayed(
-    app: "App",
+    app: "Application",
     redis: AsyncDriver,
     meant: DeadJobQuery,
     rate: float | None,
@@ -221,7 +223,7 @@ async def _put_back(
 
 
 async def _purged(
-    app: "App", redis: AsyncDriver, meant: DeadJobQuery, dry_run: bool, progress: Progress | None
+    app: "Application", redis: AsyncDriver, meant: DeadJobQuery, dry_run: bool, progress: Progress | None
 ) -> DeadLetterTally:
     tally, reading = DeadLetterTally(), DeadJobReader(app, redis, meant)
     while jobs := await reading.read_batch():

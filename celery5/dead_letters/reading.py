@@ -24,7 +24,7 @@ from celery5.protocol.job.dead_letters import (
 from celery5.sending.publisher import BYTES_PER_TRIP
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 BATCH_SIZE = 100
 """Jobs in one trip: longer scripts would hold the server up."""
@@ -35,7 +35,7 @@ FIRST_BATCH_SIZE = 10
 class DeadJobReader:
     """The dead jobs that are meant, batch by batch. What dies after a queue's turn has begun is not among them."""
 
-    def __init__(self, app: "App", redis: AsyncDriver, meant: DeadJobQuery) -> None:
+    def __init__(self, app: "Application", redis: AsyncDriver, meant: DeadJobQuery) -> None:
         self._app = app
         self._redis = redis
         self._meant = meant
@@ -214,7 +214,9 @@ class _Picked:
         return []
 
 
-async def find_dead_documents(app: "App", redis: AsyncDriver, results: Sequence[str]) -> dict[str, bytes]:
+async def find_dead_documents(
+    app: "Application", redis: AsyncDriver, results: Sequence[str]
+) -> dict[str, bytes]:
     """The documents of those jobs that are dead, by their result keys, whether they have expired or not."""
     found: dict[str, bytes] = {}
     queues: dict[str, list[str]] = {}

@@ -16,6 +16,7 @@ from typing import (
     ClassVar,
     Generic,
     ParamSpec,
+    Protocol,
     TypeVar,
     cast,
     dataclass_transform,
@@ -26,17 +27,24 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from celery5.broker.keys import EVENTS
+from celery5.application import Application
+from celery5.broker.call import Call
+from celery5.broker.calls import events as trips
+from celery5.broker.keys import EVENTS, Keys
 from celery5.errors import BadArguments, Misconfigured
 from celery5.logs.trace import get_current_trace
-from celery5.protocol.events.messages import VERSION, EventMessage, Subscription, encode, make_job_template
+from celery5.protocol.events.messages import (
+    VERSION,
+    EventMessage,
+    Subscription,
+    encode,
+    make_job_template,
+    subscription_name,
+)
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, new_id
 from celery5.protocol.job.names import get_module_name
 from celery5.tasks.task import Task
-
-if TYPE_CHECKING:
-    from celery5.app import App
 
 
 def get_field_parameters(kind: Any, name: str) -> Parameters:
@@ -189,8 +197,7 @@ class Event(_Fields):
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
         """Take a task's subscription back, at once and for good, whatever workers still declare: see
         `app.events.unsubscribe`. For plain Python."""
-        declared = get_event_declaration(cls)
-        return task.app.events.unsubscribe(declared.name, task.name)
+        return task.app.perform(get_event_declaration(cls).withdraw(task))
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
@@ -243,39 +250,80 @@ class EventClass(Generic[T]):
             ...
 
 
-class EventDeclaration:
-    """How an event was declared: its `name` and `version`, the class, the application that it is `of`, and who here is
-    subscribed."""
+class EventSender(Protocol):
+    """The events of an application, as far as an event needs them: `app.events`."""
 
-    def __init__(self, kind: type[Event], *, name: str, version: int, app: "App | None", of: str) -> None:
+    def add(self, declared: "EventDeclaration") -> None:
+        """Remember an event. Raises Misconfigured when another class has its name and version."""
+        ...
+
+    def send(self, events: Sequence[Event]) -> list[SentEvent]:
+        """Send events, in plain Python."""
+        ...
+
+    async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
+        """`send`, from Trio or asyncio."""
+        ...
+
+
+class EventApplication(Application, Protocol):
+    """The application that an event belongs to."""
+
+    @property
+    def events(self) -> EventSender:
+        """Its events."""
+        ...
+
+
+FindOwner = Callable[[str, object], EventApplication]
+"""Return the application of something from a module that was declared with none."""
+
+
+class EventDeclaration:
+    """How an event was declared, and which tasks of this process are subscribed to it."""
+
+    def __init__(
+        self,
+        kind: type[Event],
+        *,
+        name: str,
+        version: int,
+        app: EventApplication | None = None,
+        of: str = "",  # the name of another application whose event it is
+        everywhere: bool = False,  # whether it is an event of every application
+        find_owner: FindOwner | None = None,
+    ) -> None:
         self.kind = kind
         self.name = name
         self.version = version
         self.fields: tuple[str, ...] = tuple(kind.__struct_fields__)
         self.had_no_app: bool = app is None
-        self.everywhere = False  # whether it is an event of every application
+        self.everywhere = everywhere
         self._of = of
         self._app = app
+        self._find_owner = find_owner
         self._parameters = get_field_parameters(kind, name)
         self._subscribed: dict[str, tuple[Task[Any, Any], tuple[int, ...], tuple[str, ...] | None]] = {}
 
     @property
-    def app(self) -> "App":
+    def app(self) -> EventApplication:
         """The application that sends it, or, with `of`, listens to another one's."""
         if self.everywhere:
             raise Misconfigured(f"event {self.name} is of every application: app.events.send([...]) sends it")
         if self._app is None:
-            from celery5.app import find_owner
-
-            self.adopt(find_owner(self.kind.__module__, self.kind))
-        return cast("App", self._app)
+            if self._find_owner is None:
+                raise Misconfigured(
+                    f"event {self.name} belongs to no application: declare it with @app.event"
+                )
+            self.adopt(self._find_owner(self.kind.__module__, self.kind))
+        return cast("EventApplication", self._app)
 
     @property
     def of(self) -> str:
         """The name of the application whose event it is."""
         return self._of or self.app.name
 
-    def adopt(self, app: "App") -> None:
+    def adopt(self, app: "EventApplication") -> None:
         """Belong to `app` from now on, unless it belongs to one already."""
         if self._app is None and not self.everywhere:
             self._app = app
@@ -316,7 +364,7 @@ class EventDeclaration:
             raise as_field_error(error) from None
         return _FIELDS.decode(raw)
 
-    def make_job(self, event: Event, app: "App | None" = None) -> Job:
+    def make_job(self, event: Event, app: Application | None = None) -> Job:
         """The message of an event, on its way to the Routers of the application."""
         app = app if self.everywhere and app is not None else self.app
         if self._of and self._of != app.name:
@@ -349,7 +397,14 @@ class EventDeclaration:
         takes = get_taken_fields(task, self.name, self.fields)
         self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
 
-    def list_subscriptions(self, app: "App") -> list[Subscription]:
+    def withdraw(self, task: Task[Any, Any]) -> Call[bool]:
+        """Return the call that takes the subscription of a task back."""
+        app = task.app
+        of = app.name if self.everywhere else self.of
+        name = subscription_name(self.name, app.name, task.name)
+        return trips.set_unsubscribed(Keys(of), name, ttl=app.settings.subscription_ttl, unsubscribed=True)
+
+    def list_subscriptions(self, app: Application) -> list[Subscription]:
         """Those of an application's tasks, as the registry is told of them."""
         found: list[Subscription] = []
         for task, versions, takes in self._subscribed.values():
@@ -364,9 +419,16 @@ class EventDeclaration:
 class DeclareEvent:
     """What `@event` and `@app.event` are: a decorator that works bare and called."""
 
-    def __init__(self, app: "App | None", *, of_every_application: bool = False) -> None:
+    def __init__(
+        self,
+        app: EventApplication | None = None,
+        *,
+        of_every_application: bool = False,
+        find_owner: FindOwner | None = None,
+    ) -> None:
         self._app = app
         self._everywhere = of_every_application
+        self._find_owner = find_owner
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
@@ -398,18 +460,21 @@ class DeclareEvent:
             if not _is_whole(version):
                 raise Misconfigured(f"event {called}: version is {version!r}: give 1 or more")
             made = _struct_of(kind, called)
-            one = EventDeclaration(made, name=called, version=version, app=self._app, of=of or "")
-            one.everywhere = self._everywhere
+            one = EventDeclaration(
+                made,
+                name=called,
+                version=version,
+                app=self._app,
+                of=of or "",
+                everywhere=self._everywhere,
+                find_owner=self._find_owner,
+            )
             _DECLARED[made] = one
             if self._app is not None:
                 self._app.events.add(one)
             return made
 
         return declared if kind is None else declared(kind)
-
-
-event: DeclareEvent = DeclareEvent(None)
-"""Declare an event without naming an application (the CEP's spelling): the one that includes or imports it owns it."""
 
 
 def _made(kind: Any, args: Sequence[object], fields: dict[str, Any]) -> tuple["EventDeclaration", Event]:
@@ -433,7 +498,7 @@ def list_event_declarations() -> list[EventDeclaration]:
     return list(_DECLARED.values())
 
 
-def adopt_events(app: "App", modules: Iterable[str]) -> None:
+def adopt_events(app: EventApplication, modules: Iterable[str]) -> None:
     """Have `app` own the free events in these modules."""
     for module in modules:
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():

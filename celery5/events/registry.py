@@ -29,7 +29,7 @@ from celery5.protocol.events.messages import (
 from celery5.protocol.job.job import Job
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 
 class Subscriber(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Events(Mapping[str, type[Event]]):
 
     REACHED_AS: ClassVar[str] = "app.events."
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Application") -> None:
         self._app = app
         self._all: dict[tuple[str, int], EventDeclaration] = {}
 

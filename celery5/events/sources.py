@@ -4,19 +4,27 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import SourceDocument
 from celery5.protocol.job.arguments import Parameters
 
-if TYPE_CHECKING:
-    from celery5.tasks.task import Task
-
-T = TypeVar("T", bound="Task[..., Any]")
-
 REMEMBER = 86400.0
 """Seconds that the id of a document is remembered, unless its source says otherwise."""
+
+
+class SourcedTask(Protocol):
+    """A task, as far as it is sent the documents of sources."""
+
+    sources: "tuple[Source, ...]"
+
+    def add_source(self, source: "Source") -> None:
+        """Subscribe to a source. Raises Misconfigured."""
+        ...
+
+
+T = TypeVar("T", bound=SourcedTask)
 
 
 class Emit(Protocol):
@@ -81,8 +89,7 @@ class Source:
 
     def subscribe(self, task: T) -> T:
         """Have `task` given each document from now on: what `@app.task(source=...)` says. Raises Misconfigured."""
-        if self not in task.sources:
-            task.sources = (*task.sources, *parse_sources(self, task.parameters, task.name))
+        task.add_source(self)
         return task
 
 
@@ -138,9 +145,9 @@ def parse_sources(said: Any, parameters: Parameters, task: str) -> tuple[Source,
     return tuple(dict.fromkeys(several))
 
 
-def group_by_source(tasks: Iterable["Task[..., Any]"]) -> dict[Source, list["Task[..., Any]"]]:
+def group_by_source(tasks: Iterable[T]) -> dict[Source, list[T]]:
     """Which tasks have subscribed to which sources. Raises Misconfigured when two sources have one name."""
-    found: dict[Source, list[Task[..., Any]]] = {}
+    found: dict[Source, list[T]] = {}
     names: dict[str, Source] = {}
     for task in tasks:
         for each in task.sources:

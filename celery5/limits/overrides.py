@@ -21,10 +21,10 @@ from celery5.events.event import DeclareEvent, Event
 from celery5.protocol.limits import LimitOverride, Suspension
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
     from celery5.tasks.task import Task
 
-_declare = DeclareEvent(None, of_every_application=True)
+_declare = DeclareEvent(of_every_application=True)
 
 
 @_declare(name="celery5.TaskSuspended")
@@ -63,7 +63,7 @@ class Limits:
 
     REACHED_AS: ClassVar[str] = "app.limits."
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Application") -> None:
         self._app = app
 
     def set(self, task: "str | Task[..., Any]", limit: int | str, *, by: str = "") -> bool:

@@ -37,8 +37,8 @@ from celery5.protocol.limits import DeclaredLimits
 from celery5.protocol.scaling.autoscale import Autoscale
 from celery5.protocol.scaling.prioritisation import PrioritisationStrategy
 from celery5.scaling.strategies import get_autoscale, get_prioritisation, is_scaled
-from celery5.scheduling.declaration import make_definition
 from celery5.scheduling.fire_times import validate_trigger
+from celery5.scheduling.schedules import make_definition
 from celery5.services.commands.inbox import Inbox, InboxAddress
 from celery5.services.commands.log_again import LogRetry
 from celery5.services.health.expirations import CheckExpirations

@@ -37,7 +37,7 @@ from celery5.results.job_location import (
 )
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class AsyncResult(Generic[R_co]):
 
     def __init__(
         self,
-        app: "App",
+        app: "Application",
         id: str,  # noqa: A002  the field's own name
         *,
         queue: str,
@@ -70,7 +70,7 @@ class AsyncResult(Generic[R_co]):
         duplicate: bool = False,
         is_located: bool = True,
     ) -> None:
-        self.app: App = app
+        self.app: Application = app
         self.id: str = id
         self.queue: str = queue
         self.task: str = task
@@ -379,7 +379,7 @@ def _revoked(
     return [found[each.key] in (JobState.REVOKED, JobState.EXECUTING) for each in results]
 
 
-def _app_of(results: Sequence[AsyncResult[Any]]) -> "App":
+def _app_of(results: Sequence[AsyncResult[Any]]) -> "Application":
     if any(each.app is not results[0].app for each in results):
         raise Misconfigured(
             "these are results of several applications: wait for each application's by themselves"

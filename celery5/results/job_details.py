@@ -33,7 +33,7 @@ from celery5.results.sinks import get_sink_names
 from celery5.scaling.strategies import is_scaled
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 
 LEASED_PROCESS_KINDS = ("scheduler", "controller", "publisher")
@@ -76,12 +76,12 @@ class AppState(msgspec.Struct, frozen=True):
         return tuple(sorted(one.name for one in self.events.workers if one.alive))
 
 
-async def read_app_state(app: "App", redis: AsyncDriver, queue: str | None) -> AppState:
+async def read_app_state(app: "Application", redis: AsyncDriver, queue: str | None) -> AppState:
     """What is in the application's queues, or in one of them. Raises UnknownQueue."""
     return await retry_without_unreachable(lambda: _state_of_app(app, redis, queue))
 
 
-async def _state_of_app(app: "App", redis: AsyncDriver, queue: str | None) -> AppState:
+async def _state_of_app(app: "Application", redis: AsyncDriver, queue: str | None) -> AppState:
     used = await redis.perform(jobs.list_queues(app.keys))
     paused = await redis.perform(commands.list_paused_queues(app.keys))
     known = sorted({*used, *paused})  # one may be paused before anything was sent to it
@@ -100,7 +100,7 @@ async def _state_of_app(app: "App", redis: AsyncDriver, queue: str | None) -> Ap
     return AppState(app.name, queues, scaled, events, schedulers, controllers, publishers, leader)
 
 
-async def _beside(app: "App", redis: AsyncDriver) -> Sequence[Any]:
+async def _beside(app: "Application", redis: AsyncDriver) -> Sequence[Any]:
     """What is on the default broker: the events, who lives besides workers, who leads, how it is scaled. As good as
     nothing of it, when that is left out."""
     living: list[Call[Any]] = [cluster.list_live_processes(app.keys, kind) for kind in LEASED_PROCESS_KINDS]
@@ -124,7 +124,7 @@ def _no_events() -> QueueState:
     return QueueState(EVENTS, 0, 0, 0, None, 0, None, 0, ())
 
 
-async def _documents(app: "App", redis: AsyncDriver, queues: list[str]) -> dict[str, dict[str, int]]:
+async def _documents(app: "Application", redis: AsyncDriver, queues: list[str]) -> dict[str, dict[str, int]]:
     """How many documents wait for each sink that a task has, by queue. Asks nothing when there is none."""
     asked = [(queue, sink) for queue in queues for sink in get_sink_names(app.tasks.values())]
     counts = [documents_calls.count_documents(app.queue(queue), sink) for queue, sink in asked]
@@ -134,7 +134,9 @@ async def _documents(app: "App", redis: AsyncDriver, queues: list[str]) -> dict[
     return found
 
 
-async def find_job(app: "App", redis: AsyncDriver, job_id: str, queue: str | None) -> JobDetails | None:
+async def find_job(
+    app: "Application", redis: AsyncDriver, job_id: str, queue: str | None
+) -> JobDetails | None:
     """What is known of a job, on one queue or wherever it is; None when nothing is. Raises UnknownQueue, and the error
     of a broker that is away when the job is on none of the others: it may be there."""
     with skip_unreachable() as away:
@@ -144,7 +146,9 @@ async def find_job(app: "App", redis: AsyncDriver, job_id: str, queue: str | Non
     return found
 
 
-async def _story_of(app: "App", redis: AsyncDriver, job_id: str, queue: str | None) -> JobDetails | None:
+async def _story_of(
+    app: "Application", redis: AsyncDriver, job_id: str, queue: str | None
+) -> JobDetails | None:
     known = await redis.perform(jobs.list_queues(app.keys))
     if queue is not None and queue not in known:
         await _refuse_unknown(app, redis, queue, known)
@@ -159,7 +163,7 @@ async def _story_of(app: "App", redis: AsyncDriver, job_id: str, queue: str | No
     return min(found, key=lambda each: each.has_ended, default=None)  # of several, one that has not ended
 
 
-def _story(app: "App", job_id: str, queue: str, seen: JobInspection) -> JobDetails:
+def _story(app: "Application", job_id: str, queue: str, seen: JobInspection) -> JobDetails:
     story = make_job_details(
         job_id,
         queue,
@@ -179,7 +183,7 @@ def _story(app: "App", job_id: str, queue: str, seen: JobInspection) -> JobDetai
     return story
 
 
-async def _refuse_unknown(app: "App", redis: AsyncDriver, queue: str, known: list[str]) -> None:
+async def _refuse_unknown(app: "Application", redis: AsyncDriver, queue: str, known: list[str]) -> None:
     """A raw producer may have sent to a queue that is in no list."""
     if not await redis.perform(graveyard.queue_exists(app.queue(queue))):
         raise UnknownQueue(queue, known)

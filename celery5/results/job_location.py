@@ -7,7 +7,7 @@ known of the job there, it is looked for on all queues, as `App.find` does, and 
 import math
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.calls.jobs import LocatedJob
@@ -17,10 +17,10 @@ from celery5.broker.timing import OUTAGE_LIMIT
 from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking, sleep
 from celery5.errors import BrokerUnavailable
 from celery5.protocol.job.states import JobState
+from celery5.results.waiting import AsyncCheckingResultWaiter, CheckingResultWaiter
 
 if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.results.async_result import AsyncResult
+    from celery5.application import Application
 
 JOBS_PER_TRIP = 500
 """Jobs to look for in one trip."""
@@ -33,7 +33,31 @@ StopCondition = Callable[[Mapping[str, bytes]], bool]
 Documents = dict[str, bytes]
 
 
-async def locate_jobs(redis: AsyncDriver, handles: "Sequence[AsyncResult[Any]]") -> list[LocatedJob]:
+class JobHandle(Protocol):
+    """The handle of a job, as an `AsyncResult` is: what is known of where the job is."""
+
+    queue: str
+    """The queue that the job is on, or that it may be on."""
+    is_located: bool
+    """Whether `queue` is known to be the job's."""
+
+    @property
+    def app(self) -> "Application":
+        """The application whose job it is."""
+        ...
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The key of its document, were it on `queue`."""
+        ...
+
+
+async def locate_jobs(redis: AsyncDriver, handles: "Sequence[JobHandle]") -> list[LocatedJob]:
     """Where the jobs of one application are, in order. Handles whose job is found know its queue from then on. Raises
     the error of a broker that is away when one may be there."""
     with skip_unreachable() as away:
@@ -45,9 +69,7 @@ async def locate_jobs(redis: AsyncDriver, handles: "Sequence[AsyncResult[Any]]")
     return seen
 
 
-async def _seen(
-    redis: AsyncDriver, handles: "Sequence[AsyncResult[Any]]", away: Container[str]
-) -> list[LocatedJob]:
+async def _seen(redis: AsyncDriver, handles: "Sequence[JobHandle]", away: Container[str]) -> list[LocatedJob]:
     seen = [_NOWHERE] * len(handles)
     asked = [n for n, each in enumerate(handles) if each.is_located or _home(each) not in away]
     first = await _looked(redis, [(handles[n], handles[n].queue) for n in asked])
@@ -66,18 +88,18 @@ async def _seen(
     return seen
 
 
-def _home(handle: "AsyncResult[Any]") -> str:
+def _home(handle: "JobHandle") -> str:
     return handle.app.brokers.broker_of_queue(handle.queue)
 
 
-def locate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
+def locate_unknown(handles: "Sequence[JobHandle]") -> None:
     """Look for the jobs of those handles that do not know their queue. For plain Python."""
     lost = [each for each in handles if not each.is_located]
     if lost:
         run_blocking(locate_jobs(BlockingDriverAdapter(lost[0].app.connections.get_blocking_driver()), lost))
 
 
-async def alocate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
+async def alocate_unknown(handles: "Sequence[JobHandle]") -> None:
     """`find`, from Trio or asyncio."""
     lost = [each for each in handles if not each.is_located]
     if lost:
@@ -85,15 +107,15 @@ async def alocate_unknown(handles: "Sequence[AsyncResult[Any]]") -> None:
 
 
 def wait_for_documents(
-    app: "App",
-    handles: "Sequence[AsyncResult[Any]]",
+    app: "Application",
+    handles: "Sequence[JobHandle]",
     *,
     timeout: float | None,
     enough: StopCondition | None = None,
 ) -> Documents:
     """What has arrived of the jobs' documents, by the handles' keys: all, enough, or what is there at the time-out, in
     seconds. For plain Python; `instead` names what to await inside an event loop."""
-    waiter = app.result_waiter()
+    waiter = CheckingResultWaiter(app, app.connections.get_result_waiter())
     if all(each.is_located for each in handles):
         return waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
 
@@ -105,25 +127,25 @@ def wait_for_documents(
 
 
 async def await_documents(
-    app: "App",
-    handles: "Sequence[AsyncResult[Any]]",
+    app: "Application",
+    handles: "Sequence[JobHandle]",
     *,
     timeout: float | None,
     enough: StopCondition | None = None,
 ) -> Documents:
     """`documents`, from Trio or asyncio."""
     if all(each.is_located for each in handles):
-        waiter = await app.aresult_waiter()
+        waiter = AsyncCheckingResultWaiter(app, await app.connections.get_async_result_waiter())
         return await waiter.wait([each.key for each in handles], timeout=timeout, enough=enough)
     search = await _Search(app, handles, timeout).begun(app.connections.get_async_driver)
-    waiter = await app.aresult_waiter()
+    waiter = AsyncCheckingResultWaiter(app, await app.connections.get_async_result_waiter())
     return search.ended(await waiter.wait(search.keys, timeout=search.rest, enough=search.enough(enough)))
 
 
 class _Search:
     """A wait for jobs some of whose queues nobody knows: under which keys their documents may come."""
 
-    def __init__(self, app: "App", handles: "Sequence[AsyncResult[Any]]", timeout: float | None) -> None:
+    def __init__(self, app: "Application", handles: "Sequence[JobHandle]", timeout: float | None) -> None:
         self._app = app
         self._handles = handles
         self._ends = math.inf if timeout is None else time.monotonic() + timeout
@@ -180,7 +202,7 @@ class _Search:
         return found
 
 
-async def _looked(redis: AsyncDriver, asked: "Sequence[tuple[AsyncResult[Any], str]]") -> list[LocatedJob]:
+async def _looked(redis: AsyncDriver, asked: "Sequence[tuple[JobHandle, str]]") -> list[LocatedJob]:
     """Where jobs are, each on the queue that is named with it."""
     seen: list[LocatedJob] = []
     for at in range(0, len(asked), JOBS_PER_TRIP):

@@ -5,14 +5,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from celery5.errors import Misconfigured
 from celery5.protocol.events.documents import ResultDocument, ResultState, parse_result_states
 from celery5.protocol.job.retry_policy import RetryPolicy
-
-if TYPE_CHECKING:
-    from celery5.tasks.task import Task
 
 BATCH = 100
 """Documents that a sink is given at once, unless it says otherwise."""
@@ -130,7 +127,19 @@ def parse_sinks(sinks: Any, task: str) -> tuple[tuple[SinkOptions, ...], RedisRe
     return outlets, next((each for each in said if isinstance(each, RedisResults)), None)
 
 
-def get_all_sink_options(tasks: Collection["Task[..., Any]"]) -> tuple[SinkOptions, ...]:
+class SinkedTask(Protocol):
+    """A task, as far as its results go to sinks."""
+
+    sinks: tuple[SinkOptions, ...]
+    recipients: Mapping[str, str] | None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+
+def get_all_sink_options(tasks: Collection[SinkedTask]) -> tuple[SinkOptions, ...]:
     """All sinks of an application. Raises Misconfigured when two different ones have one name."""
     found: dict[str, SinkOptions] = {}
     for task in tasks:
@@ -143,12 +152,12 @@ def get_all_sink_options(tasks: Collection["Task[..., Any]"]) -> tuple[SinkOptio
     return tuple(found.values())
 
 
-def get_sink_names(tasks: Iterable["Task[..., Any]"]) -> list[str]:
+def get_sink_names(tasks: Iterable[SinkedTask]) -> list[str]:
     """The names of all their sinks, in order."""
     return sorted({each.name for task in tasks for each in task.sinks})
 
 
-def get_all_recipients(tasks: Collection["Task[..., Any]"]) -> Mapping[str, str]:
+def get_all_recipients(tasks: Collection[SinkedTask]) -> Mapping[str, str]:
     """Which sinks take which documents, by end and task, as `declare_recipients.lua` is told. Nothing when no task
     has a sink."""
     if not any(task.recipients for task in tasks):

@@ -16,7 +16,7 @@ from celery5.dead_letters.reading import find_dead_documents
 from celery5.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 DEAD_LETTER_CHECK_DELAY = 1.0
 """Seconds that one waits before somebody looks into the graves. Most results have come by then."""
@@ -27,7 +27,7 @@ StopCondition = Callable[[Mapping[str, bytes]], bool]
 class CheckingResultWaiter:
     """Waits for results in plain Python."""
 
-    def __init__(self, app: "App", results: ResultWaiter) -> None:
+    def __init__(self, app: "Application", results: ResultWaiter) -> None:
         self._app = app
         self._results = results
 
@@ -54,7 +54,7 @@ class CheckingResultWaiter:
 class AsyncCheckingResultWaiter:
     """Waits for results in an event loop."""
 
-    def __init__(self, app: "App", results: AsyncResultWaiter) -> None:
+    def __init__(self, app: "Application", results: AsyncResultWaiter) -> None:
         self._app = app
         self._results = results
 

@@ -4,28 +4,24 @@ Declaring one checks and remembers it. When triggers fire is only worked out in 
 producer loads what that takes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from celery5.errors import Misconfigured
-from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.job.job import to_seconds
 from celery5.protocol.scheduling.periodic import (
     Misfire,
     MisfirePolicy,
     OverlapPolicy,
-    ScheduleDefinition,
-    ScheduleOrigin,
 )
-from celery5.protocol.scheduling.triggers import AnyTrigger, validate_cron_fields, with_zone
+from celery5.protocol.scheduling.triggers import AnyTrigger, validate_cron_fields
 from celery5.scheduling.triggers import parse_trigger
 
 if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.tasks.task import Signature, Task
+    pass
 
 MAX_JITTER = 86_400.0
 
@@ -46,15 +42,6 @@ class Periodic(msgspec.Struct, frozen=True):
     misfire: Misfire | MisfirePolicy = "once"
     overlap: OverlapPolicy = "allow"
     jitter: float | timedelta = 0.0
-
-
-class DeclaredSchedule(msgspec.Struct, frozen=True):
-    """A schedule as somebody declared it: the call, and how it is repeated."""
-
-    name: str
-    call: Any
-    periodic: Periodic
-    origin: ScheduleOrigin = "code"
 
 
 def parse_periodic(said: object, what: str) -> tuple[Periodic, ...]:
@@ -89,72 +76,6 @@ def resolve_parts(how: Periodic) -> tuple[AnyTrigger, Misfire, float]:
     return trigger, misfire.validate(), jitter
 
 
-def make_definition(app: "App", call: "Signature[Any]", how: Periodic) -> ScheduleDefinition:
-    """What a Scheduler needs to know, so that it can publish the jobs without the code of their task. Raises
-    Misconfigured, BadArguments, MessageTooLarge."""
-    trigger, misfire, jitter = resolve_parts(how)
-    job = call.job()
-    if job.at:
-        raise Misconfigured(f"schedule of {job.task}: a countdown or an eta has no place beside a schedule")
-    envelope = read_envelope(job.message)
-    template = msgspec.structs.replace(envelope, id="-", sent=0.0, expires=None, trace="")
-    expires = call.task.send_options.expires
-    lasts = (
-        to_seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
-    )
-    return ScheduleDefinition(
-        task=job.task,
-        queue=job.queue,
-        trigger=with_zone(trigger, app.settings.timezone),
-        message=msgspec.json.encode(template).decode(),
-        expires=lasts,
-        lane=job.lane,
-        lock=job.lock,
-        unique_for=job.unique_for,
-        jitter=jitter,
-        misfire=misfire,
-        overlap=how.overlap,
-    )
-
-
-def iterate_declared(app: "App", by_call: Sequence[DeclaredSchedule]) -> Iterator[DeclaredSchedule]:
-    """All schedules that the application's code and its configuration declare. Raises Misconfigured."""
-    yield from by_call
-    for task in list(app.tasks.values()):
-        yield from iterate_task_schedules(task)
-    for name, said in app.settings.schedules.items():
-        yield _configured(app, name, said)
-
-
-def iterate_task_schedules(task: "Task[Any, Any]") -> Iterator[DeclaredSchedule]:
-    """The schedules that a task was declared with."""
-    from celery5.tasks.task import Signature
-
-    for how in task.schedule:
-        call = Signature(task, tuple(how.args), dict(how.kwargs))
-        yield DeclaredSchedule(how.name or task.name, call, how)
-
-
-def _configured(app: "App", name: str, said: Mapping[str, Any]) -> DeclaredSchedule:
-    words = dict(said)
-    task = words.pop("task", None)
-    if not isinstance(task, str) or task not in app.tasks:
-        raise Misconfigured(
-            f"schedule {name!r} in the settings: task is {task!r}, which is none of this application"
-        )
-    call = app.tasks[task]
-    options = words.pop("options", None)
-    if options is not None:
-        call = call.options(**options)
-    try:
-        own = {each: words.pop(each) for each in ("args", "kwargs", "overlap", "jitter") if each in words}
-        misfire = words.pop("misfire", "once")
-        if isinstance(misfire, Mapping):
-            misfire = msgspec.convert(misfire, Misfire)
-        how = Periodic(words.pop("when", None) or words, name, misfire=misfire, **own)
-        _ = resolve_parts(how)
-    except (TypeError, msgspec.ValidationError, Misconfigured) as error:
-        raise Misconfigured(f"schedule {name!r} in the settings: {error}") from None
-    from celery5.tasks.task import Signature
-
-    return DeclaredSchedule(name, Signature(call, tuple(how.args), dict(how.kwargs)), how, "configuration")
+def parse_schedule(schedule: object, task: str) -> tuple[Periodic, ...]:
+    """Return when a task runs by itself, as its declaration says. Raises Misconfigured."""
+    return parse_periodic(schedule, f"task {task}")

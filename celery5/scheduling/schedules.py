@@ -2,8 +2,9 @@
 
 import builtins
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -17,26 +18,22 @@ from celery5.broker.routing.unreachable import not_found_error, retry_without_un
 from celery5.connections.coroutines import BlockingDriverAdapter, run_blocking
 from celery5.errors import Misconfigured
 from celery5.protocol.job.envelope import read_envelope
-from celery5.protocol.job.job import new_id
+from celery5.protocol.job.job import new_id, to_seconds
 from celery5.protocol.scheduling import periodic
-from celery5.protocol.scheduling.periodic import Misfire, Schedule, ScheduleDefinition
-from celery5.protocol.scheduling.triggers import describe_trigger
-from celery5.scheduling.declaration import (
-    DeclaredSchedule,
-    Periodic,
-    iterate_declared,
-    make_definition,
-    resolve_parts,
+from celery5.protocol.scheduling.periodic import (
+    Misfire,
+    MisfirePolicy,
+    OverlapPolicy,
+    Schedule,
+    ScheduleDefinition,
+    ScheduleOrigin,
 )
+from celery5.protocol.scheduling.triggers import describe_trigger, with_zone
+from celery5.results.async_result import AsyncResult
+from celery5.scheduling.declaration import Periodic, resolve_parts
 from celery5.scheduling.fire_times import get_next_fire_time, validate_trigger
-
-if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.protocol.scheduling.periodic import Misfire, MisfirePolicy, OverlapPolicy
-    from celery5.results.async_result import AsyncResult
-    from celery5.scheduling.declaration import DeclaredSchedule, Periodic
-    from celery5.scheduling.triggers import When
-    from celery5.tasks.task import Signature
+from celery5.scheduling.triggers import When
+from celery5.tasks.task import Signature, Task, TaskApplication
 
 TRIES = 20
 """Times that a change is tried which others are quicker with."""
@@ -71,13 +68,91 @@ class ScheduleState(msgspec.Struct, frozen=True):
     jitter: float
 
 
-def make_declaration(call: "Signature[Any]", how: Periodic) -> DeclaredSchedule:
+class DeclaredSchedule(msgspec.Struct, frozen=True):
+    """A schedule as somebody declared it: the call, and how it is repeated."""
+
+    name: str
+    call: Any
+    periodic: Periodic
+    origin: ScheduleOrigin = "code"
+
+
+def make_definition(app: TaskApplication, call: Signature[Any], how: Periodic) -> ScheduleDefinition:
+    """What a Scheduler needs to know, so that it can publish the jobs without the code of their task. Raises
+    Misconfigured, BadArguments, MessageTooLarge."""
+    trigger, misfire, jitter = resolve_parts(how)
+    job = call.job()
+    if job.at:
+        raise Misconfigured(f"schedule of {job.task}: a countdown or an eta has no place beside a schedule")
+    envelope = read_envelope(job.message)
+    template = msgspec.structs.replace(envelope, id="-", sent=0.0, expires=None, trace="")
+    expires = call.task.send_options.expires
+    lasts = (
+        to_seconds(cast("float | timedelta | None", expires)) if not hasattr(expires, "utcoffset") else None
+    )
+    return ScheduleDefinition(
+        task=job.task,
+        queue=job.queue,
+        trigger=with_zone(trigger, app.settings.timezone),
+        message=msgspec.json.encode(template).decode(),
+        expires=lasts,
+        lane=job.lane,
+        lock=job.lock,
+        unique_for=job.unique_for,
+        jitter=jitter,
+        misfire=misfire,
+        overlap=how.overlap,
+    )
+
+
+def iterate_declared(app: TaskApplication, by_call: Sequence[DeclaredSchedule]) -> Iterator[DeclaredSchedule]:
+    """All schedules that the application's code and its configuration declare. Raises Misconfigured."""
+    yield from by_call
+    for task in list(app.tasks.values()):
+        yield from iterate_task_schedules(task)
+    for name, said in app.settings.schedules.items():
+        yield _configured(app, name, said)
+
+
+def iterate_task_schedules(task: Task[Any, Any]) -> Iterator[DeclaredSchedule]:
+    """The schedules that a task was declared with."""
+    for how in task.schedule:
+        call = Signature(task, tuple(how.args), dict(how.kwargs))
+        yield DeclaredSchedule(how.name or task.name, call, how)
+
+
+def _configured(app: TaskApplication, name: str, said: Mapping[str, Any]) -> DeclaredSchedule:
+    words = dict(said)
+    task = words.pop("task", None)
+    if not isinstance(task, str) or task not in app.tasks:
+        raise Misconfigured(
+            f"schedule {name!r} in the settings: task is {task!r}, which is none of this application"
+        )
+    call = app.tasks[task]
+    options = words.pop("options", None)
+    if options is not None:
+        call = call.options(**options)
+    try:
+        own = {each: words.pop(each) for each in ("args", "kwargs", "overlap", "jitter") if each in words}
+        misfire = words.pop("misfire", "once")
+        if isinstance(misfire, Mapping):
+            misfire = msgspec.convert(misfire, Misfire)
+        how = Periodic(words.pop("when", None) or words, name, misfire=misfire, **own)
+        _ = resolve_parts(how)
+    except (TypeError, msgspec.ValidationError, Misconfigured) as error:
+        raise Misconfigured(f"schedule {name!r} in the settings: {error}") from None
+    return DeclaredSchedule(name, Signature(call, tuple(how.args), dict(how.kwargs)), how, "configuration")
+
+
+def make_declaration(call: Signature[Any], how: Periodic) -> DeclaredSchedule:
     """A schedule that code declares. Raises Misconfigured."""
     _ = resolve_parts(how)
     return DeclaredSchedule(how.name or call.task.name, call, how)
 
 
-def collect_declarations(app: "App", by_call: "list[DeclaredSchedule]") -> dict[str, DeclaredSchedule]:
+def collect_declarations(
+    app: TaskApplication, by_call: list[DeclaredSchedule]
+) -> dict[str, DeclaredSchedule]:
     """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
     found: dict[str, DeclaredSchedule] = {}
     for each in iterate_declared(app, by_call):
@@ -87,7 +162,7 @@ def collect_declarations(app: "App", by_call: "list[DeclaredSchedule]") -> dict[
 
 
 def make_checked_definition(
-    app: "App", call: "Signature[Any]", when: object, name: str, words: Mapping[str, Any]
+    app: TaskApplication, call: Signature[Any], when: object, name: str, words: Mapping[str, Any]
 ) -> ScheduleDefinition:
     """What a call and its repetition come to. Raises Misconfigured also for a trigger that makes no sense."""
     try:
@@ -132,12 +207,12 @@ def to_schedule_state(schedule: Schedule) -> ScheduleState:
     )
 
 
-async def read_schedules(app: "App", redis: AsyncDriver) -> "list[tuple[Schedule, bytes]]":
+async def read_schedules(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
     """All schedules in Redis that this version understands, each with its record."""
     return await retry_without_unreachable(lambda: _all_of(app, redis))
 
 
-async def _all_of(app: "App", redis: AsyncDriver) -> "list[tuple[Schedule, bytes]]":
+async def _all_of(app: TaskApplication, redis: AsyncDriver) -> list[tuple[Schedule, bytes]]:
     queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
     found = (
         await redis.perform_all([scheduling_calls.list_schedules(app.keys, each) for each in queues])
@@ -149,12 +224,12 @@ async def _all_of(app: "App", redis: AsyncDriver) -> "list[tuple[Schedule, bytes
     return [(schedule, record) for schedule, record in read if schedule is not None]
 
 
-async def get_broker_time(app: "App", redis: AsyncDriver, queue: str) -> int:
+async def get_broker_time(app: TaskApplication, redis: AsyncDriver, queue: str) -> int:
     """The time by Redis, in ms since 1970."""
     return (await redis.perform(scheduling_calls.get_due_schedules(app.keys, app.queue(queue), limit=0))).now
 
 
-async def list_states(app: "App", redis: AsyncDriver) -> "list[ScheduleState]":
+async def list_states(app: TaskApplication, redis: AsyncDriver) -> list[ScheduleState]:
     """All schedules, by name."""
     found = [
         to_schedule_state(schedule)
@@ -164,7 +239,7 @@ async def list_states(app: "App", redis: AsyncDriver) -> "list[ScheduleState]":
     return sorted(found, key=lambda each: each.name)
 
 
-async def find_schedule(app: "App", redis: AsyncDriver, name: str) -> tuple[Schedule, bytes]:
+async def find_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes]:
     """One schedule and its record. Raises Misconfigured, and the error of a broker that is away when none of the others
     has it."""
     with skip_unreachable() as away:
@@ -177,7 +252,7 @@ async def find_schedule(app: "App", redis: AsyncDriver, name: str) -> tuple[Sche
     raise Misconfigured(f"no schedule {name!r}; there are: {', '.join(known[:20]) or 'none'}")
 
 
-async def _looked_up(app: "App", redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
+async def _looked_up(app: TaskApplication, redis: AsyncDriver, name: str) -> tuple[Schedule, bytes] | None:
     queues = await redis.perform(scheduling_calls.list_schedule_queues(app.keys))
     asked = [scheduling_calls.get_schedule(app.keys, each, name) for each in queues]
     for record in await redis.perform_all(asked) if asked else []:
@@ -187,13 +262,13 @@ async def _looked_up(app: "App", redis: AsyncDriver, name: str) -> tuple[Schedul
     return None
 
 
-async def get_schedule_state(app: "App", redis: AsyncDriver, name: str) -> ScheduleState:
+async def get_schedule_state(app: TaskApplication, redis: AsyncDriver, name: str) -> ScheduleState:
     """One schedule. Raises Misconfigured."""
     return to_schedule_state((await find_schedule(app, redis, name))[0])
 
 
 def replace_schedule(
-    app: "App",
+    app: TaskApplication,
     schedule: Schedule,
     record: bytes,
     after: Schedule | None,
@@ -218,7 +293,9 @@ def replace_schedule(
     )
 
 
-async def add_schedule(app: "App", redis: AsyncDriver, name: str, of: ScheduleDefinition) -> ScheduleState:
+async def add_schedule(
+    app: TaskApplication, redis: AsyncDriver, name: str, of: ScheduleDefinition
+) -> ScheduleState:
     """Add a schedule. Raises Misconfigured for one that is there, or would never fire."""
     if any(each.name == name for each in await list_states(app, redis)):
         raise Misconfigured(f"a schedule {name!r} is there already: remove it first, or give another name")
@@ -232,7 +309,9 @@ async def add_schedule(app: "App", redis: AsyncDriver, name: str, of: ScheduleDe
     return to_schedule_state(made)
 
 
-async def change_schedule(app: "App", redis: AsyncDriver, name: str, change: ScheduleChange) -> ScheduleState:
+async def change_schedule(
+    app: TaskApplication, redis: AsyncDriver, name: str, change: ScheduleChange
+) -> ScheduleState:
     """Change a schedule, whatever others do with it meanwhile; gives it as it is then, or was. Raises Misconfigured."""
     for _ in range(TRIES):
         before, record = await find_schedule(app, redis, name)
@@ -243,7 +322,7 @@ async def change_schedule(app: "App", redis: AsyncDriver, name: str, change: Sch
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
 
 
-async def trigger_schedule(app: "App", redis: AsyncDriver, name: str) -> "AsyncResult[Any]":
+async def trigger_schedule(app: TaskApplication, redis: AsyncDriver, name: str) -> AsyncResult[Any]:
     """Send a job of a schedule now. Raises Misconfigured."""
     job = new_id()
     for _ in range(TRIES):
@@ -256,7 +335,7 @@ async def trigger_schedule(app: "App", redis: AsyncDriver, name: str) -> "AsyncR
         ]
         _, done = await redis.perform_all(trips)
         if done:
-            return app.result(job, queue=before.of.queue)
+            return AsyncResult(app, job, queue=before.of.queue)
     raise Misconfigured(f"schedule {name!r} changes too quickly: try again")
 
 
@@ -285,33 +364,28 @@ class Schedules:
 
     REACHED_AS: ClassVar[str] = "app.schedule."
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: TaskApplication) -> None:
         self._app = app
         self._declared: dict[str, DeclaredSchedule] = {}
 
     def __call__(
         self,
-        call: "Signature[Any]",
-        when: "When",
+        call: Signature[Any],
+        when: When,
         *,
         name: str = "",
-        misfire: "Misfire | MisfirePolicy" = "once",
-        overlap: "OverlapPolicy" = "allow",
+        misfire: Misfire | MisfirePolicy = "once",
+        overlap: OverlapPolicy = "allow",
         jitter: float = 0.0,
     ) -> None:
         """Declare that `call` is sent whenever `when` says. See `Periodic`."""
-        from celery5.scheduling.declaration import Periodic
-        # MOVED
-
         one = make_declaration(call, Periodic(when, name, misfire=misfire, overlap=overlap, jitter=jitter))
         if one.name in self._declared:
             raise Misconfigured(f"two schedules are named {one.name!r}: give one of them another name=...")
         self._declared[one.name] = one
 
-    def list_declared(self) -> dict[str, "DeclaredSchedule"]:
+    def list_declared(self) -> dict[str, DeclaredSchedule]:
         """All that code and configuration declare, by name. Raises Misconfigured for a name that is there twice."""
-        # MOVED
-
         return collect_declarations(self._app, [*self._declared.values()])
 
     @property
@@ -320,101 +394,71 @@ class Schedules:
         tasks = self._app.tasks.values()
         return bool(self._declared or self._app.settings.schedules or any(each.schedule for each in tasks))
 
-    def list(self) -> "builtins.list[ScheduleState]":
+    def list(self) -> builtins.list[ScheduleState]:
         """All schedules, by name. For plain Python."""
-        # MOVED
-
         return run_blocking(list_states(self._app, self._plain()))
 
-    async def alist(self) -> "builtins.list[ScheduleState]":
+    async def alist(self) -> builtins.list[ScheduleState]:
         """`list`, from Trio or asyncio."""
-        # MOVED
-
         return await list_states(self._app, await self._app.connections.get_async_driver())
 
-    def show(self, name: str) -> "ScheduleState":
+    def show(self, name: str) -> ScheduleState:
         """One schedule. For plain Python."""
-        # MOVED
-
         return run_blocking(get_schedule_state(self._app, self._plain(), name))
 
-    async def ashow(self, name: str) -> "ScheduleState":
+    async def ashow(self, name: str) -> ScheduleState:
         """`show`, from Trio or asyncio."""
-        # MOVED
-
         return await get_schedule_state(self._app, await self._app.connections.get_async_driver(), name)
 
-    def add(self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any) -> "ScheduleState":
+    def add(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
         """Add a schedule to those in Redis, from now on. The words are those of a declaration. For plain Python."""
-        # MOVED
-
         of = make_checked_definition(self._app, call, when, name, how)
         return run_blocking(add_schedule(self._app, self._plain(), name or call.task.name, of))
 
-    async def aadd(
-        self, call: "Signature[Any]", when: "When", *, name: str = "", **how: Any
-    ) -> "ScheduleState":
+    async def aadd(self, call: Signature[Any], when: When, *, name: str = "", **how: Any) -> ScheduleState:
         """`add`, from Trio or asyncio."""
-        # MOVED
-
         of = make_checked_definition(self._app, call, when, name, how)
         return await add_schedule(
             self._app, await self._app.connections.get_async_driver(), name or call.task.name, of
         )
 
-    def pause(self, name: str) -> "ScheduleState":
+    def pause(self, name: str) -> ScheduleState:
         """Let a schedule rest; what falls into that time counts neither as fired nor as missed. For plain Python."""
-        # MOVED
-
         return run_blocking(change_schedule(self._app, self._plain(), name, paused_schedule))
 
-    async def apause(self, name: str) -> "ScheduleState":
+    async def apause(self, name: str) -> ScheduleState:
         """`pause`, from Trio or asyncio."""
-        # MOVED
-
         return await change_schedule(
             self._app, await self._app.connections.get_async_driver(), name, paused_schedule
         )
 
-    def resume(self, name: str) -> "ScheduleState":
+    def resume(self, name: str) -> ScheduleState:
         """Have a schedule go on, with its next fire time that is still to come. For plain Python."""
-        # MOVED
-
         return run_blocking(change_schedule(self._app, self._plain(), name, resumed_schedule))
 
-    async def aresume(self, name: str) -> "ScheduleState":
+    async def aresume(self, name: str) -> ScheduleState:
         """`resume`, from Trio or asyncio."""
-        # MOVED
-
         return await change_schedule(
             self._app, await self._app.connections.get_async_driver(), name, resumed_schedule
         )
 
-    def remove(self, name: str) -> "ScheduleState":
+    def remove(self, name: str) -> ScheduleState:
         """Remove a schedule; gives it as it was. Jobs that it has sent stay. For plain Python."""
-        # MOVED
-
         return run_blocking(change_schedule(self._app, self._plain(), name, removed_schedule))
 
-    async def aremove(self, name: str) -> "ScheduleState":
+    async def aremove(self, name: str) -> ScheduleState:
         """`remove`, from Trio or asyncio."""
-        # MOVED
-
         return await change_schedule(
             self._app, await self._app.connections.get_async_driver(), name, removed_schedule
         )
 
-    def trigger(self, name: str) -> "AsyncResult[Any]":
+    def trigger(self, name: str) -> AsyncResult[Any]:
         """Send a schedule's job now, whatever its overlap policy, and leave its times as they are; gives the handle.
         For plain Python."""
-        # MOVED
-
         return run_blocking(trigger_schedule(self._app, self._plain(), name))
 
-    async def atrigger(self, name: str) -> "AsyncResult[Any]":
+    async def atrigger(self, name: str) -> AsyncResult[Any]:
         """`trigger`, from Trio or asyncio."""
-        # MOVED
-
         return await trigger_schedule(self._app, await self._app.connections.get_async_driver(), name)
 
     def schedulers(self) -> tuple[str, ...]:
@@ -428,12 +472,3 @@ class Schedules:
 
     def _plain(self) -> AsyncDriver:
         return BlockingDriverAdapter(self._app.connections.get_blocking_driver())
-
-
-def parse_schedule(schedule: object, task: str) -> "tuple[Periodic, ...]":
-    """What a task's declaration says of when it runs by itself. Raises Misconfigured."""
-    if schedule is None:
-        return ()
-    from celery5.scheduling.declaration import parse_periodic
-
-    return parse_periodic(schedule, f"task {task}")

@@ -52,7 +52,7 @@ from celery5.protocol.publisher.frames import (
 )
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.application import Application
 
 SOCKET_FOLDER_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME")
 """What names the folder of the usual socket, the first that does."""
@@ -379,7 +379,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class DaemonSender:
     """What of an application's jobs goes to the daemon that its setting `publisher` names."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Application") -> None:
         self._app = app
         self._client: PublisherClient | None = None
         self._said = ""

@@ -5,8 +5,9 @@ With several brokers the jobs for each go by themselves: one that is away holds 
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from celery5.application import Application
 from celery5.broker.calls import jobs as jobs_calls
 from celery5.broker.colour import run_in_thread
 from celery5.broker.driver import BlockingDriver
@@ -20,7 +21,7 @@ from celery5.tasks.declaration import find_tasks
 from celery5.tasks.task import Signature, Task
 
 if TYPE_CHECKING:
-    from celery5.app import App
+    from celery5.sending.memory_backlog import Backlog
 
 R = TypeVar("R")
 
@@ -52,7 +53,7 @@ def check_job_id(given: str) -> str:
     return given
 
 
-def check_tasks_declared(app: "App", jobs: list[Job]) -> list[Job]:
+def check_tasks_declared(app: Application, jobs: list[Job]) -> list[Job]:
     """The jobs, all of which are of tasks that `app` has. Raises Misconfigured for another application's: it would go
     to a queue whose workers do not know its task."""
     for job in jobs:
@@ -64,7 +65,7 @@ def check_tasks_declared(app: "App", jobs: list[Job]) -> list[Job]:
     return jobs
 
 
-def _has(app: "App", name: str) -> bool:
+def _has(app: Application, name: str) -> bool:
     """Whether a task is declared in `app`, or is a free one that it includes and another application found first."""
     app.load()
     return name in app.tasks or any(task.had_no_app and task.name == name for task in find_tasks(app))
@@ -140,10 +141,19 @@ JobReceiver = Callable[[Jobs], None]
 """Accept jobs in place of a broker."""
 
 
+class SendingApplication(Application, Protocol):
+    """The application whose jobs go out."""
+
+    @property
+    def backlog(self) -> "Backlog":
+        """The jobs that wait for a broker that is unreachable."""
+        ...
+
+
 class Sender:
     """Where one application's jobs go out."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: SendingApplication) -> None:
         self._app = app
         self._daemon = DaemonSender(app)
         self._publisher: PublishPlanner

@@ -19,9 +19,9 @@ from typing import (
     overload,
 )
 
+from celery5.application import Application
 from celery5.config.include import find_modules
 from celery5.errors import DuplicateTask, Misconfigured, UnknownTask
-from celery5.events.event import adopt_events
 from celery5.events.sources import Source
 from celery5.health.health_check import HealthCheck
 from celery5.limits.declaration import LimitKey
@@ -33,26 +33,23 @@ from celery5.protocol.job.retry_policy import RetryPolicy
 from celery5.protocol.limits import Limit, Range, Rate
 from celery5.results.sinks import RedisResults, Sink
 from celery5.runners.context import CurrentJob
+from celery5.scheduling.declaration import Periodic
 from celery5.tasks.deduplication import DeduplicationPolicy
-from celery5.tasks.task import DECLARATION_OPTIONS, CoroutineTask, FunctionTask, Task, describe_unknown_option
+from celery5.tasks.task import (
+    DECLARATION_OPTIONS,
+    CoroutineTask,
+    FunctionTask,
+    Task,
+    TaskApplication,
+    describe_unknown_option,
+)
 
 if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.scheduling.declaration import Periodic
     from celery5.scheduling.triggers import When
 
 
-def adopt_declarations(app: "App") -> None:
-    """Have `app` own what is free in its included modules and in its own."""
-    for each in find_tasks(app):
-        if each.has_no_app:
-            each.adopt(app)
-            app.tasks.add(each)
-    adopt_events(app, (*find_modules(app.include), app.module))
-
-
-def find_tasks(app: "App") -> Iterator[Task[Any, Any]]:
-    """All tasks in the included modules and in the application's own, whoever owns them."""
+def find_tasks(app: Application) -> Iterator[Task[Any, Any]]:
+    """Yield all tasks in the included modules and in the application's own, whoever owns them."""
     for module in (*find_modules(app.include), app.module):
         for value in list(vars(sys.modules[module]).values()) if module in sys.modules else ():
             if isinstance(value, Task):
@@ -142,9 +139,16 @@ class BoundTaskDecorator(Protocol):
 class TaskDecorator:
     """What `@task` and `@app.task` are: a decorator that works bare and called, typed end to end."""
 
-    def __init__(self, register: Callable[[Task[Any, Any]], None], app: "App | None") -> None:
-        self._keep = register
+    def __init__(
+        self,
+        app: TaskApplication | None = None,
+        register: Callable[[Task[Any, Any]], None] | None = None,
+        find_owner: Callable[[Task[Any, Any]], TaskApplication] | None = None,
+    ) -> None:
+        # An application registers its tasks at once. A free task asks `find_owner` when it needs its application.
         self._app = app
+        self._register = register
+        self._find_owner = find_owner
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
@@ -168,10 +172,11 @@ class TaskDecorator:
             kind: type[CoroutineTask[..., Any] | FunctionTask[..., Any]] = (
                 CoroutineTask if inspect.iscoroutinefunction(function) else FunctionTask
             )
-            task = kind(function, app=self._app, options=options, **own)
+            task = kind(function, app=self._app, find_owner=self._find_owner, options=options, **own)
             if connected:
                 task.connect_data(**connected)
-            self._keep(task)
+            if self._register is not None:
+                self._register(task)
             return task
 
         return declared if function is None else declared(function)
@@ -190,16 +195,3 @@ _DECLARED = (
     *DECLARATION_OPTIONS,
     *(name for name in Options.__struct_fields__ if name not in CALL_ONLY_OPTIONS),
 )
-
-
-def check_app_name(name: str) -> str:
-    """The name of an application. Raises Misconfigured for one that would not do in keys."""
-    if not (isinstance(cast("object", name), str) and name) or any(c.isspace() or c in "{}:" for c in name):
-        raise Misconfigured(
-            f"application name {name!r}: use 1 or more characters without spaces, braces or colons"
-        )
-    if name in (".", ".."):
-        raise Misconfigured(
-            f"application name {name!r}: folders are named after it, and no folder can have this name"
-        )
-    return name

@@ -11,6 +11,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     Unpack,
@@ -19,6 +20,7 @@ from typing import (
 
 from msgspec import Raw
 
+from celery5.application import Application
 from celery5.config.settings import Settings
 from celery5.errors import Misconfigured
 from celery5.events.sources import Source, parse_sources
@@ -35,15 +37,11 @@ from celery5.protocol.job.job import Job, Options, SendOptions, SharedFields, ha
 from celery5.protocol.job.names import get_module_name
 from celery5.protocol.job.retry_policy import CustomBackoff, RetryPolicy
 from celery5.protocol.limits import format_expiry
+from celery5.results.async_result import AsyncResult
 from celery5.results.sinks import RedisResults, Sink, SinkOptions, parse_sinks
 from celery5.runners.context import CURRENT_JOB, CurrentJob
-from celery5.scheduling.schedules import parse_schedule
+from celery5.scheduling.declaration import Periodic, parse_schedule
 from celery5.tasks.deduplication import DeduplicationPolicy, prepare_policy
-
-if TYPE_CHECKING:
-    from celery5.app import App
-    from celery5.results.async_result import AsyncResult
-    from celery5.scheduling.declaration import Periodic
 
 
 def bind_running_job(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -101,7 +99,8 @@ class Task(Generic[P, R_co]):
         self,
         function: Callable[P, R_co] | Callable[P, Awaitable[R_co]],
         *,
-        app: "App | None" = None,
+        app: "TaskApplication | None" = None,
+        find_owner: "Callable[[Task[Any, Any]], TaskApplication] | None" = None,
         name: str | None = None,
         loop: Literal["trio", "asyncio"] = "trio",
         options: Options | None = None,
@@ -125,6 +124,7 @@ class Task(Generic[P, R_co]):
         self.function: Callable[..., Any] = bind_running_job(function, self.name) if bind else function
         self.send_options: Options = (options or Options()).checked()
         self._app = app
+        self._find_owner = find_owner
         self.had_no_app: bool = app is None
         self._policy: RetryPolicy | None = None
         self._settings: Settings | None = None
@@ -161,6 +161,11 @@ class Task(Generic[P, R_co]):
         self.recipients = group_recipients([(each.name, each.states) for each in self.sinks])
         self.sources = parse_sources(source, self.parameters, self.name)
 
+    def add_source(self, source: Source) -> None:
+        """Be sent each document of a source from now on. Raises Misconfigured."""
+        if source not in self.sources:
+            self.sources = (*self.sources, *parse_sources(source, self.parameters, self.name))
+
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
@@ -170,16 +175,15 @@ class Task(Generic[P, R_co]):
             raise make_attribute_error("task", self, name)
 
     @property
-    def app(self) -> "App":
+    def app(self) -> "TaskApplication":
         """The application this task belongs to."""
         if self._app is None:
-            from celery5.app import find_owner
-
-            self._app = find_owner(self.__module__, self)
-            self._app.tasks.add(self)
+            if self._find_owner is None:
+                raise Misconfigured(f"task {self.name} belongs to no application: declare it with @app.task")
+            self._app = self._find_owner(self)
         return self._app
 
-    def adopt(self, app: "App") -> None:
+    def adopt(self, app: "TaskApplication") -> None:
         """Belong to `app` from now on, unless it belongs to one already."""
         if self._app is None:
             self._app = app
@@ -287,11 +291,11 @@ class Task(Generic[P, R_co]):
         """A signature: this call, to be sent later or in bulk. Raises like `job`, when it is sent."""
         return Signature(self, args, kwargs)
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
         """Send the job and return its handle. For plain Python; inside an event loop await `adelay`."""
         return self.app.send_many([Signature(self, args, kwargs)])[0]
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R_co]":
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R_co]:
         """Send the job and return its handle, from Trio or asyncio."""
         return (await self.app.asend_many([Signature(self, args, kwargs)]))[0]
 
@@ -330,13 +334,45 @@ class Signature(CanvasHints, Generic[R_co]):
         """The job, with an id of its own each time, unless the options have one."""
         return self.task.job(*self._args, **self._kwargs)
 
-    def delay(self) -> "AsyncResult[R_co]":
+    def delay(self) -> AsyncResult[R_co]:
         """Send it. For plain Python."""
         return self.task.delay(*self._args, **self._kwargs)
 
-    async def adelay(self) -> "AsyncResult[R_co]":
+    async def adelay(self) -> AsyncResult[R_co]:
         """Send it, from Trio or asyncio."""
         return await self.task.adelay(*self._args, **self._kwargs)
+
+
+class TaskApplication(Application, Protocol):
+    """The application that a task belongs to."""
+
+    @property
+    def tasks(self) -> Mapping[str, Task[Any, Any]]:
+        """Its tasks, by name."""
+        ...
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How failed jobs are tried again whose task does not say."""
+        ...
+
+    @property
+    def retry_backoff(self) -> CustomBackoff | None:
+        """The function that computes delays of retries, for tasks that have none of their own."""
+        ...
+
+    @property
+    def breaker(self) -> BreakerPolicy:
+        """How the circuit breakers of its tasks behave."""
+        ...
+
+    def send_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
+        """Send many jobs, in plain Python."""
+        ...
+
+    async def asend_many(self, signatures: Sequence[Signature[R]]) -> list[AsyncResult[R]]:
+        """`send_many`, from Trio or asyncio."""
+        ...
 
 
 def _is_function(thing: object) -> bool:

@@ -21,9 +21,14 @@ from celery5.protocol.process.liveness import Heartbeats
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import RETIRED_TTL_MS, Schedule, ScheduleDefinition
 from celery5.protocol.scheduling.triggers import describe_trigger
-from celery5.scheduling.declaration import DeclaredSchedule, make_definition
 from celery5.scheduling.fire_times import get_next_fire_time
-from celery5.scheduling.schedules import get_broker_time, read_schedules, replace_schedule
+from celery5.scheduling.schedules import (
+    DeclaredSchedule,
+    get_broker_time,
+    make_definition,
+    read_schedules,
+    replace_schedule,
+)
 from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 
 DECLARATION_LEASES = 3

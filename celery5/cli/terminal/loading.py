@@ -117,8 +117,9 @@ def _only(module: ModuleType) -> App:
             'write app = App("name") in it, or name another module'
         )
     owners = {each.app for each in tasks if not each.has_no_app}
-    if len(owners) == 1 and not any(each.has_no_app for each in tasks):
-        return owners.pop()
+    owner = owners.pop() if len(owners) == 1 else None
+    if isinstance(owner, App) and not any(each.has_no_app for each in tasks):
+        return owner
     app = default_app()
     app.module = module.__name__
     return app

@@ -17,8 +17,9 @@ from celery5.processes.scheduler import SCHEDULER
 from celery5.protocol.job.envelope import read_envelope
 from celery5.protocol.scheduling import periodic
 from celery5.protocol.scheduling.periodic import Schedule
-from celery5.scheduling.declaration import Periodic, make_definition
+from celery5.scheduling.declaration import Periodic
 from celery5.scheduling.fire_times import get_next_fire_time
+from celery5.scheduling.schedules import make_definition
 from celery5.services.scheduling import queue_moves
 from celery5.services.scheduling.queue_moves import ScheduleMoveBlocked, ScheduleMover, ScheduleNotOwned
 from tests.redis.connections.two_brokers import with_tasks
