@@ -56,7 +56,7 @@ def _made(kind: Any, depth: int = 0) -> Any:
     if origin is Call:
         return Call(("EVALSHA", "sha", 1, MAIL.stream), int)
     if origin is tuple:
-        return tuple(_made(each, depth + 1) for each in args)
+        return tuple(_made(each, depth + 1) for each in args if each is not ...)
     if origin in (list, Sequence, Collection, collections_iterable):
         return [_made(args[0], depth + 1)]
     if origin in (dict, Mapping):
