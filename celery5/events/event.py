@@ -28,9 +28,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from celery5.application import Application
-from celery5.broker.call import Call
-from celery5.broker.calls import events as trips
-from celery5.broker.keys import EVENTS, Keys
+from celery5.broker.keys import EVENTS
 from celery5.errors import BadArguments, Misconfigured
 from celery5.logs.trace import get_current_trace
 from celery5.protocol.events.messages import (
@@ -39,7 +37,6 @@ from celery5.protocol.events.messages import (
     Subscription,
     encode,
     make_job_template,
-    subscription_name,
 )
 from celery5.protocol.job.arguments import Parameters, encode_value
 from celery5.protocol.job.job import Job, new_id
@@ -197,7 +194,8 @@ class Event(_Fields):
     def unsubscribe(cls, task: Task[Any, Any], /) -> bool:
         """Take a task's subscription back, at once and for good, whatever workers still declare: see
         `app.events.unsubscribe`. For plain Python."""
-        return task.app.perform(get_event_declaration(cls).withdraw(task))
+        app = cast("EventApplication", task.app)  # an application of tasks is one of events, too
+        return app.events.unsubscribe(get_event_declaration(cls).name, task.name)
 
     # `cls` is typed as a callable with the fields, so that type checkers know them in `delay`, as in the constructor.
     @classmethod
@@ -263,6 +261,10 @@ class EventSender(Protocol):
 
     async def asend(self, events: Sequence[Event]) -> list[SentEvent]:
         """`send`, from Trio or asyncio."""
+        ...
+
+    def unsubscribe(self, event: str, task: str) -> bool:
+        """Take the subscription of a task back, in plain Python. Return whether there was one."""
         ...
 
 
@@ -396,13 +398,6 @@ class EventDeclaration:
             )
         takes = get_taken_fields(task, self.name, self.fields)
         self._subscribed[task.name] = (task.options(**options) if options else task, versions, takes)
-
-    def withdraw(self, task: Task[Any, Any]) -> Call[bool]:
-        """Return the call that takes the subscription of a task back."""
-        app = task.app
-        of = app.name if self.everywhere else self.of
-        name = subscription_name(self.name, app.name, task.name)
-        return trips.set_unsubscribed(Keys(of), name, ttl=app.settings.subscription_ttl, unsubscribed=True)
 
     def list_subscriptions(self, app: Application) -> list[Subscription]:
         """Those of an application's tasks, as the registry is told of them."""
